@@ -1,0 +1,41 @@
+# Two commands do everything on a fresh machine with Python >= 3.11 and make:
+#   make demo    trains a small model on this machine's own Python documentation and lets it write
+#   make test    lint, types, the import rule and all tests
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Tests and the demo never reach for a hub; the C locale would break Russian output on bare machines.
+export HF_HUB_OFFLINE = 1
+export PYTHONUTF8 = 1
+
+.PHONY: setup demo test lint bench docs clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("artel needs Python 3.11 or newer: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.11,<=2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+setup: $(VENV)/.installed
+
+demo: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest
+
+bench: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash benchmarks/run.sh
+
+docs: setup
+	$(BIN)/python scripts/make_docs.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache runs
