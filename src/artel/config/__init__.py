@@ -1,0 +1,40 @@
+"""A run described: strict typed sections, read from YAML with overrides; the shipped recipes live in `recipes/`."""
+
+from artel.config.load import dump_run, load_run, result_differences
+from artel.config.shipped import recipe_names, recipe_text
+from artel.config.sections import (
+    CheckpointConfig,
+    CleanConfig,
+    DataConfig,
+    DedupConfig,
+    LogConfig,
+    ModelConfig,
+    ParallelConfig,
+    RunConfig,
+    SourceConfig,
+    TokenizerConfig,
+    TokenizerTraining,
+    TrainConfig,
+    ValidateConfig,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "CleanConfig",
+    "DataConfig",
+    "DedupConfig",
+    "LogConfig",
+    "ModelConfig",
+    "ParallelConfig",
+    "RunConfig",
+    "SourceConfig",
+    "TokenizerConfig",
+    "TokenizerTraining",
+    "TrainConfig",
+    "ValidateConfig",
+    "dump_run",
+    "load_run",
+    "recipe_names",
+    "recipe_text",
+    "result_differences",
+]

@@ -1,0 +1,252 @@
+"""From a YAML file, a recipe's name or a finished run's folder, with dotted overrides, to a checked `RunConfig`.
+
+All problems are reported together, each with its key and `file:line`, and unknown keys with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from artel.config.sections import RunConfig
+from artel.config.shipped import recipe_names, recipe_text
+from artel.errors import InputError, Problem
+
+Key = tuple[str | int, ...]
+
+
+def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read and check a run.
+
+    `name` is a YAML file, the name of a shipped recipe, or the folder of an earlier run (its `config.yaml`).
+    `overrides` are `dotted.key=value`, the value read as YAML; numbers index lists (`data.sources.0.path=…`).
+    Raises InputError with every problem at once.
+    """
+    text, place, stem = _find(name)
+    tree, lines = _parse(text, place)
+    problems: list[Problem] = []
+    for override in overrides:
+        problems += _override(tree, lines, override)
+    if problems:
+        raise InputError(problems)
+    try:
+        run = RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(_explain(error, lines)) from None
+    if not run.data.sources:
+        raise InputError(
+            [Problem(f"{place}: data.sources", "the run names no text", "write data: {sources: [{path: texts/*.txt}]}")]
+        )
+    return run if run.run else run.model_copy(update={"run": f"runs/{stem}"})
+
+
+def dump_run(run: RunConfig) -> str:
+    """The run as YAML, every key written out, so that it can be repeated."""
+    return yaml.safe_dump(run.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
+
+
+def result_differences(before: RunConfig, now: RunConfig) -> list[str]:
+    """`key: before -> now` for each key that shapes the result and differs."""
+    return list(_differences(before, now, ""))
+
+
+def _differences(before: BaseModel, now: BaseModel, prefix: str) -> Iterator[str]:
+    for name, field in type(now).model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("shapes_result") is False:
+            continue
+        key = f"{prefix}{field.alias or name}"
+        old, new = getattr(before, name), getattr(now, name)
+        if isinstance(old, BaseModel) and isinstance(new, BaseModel):
+            yield from _differences(old, new, f"{key}.")
+        elif old != new:
+            yield f"{key}: {_plain(old)} -> {_plain(new)}"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _find(name: str) -> tuple[str, str, str]:
+    """Text, the place to name in messages, and the stem for the default run folder."""
+    path = Path(name)
+    if path.is_dir() and (path / "config.yaml").is_file():
+        path = path / "config.yaml"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8-sig"), str(path), path.stem
+        except UnicodeDecodeError as error:
+            raise InputError(
+                [Problem(str(path), f"is not a UTF-8 text file (byte {error.start})", "give a run file in YAML")]
+            ) from None
+        except OSError as error:
+            raise InputError([Problem(str(path), f"cannot be read: {error.strerror}", "check its permissions")]) from None
+    if name in recipe_names():
+        return recipe_text(name), f"recipe {name}", name
+    near = difflib.get_close_matches(name, recipe_names(), 1)
+    fix = f"did you mean {near[0]}?" if near else f"give a YAML file or a recipe: {', '.join(recipe_names())}"
+    what = "is a folder without config.yaml" if path.is_dir() else "there is no such file, and no recipe of that name"
+    raise InputError([Problem(name, what, fix)])
+
+
+def _parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
+    """The YAML as plain values, and for each key the `file:line` where it stands."""
+    lines: dict[Key, str] = {(): place}
+    problems: list[Problem] = []
+
+    def walk(node: yaml.Node, key: Key) -> None:
+        lines.setdefault(key, f"{place}:{node.start_mark.line + 1}")
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for name, value in node.value:
+                where = f"{place}:{name.start_mark.line + 1}"
+                if str(name.value) in seen:
+                    problems.append(Problem(where, f"the key {name.value} is given twice", "keep one of them"))
+                seen.add(str(name.value))
+                lines[(*key, name.value)] = where
+                walk(value, (*key, name.value))
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                walk(value, (*key, index))
+
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is not None:
+            walk(node, ())
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{place}:{mark.line + 1}" if mark else place
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InputError([Problem(where, f"is not valid YAML: {what}", "check indentation, colons and brackets")]) from None
+    except (ValueError, RecursionError) as error:  # dates out of range, documents nested without end
+        raise InputError([Problem(place, f"is not valid YAML: {error}", "check its values")]) from None
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        problems.append(Problem(place, "is not a mapping of keys to values", "write keys like data: and train:"))
+    if problems:
+        raise InputError(problems)
+    return tree, lines
+
+
+def _override(tree: dict[str, Any], lines: dict[Key, str], override: str) -> list[Problem]:
+    """Put `a.b.0.c=value` into the tree; what is wrong with it, if anything."""
+    dotted, equals, text = override.partition("=")
+    where = f"override {override}"
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", dotted):
+        return [Problem(where, "is not of the form key=value", "write train.learning_rate=3e-4")]
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return [Problem(where, "its value is not valid YAML", f"quote it: '{dotted}=\"…\"'")]
+    parts: list[str | int] = [int(part) if part.isdigit() else part for part in dotted.split(".")]
+    here: Any = tree
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        if isinstance(here, list):
+            if not isinstance(part, int) or part > len(here):
+                return [Problem(where, f"{part} is not an index of a list of {len(here)}", "count from 0")]
+            if part == len(here):
+                here.append({})
+        elif isinstance(here, dict):
+            if here.get(part) is None:
+                here[part] = [] if not last and isinstance(parts[depth + 1], int) else {}
+        else:
+            return [Problem(where, f"{'.'.join(map(str, parts[:depth]))} is a value, not a section", "check the key")]
+        if last:
+            here[part] = value
+        here = here[part]
+    for known in [known for known in lines if known[: len(parts)] == tuple(parts)]:
+        del lines[known]
+    for depth in range(1, len(parts) + 1):
+        lines.setdefault(tuple(parts[:depth]), where)
+    return []
+
+
+def _explain(error: ValidationError, lines: dict[Key, str]) -> list[Problem]:
+    """Pydantic's findings as problems that name the key, the line and the remedy; one for each key."""
+    problems: dict[str, Problem] = {}
+    for found in error.errors():
+        key = tuple(part for part in found["loc"] if not _is_union_label(part))
+        dotted = ".".join(str(part) for part in key)
+        if dotted in problems:
+            continue
+        where = f"{_line_of(key, lines)}: {dotted}" if dotted else lines[()]
+        kind, context = found["type"], found.get("ctx", {})
+        if kind == "extra_forbidden":
+            what, fix = "there is no such key", _did_you_mean(key)
+        elif kind == "literal_error":
+            near = difflib.get_close_matches(str(found["input"]), re.findall(r"'([^']*)'", context["expected"]), 1)
+            what = f"{found['input']!r} is not one of {context['expected']}"
+            fix = f"did you mean {near[0]}?" if near else ""
+        elif kind == "value_error":
+            what, _, fix = str(context["error"]).partition("; ")
+        elif kind in ("model_type", "dict_type"):
+            what, fix = f"{found['input']!r} is not a section", f"write {dotted}: {{…}} with keys inside"
+        else:
+            what, fix = f"{found['msg'].lower()}, but it is {found['input']!r}", ""
+        problems[dotted] = Problem(where, what, fix)
+    return list(problems.values())
+
+
+def _is_union_label(part: str | int) -> bool:
+    """Pydantic adds the name of the tried type to the place of an error inside a union."""
+    return isinstance(part, str) and (part in ("str", "float", "int") or "[" in part)
+
+
+def _line_of(key: Key, lines: dict[Key, str]) -> str:
+    while key and key not in lines:
+        key = key[:-1]
+    return lines[key]
+
+
+def _did_you_mean(key: Key) -> str:
+    section = _section_at(key[:-1])
+    if section is None:
+        return ""
+    names = [field.alias or name for name, field in section.model_fields.items()]
+    near = difflib.get_close_matches(str(key[-1]), names, 1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]}?"
+    elsewhere = [found for found in _all_keys(RunConfig) if found.split(".")[-1] == key[-1]]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    return f"its section has: {', '.join(names)}"
+
+
+def _section_at(key: Key) -> type[BaseModel] | None:
+    section: type[BaseModel] | None = RunConfig
+    for part in key:
+        if isinstance(part, int) or section is None:
+            continue
+        fields = {field.alias or name: field for name, field in section.model_fields.items()}
+        section = _section_type(fields[part].annotation) if part in fields else None
+    return section
+
+
+def _section_type(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for found in map(_section_type, typing.get_args(annotation)) if found), None)
+
+
+def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        yield key
+        inner = _section_type(field.annotation)
+        if inner is not None:
+            yield from _all_keys(inner, f"{key}." if "list" not in str(field.annotation) else f"{key}.0.")

@@ -1,0 +1,21 @@
+"""The recipes shipped in the package: run files that work as they are and are meant to be copied."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+
+def recipe_names() -> list[str]:
+    """Names of the shipped recipes, sorted."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in _folder().iterdir() if entry.name.endswith(".yaml"))
+
+
+def recipe_text(name: str) -> str:
+    """The YAML text of a recipe. Raises KeyError for an unknown name."""
+    if name not in recipe_names():
+        raise KeyError(name)
+    return (_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _folder():  # type: ignore[no-untyped-def]  # importlib.resources' Traversable moved between Python versions
+    return files("artel.config") / "recipes"

@@ -1,0 +1,60 @@
+"""What a user can get wrong, and what can go wrong at work: exceptions that carry the place and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: where it stands, what it is, and what to write instead."""
+
+    where: str
+    """The key (`data.block`), the place (`run.yaml:12`, `texts/a.txt:3`) or the command-line flag."""
+    what: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{line}\n    {self.fix}" if self.fix else line
+
+
+class ArtelError(Exception):
+    """Base of all errors that are shown to people as they are, without a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @classmethod
+    def at(cls, where: str, what: str, fix: str = "") -> ArtelError:
+        """An error with a single problem."""
+        return cls([Problem(where, what, fix)])
+
+
+class InputError(ArtelError):
+    """The run file, the data or the command line is wrong; nothing has been started. Exit status 2."""
+
+    exit_code = 2
+
+
+class WorkError(ArtelError):
+    """The input was right and the work failed: disk full, NaN, a lost connection. Exit status 1."""
+
+    exit_code = 1
+
+
+class Interrupted(ArtelError):
+    """Stopped by a signal after everything was saved; the same command goes on. Exit status 130."""
+
+    exit_code = 130
+
+
+def missing_extra(package: str, extra: str, needed_for: str) -> InputError:
+    """The error for an optional dependency that is not installed."""
+    return InputError(
+        [Problem(needed_for, f"needs the package {package}, which is not installed", f"pip install 'artel-lm[{extra}]'")]
+    )

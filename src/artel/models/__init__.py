@@ -1,0 +1,1 @@
+"""Building, loading and saving Hugging Face models."""

@@ -1,0 +1,1 @@
+"""How one global batch is run by one process or many."""

@@ -1,0 +1,1 @@
+"""Text + tokenizer + objective to a token store."""

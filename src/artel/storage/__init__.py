@@ -1,0 +1,1 @@
+"""Reading and writing anywhere: downloads, whole-or-absent writes, checksums, locks."""

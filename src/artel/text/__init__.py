@@ -1,0 +1,1 @@
+"""Sources, cleaning, duplicates, split: raw text to documents, each accounted for. Knows no tokens."""

@@ -1,0 +1,1 @@
+"""Tokenizers, the token store, the order of blocks, batches. Knows no model."""

@@ -1,0 +1,1 @@
+"""The loop, optimizer, schedule, checkpoint, resume, metrics, trackers."""
