@@ -108,6 +108,7 @@ class DataConfig(Section):
 class TokenizerTraining(Section):
     vocab: Count = Field(16384, ge=257, description="Ids in the vocabulary, the special tokens included.")
     end: str = Field("<|endoftext|>", min_length=1, description="The end-of-document token.")
+    pad: str = Field("<|pad|>", min_length=1, description="The padding token.")
     special: list[str] = Field(default=[], description="Further special tokens.")
     minimum_frequency: Count = Field(2, ge=1, description="Merges seen fewer times than this are not made.")
     sample: Bytes = Field(2_000_000_000, ge=1, description="Bytes of training text, at most, that the tokenizer is trained on.")

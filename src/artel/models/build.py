@@ -1,0 +1,191 @@
+"""A model for a run: from scratch by its transformers configuration, or pretrained from a folder or a hub id.
+
+Weights are read from safetensors, or from `pytorch_model.bin` with tensors only: a pickle that holds code is refused
+before anything in it runs. Remote code is never run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from artel.config import ModelConfig
+from artel.errors import InputError, Problem
+from artel.tokens import Tokenizer
+
+# When the run file names no model: GPT-2, as its authors sized it, with dropout left to those who ask for it.
+DEFAULT_MODEL = {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+@dataclass(slots=True)
+class Built:
+    """A model on the CPU in float32, and what was done to it that its user should know."""
+
+    model: PreTrainedModel
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, tied ones counted once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def build_model(wanted: ModelConfig, tokenizer: Tokenizer, *, auto_class: str, block: int, seed: int) -> Built:
+    """Build or load the model of a run.
+
+    `auto_class` is the transformers class an objective asks for (`AutoModelForCausalLM`); `block` the longest input in
+    tokens; `seed` fixes initial weights, the same on every process. Raises InputError.
+    """
+    torch.manual_seed(seed)
+    if wanted.from_ is not None:
+        built = _pretrained(wanted.from_, auto_class)
+    else:
+        built = _from_scratch(wanted.config or DEFAULT_MODEL, tokenizer, auto_class, block)
+    _grow_vocabulary(built, tokenizer)
+    positions = position_limit(built.model)
+    if positions is not None and positions < block:
+        raise InputError(
+            [Problem("data.block", f"{block} tokens are more than the model's {positions} positions",
+                     f"write data.block: {positions} or less")]
+        )  # fmt: skip
+    return built
+
+
+def position_limit(model: PreTrainedModel) -> int | None:
+    """The longest input in tokens, where the model has a limit."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    return None if limit is None else int(limit) - _position_offset(model)
+
+
+def _position_offset(model: nn.Module) -> int:
+    """RoBERTa and its kin count positions from pad_id + 1; their position embedding shows it by a padding index."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            return module.padding_idx + 1
+    return 0
+
+
+def _from_scratch(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str, block: int) -> Built:
+    config = _configuration(wanted, tokenizer, auto_class)
+    build = getattr(transformers, auto_class).from_config
+    given = {config.attribute_map.get(key, key) for key in wanted}
+    try:
+        if "max_position_embeddings" not in given and hasattr(config, "max_position_embeddings"):
+            with torch.device("meta"):
+                offset = _position_offset(build(config))
+            config.max_position_embeddings = block + offset
+        model = build(config)
+    except (ValueError, TypeError, AssertionError, RuntimeError, AttributeError, KeyError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            [Problem("model.config", f"{config.model_type} cannot be built: {first}", "check its sizes")]
+        ) from None
+    return Built(model)
+
+
+def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:
+    keys = {key: value for key, value in wanted.items() if key != "model_type"}
+    model_type = wanted["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 1)
+        fix = f"did you mean {near[0]}?" if near else "see the model types of transformers"
+        raise InputError([Problem("model.config.model_type", f"transformers knows no {model_type!r}", fix)])
+    plain = CONFIG_MAPPING[model_type]()
+    known = {*plain.to_dict(), *plain.attribute_map}
+    problems = []
+    for key in keys.keys() - known:
+        near = difflib.get_close_matches(key, sorted(known), 1)
+        fix = f"did you mean {near[0]}?" if near else f"see transformers' {type(plain).__name__}"
+        problems.append(Problem(f"model.config.{key}", f"{model_type} has no such key", fix))
+    vocabulary = keys.get("vocab_size", tokenizer.vocabulary)
+    if not isinstance(vocabulary, int) or vocabulary < tokenizer.vocabulary:
+        problems.append(
+            Problem("model.config.vocab_size", f"{vocabulary} is less than the tokenizer's {tokenizer.vocabulary}",
+                    "leave it out: the tokenizer's size is taken")
+        )  # fmt: skip
+    if problems:
+        raise InputError(problems)
+    ids = {"eos_token_id": tokenizer.end_id, "bos_token_id": tokenizer.hf.bos_token_id, "pad_token_id": tokenizer.hf.pad_token_id}
+    values = {**ids, **keys, "vocab_size": vocabulary}
+    if "is_decoder" in known and auto_class == "AutoModelForCausalLM":
+        values.setdefault("is_decoder", True)  # an encoder's architecture with a causal mask
+    try:
+        return CONFIG_MAPPING[model_type](**values)
+    except Exception as error:  # each configuration checks its own way; huggingface_hub wraps what it finds
+        first = " ".join(str(error).split())[:300]
+        raise InputError([Problem("model.config", f"{model_type} refuses it: {first}", "check its values")]) from None
+
+
+def _pretrained(name: str, auto_class: str) -> Built:
+    folder = Path(name)
+    if folder.is_dir():
+        _check_folder(folder)
+    elif folder.exists() or name.startswith((".", "/", "~")):
+        raise InputError([Problem("model.from", f"{name} is not a folder", "give a folder with config.json, or a hub id")])
+    try:
+        AutoConfig.from_pretrained(name, trust_remote_code=False)
+        model, info = getattr(transformers, auto_class).from_pretrained(
+            name, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds
+        first = " ".join(str(error).split())[:300]
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        fix = "check its config.json and weights" if folder.is_dir() else f"a hub id needs network{offline}; or give a folder"
+        raise InputError([Problem("model.from", f"{name} cannot be loaded: {first}", fix)]) from None
+    built = Built(model)
+    missing = sorted(info.get("missing_keys") or ())
+    if len(missing) > len(model.state_dict()) // 2:
+        raise InputError(
+            [Problem("model.from", f"{name} has no weights for {len(missing)} of this model's tensors ({missing[0]} …)",
+                     "the weights and config.json are of different models")]
+        )  # fmt: skip
+    if missing:
+        built.notes.append(f"not in {name}, so initialised anew: {', '.join(missing)}")
+    unexpected = sorted(info.get("unexpected_keys") or ())
+    if unexpected:
+        built.notes.append(f"in {name} but not in this model, so left out: {', '.join(unexpected[:8])}")
+    return built
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder without a model, and weights that are a pickle with code in it."""
+    names = {file.name for file in folder.iterdir()}
+    where = "model.from"
+    if "config.json" not in names:
+        raise InputError([Problem(where, f"{folder} has no config.json", "give a folder written by save_pretrained")])
+    if any(name.endswith(".safetensors") for name in names):
+        return
+    binaries = sorted(name for name in names if name.startswith("pytorch_model") and name.endswith(".bin"))
+    if not binaries:
+        raise InputError(
+            [Problem(where, f"{folder} has no weights", "it needs model.safetensors or pytorch_model.bin; "
+                     "for training from scratch give model.config")]
+        )  # fmt: skip
+    for name in binaries:
+        try:
+            torch.load(folder / name, map_location="meta", weights_only=True, mmap=False)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise InputError(
+                [Problem(str(folder / name), f"is not a file of tensors only: {first}",
+                         "nothing in it was run; convert it to safetensors where you trust it")]
+            ) from None  # fmt: skip
+
+
+def _grow_vocabulary(built: Built, tokenizer: Tokenizer) -> None:
+    rows = built.model.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocabulary > rows:
+        built.model.resize_token_embeddings(tokenizer.vocabulary, mean_resizing=False)
+        built.notes.append(
+            f"the tokenizer has {tokenizer.vocabulary} ids, the model had {rows} embeddings: "
+            f"{tokenizer.vocabulary - rows} new ones were added, initialised anew"
+        )

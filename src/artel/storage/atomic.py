@@ -1,0 +1,152 @@
+"""Whole or absent: a file or folder appears under its name only when every byte of it is on the disk.
+
+Work goes on in a hidden sibling, `.NAME.partial-<pid>-<host and random>`, on the same file system, so that the last step is
+one rename. A killed process leaves only such siblings; `remove_leftovers` clears them away.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import socket
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from artel.storage.places import disk_errors
+
+_PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL)
+
+
+def write_file(path: Path | str, content: bytes | str) -> None:
+    """Write a whole file (text as UTF-8) in place of whatever has that name. Folders above it are made.
+
+    Raises WorkError (disk full) or InputError (cannot be written); the earlier file is then untouched.
+    """
+    path = Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = _partial_name(path)
+        try:
+            with partial.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
+    """A folder to fill, that becomes `path` when the block ends well and vanishes when it does not.
+
+    If `path` exists by then (another process was faster), theirs is kept and ours discarded; with `replace` ours takes
+    its place. Disk errors inside the block are told as by `disk_errors`.
+    """
+    path = Path(path)
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = _partial_name(path)
+        partial.mkdir()
+        try:
+            yield partial
+            _sync_tree(partial)
+            _take_name(partial, path, replace)
+            _sync(path.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # gone already when all went well
+
+
+def remove_leftovers(folder: Path | str) -> list[Path]:
+    """Remove the partial files and folders right in `folder` whose process (on this host) is dead; which they were."""
+    folder = Path(folder)
+    removed = []
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
+        match = _PARTIAL.fullmatch(entry.name)
+        # Process ids of other hosts mean nothing here: their partial work, on a shared disk, may be alive.
+        if match is None or match[2] != _host() or _alive(int(match[1])):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+        removed.append(entry)
+    return removed
+
+
+def point(link: Path | str, target: Path | str) -> None:
+    """Make `link` a symlink to `target`, relative (the tree can be moved), replacing an earlier link in one step."""
+    link = Path(link)
+    with disk_errors(link.parent):
+        partial = _partial_name(link)
+        partial.symlink_to(os.path.relpath(target, link.parent))
+        try:
+            partial.replace(link)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync(link.parent)
+
+
+def _take_name(partial: Path, path: Path, replace: bool) -> None:
+    if not replace:
+        with suppress(FileExistsError, NotADirectoryError):
+            try:
+                if not path.is_symlink():
+                    partial.rename(path)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+        return
+    aside = _partial_name(path)
+    with suppress(FileNotFoundError):
+        path.rename(aside)
+    partial.rename(path)
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink(missing_ok=True)
+
+
+def _partial_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial-{os.getpid()}-{_host()}{secrets.token_hex(4)}")
+
+
+def _host() -> str:
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it is another user's, and alive
+    return True
+
+
+def _sync_tree(folder: Path) -> None:
+    for root, _, names in os.walk(folder):
+        for name in names:
+            file = Path(root, name)
+            if not file.is_symlink():
+                _sync(file)
+        _sync(Path(root))
+
+
+def _sync(path: Path) -> None:
+    """fsync of a file or folder by name."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
