@@ -56,5 +56,9 @@ class Interrupted(ArtelError):
 def missing_extra(package: str, extra: str, needed_for: str) -> InputError:
     """The error for an optional dependency that is not installed."""
     return InputError(
-        [Problem(needed_for, f"needs the package {package}, which is not installed", f"pip install 'artel-lm[{extra}]'")]
+        [
+            Problem(
+                needed_for, f"needs the package {package}, which is not installed", f"pip install 'artel-lm[{extra}]'"
+            )
+        ]
     )

@@ -1,7 +1,6 @@
 """A run described: strict typed sections, read from YAML with overrides; the shipped recipes live in `recipes/`."""
 
 from artel.config.load import dump_run, load_run, result_differences
-from artel.config.shipped import recipe_names, recipe_text
 from artel.config.sections import (
     CheckpointConfig,
     CleanConfig,
@@ -17,6 +16,7 @@ from artel.config.sections import (
     TrainConfig,
     ValidateConfig,
 )
+from artel.config.shipped import recipe_names, recipe_text
 
 __all__ = [
     "CheckpointConfig",

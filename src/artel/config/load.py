@@ -92,7 +92,9 @@ def _find(name: str) -> tuple[str, str, str]:
                 [Problem(str(path), f"is not a UTF-8 text file (byte {error.start})", "give a run file in YAML")]
             ) from None
         except OSError as error:
-            raise InputError([Problem(str(path), f"cannot be read: {error.strerror}", "check its permissions")]) from None
+            raise InputError(
+                [Problem(str(path), f"cannot be read: {error.strerror}", "check its permissions")]
+            ) from None
     if name in recipe_names():
         return recipe_text(name), f"recipe {name}", name
     near = difflib.get_close_matches(name, recipe_names(), 1)
@@ -130,7 +132,9 @@ def _parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
         mark = getattr(error, "problem_mark", None)
         where = f"{place}:{mark.line + 1}" if mark else place
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise InputError([Problem(where, f"is not valid YAML: {what}", "check indentation, colons and brackets")]) from None
+        raise InputError(
+            [Problem(where, f"is not valid YAML: {what}", "check indentation, colons and brackets")]
+        ) from None
     except (ValueError, RecursionError) as error:  # dates out of range, documents nested without end
         raise InputError([Problem(place, f"is not valid YAML: {error}", "check its values")]) from None
     if tree is None:
@@ -233,20 +237,24 @@ def _section_at(key: Key) -> type[BaseModel] | None:
         if isinstance(part, int) or section is None:
             continue
         fields = {field.alias or name: field for name, field in section.model_fields.items()}
-        section = _section_type(fields[part].annotation) if part in fields else None
+        section = section_type(fields[part].annotation) if part in fields else None
     return section
 
 
-def _section_type(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias) and issubclass(annotation, BaseModel):
+def section_type(annotation: Any) -> type[BaseModel] | None:
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, types.GenericAlias)
+        and issubclass(annotation, BaseModel)
+    ):
         return annotation
-    return next((found for found in map(_section_type, typing.get_args(annotation)) if found), None)
+    return next((found for found in map(section_type, typing.get_args(annotation)) if found), None)
 
 
 def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in section.model_fields.items():
         key = f"{prefix}{field.alias or name}"
         yield key
-        inner = _section_type(field.annotation)
+        inner = section_type(field.annotation)
         if inner is not None:
             yield from _all_keys(inner, f"{key}." if "list" not in str(field.annotation) else f"{key}.0.")

@@ -44,10 +44,11 @@ Paths = Annotated[list[str], BeforeValidator(_as_list)]
 class SourceConfig(Section):
     path: Paths = Field(
         default=[],
-        description="File, glob, folder or http(s) URL, or a list of them; {stdlib} is the folder of Python's own library.",
+        description="File, glob, folder or http(s) URL, or a list of them; {stdlib} is Python's own library folder.",
     )
     format: Literal["auto", "text", "html", "jsonl", "dummy"] = Field(
-        "auto", description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, else text)."
+        "auto",
+        description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, else text).",
     )
     name: str = Field("", description="Name of this source in the ledger; the path when silent.")
     document: Literal["file", "line", "paragraph"] = Field(
@@ -86,7 +87,8 @@ class DataConfig(Section):
     clean: CleanConfig = Field(CleanConfig(), description="Cleaning rules; each counted in the ledger.")
     dedup: DedupConfig = Field(DedupConfig(), description="Which repeated documents are dropped.")
     validation: Annotated[float | str, BeforeValidator(_number_if_it_is_one)] = Field(
-        0.05, description="Fraction of documents held out for validation, chosen by hash; or a path to validation texts."
+        0.05,
+        description="Fraction of documents held out for validation, chosen by hash; or a path to validation texts.",
     )
     block: Count = Field(1024, ge=2, description="Tokens in a block.")
     max_bad: Number = Field(0.001, ge=0, le=1, description="Share of unreadable records that is borne; each is listed.")
@@ -111,7 +113,9 @@ class TokenizerTraining(Section):
     pad: str = Field("<|pad|>", min_length=1, description="The padding token.")
     special: list[str] = Field(default=[], description="Further special tokens.")
     minimum_frequency: Count = Field(2, ge=1, description="Merges seen fewer times than this are not made.")
-    sample: Bytes = Field(2_000_000_000, ge=1, description="Bytes of training text, at most, that the tokenizer is trained on.")
+    sample: Bytes = Field(
+        2_000_000_000, ge=1, description="Bytes of training text, at most, that the tokenizer is trained on."
+    )
 
 
 class TokenizerConfig(Section):
@@ -141,7 +145,9 @@ class ModelConfig(Section):
 
 
 class TrainConfig(Section):
-    epochs: Number | None = Field(None, gt=0, description="Length of the run in epochs (1 when none of three is given).")
+    epochs: Number | None = Field(
+        None, gt=0, description="Length of the run in epochs (1 when none of three is given)."
+    )
     steps: Count | None = Field(None, ge=1, description="Length of the run in steps.")
     tokens: Count | None = Field(None, ge=1, description="Length of the run in tokens.")
     batch: Count = Field(64, ge=1, description="Blocks in a global batch: what one optimizer step sees.")
@@ -153,7 +159,9 @@ class TrainConfig(Section):
     )
     learning_rate: Number = Field(5e-5, gt=0, description="Peak learning rate.")
     muon_learning_rate: Number = Field(0.02, gt=0, description="muon: peak learning rate of the layers' matrices.")
-    betas: list[Number] = Field([0.9, 0.95], min_length=2, max_length=2, description="adamw: decay of its two averages.")
+    betas: list[Number] = Field(
+        [0.9, 0.95], min_length=2, max_length=2, description="adamw: decay of its two averages."
+    )
     epsilon: Number = Field(1e-8, gt=0, description="adamw: added to the denominator.")
     momentum: Number = Field(0.0, ge=0, lt=1, description="sgd: momentum.")
     weight_decay: Number = Field(0.1, ge=0, description="Decoupled weight decay; never on biases and norms.")
@@ -162,7 +170,9 @@ class TrainConfig(Section):
     )
     warmup: Warmup = Field(Warmup(fraction=0.01), description="Steps, or a fraction of the run when below 1.")
     decay: Number = Field(0.2, gt=0, le=1, description="wsd: fraction of the run that decays at its end.")
-    minimum_learning_rate: Number = Field(0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak.")
+    minimum_learning_rate: Number = Field(
+        0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak."
+    )
     clip: Number | None = Field(1.0, gt=0, description="Largest gradient norm; null for no clipping.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 where the device multiplies it natively, else fp32. Weights stay fp32."
@@ -190,7 +200,9 @@ class ParallelConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every: Interval = _free(Interval(seconds=1800), "How often: 1500 (steps), 1 epoch, 30min, never. The end always counts.")
+    every: Interval = _free(
+        Interval(seconds=1800), "How often: 1500 (steps), 1 epoch, 30min, never. The end always counts."
+    )
     keep: Count = _free(3, "How many of the newest are kept, beside the best.", ge=1)
     best: Literal["loss", "perplexity", "accuracy", "bits_per_byte"] | None = _free(
         "loss", "The validation figure that `best` goes by; null for none."
@@ -211,7 +223,9 @@ class RunConfig(Section):
     model: ModelConfig = Field(ModelConfig(), description="From scratch or pretrained; when silent, a GPT-2.")
     objective: Literal["causal"] = Field("causal", description="What is learned.")
     train: TrainConfig = Field(TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
-    validate_: ValidateConfig = Field(ValidateConfig(), alias="validate", description="When and how the model is judged.")
+    validate_: ValidateConfig = Field(
+        ValidateConfig(), alias="validate", description="When and how the model is judged."
+    )
     parallel: ParallelConfig = Field(ParallelConfig(), description="How the run is spread over processes.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is saved and what is kept.")
     log: LogConfig = Field(LogConfig(), description="How often figures are written down.")

@@ -27,8 +27,8 @@ def attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query (rows, heads, length, size), key and value (rows, key heads, length, size) -> (rows, length, heads, size)."""
-    causal = module.is_causal if is_causal is None else is_causal  # type: ignore[union-attr]
+    """query (rows, heads, length, size), key and value (rows, key heads, length, size) -> query's, heads third."""
+    causal = module.is_causal if is_causal is None else is_causal
     length = query.shape[2]
     if attention_mask is None and sliding_window is not None and sliding_window < length:
         positions = torch.arange(length, device=query.device)

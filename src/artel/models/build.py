@@ -114,7 +114,11 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
         )  # fmt: skip
     if problems:
         raise InputError(problems)
-    ids = {"eos_token_id": tokenizer.end_id, "bos_token_id": tokenizer.hf.bos_token_id, "pad_token_id": tokenizer.hf.pad_token_id}
+    ids = {
+        "eos_token_id": tokenizer.end_id,
+        "bos_token_id": tokenizer.hf.bos_token_id,
+        "pad_token_id": tokenizer.hf.pad_token_id,
+    }
     values = {**ids, **keys, "vocab_size": vocabulary}
     if "is_decoder" in known and auto_class == "AutoModelForCausalLM":
         values.setdefault("is_decoder", True)  # an encoder's architecture with a causal mask
@@ -130,7 +134,9 @@ def _pretrained(name: str, auto_class: str) -> Built:
     if folder.is_dir():
         _check_folder(folder)
     elif folder.exists() or name.startswith((".", "/", "~")):
-        raise InputError([Problem("model.from", f"{name} is not a folder", "give a folder with config.json, or a hub id")])
+        raise InputError(
+            [Problem("model.from", f"{name} is not a folder", "give a folder with config.json, or a hub id")]
+        )
     try:
         AutoConfig.from_pretrained(name, trust_remote_code=False)
         model, info = getattr(transformers, auto_class).from_pretrained(
@@ -139,7 +145,11 @@ def _pretrained(name: str, auto_class: str) -> Built:
     except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds
         first = " ".join(str(error).split())[:300]
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        fix = "check its config.json and weights" if folder.is_dir() else f"a hub id needs network{offline}; or give a folder"
+        fix = (
+            "check its config.json and weights"
+            if folder.is_dir()
+            else f"a hub id needs network{offline}; or give a folder"
+        )
         raise InputError([Problem("model.from", f"{name} cannot be loaded: {first}", fix)]) from None
     built = Built(model)
     missing = sorted(info.get("missing_keys") or ())

@@ -1,1 +1,5 @@
-"""Text + tokenizer + objective to a token store."""
+"""Text + tokenizer + objective to a token store, once for the same inputs."""
+
+from artel.preparing.prepare import Prepared, prepare
+
+__all__ = ["Prepared", "prepare"]

@@ -1,7 +1,7 @@
 """Whole or absent: a file or folder appears under its name only when every byte of it is on the disk.
 
-Work goes on in a hidden sibling, `.NAME.partial-<pid>-<host and random>`, on the same file system, so that the last step is
-one rename. A killed process leaves only such siblings; `remove_leftovers` clears them away.
+Work goes on in a hidden sibling, `.NAME.partial-<pid>-<host and random>`, on the same file system, so that the last
+step is one rename. A killed process leaves only such siblings; `remove_leftovers` clears them away.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class _Again(Exception):
 def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout: float = 30.0) -> Fetched:
     """The body of `url`, from `cache` if it was fetched before (delete its folder there to fetch it anew).
 
-    `timeout` is in seconds for each wait on the network; server errors, timeouts and cut connections are tried three times.
+    `timeout` is in seconds for each wait on the network; server errors and cut connections are tried three times.
     Raises InputError (no such page, too large, not an address), WorkError (the network or the server fails).
     """
     folder = Path(cache) / str(xxhash.xxh3_128_hexdigest(url.encode()))

@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.1
 def lock(path: Path | str, waiting: Callable[[], object] | None = None, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock file `path` (made when missing, and left in place) for the length of the block.
 
-    If another holds it: `waiting` is called once and we wait; with `wait=False` raises WorkError that says who holds it.
+    If another holds it: `waiting` is called once and we wait; with `wait=False` raises WorkError that names them.
     """
     path = Path(path)
     with disk_errors(path.parent):

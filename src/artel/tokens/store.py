@@ -194,7 +194,9 @@ class TokenStore:
         """Read every file and compare its checksum. Raises InputError that names a damaged file."""
         for file, facts in self._files():
             if checksum(file) != facts["xxh3_128"]:
-                raise self._damaged(str(file.relative_to(self.folder)), "does not have the checksum it was written with")
+                raise self._damaged(
+                    str(file.relative_to(self.folder)), "does not have the checksum it was written with"
+                )
 
     def _files(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         for part in PARTS:
@@ -203,4 +205,6 @@ class TokenStore:
                     yield self.folder / part / name, facts
 
     def _damaged(self, name: str, what: str) -> InputError:
-        return InputError([Problem(str(self.folder / name), what, "delete the store's folder; the next run makes it anew")])
+        return InputError(
+            [Problem(str(self.folder / name), what, "delete the store's folder; the next run makes it anew")]
+        )

@@ -122,7 +122,14 @@ def load_tokenizer(name: str, where: str = "tokenizer.from") -> Tokenizer:
     return Tokenizer(hf, where)
 
 
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "spiece.model", "tokenizer_config.json")
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "tokenizer.model",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer_config.json",
+)
 
 
 def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:

@@ -1,0 +1,82 @@
+"""`artel config`: check a run file, explain its keys, print its schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from artel.cli.common import AsJson, Overrides, RunName, print_json
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+app = typer.Typer(help="A run file: check it, explain its keys, print its schema.", no_args_is_help=True)
+
+
+@app.command("check")
+def check(name: RunName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Check a run file and its sources, and print it with every key written out.
+
+    Example: artel config check run.yaml
+    """
+    from artel.config import dump_run, load_run
+    from artel.text import check_sources
+
+    run = load_run(name, overrides or [])
+    check_sources(run.data)
+    if as_json:
+        print_json(run.model_dump(mode="json", by_alias=True))
+    else:
+        print(dump_run(run), end="")
+
+
+@app.command("explain")
+def explain(key: Annotated[str, typer.Argument(help="A key or section, as data.clean; all when silent.")] = "") -> None:
+    """Print every key with its default and a line of help.
+
+    Example: artel config explain train
+    """
+    from artel.config import RunConfig
+    from artel.errors import InputError, Problem
+
+    lines = [line for name, line in _keys(RunConfig, "") if not key or name == key or name.startswith(f"{key}.")]
+    if not lines:
+        raise InputError([Problem(key, "there is no such key", "artel config explain prints all")])
+    print("\n".join(lines))
+
+
+@app.command("schema")
+def schema() -> None:
+    """Print the JSON schema of a run file, for editors.
+
+    Example: artel config schema > run.schema.json
+    """
+    from artel.config import RunConfig
+
+    print(json.dumps(RunConfig.model_json_schema(by_alias=True), ensure_ascii=False, indent=2))
+
+
+def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    from pydantic_core import PydanticUndefined
+
+    from artel.config.load import section_type
+
+    for name, field in section.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        inner = section_type(field.annotation)
+        if inner is None:
+            default = "" if field.default is PydanticUndefined else f" = {_shown(field.default)}"
+            yield key, f"{key}{default}\n    {field.description}"
+        else:
+            yield key, f"{key}:\n    {field.description}"
+            yield from _keys(inner, f"{key}.0." if "list" in str(field.annotation) else f"{key}.")
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool | list | str):
+        return json.dumps(value, ensure_ascii=False)
+    fraction = getattr(value, "fraction", None)
+    return str(value) if fraction is None else f"{fraction:g}"

@@ -1,0 +1,47 @@
+"""The command `artel`: its verbs, and how errors become messages and exit statuses.
+
+0 done, 1 the work failed, 2 the input was wrong, 130 interrupted (the same command goes on). Verbs import what they
+need when they run, so that `artel --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from artel.cli import config, generate, prepare, recipes, report, train
+from artel.errors import ArtelError
+
+app = typer.Typer(
+    name="artel",
+    help="From raw text to a trained transformer language model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("prepare")(prepare.prepare)
+app.command("train")(train.train)
+app.command("generate")(generate.generate)
+app.command("report")(report.report)
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(config.app, name="config")
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        app()
+    except ArtelError as error:
+        for line in str(error).splitlines():
+            print(f"artel: {line}" if not line.startswith(" ") else line, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("artel: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output (head, less) went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,26 @@
+"""`artel prepare`: text in, a token store out."""
+
+from __future__ import annotations
+
+from artel.cli.common import AsJson, Overrides, RunName, print_json, tell
+
+
+def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Clean, unique, split and tokenise a run's text, unless it was done before.
+
+    Example: artel prepare run.yaml data.block=512
+    """
+    from artel.config import load_run
+    from artel.preparing import prepare as prepare_store
+
+    prepared = prepare_store(load_run(name, overrides or []), tell)
+    ledger = prepared.ledger()
+    documents, tokens = ledger["documents"], ledger["tokens"]
+    tell(
+        f"{documents['read']:,} documents read, {documents['kept']:,} kept, dropped {documents['dropped'] or 'none'} · "
+        f"{tokens['train']:,} training and {tokens['validation']:,} validation tokens"
+        f"{'' if prepared.made else ' (made before)'}\n{prepared.folder}"
+    )
+    if as_json:
+        result = {"documents": documents, "tokens": tokens, "bytes": ledger["bytes"], "store": str(prepared.folder)}
+        print_json({**result, "made": prepared.made})

@@ -1,0 +1,69 @@
+"""`artel recipes`: the run files shipped in the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from artel.cli.common import AsJson, print_json, tell
+
+app = typer.Typer(help="The run files shipped in the package: list, show, copy.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="A recipe's name, as `artel recipes ls` shows it.")]
+
+
+@app.command("ls")
+def ls(as_json: AsJson = False) -> None:
+    """List the recipes, each with its first line.
+
+    Example: artel recipes ls
+    """
+    from artel.config import recipe_names, recipe_text
+
+    about = {name: recipe_text(name).splitlines()[0].lstrip("# ") for name in recipe_names()}
+    if as_json:
+        print_json({"recipes": about})
+        return
+    for line in about.values():
+        print(line)
+
+
+@app.command("cat")
+def cat(name: Name) -> None:
+    """Print a recipe.
+
+    Example: artel recipes cat tolstoy-scratch
+    """
+    print(_text(name), end="")
+
+
+@app.command("cp")
+def cp(name: Name, file: Annotated[Path, typer.Argument(help="Where to write it.")]) -> None:
+    """Copy a recipe to a file of your own.
+
+    Example: artel recipes cp tolstoy-scratch run.yaml
+    """
+    from artel.errors import InputError, Problem
+    from artel.storage import write_file
+
+    if file.is_dir():
+        file = file / f"{name}.yaml"
+    if file.exists():
+        raise InputError([Problem(str(file), "is there already and is not overwritten", "choose another name")])
+    write_file(file, _text(name))
+    tell(f"{file}: now artel train {file}")
+
+
+def _text(name: str) -> str:
+    import difflib
+
+    from artel.config import recipe_names, recipe_text
+    from artel.errors import InputError, Problem
+
+    try:
+        return recipe_text(name)
+    except KeyError:
+        near = difflib.get_close_matches(name, recipe_names(), 1)
+        fix = f"did you mean {near[0]}?" if near else f"there are: {', '.join(recipe_names())}"
+        raise InputError([Problem(name, "there is no such recipe", fix)]) from None

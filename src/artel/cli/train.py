@@ -1,0 +1,98 @@
+"""`artel train`: prepare, start the processes, train; the same command again goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, tell
+
+if TYPE_CHECKING:
+    from artel.config import RunConfig
+    from artel.training.run_folder import RunFolder
+
+
+def train(
+    name: RunName,
+    overrides: Overrides = None,
+    nproc: Annotated[int, typer.Option(min=1, help="Processes on this host.")] = 1,
+    nnodes: Annotated[int | None, typer.Option(help="Hosts; else NNODES.")] = None,
+    node_rank: Annotated[int | None, typer.Option(help="Which host this is; else NODE_RANK.")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of the first host; else MASTER_ADDR.")] = None,
+    master_port: Annotated[int | None, typer.Option(help="Port there; else MASTER_PORT.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew: the run's folder is emptied first.")] = False,
+    report_to: Annotated[str | None, typer.Option(help="Add trackers, as tensorboard or wandb.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a run, or go on with it. Stop with Ctrl-C; the same command goes on from there.
+
+    Example: artel train run.yaml --nproc 2 train.learning_rate=3e-4
+    """
+    from artel.config import load_run
+    from artel.launching import Hosts, is_worker, launch
+    from artel.preparing import prepare
+    from artel.storage import lock
+    from artel.training.run_folder import RunFolder
+    from artel.training.tracking import check_trackers
+
+    values = list(overrides or [])
+    run = load_run(name, values)
+    if report_to:
+        tracks = [*run.track, *(track for track in report_to.split(",") if track not in run.track)]
+        values.append(f"track={json.dumps(tracks)}")
+        run = load_run(name, values)
+    check_trackers(list(run.track))
+    hosts = Hosts.read(nnodes, node_rank, master_addr, master_port)
+    folder = RunFolder(Path(run.run))
+    # One process leads: it holds the run's lock, prepares the text and compares the run file before others start.
+    leads = _LED not in os.environ and (os.environ["RANK"] == "0" if is_worker() else hosts.rank == 0)
+    with lock(folder.lock, wait=False) if leads else nullcontext():
+        if leads:
+            _lead(run, folder, restart)
+        else:
+            prepare(run, tell)
+        if _is_complete(folder):
+            tell(f"{folder.path} is complete; --restart begins anew")
+            result = json.loads(folder.result.read_bytes())
+        elif not is_worker() and (nproc > 1 or hosts.count > 1):
+            os.environ[_LED] = "1"
+            launch(["train", name, *values], nproc, hosts)
+            result = json.loads(folder.result.read_bytes()) if leads else {}
+        else:
+            result = _work(run)
+    if as_json:
+        print_json(result)
+
+
+_LED = "ARTEL_LED"  # set for workers whose parent has prepared everything
+
+
+def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
+    from artel.preparing import prepare
+    from artel.training.run_folder import check_same_run
+
+    if restart:
+        folder.empty()
+    prepared = prepare(run, tell)
+    check_same_run(run)
+    shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
+
+
+def _is_complete(folder: RunFolder) -> bool:
+    return folder.result.is_file() and (folder.model / "config.json").is_file()
+
+
+def _work(run: RunConfig) -> dict[str, Any]:
+    quiet_libraries()
+    from artel.parallel import open_processes
+    from artel.preparing import prepare
+    from artel.training.loop import train as train_run
+
+    with open_processes(run.train.threads) as processes:
+        return train_run(run, prepare(run, tell), processes, tell)

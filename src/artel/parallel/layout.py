@@ -1,0 +1,116 @@
+"""A layout runs one global batch. The loop hands it micro-batches and never asks which layout it is.
+
+Whatever the layout, the gradient of a step is that of the mean loss over all target tokens of the global batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
+
+from artel.objectives import Batch, Objective
+from artel.parallel.processes import Processes
+
+
+class Layout(Protocol):
+    """What the loop asks of a layout."""
+
+    model: PreTrainedModel
+
+    def add_up(self, numbers: list[float]) -> list[float]:
+        """The sum of each number over all data ranks, known to the host, without waiting for the device."""
+        ...
+
+    def run(self, batches: list[Batch], targets: float) -> torch.Tensor:
+        """Forward and backward of this rank's micro-batches; `targets` counts those of the global batch.
+
+        This rank's sums, float32 (len(objective.sums),), on the device. Gradients are then complete on every rank.
+        """
+        ...
+
+    def clip(self, largest: float | None) -> torch.Tensor:
+        """Clip the gradients to norm `largest`; the norm before, a scalar on the device."""
+        ...
+
+    def judge(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """Sums over this rank's validation batches, added up over all ranks, by name."""
+        ...
+
+
+class _Learner(nn.Module):
+    """Model and objective as one module: what is wrapped must contain the loss, so that its hooks see the backward."""
+
+    def __init__(self, model: PreTrainedModel, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.objective.loss(self.model, batch)
+
+
+class Replicated:
+    """Every process holds the whole model: alone, or as DistributedDataParallel."""
+
+    def __init__(self, model: PreTrainedModel, objective: Objective, processes: Processes, precision: str) -> None:
+        self.model = model.to(processes.device)
+        self._objective = objective
+        self._processes = processes
+        self._bf16 = precision == "bf16"
+        self._learner: nn.Module = _Learner(model, objective)
+        if processes.world > 1:
+            devices = [processes.device] if processes.device.type == "cuda" else None
+            self._learner = DistributedDataParallel(
+                self._learner, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+
+    def add_up(self, numbers: list[float]) -> list[float]:
+        if self._processes.world == 1:
+            return numbers
+        total = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def run(self, batches: list[Batch], targets: float) -> torch.Tensor:
+        # DDP divides the summed gradient by the number of processes; the scale undoes it and divides by all targets.
+        scale = self._processes.world / targets
+        sums = []
+        for number, batch in enumerate(batches):
+            with self._no_sync() if number < len(batches) - 1 else nullcontext():
+                with self._autocast():
+                    found = self._learner(batch.to(self._processes.device))
+                (found[0] * scale).backward()
+            sums.append(found.detach())
+        return torch.stack(sums).sum(dim=0)
+
+    def clip(self, largest: float | None) -> torch.Tensor:
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if largest is not None:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), largest, norm)
+        return norm
+
+    def judge(self, batches: Iterable[Batch]) -> dict[str, float]:
+        names = self._objective.sums
+        totals = torch.zeros(len(names), dtype=torch.float64)
+        self.model.eval()
+        with torch.no_grad():
+            for batch in batches:
+                with self._autocast():
+                    found = self._objective.loss(self.model, batch.to(self._processes.device))
+                totals += found.double().cpu()
+        self.model.train()
+        return dict(zip(names, self.add_up(totals.tolist()), strict=True))
+
+    def _no_sync(self):  # type: ignore[no-untyped-def]  # a context manager of DDP's own, or none
+        return self._learner.no_sync() if isinstance(self._learner, DistributedDataParallel) else nullcontext()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._processes.device.type, torch.bfloat16, enabled=self._bf16)

@@ -1,0 +1,61 @@
+"""The processes of a run, as the launcher's environment describes them (torchrun, or none for a single process)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+# Long enough for a checkpoint on a slow disk, short enough that a lost rank does not hold its peers for an hour.
+_TIMEOUT = timedelta(minutes=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """This process among those of the run."""
+
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes and tells."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+
+@contextmanager
+def open_processes(threads: int | None) -> Iterator[Processes]:
+    """Join the process group, gloo on CPU and nccl on GPU, for the length of the block; on a single process, none.
+
+    `threads` are CPU threads of each process; by default the machine's cores are shared among its processes.
+    """
+    environment = os.environ
+    world = int(environment.get("WORLD_SIZE", "1"))
+    local_rank, local_world = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", world))
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // local_world))
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    if world == 1:
+        yield Processes(0, 1, 0, device)
+        return
+    # Numbers that the host needs (counts, signals) go through gloo in either case, so that no step waits for a GPU.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=_TIMEOUT)
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, device)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,294 @@
+"""The training loop: the heart of artel. Who has read this file knows how the system works.
+
+open the store, the model, the layout, the optimizer; resume if there is something to resume
+for each step: take its samples from the order, let the layout run them, clip, step
+once in a while: log, validate, show samples, save, look for signals
+close: final model, result
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+import xxhash
+
+from artel.config import RunConfig
+from artel.config.quantities import Interval
+from artel.errors import InputError, Problem
+from artel.models import build_model, compile_layers, pick_precision, save_model, use_for_training
+from artel.objectives import Batch, Objective, objective_of
+from artel.parallel import Layout, Processes, Replicated
+from artel.preparing import Prepared
+from artel.storage import write_file
+from artel.tokens import Blocks, Order, Tokenizer, micro_batches, step_numbers
+from artel.training.checkpoint import Progress, load_checkpoint
+from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate, Watch, not_finite
+from artel.training.optimizer import Optimizer
+from artel.training.run_folder import RunFolder
+from artel.training.schedule import Length, rate
+from artel.training.tracking import Trackers
+
+Result = dict[str, Any]
+
+
+def train(config: RunConfig, prepared: Prepared, processes: Processes, tell: Callable[[str], None]) -> Result:
+    """Train, or go on training, the run that `config` describes; its result, as in result.json.
+
+    Raises InputError before the first step, WorkError when the work fails, Interrupted when asked to stop.
+    """
+    signals = StopOnSignal()
+    run = open_run(config, prepared, processes, tell if processes.first else lambda _: None)
+    occasions: list[Occasion] = [Watch(), Log(), Validate(run.validation), ShowSamples(), Save(), signals]
+    try:
+        while run.step < run.length.steps:
+            started = time.monotonic()
+            batches = run.take(run.step)
+            run.agree(signals.asked, sum(batch.targets for batch in batches))
+            torch.manual_seed(_dropout_seed(config.seed, run.step, processes.rank))
+            run.window += run.layout.run(batches, run.targets)
+            run.norm_before, run.norm = run.norm, run.layout.clip(config.train.clip)
+            run.optimizer.step(rate(config.train, run.step, run.length.steps))
+            run.count_step(time.monotonic() - started)
+            for occasion in occasions:
+                occasion(run)
+        return close_run(run)
+    finally:
+        run.trackers.close()
+        signals.close()
+
+
+@dataclass(slots=True)
+class Run:
+    """All that a running training consists of; the occasions read it."""
+
+    config: RunConfig
+    folder: RunFolder
+    processes: Processes
+    tokenizer: Tokenizer
+    objective: Objective
+    blocks: Blocks
+    validation: Blocks
+    order: Order
+    length: Length
+    micro_batch: int
+    layout: Layout
+    optimizer: Optimizer
+    trackers: Trackers
+    progress: Progress
+    tell: Callable[[str], None]
+    started: float
+    window: torch.Tensor
+    """Sums of the objective since the last logged line, on the device."""
+    norm: torch.Tensor
+    """Gradient norm of the newest step, before clipping, on the device."""
+    norm_before: torch.Tensor
+    """And of the step before it, which the device has surely finished."""
+    window_seconds: float = 0.0
+    targets: float = 0.0
+    """Target tokens in the newest global batch."""
+    stop_asked: bool = False
+    newest_validation: int = -1
+    first_seconds: float = 0.0
+    """The first process's clock, so that all processes see the same intervals end."""
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.progress.step
+
+    @property
+    def is_last(self) -> bool:
+        return self.step == self.length.steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the newest step."""
+        return self.config.train.learning_rate * rate(self.config.train, self.step - 1, self.length.steps)
+
+    def indices(self, step: int) -> Any:
+        return self.order.at(step_numbers(step, self.length.batch, self.length.total))
+
+    def take(self, step: int) -> list[Batch]:
+        """This rank's micro-batches of a step: a pure function of the step."""
+        rows = micro_batches(
+            self.blocks,
+            self.indices(step),
+            rank=self.processes.rank,
+            world=self.processes.world,
+            batch=self.length.batch,
+            size=self.micro_batch,
+        )
+        return [self.objective.batch(part) for part in rows]
+
+    def agree(self, stop: bool, targets: int) -> None:
+        """What all ranks must know alike: the batch's targets, whether one was asked to stop, the first one's clock."""
+        clock = time.monotonic() - self.started if self.processes.first else 0.0
+        self.targets, stops, self.first_seconds = self.layout.add_up([float(targets), float(stop), clock])
+        self.stop_asked = stops > 0
+
+    def count_step(self, seconds: float) -> None:
+        self.progress.step += 1
+        self.progress.tokens += int(self.targets)
+        self.progress.train_seconds += seconds
+        self.window_seconds += seconds
+
+    def is_due(self, interval: Interval, clock: Clock) -> bool:
+        """Whether an interval of steps, epochs or time ends with the newest step."""
+        if interval.seconds is not None:
+            return clock.is_due(interval.seconds, self.first_seconds)
+        return self.length.is_due(interval, self.step)
+
+    def check_finite(self, step: int) -> None:
+        """Stop the run if the gradient norm of `step`, the newest or the one before, is NaN or infinite."""
+        norm = self.norm if step == self.step else self.norm_before
+        if not torch.isfinite(norm):
+            blocks = self.indices(step - 1)
+            origins = list(dict.fromkeys(name for index in blocks for name in self.blocks.origins(int(index))))
+            raise not_finite(step, origins)
+
+    def progress_now(self) -> Progress:
+        return replace(self.progress, seconds=self.progress.seconds + time.monotonic() - self.started)
+
+
+def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: Callable[[str], None]) -> Run:
+    """Open the store, the model, the layout, the optimizer; resume if there is something to resume."""
+    folder = RunFolder(Path(config.run))
+    store, tokenizer = prepared.open(), prepared.tokenizer()
+    objective = objective_of(config)
+    if processes.first:
+        store.verify()
+    blocks = Blocks(store.train, config.data.block, objective.lookahead)
+    validation = Blocks(store.validation, config.data.block, objective.lookahead)
+    _check_blocks(blocks, validation, config)
+    length = Length.of(config.train, len(blocks), config.data.block)
+
+    built = build_model(
+        config.model, tokenizer, auto_class=objective.auto_class, block=config.data.block, seed=config.seed
+    )
+    for note in built.notes:
+        tell(note)
+    use_for_training(built.model)
+    compiled = compile_layers(built.model, config.train.compile, processes.device, length.steps)
+    precision = pick_precision(config.train.precision, processes.device)
+    built.model.train()
+    layout = Replicated(built.model, objective, processes, precision)
+    optimizer = Optimizer(built.model, config.train)
+    progress = load_checkpoint(folder.checkpoints, built.model, optimizer, tell) or Progress(store=store.digest)
+    _check_same_store(progress, store.digest)
+    _check_same_step(progress, layout, processes)
+
+    tell(
+        f"{built.model.config.model_type}, {built.parameters:,} parameters · {len(blocks):,} blocks of "
+        f"{config.data.block} · {length.steps:,} steps of {config.train.batch} · {processes.world} process(es) on "
+        f"{processes.device.type}, {precision}, compile {compiled}"
+    )
+    if progress.step:
+        tell(f"going on after step {progress.step}")
+    steps = {"step": progress.step, "steps": length.steps}
+    first = processes.first
+    return Run(
+        config=config,
+        folder=folder,
+        processes=processes,
+        tokenizer=tokenizer,
+        objective=objective,
+        blocks=blocks,
+        validation=validation,
+        order=Order(len(blocks), config.seed),
+        length=length,
+        micro_batch=_micro_batch(config, processes),
+        layout=layout,
+        optimizer=optimizer,
+        trackers=Trackers(config if first else config.model_copy(update={"track": []}), folder, **steps),
+        progress=progress,
+        tell=tell,
+        started=time.monotonic(),
+        window=torch.zeros(len(objective.sums), device=processes.device),
+        norm=torch.zeros((), device=processes.device),
+        norm_before=torch.zeros((), device=processes.device),
+    )
+
+
+def close_run(run: Run) -> Result:
+    """Write the final model and the result; called when the last step is saved."""
+    progress = run.progress_now()
+    result = {
+        "run": str(run.folder.path),
+        "steps": progress.step,
+        "tokens": progress.tokens,
+        "train_loss": progress.train_loss,
+        "validation": progress.validation,
+        "tokens_per_second": progress.tokens / progress.train_seconds if progress.train_seconds else None,
+        "wall_seconds": progress.seconds,
+        "peak_memory_gib": _peak_memory(run.processes.device) / 2**30,
+    }
+    if run.processes.first:
+        save_model(run.layout.model, run.tokenizer, run.folder.model)
+        write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
+    run.processes.barrier()
+    return result
+
+
+def _check_same_store(progress: Progress, digest: str) -> None:
+    if progress.step and progress.store != digest:
+        raise InputError(
+            [Problem("data", "the text is not what this run began with (the token store's digest differs)",
+                     "restore the text, choose another folder (run=…), or begin anew with --restart")]
+        )  # fmt: skip
+
+
+def _check_same_step(progress: Progress, layout: Layout, processes: Processes) -> None:
+    """All processes must have found the same checkpoint: the run's folder is one, seen by every host."""
+    if layout.add_up([float(progress.step)]) != [float(progress.step * processes.world)]:
+        raise InputError(
+            [Problem("run", f"process {processes.rank} found step {progress.step}, others found another",
+                     "put the run's folder on a disk that all hosts share")]
+        )  # fmt: skip
+
+
+def _check_blocks(blocks: Blocks, validation: Blocks, config: RunConfig) -> None:
+    problems = []
+    needed = config.data.block + blocks.lookahead
+    if len(blocks) == 0:
+        problems.append(
+            Problem("data.block", f"the training text has {blocks.part.tokens:,} tokens, a block needs {needed:,}",
+                    f"write data.block: {max(2, blocks.part.tokens - 1)} or less, or give more text")
+        )  # fmt: skip
+    if validation.part.documents and len(validation) == 0:
+        problems.append(
+            Problem("data.validation",
+                    f"the validation text has {validation.part.tokens:,} tokens, a block needs {needed:,}",
+                    "write a larger data.validation, a smaller data.block, or data.validation: 0")
+        )  # fmt: skip
+    if problems:
+        raise InputError(problems)
+
+
+# What a micro-batch holds when the run file says auto: 4,096 tokens keep two CPU cores busy and stay in their caches'
+# reach; 32,768 fill a GPU's matrix units and need a few GiB for the logits of a 50k vocabulary.
+_AUTO_TOKENS = {"cpu": 4096, "cuda": 32768}
+
+
+def _micro_batch(config: RunConfig, processes: Processes) -> int:
+    if config.train.micro_batch != "auto":
+        return config.train.micro_batch
+    return max(1, _AUTO_TOKENS.get(processes.device.type, 4096) // config.data.block)
+
+
+def _dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Dropout depends on the step alone, not on what ran before it: a resumed run needs no stored random state."""
+    return xxhash.xxh3_64_intdigest(f"dropout:{seed}:{step}:{rank}".encode()) >> 1
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes: of the device where there is one, else the largest resident size this process has had."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,56 @@
+"""Muon: momentum made orthogonal by a Newton-Schulz iteration (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+
+torch.optim.Muon does the same with its iteration fixed to bf16. A CPU without bf16 instructions emulates those
+products at 0.3 GFLOP/s instead of 115: 22 s a step where this takes 0.3 s. So the iteration runs here in the precision
+that the device multiplies natively.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from artel.models import bf16_is_native
+
+# The coefficients of the source: a quintic whose slope at zero is as large as it can be, at the price of an inexact 1.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_ITERATIONS = 5
+
+
+def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
+    """The nearest orthogonal matrix (rows, columns), roughly: singular values between 0.7 and 1.2."""
+    dtype = torch.bfloat16 if bf16_is_native(matrix.device) else torch.float32
+    wide = matrix.to(dtype)
+    tall = wide.size(0) > wide.size(1)
+    if tall:
+        wide = wide.mT
+    wide = wide / (wide.norm() + 1e-7)
+    for _ in range(_ITERATIONS):
+        product = wide @ wide.mT
+        wide = torch.addmm(wide, torch.addmm(product, product, product, beta=_B, alpha=_C), wide, beta=_A)
+    return (wide.mT if tall else wide).to(matrix.dtype)
+
+
+class Muon(torch.optim.Optimizer):
+    """For the matrices of a model's layers, with decoupled weight decay. Parameters must have two dimensions."""
+
+    def __init__(self, parameters: Iterable[Any], lr: float, weight_decay: float = 0.0, momentum: float = 0.95) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                average = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+                update = orthogonalised(parameter.grad.lerp(average, group["momentum"]))
+                # An update of the same size for every entry, whatever the shape of the matrix.
+                size = max(1.0, parameter.size(0) / parameter.size(1)) ** 0.5
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(update, alpha=-group["lr"] * size)

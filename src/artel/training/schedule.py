@@ -1,0 +1,69 @@
+"""How long a run is, and the learning rate at each of its steps: pure functions of the run file and the data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from artel.config import TrainConfig
+from artel.config.quantities import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The length of a run. Its last step may be shorter than a batch, so that no sample of an epoch is skipped."""
+
+    samples: int
+    """Samples in an epoch."""
+    batch: int
+    total: int
+    """Samples in the whole run."""
+
+    @classmethod
+    def of(cls, train: TrainConfig, samples: int, block: int) -> Length:
+        if train.steps is not None:
+            total = train.steps * train.batch
+        elif train.tokens is not None:
+            total = -(-train.tokens // block)
+        else:
+            total = max(1, round((train.epochs or 1.0) * samples))
+        return cls(samples, train.batch, total)
+
+    @property
+    def steps(self) -> int:
+        return -(-self.total // self.batch)
+
+    def epoch(self, step: int) -> float:
+        """Epochs gone through after `step` steps."""
+        return min(step * self.batch, self.total) / self.samples
+
+    def is_due(self, interval: Interval, step: int) -> bool:
+        """Whether an interval of steps or epochs ends with step number `step` (counted from 1)."""
+        if interval.steps is not None:
+            return step % interval.steps == 0
+        if interval.epochs is not None:
+            # Rounded to 9 places: 3 steps of a third of an epoch are one epoch, whatever a float says.
+            passed, before = (round(self.epoch(at) / interval.epochs, 9) for at in (step, step - 1))
+            return math.floor(passed) > math.floor(before)
+        return False
+
+
+def rate(train: TrainConfig, step: int, steps: int) -> float:
+    """The learning rate of step `step` (counted from 0) of `steps`, as a fraction of the peak.
+
+    Warmup is linear from 1/warmup to 1; then `linear` and `cosine` (Loshchilov and Hutter 2017) fall to the minimum at
+    the end of the run, `constant` stays, and `wsd` (Hu et al. 2024, MiniCPM) stays and falls linearly in its last part.
+    """
+    warmup = train.warmup.of(steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    left = (steps - step) / max(1, steps - warmup)  # 1 just after warmup, towards 0 at the end
+    floor = train.minimum_learning_rate
+    if train.schedule == "constant":
+        return 1.0
+    if train.schedule == "linear":
+        return floor + (1 - floor) * left
+    if train.schedule == "cosine":
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (1 - left)))
+    decay = max(1.0, train.decay * steps)
+    return floor + (1 - floor) * min(1.0, (steps - step) / decay)

@@ -1,0 +1,184 @@
+"""Where figures go: the terminal, metrics.jsonl, TensorBoard, Weights & Biases. One that fails never stops a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from artel.config import RunConfig
+from artel.errors import missing_extra
+from artel.training.run_folder import RunFolder
+
+Figures = dict[str, Any]
+
+
+class Tracker(Protocol):
+    def training(self, figures: Figures) -> None: ...
+
+    def validation(self, figures: Figures) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check_trackers(track: list[str]) -> None:
+    """Raise InputError for a tracker whose package is not installed."""
+    for name in ("tensorboard", "wandb"):
+        if name in track and find_spec(name) is None:
+            raise missing_extra(name, name, f"track: {name}")
+
+
+class Trackers:
+    """All trackers of a run as one."""
+
+    def __init__(self, run: RunConfig, folder: RunFolder, *, step: int, steps: int) -> None:
+        makers: dict[str, Callable[[], Tracker]] = {
+            "console": lambda: ConsoleTracker(step, steps),
+            "jsonl": lambda: JsonLines(folder.metrics, step),
+            "tensorboard": lambda: TensorBoard(folder.path / "tensorboard", step),
+            "wandb": lambda: Wandb(run, folder.path),
+        }
+        self._alive: list[Tracker] = []
+        for name in run.track:
+            try:
+                self._alive.append(makers[name]())
+            except Exception as error:  # a tracker is another's program: whatever it raises, the run goes on
+                _warn(name, error)
+
+    def training(self, figures: Figures) -> None:
+        self._each("training", figures)
+
+    def validation(self, figures: Figures) -> None:
+        self._each("validation", figures)
+
+    def close(self) -> None:
+        self._each("close")
+
+    def _each(self, what: str, *arguments: Figures) -> None:
+        for tracker in list(self._alive):
+            try:
+                getattr(tracker, what)(*arguments)
+            except Exception as error:
+                self._alive.remove(tracker)
+                _warn(type(tracker).__name__, error)
+
+
+def _warn(name: str, error: Exception) -> None:
+    print(f"tracker {name} failed and is left out from here on: {error}", file=sys.stderr)
+
+
+class JsonLines:
+    """metrics.jsonl: a line a logged step, a line a validation; on resume, lines after the checkpoint are dropped."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        kept = []
+        if path.exists():
+            for line in path.read_bytes().splitlines():
+                try:
+                    if orjson.loads(line)["step"] <= step:
+                        kept.append(line)
+                except orjson.JSONDecodeError:  # torn by a kill: it belongs to a step that is done again
+                    continue
+        path.write_bytes(b"".join(line + b"\n" for line in kept))
+        self._file = path.open("ab", buffering=0)
+
+    def training(self, figures: Figures) -> None:
+        self._file.write(orjson.dumps(figures) + b"\n")
+
+    validation = training
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ConsoleTracker:
+    """A progress bar on a terminal; a table of validations anywhere. Everything on standard error."""
+
+    _COLUMNS = (
+        ("step", "{:>8}"), ("epoch", "{:>7.2f}"), ("training loss", "{:>13.4f}"), ("validation loss", "{:>15.4f}"),
+        ("perplexity", "{:>10.2f}"), ("accuracy", "{:>8.4f}"), ("bits per byte", "{:>13.4f}"),
+    )  # fmt: skip
+
+    def __init__(self, step: int, steps: int, stream: TextIO | None = None) -> None:
+        self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
+        self._header = False
+        self._loss = float("nan")
+        columns = (
+            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task("training", total=steps, completed=step, figures="")
+        self._bar.start()
+
+    def training(self, figures: Figures) -> None:
+        self._loss = figures["loss"]
+        text = f"loss {figures['loss']:.4f} · {figures['tokens_per_second']:,.0f} tokens/s"
+        self._bar.update(self._task, completed=figures["step"], figures=text)
+
+    def validation(self, figures: Figures) -> None:
+        if not self._header:
+            self._console.print("  ".join(f"{name:>{len(pattern.format(0))}}" for name, pattern in self._COLUMNS))
+            self._header = True
+        judged = figures["validation"]
+        values = [figures["step"], figures["epoch"], self._loss, judged["loss"], judged["perplexity"],
+                  judged["accuracy"], judged["bits_per_byte"]]  # fmt: skip
+        cells = [pattern.format(value) for (_, pattern), value in zip(self._COLUMNS, values, strict=True)]
+        self._console.print("  ".join(cells))
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class TensorBoard:
+    def __init__(self, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def training(self, figures: Figures) -> None:
+        self._write("train", figures, figures["step"])
+
+    def validation(self, figures: Figures) -> None:
+        self._write("validation", figures["validation"], figures["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, group: str, figures: Figures, step: int) -> None:
+        for name, value in figures.items():
+            if name != "step" and isinstance(value, int | float):
+                self._writer.add_scalar(f"{group}/{name}", value, step)
+
+
+class Wandb:
+    """Offline unless an API key is there: never a prompt, never a wait for an account."""
+
+    def __init__(self, run: RunConfig, folder: Path) -> None:
+        import wandb
+
+        offline = not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"))
+        self._run = wandb.init(
+            project="artel",
+            name=folder.name,
+            dir=str(folder),
+            mode="offline" if offline else None,
+            config=run.model_dump(mode="json", by_alias=True),
+        )
+
+    def training(self, figures: Figures) -> None:
+        self._run.log({f"train/{name}": value for name, value in figures.items()}, step=figures["step"])
+
+    def validation(self, figures: Figures) -> None:
+        judged = figures["validation"]
+        self._run.log({f"validation/{name}": value for name, value in judged.items()}, step=figures["step"])
+
+    def close(self) -> None:
+        self._run.finish()
