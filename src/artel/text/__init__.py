@@ -1,1 +1,18 @@
 """Sources, cleaning, duplicates, split: raw text to documents, each accounted for. Knows no tokens."""
+
+from artel.text.html import html_to_text
+from artel.text.ledger import Ledger
+from artel.text.pipeline import read_documents, source_fingerprint
+from artel.text.records import Document, Record, Rejected
+from artel.text.sources import check_sources
+
+__all__ = [
+    "Document",
+    "Ledger",
+    "Record",
+    "Rejected",
+    "check_sources",
+    "html_to_text",
+    "read_documents",
+    "source_fingerprint",
+]

@@ -1,0 +1,80 @@
+"""The ledger: every document read, kept, or dropped with its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from artel.errors import Problem, WorkError
+from artel.text.records import Document, Rejected
+
+_LISTED = 1000
+
+
+@dataclass(slots=True)
+class _Counts:
+    read: int = 0
+    kept: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"read": self.read, "kept": self.kept, "dropped": dict(sorted(self.dropped.items()))}
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counts in total and for each set of documents (a source's name)."""
+
+    total: _Counts = field(default_factory=_Counts)
+    sets: dict[str, _Counts] = field(default_factory=dict)
+    parts: dict[str, dict[str, int]] = field(
+        default_factory=lambda: {
+            part: {"documents": 0, "characters": 0, "bytes": 0} for part in ("train", "validation")
+        }
+    )
+    rejected: int = 0
+    listed: list[Rejected] = field(default_factory=list)
+
+    def read(self, set_name: str) -> None:
+        for counts in (self.total, self._set(set_name)):
+            counts.read += 1
+
+    def drop(self, set_name: str, reason: str) -> None:
+        for counts in (self.total, self._set(set_name)):
+            counts.dropped[reason] += 1
+
+    def reject(self, rejected: Rejected) -> None:
+        """A record that could not be read: dropped with its reason, and listed (the first thousand)."""
+        self.drop(rejected.set_name, rejected.reason)
+        self.rejected += 1
+        if len(self.listed) < _LISTED:
+            self.listed.append(rejected)
+
+    def keep(self, document: Document) -> None:
+        for counts in (self.total, self._set(document.record.set_name)):
+            counts.kept += 1
+        part = self.parts[document.part]
+        part["documents"] += 1
+        part["characters"] += len(document.record.text)
+        part["bytes"] += len(document.record.text.encode())
+
+    def check(self) -> None:
+        """Raise WorkError unless everything read is kept or dropped."""
+        for name, counts in [("all", self.total), *self.sets.items()]:
+            if counts.read != counts.kept + counts.dropped.total():
+                raise WorkError(
+                    [Problem("ledger", f"{name}: {counts.to_json()} does not add up", "this is a bug of artel")]
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "documents": self.total.to_json(),
+            "sets": {name: counts.to_json() for name, counts in self.sets.items()},
+            "parts": self.parts,
+            "bytes": {part: counts["bytes"] for part, counts in self.parts.items()},
+            "rejected": [{"origin": item.origin, "reason": item.reason, "detail": item.detail} for item in self.listed],
+        }
+
+    def _set(self, name: str) -> _Counts:
+        return self.sets.setdefault(name, _Counts())

@@ -1,0 +1,83 @@
+"""Sources to documents: read, clean, keep what is unique, split; each record counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from artel.config import DataConfig
+from artel.errors import InputError, Problem
+from artel.text.clean import clean
+from artel.text.ledger import Ledger
+from artel.text.records import Document, Record, Rejected
+from artel.text.sources import all_sources, check_sources, is_url, local_files, read_source
+from artel.text.split import in_validation
+from artel.text.unique import Unique
+
+
+def read_documents(data: DataConfig, ledger: Ledger) -> Iterator[Document]:
+    """Every document of a run, in the order of its sources; memory holds digests only.
+
+    Validation texts given by a path come first, so that equal training documents are the duplicates. Raises InputError
+    before anything is read (`check_sources`), and at the end when too much was unreadable or nothing was left.
+    """
+    check_sources(data)
+    unique = Unique()
+    for where, source in all_sources(data):
+        for item in read_source(source, where, data):
+            ledger.read(item.set_name)
+            if isinstance(item, Rejected):
+                ledger.reject(item)
+                continue
+            document = _document(item, where, data, unique, ledger)
+            if document is not None:
+                ledger.keep(document)
+                yield document
+    _judge(data, ledger)
+
+
+def source_fingerprint(data: DataConfig) -> list[Any]:
+    """What the sources are, without reading them: (path, size, time of change) of each file, and each URL."""
+    found: list[Any] = []
+    for where, source in all_sources(data):
+        found += [name for name in source.path if is_url(name)]
+        for file in local_files(source, where):
+            status = file.stat()
+            found.append([str(file.resolve()), status.st_size, status.st_mtime_ns])
+    return found
+
+
+def _document(record: Record, where: str, data: DataConfig, unique: Unique, ledger: Ledger) -> Document | None:
+    text = clean(record.text, data.clean)
+    reason = None
+    if not text:
+        reason = "empty"
+    elif len(text) < data.clean.minimum:
+        reason = "too_short"
+    elif data.dedup.exact and not unique.is_new(text):
+        reason = "duplicate"
+    if reason is not None:
+        ledger.drop(record.set_name, reason)
+        return None
+    cleaned = Record(text, record.origin, record.set_name)
+    if isinstance(data.validation, str):
+        return Document(cleaned, "validation" if where == "data.validation" else "train")
+    return Document(cleaned, "validation" if in_validation(text, data.validation) else "train")
+
+
+def _judge(data: DataConfig, ledger: Ledger) -> None:
+    total = ledger.total
+    if ledger.rejected > data.max_bad * total.read:
+        problems = [Problem(item.origin, item.detail) for item in ledger.listed[:10]]
+        share = (
+            f"{ledger.rejected:,} of {total.read:,} records cannot be used, more than data.max_bad ({data.max_bad:g})"
+        )
+        raise InputError([*problems, Problem("data", share, "mend them, or raise data.max_bad")])
+    if total.kept == 0:
+        dropped = ", ".join(f"{count:,} {reason}" for reason, count in total.dropped.items()) or "none were there"
+        raise InputError([Problem("data.sources", f"no document is left: {dropped}", "give files with text in them")])
+    if ledger.parts["train"]["documents"] == 0:
+        raise InputError(
+            [Problem("data.validation", "no document is left for training: all fell into the validation part",
+                     "write a smaller data.validation, or cut the text into more documents (data.sources.0.document)")]
+        )  # fmt: skip

@@ -1,0 +1,119 @@
+"""From the paths of a run file to files, with everything that is wrong with them said at once."""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError, Problem
+
+SUFFIXES = {
+    "html": (".html", ".htm", ".xhtml", ".shtml"),
+    "jsonl": (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst"),
+    "text": (".txt", ".text", ".md", ".rst", ".tex", ".py"),
+}
+_REMEDIES = {
+    ".docx": "save it as text, or convert it with pandoc", ".doc": "save it as text", ".rtf": "save it as text",
+    ".odt": "convert it with pandoc", ".pdf": "extract its text with pdftotext", ".epub": "convert it with pandoc",
+    ".fb2": "convert it with pandoc", ".djvu": "extract its text with djvutxt", ".zip": "unpack it and give the folder",
+    ".tar": "unpack it and give the folder", ".tgz": "unpack it and give the folder",
+    ".rar": "unpack it and give the folder", ".7z": "unpack it and give the folder",
+}  # fmt: skip
+
+
+def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
+    """(key in the run file, source); validation texts given by a path come first, read as the first source is."""
+    if isinstance(data.validation, str):
+        like = data.sources[0] if data.sources and data.sources[0].format != "dummy" else SourceConfig(path=["-"])
+        yield "data.validation", like.model_copy(update={"path": [data.validation], "name": "validation"})
+    for number, source in enumerate(data.sources):
+        yield f"data.sources.{number}", source
+
+
+def is_url(path: str) -> bool:
+    return path.startswith(("http://", "https://"))
+
+
+def format_of(source: SourceConfig, name: str) -> str:
+    """The format of a file: as the source says, else by suffix; a URL is a page unless its suffix says otherwise."""
+    if source.format != "auto":
+        return source.format
+    lower = name.split("?")[0].lower()
+    found = next((kind for kind, suffixes in SUFFIXES.items() if lower.endswith(suffixes)), None)
+    return found or ("html" if is_url(name) else "text")
+
+
+def check_sources(data: DataConfig) -> None:
+    """Raise InputError with every path that is missing, unreadable or of no use, and every unknown encoding."""
+    problems: list[Problem] = []
+    for where, source in all_sources(data):
+        if source.encoding != "auto":
+            try:
+                codecs.lookup(source.encoding)
+            except LookupError:
+                problems.append(
+                    Problem(
+                        f"{where}.encoding", f"there is no encoding {source.encoding!r}", "write utf-8, windows-1251 …"
+                    )
+                )
+        for path in source.path:
+            files, found = _find(source, path, where if where == "data.validation" else f"{where}.path")
+            problems += found
+            for file in files:
+                problems += _check_file(file, where)
+    if problems:
+        raise InputError(problems)
+
+
+def local_files(source: SourceConfig, where: str) -> Iterator[Path]:
+    """The files of a source in the order they are read: as given, and sorted within a glob or folder."""
+    for path in source.path:
+        yield from files_of(source, path, where)
+
+
+def files_of(source: SourceConfig, path: str, where: str) -> list[Path]:
+    files, problems = _find(source, path, where)
+    if problems:
+        raise InputError(problems)
+    return files
+
+
+def _find(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list[Problem]]:
+    if source.format == "dummy" or is_url(path):
+        return [], []
+    if "://" in path:
+        kind = path.split("://")[0]
+        return [], [Problem(where, f"{kind}:// cannot be read", "give files, globs, folders or http(s) addresses")]
+    given = Path(path.replace("{stdlib}", sysconfig.get_path("stdlib"))).expanduser()
+    name = str(given)
+    if given.is_dir():
+        wanted = SUFFIXES.get(source.format, tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes))
+        files = sorted(file for file in given.rglob("*") if file.name.lower().endswith(wanted) and file.is_file())
+        if not files:
+            return [], [
+                Problem(where, f"the folder {path} holds no file with {' '.join(wanted)}", "give a glob: folder/*")
+            ]
+        return files, []
+    if given.exists():
+        return [given], []
+    if any(mark in name for mark in "*?["):
+        files = sorted(Path(found) for found in glob.iglob(name, recursive=True) if Path(found).is_file())  # noqa: PTH207
+        if files:
+            return files, []
+        return [], [Problem(where, f"no file matches {path}", f"it is looked for from {Path.cwd()}")]
+    return [], [Problem(where, f"there is no file {path}", f"it is looked for from {Path.cwd()}")]
+
+
+def _check_file(file: Path, where: str) -> list[Problem]:
+    remedy = _REMEDIES.get(file.suffix.lower())
+    if remedy:
+        return [Problem(f"{where}.path", f"{file} is not text", remedy)]
+    try:
+        with file.open("rb"):
+            return []
+    except OSError as error:
+        return [Problem(f"{where}.path", f"{file} cannot be read: {error.strerror}", "check its permissions")]

@@ -1,0 +1,52 @@
+"""Reading a source: file after file, each by its format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError, Problem
+from artel.storage import cache_folder, fetch
+from artel.text.records import Record, Rejected
+from artel.text.sources.dummy import read_dummy
+from artel.text.sources.find import files_of, format_of, is_url
+from artel.text.sources.html import read_html
+from artel.text.sources.jsonl import read_jsonl
+from artel.text.sources.text import read_text
+
+Items = Iterator[Record | Rejected]
+
+
+def read_source(source: SourceConfig, where: str, data: DataConfig) -> Items:
+    """The records of a source. `where` is its key in the run file."""
+    if source.format == "dummy":
+        yield from read_dummy(source)
+    for path in source.path:
+        name = source.name or path
+        if is_url(path):
+            fetched = fetch(path, cache_folder() / "downloads", max_bytes=data.max_document)
+            yield from _read(fetched.path, path, fetched.content_type, name, source, data)
+            continue
+        for file in files_of(source, path, where):
+            yield from _read(file, str(file), "", name, source, data)
+
+
+def _read(file: Path, origin: str, content_type: str, set_name: str, source: SourceConfig, data: DataConfig) -> Items:
+    kind = format_of(source, origin)
+    if kind == "html" or (kind == "text" and source.document == "file"):
+        size = file.stat().st_size
+        if size > data.max_document:
+            raise too_large(origin, size, data)
+    if kind == "html":
+        yield from read_html(file, origin, content_type, set_name, source)
+    elif kind == "jsonl":
+        yield from read_jsonl(file, origin, set_name, source, data)
+    else:
+        yield from read_text(file, origin, set_name, source, data)
+
+
+def too_large(origin: str, size: int, data: DataConfig) -> InputError:
+    fix = "write a larger data.max_document, or cut it up (document: line or paragraph)"
+    what = f"{size:,} bytes are more than data.max_document ({data.max_document:,}) allows in one document"
+    return InputError([Problem(origin, what, fix)])

@@ -1,0 +1,98 @@
+"""Running artel as its users do: as a process, with a time limit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
+
+# A GPT-2 small enough for a step of a few milliseconds, without dropout, on synthetic documents of unequal length.
+TINY = {
+    "data": {"sources": [{"format": "dummy", "documents": 300}], "validation": 0.1, "block": 32},
+    "tokenizer": {"train": {"vocab": 400}},
+    "model": {
+        "config": {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2,
+                   "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+    },
+    "train": {"steps": 6, "batch": 64, "learning_rate": 1e-3, "warmup": 2, "compile": "off", "precision": "fp32"},
+    "log": {"every": 1},
+    "track": ["jsonl"],
+}  # fmt: skip
+
+
+def merged(base: dict, changes: dict) -> dict:
+    """`changes` laid over `base`, section by section."""
+    result = dict(base)
+    for key, value in changes.items():
+        result[key] = merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+    return result
+
+
+def write_run(path: Path, **changes) -> Path:
+    """A run file TINY + changes; its run folder and stores lie beside it."""
+    run = merged(TINY, {"run": str(path.with_suffix("")), "data": {"store": str(path.parent / "stores")}})
+    path.write_text(yaml.safe_dump(merged(run, changes), allow_unicode=True))
+    return path
+
+
+def artel(*arguments: str, timeout: float = 120, env: dict | None = None, **more) -> subprocess.CompletedProcess:
+    """Run the command and wait; its output is captured as text."""
+    command = [sys.executable, "-m", "artel", *map(str, arguments)]
+    environment = {**ENVIRONMENT, **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, **more)
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    """Start the command in a session of its own, so that it can be ended with all it started."""
+    command = [sys.executable, "-m", "artel", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def torchrun(processes: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT
+    )
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(folder: Path) -> dict[int, tuple[float, float]]:
+    """(loss, gradient norm) by step."""
+    return {line["step"]: (line["loss"], line["gradient_norm"]) for line in metrics(folder) if "loss" in line}
+
+
+def largest_difference(one: dict, other: dict) -> float:
+    """The largest relative difference of loss or gradient norm; the steps must be the same."""
+    assert one.keys() == other.keys()
+    return max(abs(a - b) / abs(a) for step in one for a, b in zip(one[step], other[step], strict=True))
+
+
+def wait_for_step(process: subprocess.Popen, folder: Path, step: int, limit: float = 90) -> None:
+    """Until the run has logged `step`."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end and process.poll() is None:
+        file = folder / "metrics.jsonl"
+        lines = file.read_bytes().count(b'"loss"') if file.exists() else 0
+        if lines >= step:
+            return
+        time.sleep(0.01)
+    raise AssertionError(
+        f"step {step} was not reached: {process.communicate()[1] if process.poll() is not None else ''}"
+    )
+
+
+def kill(process: subprocess.Popen) -> None:
+    """SIGKILL to the process and all it started in its session."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,94 @@
+"""The command line: quick to start, help with an example, errors as messages, JSON on standard output alone."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from helpers import ENVIRONMENT, artel, write_run
+
+VERBS = [["prepare"], ["train"], ["generate"], ["report"], ["recipes", "ls"], ["recipes", "cat"], ["recipes", "cp"],
+         ["config", "check"], ["config", "explain"], ["config", "schema"]]  # fmt: skip
+
+
+def test_starting_imports_no_torch():
+    code = (
+        "import sys, artel, artel.cli.main; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_verb_has_help_with_an_example(verb):
+    done = artel(*verb, "--help")
+    assert done.returncode == 0
+    assert f"Example: artel {' '.join(verb)}" in " ".join(done.stdout.split())
+
+
+def test_prepare_twice_tokenises_once(tmp_path):
+    run = write_run(tmp_path / "run.yaml")
+    first = artel("prepare", run, "--json")
+    assert first.returncode == 0, first.stderr
+    result = json.loads(first.stdout)
+    documents = result["documents"]
+    assert documents["read"] == documents["kept"] + sum(documents["dropped"].values())
+    assert result["made"]
+    code = (
+        "import sys; from artel.cli.main import app\n"
+        f"try: app(['prepare', {str(run)!r}, '--json'])\n"
+        "except SystemExit: print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    lines = again.stdout.splitlines()
+    assert {**json.loads(lines[0]), "made": True} == result
+    assert not json.loads(lines[0])["made"]
+    assert lines[1] == "False False"  # a store that is found needs neither, which is what keeps it under 2 s
+
+
+def test_generate_before_and_after_training(tmp_path):
+    run = write_run(tmp_path / "run.yaml")
+    noise = artel("generate", run, "--untrained", "--prompt", "The", "--max-new-tokens", 5, "--json")
+    assert noise.returncode == 0, noise.stderr
+    assert json.loads(noise.stdout)["prompt"] == "The"
+    assert artel("train", run).returncode == 0
+    folder = run.with_suffix("")
+    options = ("--prompt", "The", "--max-new-tokens", 40, "--seed", 3)
+    one, two = (artel("generate", folder, *options, "--json") for _ in range(2))
+    assert one.stdout == two.stdout
+    text = json.loads(one.stdout)["text"]
+    assert artel("generate", folder, *options).stdout == f"The{text}\n"
+    report = artel("report", folder, "--compressor", "--json")
+    assert report.returncode == 0, report.stderr
+    assert json.loads(report.stdout)["compressor"]["xz"] > 0
+    assert "validation" in report.stderr
+
+
+def test_recipes_are_listed_shown_and_copied(tmp_path):
+    assert "demo:" in artel("recipes", "ls").stdout
+    text = artel("recipes", "cat", "demo").stdout
+    assert "model_type: gpt2" in text
+    copy = tmp_path / "mine.yaml"
+    assert artel("recipes", "cp", "demo", copy).returncode == 0
+    assert copy.read_text() == text
+    again = artel("recipes", "cp", "demo", copy)
+    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    unknown = artel("recipes", "cat", "dem")
+    assert (unknown.returncode, "did you mean demo?" in unknown.stderr) == (2, True)
+
+
+def test_explain_and_schema():
+    text = artel("config", "explain", "train").stdout
+    assert "train.learning_rate = 5e-05" in text
+    assert json.loads(artel("config", "schema").stdout)["additionalProperties"] is False
+
+
+def test_a_second_run_on_the_same_folder_is_refused(tmp_path):
+    from artel.storage import lock
+
+    run = write_run(tmp_path / "run.yaml")
+    with lock(run.with_suffix("") / ".lock"):
+        done = artel("train", run)
+    assert done.returncode == 1
+    assert "is in use by process" in done.stderr

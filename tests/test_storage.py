@@ -1,0 +1,155 @@
+"""Whole-or-absent writes, checksums and locks, with real files, real processes and a real kill."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from artel.errors import InputError, WorkError
+from artel.storage import cache_folder, checksum, disk_errors, lock, new_folder, point, remove_leftovers, write_file
+
+
+def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """Another Python that has said a line, and waits."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_file_is_written_with_its_folders_and_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "b.txt"
+    write_file(file, "старое")
+    write_file(file, "новое")
+    write_file(tmp_path / "a" / "c.bin", b"\xff\x00")
+    assert file.read_text(encoding="utf-8") == "новое"
+    assert sorted(entry.name for entry in file.parent.iterdir()) == ["b.txt", "c.bin"]
+
+
+def test_a_folder_appears_only_at_the_end(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "store") as partial:
+        (partial / "deep").mkdir()
+        (partial / "deep" / "shard").write_bytes(b"1")
+        assert not (tmp_path / "store").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
+    assert (tmp_path / "store" / "deep" / "shard").read_bytes() == b"1"
+
+
+def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "store") as partial:
+        (partial / "shard").write_bytes(b"1")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("replace", "kept"), [(False, b"theirs"), (True, b"ours")])
+def test_a_folder_that_came_first_is_kept_or_replaced(tmp_path: Path, replace: bool, kept: bytes) -> None:
+    with new_folder(tmp_path / "store", replace=replace) as ours:
+        (ours / "shard").write_bytes(b"ours")
+        with new_folder(tmp_path / "store") as theirs:
+            (theirs / "shard").write_bytes(b"theirs")
+    assert (tmp_path / "store" / "shard").read_bytes() == kept
+    assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
+
+
+def test_what_a_killed_process_leaves_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+    code = """
+        import sys, time
+        from artel.storage import new_folder
+        with new_folder(sys.argv[1]) as partial:
+            (partial / "shard").write_bytes(b"half")
+            print("ready", flush=True)
+            time.sleep(60)
+    """
+    process = start(code, tmp_path / "store")
+    assert remove_leftovers(tmp_path) == []
+    kill(process)
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "mine.txt").write_text("stays")
+    assert len(remove_leftovers(tmp_path)) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
+    assert remove_leftovers(tmp_path / "absent") == []
+
+
+def test_a_pointer_is_relative_and_replaced(tmp_path: Path) -> None:
+    for name in ("step-1", "step-2"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+        point(tmp_path / "run" / "latest", tmp_path / "run" / name)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert os.readlink(tmp_path / "moved" / "latest") == "step-2"
+    assert (tmp_path / "moved" / "latest").is_dir()
+
+
+def test_checksum_is_xxh3_128(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"artel" * 1_000_000)
+    (tmp_path / "empty").write_bytes(b"")
+    assert checksum(tmp_path / "empty") == "99aa06d3014798d86001c324468d497f"  # the published value for no input
+    before = checksum(tmp_path / "a")
+    (tmp_path / "a").write_bytes(b"artel" * 999_999 + b"arteL")
+    assert len(before) == 32
+    assert checksum(tmp_path / "a") != before
+
+
+HOLDER = """
+    import sys, time
+    from artel.storage import lock
+    with lock(sys.argv[1]):
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_a_held_lock_says_who_holds_it_and_falls_with_its_process(tmp_path: Path) -> None:
+    process = start(HOLDER, tmp_path / "lock")
+    with pytest.raises(WorkError, match=f"process {process.pid} "), lock(tmp_path / "lock", wait=False):
+        pass
+    waited: list[float] = []
+    killer = threading.Timer(0.3, kill, [process])
+    killer.start()
+    with lock(tmp_path / "lock", lambda: waited.append(time.monotonic())):
+        pass
+    killer.join()
+    assert len(waited) == 1
+
+
+def test_a_full_disk_and_a_refused_folder_have_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="disk is full"), disk_errors(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(InputError, match="ARTEL_CACHE"), disk_errors(tmp_path):
+        raise OSError(errno.EROFS, "Read-only file system")
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "x", tmp_path / "file" / "deeper" / "x"):
+        with pytest.raises(InputError, match="cannot be written"):
+            write_file(path, "")
+        with pytest.raises(InputError, match="cannot be written"), new_folder(path):
+            pass
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="disk is full"), new_folder(tmp_path / "store"):
+        Path("/dev/full").write_bytes(b"1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("ARTEL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "artel"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "artel"

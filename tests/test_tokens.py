@@ -1,0 +1,165 @@
+"""Order, batches, blocks and the token store."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artel.config import TokenizerTraining
+from artel.errors import InputError
+from artel.storage import new_folder
+from artel.tokens import (
+    Blocks,
+    Order,
+    StoreWriter,
+    TokenStore,
+    load_tokenizer,
+    micro_batches,
+    step_numbers,
+    train_tokenizer,
+)
+
+TEXT = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. " * 20
+
+
+@given(samples=st.integers(1, 3000), seed=st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_every_epoch_is_a_permutation(samples, seed):
+    order = Order(samples, seed)
+    numbers = order.at(np.arange(2 * samples))
+    for epoch in (numbers[:samples], numbers[samples:]):
+        assert sorted(epoch) == list(range(samples))
+
+
+def test_order_depends_on_seed_epoch_and_position_alone():
+    order = Order(1000, seed=7)
+    assert (order.at(np.arange(3000))[1234:1300] == order.at(np.arange(1234, 1300))).all()
+    assert (order.at(np.arange(1000)) != order.at(np.arange(1000, 2000))).any()
+    assert (order.at(np.arange(1000)) != Order(1000, seed=8).at(np.arange(1000))).any()
+
+
+def test_order_mixes():
+    """Each position gets each sample about equally often over many seeds (chi-square, 31 degrees of freedom)."""
+    counts = np.zeros((32, 32))
+    for seed in range(2000):
+        counts[np.arange(32), Order(32, seed).at(np.arange(32))] += 1
+    chi_square = ((counts - 2000 / 32) ** 2 / (2000 / 32)).sum(axis=1)
+    assert chi_square.max() < 75  # p = 0.00002 a row
+
+
+class _Numbers:
+    """Samples whose tokens are their own index."""
+
+    def __len__(self):
+        return 100
+
+    def read(self, index):
+        return np.full(3, index)
+
+
+@given(batch=st.integers(1, 40), world=st.integers(1, 5), size=st.integers(1, 9), left=st.integers(1, 40))
+@settings(max_examples=100, deadline=None)
+def test_ranks_and_micro_batches_cover_the_step_exactly_once(batch, world, size, left):
+    indices = np.arange(min(left, batch))
+    shapes, seen = set(), []
+    for rank in range(world):
+        rows = micro_batches(_Numbers(), indices, rank=rank, world=world, batch=batch, size=size)
+        shapes.add((len(rows), rows[0].ids.shape))
+        seen += [int(row[0]) for part in rows for row, valid in zip(part.ids, part.valid, strict=True) if valid]
+    assert seen == list(indices)
+    assert len(shapes) == 1  # every rank runs equally many micro-batches of equal shape
+
+
+def test_the_last_step_is_shorter_and_nothing_is_skipped():
+    numbers = [number for step in range(4) for number in step_numbers(step, batch=3, total=10)]
+    assert numbers == list(range(10))
+
+
+@pytest.fixture
+def store(tmp_path):
+    documents = [np.arange(start, start + length) for start, length in ((0, 5), (100, 1), (200, 9), (300, 4), (400, 8))]
+    with new_folder(tmp_path / "store") as folder:
+        writer = StoreWriter(folder, vocabulary=500, shard_tokens=10)
+        for number, ids in enumerate(documents):
+            writer.add("train", ids, 3 * len(ids), f"a.txt:{number}")
+        writer.close({})
+    return TokenStore(tmp_path / "store"), documents
+
+
+def test_store_gives_back_what_was_written_across_shards(store):
+    opened, documents = store
+    stream = np.concatenate(documents)
+    assert opened.manifest["dtype"] == "uint16"
+    assert len(opened.manifest["parts"]["train"]["shards"]) > 1
+    for start in range(len(stream)):
+        for count in range(1, len(stream) - start + 1):
+            assert (opened.train.read(start, count) == stream[start : start + count]).all()
+    for (origin, ids), (number, wanted) in zip(opened.train.each_document(), enumerate(documents), strict=True):
+        assert origin == f"a.txt:{number}"
+        assert (ids == wanted).all()
+    assert opened.train.origins(4, 7) == ["a.txt:0", "a.txt:1", "a.txt:2"]
+    assert opened.train.origins(19, 20) == ["a.txt:4"]
+
+
+def test_blocks_predict_every_token_but_the_first_once(store):
+    opened, documents = store
+    stream = np.concatenate(documents)
+    blocks = Blocks(opened.train, length=4, lookahead=1)
+    targets = np.concatenate([blocks.read(index)[1:] for index in range(len(blocks))])
+    assert (targets == stream[1 : 1 + len(targets)]).all()
+    assert len(blocks) * 4 + blocks.left_over == len(stream)
+    assert 1 <= blocks.left_over <= 4
+
+
+def test_a_flipped_bit_is_found_and_named(store):
+    opened, _ = store
+    file = opened.folder / "train" / "00000.tokens"
+    data = bytearray(file.read_bytes())
+    data[3] ^= 4
+    file.write_bytes(data)
+    with pytest.raises(InputError, match="00000.tokens"):
+        TokenStore(opened.folder).verify()
+    file.write_bytes(data[:-1])
+    with pytest.raises(InputError, match="another size"):
+        TokenStore(opened.folder)
+
+
+@given(text=st.text())
+@settings(max_examples=200, deadline=None)
+def test_any_text_comes_back_exactly(tokenizer, text):
+    text = text.encode("utf-8", "ignore").decode()
+    assert tokenizer.decode(next(tokenizer.encode([text]))) == text
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(iter([TEXT]), TokenizerTraining(vocab=300))
+
+
+def test_special_tokens_in_a_text_stay_text(tokenizer):
+    ids = next(tokenizer.encode(["до <|endoftext|> после"]))
+    assert tokenizer.end_id not in ids
+    assert tokenizer.decode(ids) == "до <|endoftext|> после"
+
+
+def test_a_trained_tokenizer_opens_with_transformers(tokenizer, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer.save(tmp_path)
+    opened = AutoTokenizer.from_pretrained(tmp_path)
+    assert opened.eos_token == "<|endoftext|>"
+    assert opened.encode(TEXT) == list(next(tokenizer.encode([TEXT])))
+    assert load_tokenizer(str(tmp_path)).fingerprint == tokenizer.fingerprint
+
+
+def test_more_vocabulary_than_the_text_allows_is_refused():
+    with pytest.raises(InputError, match=r"tokenizer\.train\.vocab.*30,000 tokens are more than this text yields"):
+        train_tokenizer(iter([TEXT]), TokenizerTraining(vocab=30000))
+
+
+@pytest.mark.parametrize(("name", "end"), [("gpt2", 50256), ("roberta-base", 2)])
+def test_known_vocabularies_load_from_a_folder(shared_data, name, end):
+    opened = load_tokenizer(str(shared_data / "tokenizers" / name))
+    assert opened.end_id == end
+    text = "Hello  world, привет\n\tмир!"
+    assert opened.decode(next(opened.encode([text]))) == text

@@ -1,0 +1,200 @@
+"""The loop: one loss however the batch is cut, resume bit for bit, signals, NaN, the saved model."""
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers import artel, kill, largest_difference, losses, metrics, start, torchrun, wait_for_step, write_run
+
+CASES = Path(__file__).parent / "workers" / "train_cases.py"
+
+
+@pytest.mark.processes
+def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
+    """Global batch 64 on 1, 2 and 4 processes, accumulation 1 and 4, SGD and AdamW: 1e-5 relative."""
+    found = {}
+    for processes in (1, 2, 4):
+        files = []
+        for optimizer in ("sgd", "adamw"):
+            for accumulation in (1, 4):
+                train = {
+                    "optimizer": optimizer,
+                    "learning_rate": 0.1 if optimizer == "sgd" else 1e-3,
+                    "micro_batch": 64 // processes // accumulation,
+                }
+                files.append(write_run(tmp_path / f"{processes}-{optimizer}-{accumulation}.yaml", train=train))
+        done = torchrun(processes, CASES, *files)
+        assert done.returncode == 0, done.stderr[-3000:]
+        for file in files:
+            found[file.stem] = losses(file.with_suffix(""))
+    for optimizer in ("sgd", "adamw"):
+        reference = found[f"1-{optimizer}-1"]
+        assert len(reference) == 6
+        assert reference[6][0] < reference[1][0]  # it learns, so equal losses mean equal updates
+        for name, other in found.items():
+            if optimizer in name:
+                assert largest_difference(reference, other) < 1e-5, name
+
+
+@pytest.mark.processes
+def test_a_batch_that_no_number_of_processes_divides(tmp_path):
+    """7 rows on 1 and on 3 processes, the last step shorter: filler rows change nothing, none is skipped."""
+    train = {"steps": None, "epochs": 0.2, "batch": 7, "micro_batch": 2}
+    one, three = (write_run(tmp_path / f"{name}.yaml", train=train) for name in ("one", "three"))
+    for processes, file in ((1, one), (3, three)):
+        done = torchrun(processes, CASES, file)
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert largest_difference(losses(one.with_suffix("")), losses(three.with_suffix(""))) < 1e-5
+
+
+def test_killed_at_five_random_steps_ends_bit_equal(tmp_path):
+    changes = {"train": {"steps": 60, "batch": 16}, "checkpoint": {"every": 4},
+               "model": {"config": {"resid_pdrop": 0.1}}}  # fmt: skip  # dropout too must come back the same
+    whole = write_run(tmp_path / "whole.yaml", **changes)
+    assert artel("train", whole).returncode == 0
+    broken = write_run(tmp_path / "broken.yaml", **changes)
+    folder = broken.with_suffix("")
+    steps = sorted(random.Random(5).sample(range(3, 56), 5))
+    for step in steps:
+        process = start("train", broken)
+        wait_for_step(process, folder, step)
+        kill(process)
+    done = artel("train", broken, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "going on after step" in done.stderr
+    assert json.loads(done.stdout)["steps"] == 60
+    expected, found = (load_file(run.with_suffix("") / "model" / "model.safetensors") for run in (whole, broken))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert losses(whole.with_suffix("")) == losses(folder)
+
+
+@pytest.mark.processes
+def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
+    """SIGTERM saves and exits 130; two processes go on with the same blocks: losses within 1e-5."""
+    changes = {"train": {"steps": 40, "batch": 16}}
+    whole = write_run(tmp_path / "whole.yaml", **changes)
+    assert artel("train", whole).returncode == 0
+    broken = write_run(tmp_path / "broken.yaml", **changes)
+    folder = broken.with_suffix("")
+    process = start("train", broken)
+    wait_for_step(process, folder, 10)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "stopped and saved after step" in told
+    done = artel("train", broken, "--nproc", "2", "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["steps"] == 40
+    assert largest_difference(losses(whole.with_suffix("")), losses(folder)) < 1e-5
+
+
+@pytest.mark.processes
+def test_ctrl_c_on_two_processes_saves_and_exits_130(tmp_path):
+    run = write_run(tmp_path / "run.yaml", train={"steps": 5000, "batch": 16})
+    process = start("train", run, "--nproc", "2")
+    wait_for_step(process, run.with_suffix(""), 5)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    step = max(losses(run.with_suffix("")))
+    assert (run.with_suffix("") / "checkpoints" / "latest").resolve().name == f"step-{step:09d}"
+
+
+def test_the_saved_model_is_the_trained_one(tmp_path):
+    """RUN/model opens with transformers and gives artel's own logits; validation figures hang together."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from artel.using import open_model
+
+    run = write_run(tmp_path / "run.yaml", validate={"prompts": ["The"], "new_tokens": 5})
+    done = artel("train", run, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result.keys() == {
+        "run", "steps", "tokens", "train_loss", "validation", "tokens_per_second", "wall_seconds", "peak_memory_gib"
+    }  # fmt: skip
+    assert result["tokens"] == 6 * 64 * 32
+    assert result["validation"]["perplexity"] == pytest.approx(2.718281828 ** result["validation"]["loss"], rel=1e-6)
+    folder = run.with_suffix("")
+    ids = torch.tensor([AutoTokenizer.from_pretrained(folder / "model")("The quick brown")["input_ids"]])
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(folder / "model").eval()(ids).logits
+        ours = open_model(str(folder)).model.eval()(ids).logits
+    assert torch.equal(theirs, ours)
+    assert json.loads((folder / "samples.jsonl").read_text().splitlines()[0])["prompt"] == "The"
+    again = artel("train", run, "--json")
+    assert again.returncode == 0
+    assert "is complete" in again.stderr
+    assert json.loads(again.stdout) == result
+
+
+def test_a_changed_run_file_is_refused_with_the_difference(tmp_path):
+    run = write_run(tmp_path / "run.yaml")
+    assert artel("train", run).returncode == 0
+    done = artel("train", run, "train.learning_rate=0.5", "data.block=16")
+    assert done.returncode == 2
+    assert "train.learning_rate: 0.001 -> 0.5" in done.stderr
+    assert "data.block: 32 -> 16" in done.stderr
+    assert "--restart" in done.stderr
+    assert artel("train", run, "train.learning_rate=0.5", "--restart").returncode == 0
+    assert metrics(run.with_suffix(""))[0]["step"] == 1
+
+
+def test_nan_stops_the_run_and_names_step_and_documents(tmp_path):
+    run = write_run(tmp_path / "run.yaml", train={"learning_rate": 1e30, "clip": None, "warmup": 0, "batch": 2})
+    done = artel("train", run)
+    assert done.returncode == 1
+    assert "step 2" in done.stderr or "step 3" in done.stderr
+    assert "NaN or infinite" in done.stderr
+    assert "dummy" in done.stderr  # the origin of its documents
+    assert not (run.with_suffix("") / "model").exists()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path):
+    run = write_run(tmp_path / "run.yaml", checkpoint={"every": 2})
+    assert artel("train", run).returncode == 0
+    folder = run.with_suffix("")
+    weights = folder / "checkpoints" / "step-000000006" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    (folder / "result.json").unlink()
+    done = artel("train", run)
+    assert done.returncode == 0, done.stderr
+    assert "step-000000006 is damaged" in done.stderr
+    assert "going on after step 4" in done.stderr
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "roberta", "mistral"])
+def test_other_architectures_train_from_scratch(tmp_path, model_type):
+    from artel.config import load_run
+    from artel.parallel import Processes
+    from artel.preparing import prepare
+    from artel.training.loop import train
+
+    config = {
+        "model_type": model_type, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }  # fmt: skip
+    if model_type != "roberta":
+        config |= {"num_key_value_heads": 2, "head_dim": 8}
+    file = write_run(tmp_path / "run.yaml", model=None, train={"learning_rate": 1e-2})
+    run = load_run(str(file), [f"model.config={json.dumps(config)}"])
+    result = train(run, prepare(run), Processes(0, 1, 0, torch.device("cpu")), lambda text: None)
+    found = losses(file.with_suffix(""))
+    assert found[6][0] < found[1][0]
+    assert result["validation"]["loss"] < found[1][0]
+
+
+def test_muon_learns(tmp_path):
+    run = write_run(tmp_path / "run.yaml", train={"optimizer": "muon", "steps": 12}, checkpoint={"every": 6})
+    assert artel("train", run).returncode == 0
+    found = losses(run.with_suffix(""))
+    assert found[12][0] < found[1][0] - 0.5
