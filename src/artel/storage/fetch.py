@@ -17,7 +17,7 @@ import xxhash
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.storage.atomic import new_folder
 
-_PAUSES = (0.3, 1.5)  # seconds before the second and the third try
+_PAUSES = (0.3, 1.0)  # seconds before the second and the third try
 _CHUNK = 1 << 18
 _FIX_ADDRESS = "check the address"
 _FIX_NETWORK = "check the address and the network (proxies: http_proxy, https_proxy), and start again"

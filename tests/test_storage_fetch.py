@@ -1,0 +1,120 @@
+"""Fetching over a real http server on the loopback address: cache, retries, refusals."""
+
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from artel.errors import InputError, WorkError
+from artel.storage import fetch
+
+
+@dataclass
+class Site:
+    """A server, what it was asked, and its address."""
+
+    address: str
+    asked: Counter[str] = field(default_factory=Counter)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = unquote(self.path)
+            served.asked[path] += 1
+            if path == "/missing":
+                self.send_error(404)
+            elif path == "/broken" or (path == "/flaky" and served.asked[path] < 3):
+                self.send_error(503)
+            elif path == "/moved":
+                self.send_response(302)
+                self.send_header("Location", "/page")
+                self.end_headers()
+            elif path == "/cut":
+                self.answer(b"half", length=1000)
+            elif path == "/endless":
+                self.answer(b"x" * 5000, length=None)
+            else:
+                self.answer("Анна".encode("cp1251"), length=4)
+
+        def answer(self, body: bytes, length: int | None) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=windows-1251")
+            if length is not None:
+                self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served = Site(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield served
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("path", ["/page", "/moved", "/flaky", "/страница с пробелом?и=да#часть"])
+def test_a_page_is_fetched_once_with_its_header(site: Site, tmp_path: Path, path: str) -> None:
+    fetched = fetch(site.address + path, tmp_path)
+    assert fetched.path.read_bytes().decode("cp1251") == "Анна"
+    assert fetched.content_type == "text/html; charset=windows-1251"
+    asked = site.asked.total()
+    assert fetch(site.address + path, tmp_path) == fetched
+    assert site.asked.total() == asked
+
+
+def test_what_is_not_there_is_asked_for_once_and_not_cached(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=rf"{site.address}/missing: the server answers 404 Not Found"):
+        fetch(site.address + "/missing", tmp_path)
+    assert site.asked["/missing"] == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("path", "message"), [("/broken", "503"), ("/cut", "cut after 4 of 1,000 bytes")])
+def test_a_failing_server_is_tried_three_times(site: Site, tmp_path: Path, path: str, message: str) -> None:
+    with pytest.raises(WorkError, match=message):
+        fetch(site.address + path, tmp_path)
+    assert site.asked[path] == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_large_a_body_is_refused_also_when_its_length_is_unsaid_or_it_is_cached(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="over the limit of 1,000"):
+        fetch(site.address + "/endless", tmp_path, max_bytes=1000)
+    fetch(site.address + "/page", tmp_path)
+    with pytest.raises(InputError, match="over the limit of 3"):
+        fetch(site.address + "/page", tmp_path, max_bytes=3)
+
+
+def test_addresses_and_networks_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    for url in ("ftp://host/file", "http://", "http://host:port/", "http://[::1/"):
+        with pytest.raises(InputError, match="is not an address"):
+            fetch(url, tmp_path)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers there
+        with pytest.raises(WorkError, match="refuses the connection"):
+            fetch(f"http://127.0.0.1:{unused.getsockname()[1]}/", tmp_path)
+    with pytest.raises(WorkError, match=r"the name artel\.invalid is not found"):
+        fetch("http://artel.invalid/text.html", tmp_path, timeout=5)
+
+
+def test_a_silent_server_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    message = r"no answer within 0\.1 seconds, three times"
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(WorkError, match=message):
+        fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/", tmp_path, timeout=0.1)
