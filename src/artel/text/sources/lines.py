@@ -24,6 +24,13 @@ class BadLine:
     detail: str
 
 
+_DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError)
+
+
+def _damaged(error: Exception) -> BadLine:
+    return BadLine("truncated", f"the compressed file is damaged here: {error}")
+
+
 def read_lines(file: Path, origin: str, encoding: str, largest: int) -> Iterator[tuple[int, str | BadLine]]:
     """(line number from 1, the line without its end, or what is wrong with it).
 
@@ -31,8 +38,13 @@ def read_lines(file: Path, origin: str, encoding: str, largest: int) -> Iterator
     bytes; a compressed file that ends too early gives a last bad line.
     """
     with _open(file) as stream:
-        head = stream.peek(SAMPLE)[:SAMPLE] if isinstance(stream, io.BufferedReader) else b""
-        name = detect_encoding(head, cut=len(head) >= SAMPLE) if encoding == "auto" else encoding
+        try:
+            head = stream.peek(SAMPLE)[:SAMPLE]
+        except _DAMAGED as error:
+            yield 1, _damaged(error)
+            return
+        # A compressed stream may show less than its whole: the sample always counts as cut.
+        name = detect_encoding(head, cut=True) if encoding == "auto" else encoding
         if name.startswith(("utf-16", "utf-32")):  # their line feeds are not bytes of their own
             yield from enumerate(decode(stream.read(), name).split("\n"), 1)
             return
@@ -41,8 +53,8 @@ def read_lines(file: Path, origin: str, encoding: str, largest: int) -> Iterator
             number += 1
             try:
                 line = stream.readline(largest + 1)
-            except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
-                yield number, BadLine("truncated", f"the compressed file is damaged here: {error}")
+            except _DAMAGED as error:
+                yield number, _damaged(error)
                 return
             if not line:
                 return
