@@ -66,10 +66,11 @@ class Replicated:
         self._bf16 = precision == "bf16"
         self._learner: nn.Module = _Learner(model, objective)
         if processes.world > 1:
+            # Buffers are computed alike on every rank (masks, rotary angles): nothing to send at each forward.
+            buffers = [name for name, _ in self._learner.named_buffers()]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._learner, buffers)
             devices = [processes.device] if processes.device.type == "cuda" else None
-            self._learner = DistributedDataParallel(
-                self._learner, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
+            self._learner = DistributedDataParallel(self._learner, device_ids=devices, gradient_as_bucket_view=True)
 
     def add_up(self, numbers: list[float]) -> list[float]:
         if self._processes.world == 1:

@@ -163,6 +163,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     store, tokenizer = prepared.open(), prepared.tokenizer()
     objective = objective_of(config)
     if processes.first:
+        folder.path.mkdir(parents=True, exist_ok=True)
         store.verify()
     blocks = Blocks(store.train, config.data.block, objective.lookahead)
     validation = Blocks(store.validation, config.data.block, objective.lookahead)
