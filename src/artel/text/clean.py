@@ -9,7 +9,8 @@ from artel.config import CleanConfig
 
 # Everything below space but line feed and tab, delete, the C1 block, and the byte order mark wherever it strayed.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
-_TRAILING = re.compile(r"[^\S\n]+$", re.MULTILINE)
+# Begins only where a run of spaces begins: a try at each space of a long run would take quadratic time.
+_TRAILING = re.compile(r"(?<![^\S\n])[^\S\n]+$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{4,}")
 # Halves of UTF-16 pairs, as broken JSON has them: no character, and UTF-8 cannot write them.
 _SURROGATES = re.compile("[\ud800-\udfff]")

@@ -9,15 +9,17 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from artel.text.encodings import NotText, decode, marked_encoding
 
-_GONE = "script, style, noscript, template, head, iframe, object, svg, select, textarea, button"
+_GONE = frozenset("script style noscript template head iframe object svg select textarea button".split())
 _BLOCKS = frozenset(
-    "address article aside blockquote body br caption center dd details div dl dt fieldset figcaption figure footer form "
-    "h1 h2 h3 h4 h5 h6 header hr html legend li main nav ol p pre section summary table tbody td tfoot th thead tr "
-    "ul".split()
+    "address article aside blockquote body br caption center dd details div dl dt fieldset figcaption figure footer "
+    "form h1 h2 h3 h4 h5 h6 header hr html legend li main nav ol p pre section summary table tbody td tfoot th thead "
+    "tr ul".split()
 )
 _DECLARED = re.compile(
     rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w-]+)|<\?xml[^>]+encoding\s*=\s*["']([\w-]+)""", re.IGNORECASE
 )
+# What pages mean by these names, and browsers read: its superset, that has quotation marks and dashes.
+_MEANT = dict.fromkeys(("iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii"), "windows-1252")
 _HEADER = re.compile(r"charset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 # The site wraps the work itself in these comments: the inner pair where a page has it, else the outer one.
 _LIB_RU = (
@@ -40,10 +42,8 @@ def html_to_text(
     if profile == "lib.ru":
         page = _lib_ru(page)
     # Removed before parsing: an unclosed comment would swallow the rest of the page.
-    page = re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL).replace("<!--", "")
+    page = _without_comments(page)
     tree = LexborHTMLParser(page)
-    for node in tree.css(_GONE):
-        node.decompose()
     root = tree.body or tree.root
     return _lines(_pieces(root)) if root is not None else ""
 
@@ -54,12 +54,22 @@ def _decode(data: bytes, content_type: str) -> str:
     named = _HEADER.search(content_type)
     declared = _DECLARED.search(data[:4096])
     for name in (named and named[1], declared and (declared[1] or declared[2]).decode()):
-        if name:
+        if name and not name.lower().startswith("utf-16"):  # a page that can be read so far is not in it
             try:
-                return decode(data, name)
+                return decode(data, _MEANT.get(name.lower(), name))
             except (NotText, LookupError):
                 continue  # a wrong declaration is common; the bytes decide
     return decode(data)
+
+
+def _without_comments(page: str) -> str:
+    pieces: list[str] = []
+    at = 0
+    # Not a regular expression: `<!--.*?-->` takes quadratic time where many comments begin and none ends.
+    while (start := page.find("<!--", at)) >= 0 and (end := page.find("-->", start + 2)) >= 0:
+        pieces.append(page[at:start])
+        at = end + 3
+    return "".join(pieces) + page[at:].replace("<!--", "")
 
 
 def _lib_ru(page: str) -> str:
@@ -84,6 +94,8 @@ def _pieces(root: LexborNode) -> list[str]:
         if node.is_text_node:
             text = node.text_content or ""
             pieces.append(text.translate(_KEEP) if preformatted else re.sub(r"\s+", " ", text))
+            continue
+        if node.tag in _GONE:
             continue
         if node.tag in _BLOCKS:
             pieces.append("\n")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import codecs
 import glob
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
+from artel.text.encodings import is_text_encoding
 
 SUFFIXES = {
     "html": (".html", ".htm", ".xhtml", ".shtml"),
@@ -35,31 +36,29 @@ def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
 
 
 def is_url(path: str) -> bool:
-    return path.startswith(("http://", "https://"))
+    return path.lower().startswith(("http://", "https://"))
 
 
-def format_of(source: SourceConfig, name: str) -> str:
-    """The format of a file: as the source says, else by suffix; a URL is a page unless its suffix says otherwise."""
+def file_name(origin: str) -> str:
+    """The last part of a path or URL, in small letters: it has the suffixes that say what the file holds."""
+    return (urlsplit(origin).path if is_url(origin) else origin).lower().rsplit("/", 1)[-1]
+
+
+def format_of(source: SourceConfig, origin: str, content_type: str = "") -> str:
+    """The format of a file: as the source says, else by suffix, else text; a URL with no known suffix is a page."""
     if source.format != "auto":
         return source.format
-    lower = name.split("?")[0].lower()
-    found = next((kind for kind, suffixes in SUFFIXES.items() if lower.endswith(suffixes)), None)
-    return found or ("html" if is_url(name) else "text")
+    found = next((kind for kind, suffixes in SUFFIXES.items() if file_name(origin).endswith(suffixes)), None)
+    return found or ("html" if is_url(origin) and not content_type.startswith("text/plain") else "text")
 
 
 def check_sources(data: DataConfig) -> None:
     """Raise InputError with every path that is missing, unreadable or of no use, and every unknown encoding."""
     problems: list[Problem] = []
     for where, source in all_sources(data):
-        if source.encoding != "auto":
-            try:
-                codecs.lookup(source.encoding)
-            except LookupError:
-                problems.append(
-                    Problem(
-                        f"{where}.encoding", f"there is no encoding {source.encoding!r}", "write utf-8, windows-1251 …"
-                    )
-                )
+        if source.encoding != "auto" and not is_text_encoding(source.encoding):
+            what = f"there is no encoding {source.encoding!r}"
+            problems.append(Problem(f"{where}.encoding", what, "write utf-8, windows-1251 …"))
         for path in source.path:
             files, found = _find(source, path, where if where == "data.validation" else f"{where}.path")
             problems += found
@@ -88,6 +87,13 @@ def _find(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list
     if "://" in path:
         kind = path.split("://")[0]
         return [], [Problem(where, f"{kind}:// cannot be read", "give files, globs, folders or http(s) addresses")]
+    try:
+        return _find_here(source, path, where)
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        return [], [Problem(where, f"{path[:200]} cannot be read: {error.strerror}", "check the name and permissions")]
+
+
+def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list[Problem]]:
     given = Path(path.replace("{stdlib}", sysconfig.get_path("stdlib"))).expanduser()
     name = str(given)
     if given.is_dir():

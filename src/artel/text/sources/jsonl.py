@@ -10,13 +10,14 @@ import orjson
 from artel.config import DataConfig, SourceConfig
 from artel.text.encodings import NotText
 from artel.text.records import Record, Rejected
+from artel.text.sources.find import file_name
 from artel.text.sources.lines import BadLine, read_lines
 
 
 def read_jsonl(
     file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig
 ) -> Iterator[Record | Rejected]:
-    if file.suffix == ".json" and _is_array(file):
+    if file_name(origin).endswith(".json") and _is_array(file):
         yield from _read_array(file, origin, set_name, source)
         return
     try:

@@ -8,12 +8,16 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import zstandard
 
 from artel.errors import InputError, Problem
 from artel.text.encodings import SAMPLE, NotText, decode, detect_encoding
+from artel.text.sources.find import file_name
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class BadLine:
     detail: str
 
 
+_PIECE = 1 << 14  # compressed bytes undone at once; what comes out may be thousands of times larger
 _DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError)
 
 
@@ -37,7 +42,7 @@ def read_lines(file: Path, origin: str, encoding: str, largest: int) -> Iterator
     The encoding is judged by the first megabyte. Raises NotText for binary data, InputError for a line over `largest`
     bytes; a compressed file that ends too early gives a last bad line.
     """
-    with _open(file) as stream:
+    with _open(file, origin) as stream:
         try:
             head = stream.peek(SAMPLE)[:SAMPLE]
         except _DAMAGED as error:
@@ -68,11 +73,44 @@ def read_lines(file: Path, origin: str, encoding: str, largest: int) -> Iterator
                 yield number, BadLine(error.reason, error.detail)
 
 
-def _open(file: Path) -> io.BufferedReader:
-    name = file.name.lower()
+def _open(file: Path, origin: str) -> io.BufferedReader:
+    name = file_name(origin)
     if name.endswith(".gz"):
         return io.BufferedReader(cast(io.RawIOBase, gzip.open(file, "rb")), SAMPLE)
     if name.endswith(".zst"):
-        reader = zstandard.ZstdDecompressor().stream_reader(file.open("rb"), closefd=True, read_across_frames=True)
-        return io.BufferedReader(cast(io.RawIOBase, reader), SAMPLE)
+        return io.BufferedReader(_Zstandard(file), SAMPLE)
     return io.BufferedReader(file.open("rb", buffering=0), SAMPLE)
+
+
+class _Zstandard(io.RawIOBase):
+    """The content of a .zst file. The library's own reader takes a file that was cut off for one that ends there."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.open("rb", buffering=0)
+        self._frame = zstandard.ZstdDecompressor().decompressobj()
+        self._ready = memoryview(b"")
+        self._begun = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        while not self._ready:
+            piece = self._frame.unused_data or self._file.read(_PIECE)
+            if not piece:
+                if self._begun and not self._frame.eof:
+                    raise EOFError("it is cut off")
+                return 0
+            if self._frame.eof:  # a file may hold several frames, one after another
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._begun = True
+            self._ready = memoryview(self._frame.decompress(piece))
+        target = memoryview(buffer).cast("B")
+        count = min(len(target), len(self._ready))
+        target[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -33,7 +33,7 @@ def read_source(source: SourceConfig, where: str, data: DataConfig) -> Items:
 
 
 def _read(file: Path, origin: str, content_type: str, set_name: str, source: SourceConfig, data: DataConfig) -> Items:
-    kind = format_of(source, origin)
+    kind = format_of(source, origin, content_type)
     if kind == "html" or (kind == "text" and source.document == "file"):
         size = file.stat().st_size
         if size > data.max_document:

@@ -1,0 +1,162 @@
+"""Texts that are damaged, mislabelled or made to take long: each gives its text, or a reason, and soon."""
+
+import contextlib
+import gzip
+import random
+import time
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artel.config import CleanConfig, DataConfig
+from artel.errors import ArtelError, InputError
+from artel.text import Ledger, html_to_text, read_documents
+from artel.text.clean import clean
+from artel.text.encodings import NotText, decode, detect_encoding
+
+LINES = "".join(f'{{"text": "Строка {number}, и в ней слова"}}\n' for number in range(3000)).encode()
+
+
+def read(path, *, max_bad=0.0, **source):
+    """(texts, ledger as told) of one source."""
+    ledger = Ledger()
+    data = {"validation": 0.0, "max_bad": max_bad, "sources": [{"path": str(path), **source}]}
+    texts = [document.record.text for document in read_documents(DataConfig.model_validate(data), ledger)]
+    ledger.check()
+    return texts, ledger.to_json()
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_single_sentences_in_three_encodings(shared_data, upper):
+    lines = (shared_data / "sentences/ru_sentences.txt").read_text().split("\n")
+    lines = [line.upper() if upper else line for line in lines if line.strip()]
+    right = total = 0
+    for line in random.Random(1).sample(lines, 200):
+        for name in ("windows-1251", "koi8-r", "cp866"):
+            data = line.encode(name, "ignore")
+            if not data.isascii():
+                total += 1
+                right += decode(data) == data.decode(name)
+    assert right >= 0.99 * total
+
+
+@pytest.mark.parametrize("text", ["А я и ты", "Чта-а-а!!!", "ЧАСТЬ ПЕРВАЯ", "Война и мир", "Глава I"])
+@pytest.mark.parametrize("name", ["windows-1251", "koi8-r", "cp866"])
+def test_very_short_russian(text, name):
+    assert decode(text.encode(name)) == text
+
+
+@pytest.mark.parametrize("text", ["café au lait", "Füße müssen größer", "naïve Zoë", "“quoted” text"])
+def test_western_text_is_not_taken_for_russian(text):
+    assert decode(text.encode("cp1252")) == text
+
+
+def test_a_novel_in_utf_8_with_one_bad_byte_is_named_and_not_guessed_at(shared_data, tmp_path):
+    data = (shared_data / "literature/oblomov.txt").read_bytes()
+    (tmp_path / "a.txt").write_bytes(data[:500_001] + b"\xff" + data[500_001:])
+    with pytest.raises(InputError, match=r"a\.txt: is not utf-8: byte 0xff at 500001"):
+        read(tmp_path / "a.txt")
+    (tmp_path / "cut.txt").write_bytes(data[:501])  # in the middle of a letter
+    with pytest.raises(InputError, match=r"cut\.txt: is not utf-8"):
+        read(tmp_path / "cut.txt")
+
+
+def test_an_encoding_that_is_given_is_taken_strictly(tmp_path):
+    (tmp_path / "a.txt").write_bytes("Привет".encode("cp1251"))
+    assert read(tmp_path / "a.txt", encoding="windows-1251")[0] == ["Привет"]
+    with pytest.raises(InputError, match=r"is not utf-8: byte 0xcf at 0"):
+        read(tmp_path / "a.txt", encoding="utf-8")
+    for name in ("hex", "zlib", "undefined", "utf-8\0", "nonsense"):
+        with pytest.raises(InputError, match=r"data\.sources\.0\.encoding: there is no encoding"):
+            read(tmp_path / "a.txt", encoding=name)
+
+
+def test_a_late_line_in_another_encoding_is_rejected_alone(tmp_path):
+    lines = [f"строка {number}" for number in range(60_000)]
+    (tmp_path / "a.txt").write_bytes("\n".join(lines).encode() + "\nчужая\n".encode("koi8-r") + "конец".encode())
+    texts, told = read(tmp_path / "a.txt", document="line", max_bad=0.01)
+    assert texts == [*lines, "конец"]
+    assert told["rejected"][0]["origin"].endswith("a.txt:60001")
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_compressed_files_that_are_whole_cut_or_nonsense(tmp_path, pack):
+    suffix = "gz" if pack is gzip.compress else "zst"
+    file = tmp_path / f"a.jsonl.{suffix}"
+    file.write_bytes(pack(LINES) + pack(LINES.replace("Строка".encode(), "Вторая".encode())))  # two members, one file
+    assert len(read(file)[0]) == 6000
+    file.write_bytes(pack(LINES)[:-40])
+    with pytest.raises(InputError, match=r"a\.jsonl\.\w+:\d+: the compressed file is damaged here: "):
+        read(file)
+    file.write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"a\.jsonl\.\w+:1: the compressed file is damaged here: "):
+        read(file)
+
+
+def test_the_piles_own_files_are_read(shared_data):
+    texts, told = read(shared_data / "pile" / "*.jsonl.zst")
+    assert told["documents"]["read"] == 171
+    assert len(texts) == told["documents"]["kept"]
+
+
+@pytest.mark.parametrize(
+    ("head", "content_type"),
+    [(b"<meta charset=undefined>", ""), (b"<meta charset=hex>", ""), (b"<meta charset=utf-16>", ""),
+     (b"", "text/html; charset=idna"), (b"", "text/html; charset=utf-8")],
+)  # fmt: skip
+def test_a_page_that_lies_about_its_encoding(head, content_type):
+    page = head + "<p>Анна Каренина</p>".encode("cp1251")
+    assert html_to_text(page, content_type) == "Анна Каренина"
+
+
+def test_latin_1_means_what_browsers_mean_by_it():
+    page = b'<meta http-equiv="Content-Type" content="text/html; charset=iso-8859-1">\x93word\x94 \x96 caf\xe9'
+    assert html_to_text(page) == "“word” – café"
+
+
+def test_nested_and_repeated_machinery_is_skipped():
+    page = b"<svg><script>a</script><svg><style>b</style></svg></svg><object><object>c</object></object><p>text" * 500
+    assert html_to_text(page) == "\n".join(["text"] * 500)
+
+
+def test_nothing_takes_quadratic_time():
+    start = time.monotonic()
+    assert html_to_text(b"<!-- " * 100_000 + b"text").endswith("text")
+    assert html_to_text(b"<!-- x -->" * 100_000 + b"text") == "text"
+    assert len(clean("a" + " " * 1_000_000 + "b\n", CleanConfig())) == 1_000_002
+    assert clean("a" + "\n \n" * 300_000 + "b", CleanConfig()) == "a\n\n\nb"
+    assert time.monotonic() - start < 10  # a fraction of a second; hours when quadratic
+
+
+def test_paths_that_cannot_be(tmp_path):
+    for path in ("a" * 5000, "nul\0byte.txt", str(tmp_path / "x.txt" / "deeper")):
+        with pytest.raises(InputError, match=r"data\.sources\.0\.path"):
+            read(path)
+
+
+def test_binary_data_is_told(tmp_path):
+    for data in (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\x7fELF\x02\x01\x01" + b"\0" * 20):
+        with pytest.raises(NotText, match="binary"):
+            detect_encoding(data)
+
+
+@given(
+    data=st.one_of(
+        st.binary(max_size=200), st.builds(lambda a, b: b'{"text": "' + a + b + b'"}\n', *[st.binary(max_size=40)] * 2)
+    )
+)
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize(
+    ("suffix", "source"),
+    [(".txt", {}), (".txt", {"document": "line"}), (".txt", {"document": "paragraph"}), (".html", {}),
+     (".html", {"profile": "lib.ru"}), (".jsonl", {}), (".json", {}), (".jsonl.gz", {}), (".jsonl.zst", {})],
+)  # fmt: skip
+def test_any_bytes_give_documents_or_an_error_for_people(tmp_path_factory, suffix, source, data):
+    file = tmp_path_factory.getbasetemp() / f"any{suffix}"
+    file.write_bytes(data)
+    with contextlib.suppress(ArtelError):
+        texts, told = read(file, max_bad=1.0, **source)
+        assert len(texts) == told["documents"]["kept"]
+        assert all(text.encode() for text in texts)
