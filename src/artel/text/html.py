@@ -26,8 +26,9 @@ _LIB_RU = (
     (re.compile("<!--Section Begins-->"), re.compile("<!--Section Ends-->")),
     (re.compile("<!-+ *Собственно произведение *-*>"), re.compile("<!-+ *Блок описания произведения|<!-{20,}>")),
 )
-# Spaces and line feeds of <pre>, while other white space is folded.
-_KEEP, _GIVE_BACK = str.maketrans(" \n", "\x01\x02"), str.maketrans("\x01\x02", " \n")
+# While white space is folded: where a line ends, and the white space of <pre>, that stays.
+_LINE_END = "\x00"
+_KEPT = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
 
 
 def html_to_text(
@@ -38,7 +39,7 @@ def html_to_text(
     The encoding is the one given, else by byte order mark, HTTP header, `<meta>` or XML declaration, else detected.
     """
     page = _decode(data, content_type) if encoding == "auto" else decode(data, encoding)
-    page = re.sub("[\x00-\x02]", "", page)
+    page = re.sub("[\x00-\x03]", "", page)
     if profile == "lib.ru":
         page = _lib_ru(page)
     # Removed before parsing: an unclosed comment would swallow the rest of the page.
@@ -83,22 +84,25 @@ def _lib_ru(page: str) -> str:
 
 
 def _pieces(root: LexborNode) -> list[str]:
-    """Text in document order, white space folded but for <pre>; a block element is a line feed before and after."""
+    """Text in document order, the white space of <pre> put by; a block element ends a line before and after it."""
     pieces: list[str] = []
     stack: list[tuple[LexborNode | None, bool]] = [(root, False)]
     while stack:  # no recursion: a page may nest ten thousand deep
         node, preformatted = stack.pop()
         if node is None:
-            pieces.append("\n")
+            pieces.append(_LINE_END)
             continue
         if node.is_text_node:
             text = node.text_content or ""
-            pieces.append(text.translate(_KEEP) if preformatted else re.sub(r"\s+", " ", text))
+            if preformatted:
+                for stand_in, space in _KEPT:
+                    text = text.replace(space, stand_in)
+            pieces.append(text)
             continue
         if node.tag in _GONE:
             continue
         if node.tag in _BLOCKS:
-            pieces.append("\n")
+            pieces.append(_LINE_END)
             stack.append((None, False))
         inside = preformatted or node.tag == "pre"
         stack.extend((child, inside) for child in reversed(list(node.iter(include_text=True))))
@@ -106,5 +110,10 @@ def _pieces(root: LexborNode) -> list[str]:
 
 
 def _lines(pieces: list[str]) -> str:
-    text = re.sub(r" *\n[ \n]*", "\n", re.sub(r" {2,}", " ", "".join(pieces)))
-    return text.translate(_GIVE_BACK).strip("\n ")
+    # str.split and str.replace: ten times as fast as regular expressions here.
+    folded = " ".join("".join(pieces).split())
+    lines = (line.strip(" ") for line in folded.split(_LINE_END))
+    text = "\n".join(line for line in lines if line)
+    for stand_in, space in _KEPT:
+        text = text.replace(stand_in, space)
+    return text.strip("\n ")
