@@ -31,7 +31,7 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest
 
-bench: setup
+bench: setup  # make bench TEXT=novel.txt
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash benchmarks/run.sh
 
 docs: setup

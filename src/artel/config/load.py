@@ -222,12 +222,10 @@ def _did_you_mean(key: Key) -> str:
     if section is None:
         return ""
     names = [field.alias or name for name, field in section.model_fields.items()]
-    near = difflib.get_close_matches(str(key[-1]), names, 1, cutoff=0.5)
+    elsewhere = [found for found in _all_keys(RunConfig) if found.split(".")[-1] == key[-1]]
+    near = elsewhere[:1] or difflib.get_close_matches(str(key[-1]), names, 1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]}?"
-    elsewhere = [found for found in _all_keys(RunConfig) if found.split(".")[-1] == key[-1]]
-    if elsewhere:
-        return f"did you mean {elsewhere[0]}?"
     return f"its section has: {', '.join(names)}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from artel.config.quantities import Bytes, Count, Interval, Number, Warmup, read_number
 
@@ -100,11 +100,12 @@ class DataConfig(Section):
         json_schema_extra={"shapes_result": False},
     )  # fmt: skip
 
-    @model_validator(mode="after")
-    def _fraction(self) -> DataConfig:
-        if isinstance(self.validation, float) and not 0 <= self.validation < 1:
-            raise ValueError(f"validation: {self.validation} is not a fraction from 0 to below 1, nor a path")
-        return self
+    @field_validator("validation")
+    @classmethod
+    def _fraction(cls, value: float | str) -> float | str:
+        if isinstance(value, float) and not 0 <= value < 1:
+            raise ValueError(f"{value} is not a fraction from 0 to below 1, nor a path; write 0.05")
+        return value
 
 
 class TokenizerTraining(Section):

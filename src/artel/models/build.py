@@ -79,7 +79,8 @@ def _from_scratch(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str,
     build = getattr(transformers, auto_class).from_config
     given = {config.attribute_map.get(key, key) for key in wanted}
     try:
-        if "max_position_embeddings" not in given and hasattr(config, "max_position_embeddings"):
+        longest = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
+        if longest not in given and hasattr(config, "max_position_embeddings"):
             with torch.device("meta"):
                 offset = _position_offset(build(config))
             config.max_position_embeddings = block + offset

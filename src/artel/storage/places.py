@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,14 @@ def cache_folder() -> Path:
     return (Path(common) if common else Path.home() / ".cache") / "artel"
 
 
+def _as_os_error(error: Exception) -> OSError | None:
+    """The error of the disk, also where a library in Rust (safetensors) hands it on as words: `… (os error 28)`."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
+
+
 @contextmanager
 def disk_errors(where: Path | str) -> Iterator[None]:
     """Turn an OSError of the disk met while writing in the folder `where` into an error with a remedy.
@@ -31,7 +40,10 @@ def disk_errors(where: Path | str) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
+    except Exception as found:
+        error = _as_os_error(found)
+        if error is None:
+            raise
         detail = os.strerror(error.errno) if error.errno else str(error)
         if error.filename is not None and os.fspath(error.filename) != os.fspath(where):
             detail += f" ({os.fsdecode(error.filename)})"

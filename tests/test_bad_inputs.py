@@ -1,0 +1,268 @@
+"""Sixty and more wrong inputs: each ends with 2 or 1 and one clear message, no traceback, nothing half-written."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import TINY, artel, merged, write_run
+
+from artel.cli.main import main
+
+
+class Case:
+    """A wrong run: what is changed, what the message must say, the exit status, and files to make first."""
+
+    def __init__(self, name, says, changes=None, *, arguments=(), files=None, status=2, verb="train"):
+        self.name, self.says, self.changes, self.arguments = name, says, changes or {}, arguments
+        self.files, self.status, self.verb = files or {}, status, verb
+
+
+def sources(path, **more):
+    return {"data": {"sources": [{"path": path, **more}]}}
+
+
+def model(**config):
+    return {"model": {"config": {"model_type": "gpt2", **config}}}
+
+
+TEXT = b"word and word again. " * 500
+
+CASES = [
+    # keys and types
+    Case("typo-section", ["trian", "did you mean train?"], {"trian": {"steps": 3}}),
+    Case("typo-key", ["train.learning_rat", "did you mean learning_rate?"], {"train": {"learning_rat": 1}}),
+    Case("key-of-another-section", ["did you mean data.block?"], {"block": 3}),
+    Case("unknown-key", ["train.zzz", "its section has"], {"train": {"zzz": 1}}),
+    Case("text-for-number", ["train.learning_rate", "5e-5"], {"train": {"learning_rate": "fast"}}),
+    Case("negative-rate", ["train.learning_rate", "greater than 0"], {"train": {"learning_rate": -1}}),
+    Case("fraction-of-a-batch", ["train.batch", "whole number"], {"train": {"batch": 1.5}}),
+    Case("no-batch", ["train.batch", "greater than or equal to 1"], {"train": {"batch": 0}}),
+    Case("yes-for-number", ["train.batch", "not a number"], {"train": {"batch": True}}),
+    Case("bad-interval", ["checkpoint.every", "30min"], {"checkpoint": {"every": "now and then"}}),
+    Case("zero-interval", ["checkpoint.every", "above zero"], {"checkpoint": {"every": 0}}),
+    Case("unknown-optimizer", ["did you mean adamw?"], {"train": {"optimizer": "adam"}}),
+    Case("unknown-schedule", ["did you mean cosine?"], {"train": {"schedule": "cosin"}}),
+    Case("unknown-objective", ["objective", "causal"], {"objective": "translation"}),
+    Case("two-lengths", ["keep one"], {"train": {"epochs": 1, "tokens": 5}}),
+    Case("no-steps", ["train.steps"], {"train": {"steps": 0}}),
+    Case("warmup-below-zero", ["train.warmup"], {"train": {"warmup": -1}}),
+    Case("section-as-number", ["train", "is not a section"], {"train": 3}),
+    Case("list-as-text", ["data.sources"], {"data": {"sources": "a.txt"}}),
+    Case("empty-sources", ["names no text"], {"data": {"sources": []}}),
+    Case("source-without-path", ["needs a path"], {"data": {"sources": [{"format": "text"}]}}),
+    Case("validation-of-one", ["data.validation"], {"data": {"validation": 1.0}}),
+    Case("block-of-one", ["data.block"], {"data": {"block": 1}}),
+    Case("tokenizer-twice", ["keep one"], {"tokenizer": {"from": "x"}}),
+    Case("model-twice", ["keep one"], {"model": {"from": "x"}}),
+    Case("unknown-tracker", ["track"], {"track": ["consol"]}),
+    # overrides and the command line
+    Case("override-without-value", ["train.steps", "key=value"], arguments=["train.steps"]),
+    Case("override-typo", ["override train.stps=3", "did you mean steps?"], arguments=["train.stps=3"]),
+    Case("override-index", ["count from 0"], arguments=["data.sources.7.path=x"]),
+    Case("override-into-a-value", ["override seed.x=1: seed"], arguments=["seed.x=1"]),
+    Case("override-bad-yaml", ["not valid YAML"], arguments=["train.steps=[1"]),
+    Case("node-rank", ["--node-rank"], arguments=["--nnodes", "2", "--node-rank", "5"]),
+    Case("no-address", ["--master-addr"], arguments=["--nnodes", "2"]),
+    # sources
+    Case("missing-file", ["data.sources.0.path", "there is no file"], sources("nowhere.txt")),
+    Case("empty-glob", ["no file matches"], sources("nowhere/*.txt")),
+    Case("empty-folder", ["holds no file"], sources("{here}/empty"), files={"empty/.keep": b""}),
+    Case("empty-file", ["no document is left", "1 empty"], sources("{here}/a.txt"), files={"a.txt": b""}),
+    Case("blank-file", ["no document is left"], sources("{here}/a.txt"), files={"a.txt": b" \n\t\n"}),
+    Case("binary-file", ["a.txt", "binary"], sources("{here}/a.txt"), files={"a.txt": bytes(range(256))}),
+    Case("pdf", ["pdftotext"], sources("{here}/a.pdf"), files={"a.pdf": b"%PDF"}),
+    Case("zip", ["unpack"], sources("{here}/a.zip"), files={"a.zip": b"PK"}),
+    Case("unknown-encoding", ["data.sources.0.encoding"], sources("{here}/a.txt", encoding="utf-9"), files={"a.txt": TEXT}),
+    Case("wrong-encoding", ["a.txt", "is not utf-8"], sources("{here}/a.txt", encoding="utf-8"),
+         files={"a.txt": "слово".encode("cp1251")}),
+    Case("truncated-jsonl", ["a.jsonl:2", "not JSON", "data.max_bad"], sources("{here}/a.jsonl"),
+         files={"a.jsonl": b'{"text": "one"}\n{"text": "tw'}),
+    Case("jsonl-without-field", ["a.jsonl:1", "it has: body"], sources("{here}/a.jsonl"), files={"a.jsonl": b'{"body": "x"}'}),
+    Case("jsonl-field-not-text", ["a.jsonl:1", "not text"], sources("{here}/a.jsonl"), files={"a.jsonl": b'{"text": 1}'}),
+    Case("damaged-gzip", ["a.jsonl.gz"], sources("{here}/a.jsonl.gz"), files={"a.jsonl.gz": b"\x1f\x8bnot gzip"}),
+    Case("page-too-large", ["a.html", "data.max_document"],
+         merged(sources("{here}/a.html"), {"data": {"max_document": "2k"}}), files={"a.html": b"<p>x" * 1000}),
+    Case("unknown-scheme", ["ftp://"], sources("ftp://host/x")),
+    Case("not-an-address", ["http://"], sources("http://")),
+    Case("refused-connection", ["127.0.0.1:9"], sources("http://127.0.0.1:9/x"), status=1),
+    Case("missing-validation", ["data.validation", "there is no file"], {"data": {"validation": "nowhere.txt"}}),
+    Case("one-document", ["data.validation", "none of the 1 documents"],
+         merged(sources("{here}/a.txt"), {"tokenizer": {"train": {"vocab": 262}}}), files={"a.txt": TEXT}),
+    Case("text-shorter-than-a-block", ["data.block"], {"data": {"block": 100_000}}),
+    Case("validation-shorter-than-a-block", ["data.validation"], {"data": {"block": 2500, "validation": 0.03}}),
+    # tokenizer
+    Case("vocabulary-too-large", ["tokenizer.train.vocab", "or less"], {"tokenizer": {"train": {"vocab": 50_000}}}),
+    Case("vocabulary-too-small", ["tokenizer.train.vocab"], {"tokenizer": {"train": {"vocab": 100}}}),
+    Case("no-tokenizer-there", ["holds no tokenizer"], {"tokenizer": {"train": None, "from": "{here}/t"}}, files={"t/x": b""}),
+    Case("broken-tokenizer", ["tokenizer.from", "cannot be opened"], {"tokenizer": {"train": None, "from": "{here}/t"}},
+         files={"t/tokenizer.json": b"{"}),
+    Case("tokenizer-hub-offline", ["no/such", "needs network"], {"tokenizer": {"train": None, "from": "no/such"}}),
+    # model
+    Case("unknown-model", ["did you mean gpt2?"], {"model": {"config": {"model_type": "gpt22"}}}),
+    Case("model-typo", ["n_layr", "did you mean n_layer?"], model(n_layr=2)),
+    Case("heads-do-not-divide", ["model.config"], model(n_embd=30, n_head=4)),
+    Case("vocabulary-below-tokenizer", ["model.config.vocab_size"], model(vocab_size=10)),
+    Case("positions-below-block", ["data.block", "16 positions"], model(n_positions=16)),
+    Case("no-such-folder", ["model.from"], {"model": {"config": None, "from": "./nowhere"}}),
+    Case("folder-without-config", ["config.json"], {"model": {"config": None, "from": "{here}/m"}}, files={"m/x": b""}),
+    Case("folder-without-weights", ["has no weights"], {"model": {"config": None, "from": "{here}/m"}},
+         files={"m/config.json": b'{"model_type": "gpt2"}'}),
+    Case("model-hub-offline", ["no/such", "needs network"], {"model": {"config": None, "from": "no/such"}}),
+    Case("pickle-with-code", ["not a file of tensors only", "nothing in it was run"],
+         {"model": {"config": None, "from": "{here}/m"}},
+         files={"m/config.json": b'{"model_type": "gpt2"}', "m/pytorch_model.bin": "EVIL"}),
+    Case("broken-safetensors", ["model.from"], {"model": {"config": None, "from": "{here}/m"}},
+         files={"m/config.json": b'{"model_type": "gpt2"}', "m/model.safetensors": b"nonsense"}),
+]  # fmt: skip
+
+
+class _Evil:
+    """Unpickling this would write a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def _fill(value, here):
+    if isinstance(value, str):
+        return value.replace("{here}", str(here))
+    if isinstance(value, list):
+        return [_fill(item, here) for item in value]
+    if isinstance(value, dict):
+        return {key: _fill(item, here) for key, item in value.items()}
+    return value
+
+
+def test_there_are_sixty():
+    assert len(CASES) + 10 >= 60
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_clear_message(case, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name, content in case.files.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(pickle.dumps(_Evil(tmp_path / "executed")) if content == "EVIL" else content)
+    run = merged(TINY, {"run": str(tmp_path / "run"), "data": {"store": str(tmp_path / "stores")}})
+    run = merged(run, _fill(case.changes, tmp_path)) if case.changes.get("train") != 3 else {**run, "train": 3}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    monkeypatch.setattr(sys, "argv", ["artel", case.verb, str(tmp_path / "run.yaml"), *case.arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    told = capfd.readouterr()
+    assert exit_.value.code == case.status, told.err
+    for part in case.says:
+        assert part in told.err
+    assert "Traceback" not in told.err
+    assert told.out == ""
+    assert not (tmp_path / "executed").exists()
+    written = [*(tmp_path / "run").rglob("step-*"), *(tmp_path / "run").rglob("*.partial-*")]
+    written += (tmp_path / "stores").glob("*.partial-*")
+    assert not written
+    assert not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(b"\xff\xfe\x00binary", "is not a UTF-8 text file"), (b"a: [1", "not valid YAML"), (b"- 1\n- 2", "is not a mapping"),
+     (b"seed: 1\nseed: 2", "given twice"), (b"", "names no text"), (b"a: &x [*x]", "not valid YAML"),
+     (b"!!python/object/apply:os.system ['true']", "not valid YAML")],
+)  # fmt: skip
+def test_broken_run_files(text, says, tmp_path, capfd, monkeypatch):
+    file = tmp_path / "run.yaml"
+    file.write_bytes(text)
+    monkeypatch.setattr(sys, "argv", ["artel", "train", str(file)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    told = capfd.readouterr().err
+    assert (exit_.value.code, "Traceback" in told) == (2, False)
+    assert says in told
+    assert "run.yaml" in told
+
+
+def test_names_that_are_no_run(tmp_path):
+    for name, says in (("nowhere.yaml", "no such file"), ("demoo", "did you mean demo?"), (str(tmp_path), "config.yaml")):
+        done = artel("train", name)
+        assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
+def test_several_problems_are_reported_together(tmp_path):
+    run = write_run(tmp_path / "run.yaml", trian={"x": 1}, train={"batch": "x", "clip": -1}, data={"blok": 1})
+    done = artel("train", run)
+    assert done.returncode == 2
+    for part in ("trian", "train.batch", "train.clip", "data.blok"):
+        assert part in done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 300 kB; root only."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_while_preparing(tmp_path, small_disk):
+    (small_disk / "fill").write_bytes(bytes(280_000))
+    run = write_run(tmp_path / "run.yaml", data={"store": str(small_disk / "stores")})
+    done = artel("prepare", run)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "the disk is full" in done.stderr
+    assert not list((small_disk / "stores").glob("*/manifest.json"))
+    assert not list((small_disk / "stores").glob(".*.partial-*"))
+
+
+def test_a_full_disk_while_saving(tmp_path, small_disk):
+    run = write_run(tmp_path / "run.yaml", run=str(small_disk / "run"))
+    done = artel("train", run)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "the disk is full" in done.stderr
+    assert not list((small_disk / "run").rglob("step-*"))
+    assert not (small_disk / "run" / "model").exists()
+
+
+def test_a_read_only_folder(tmp_path, small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for keys in ({"run": str(small_disk / "run")}, {"data": {"store": str(small_disk / "stores")}}):
+        done = artel("train", write_run(tmp_path / "run.yaml", **keys))
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+        assert "cannot be written" in done.stderr
+
+
+def test_generate_and_report_on_nothing(tmp_path):
+    (tmp_path / "run.yaml").write_text("seed: 1")
+    for arguments, says in (
+        (["generate", str(tmp_path / "none")], "is not a folder"),
+        (["generate", "no/such"], "needs network"),
+        (["generate", str(tmp_path / "run.yaml")], "is a file, not a run"),
+        (["report", str(tmp_path)], "no such file"),
+        (["recipes", "cp", "demo", str(tmp_path / "run.yaml")], "is there already"),
+    ):
+        done = artel(*arguments)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+        assert says in done.stderr
+
+
+def test_the_page_of_200_megabytes(tmp_path):
+    page = Path(tmp_path / "a.html")
+    with page.open("wb") as file:
+        file.truncate(200_000_000)
+    run = write_run(tmp_path / "run.yaml", data={"sources": [{"path": str(page)}]})
+    done = artel("prepare", run, "--json")
+    assert done.returncode == 2
+    assert "200,000,000 bytes" in done.stderr
+    assert "data.max_document" in done.stderr
+    assert done.stdout == ""
