@@ -190,7 +190,11 @@ def test_broken_run_files(text, says, tmp_path, capfd, monkeypatch):
 
 
 def test_names_that_are_no_run(tmp_path):
-    for name, says in (("nowhere.yaml", "no such file"), ("demoo", "did you mean demo?"), (str(tmp_path), "config.yaml")):
+    for name, says in (
+        ("nowhere.yaml", "no such file"),
+        ("demoo", "did you mean demo?"),
+        (str(tmp_path), "config.yaml"),
+    ):
         done = artel("train", name)
         assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 

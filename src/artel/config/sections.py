@@ -38,6 +38,11 @@ def _number_if_it_is_one(value: object) -> object:
     return value
 
 
+def _on_or_off(value: object) -> object:
+    """YAML 1.1 reads `on` and `off` as booleans; here they are words."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 Paths = Annotated[list[str], BeforeValidator(_as_list)]
 
 
@@ -178,7 +183,9 @@ class TrainConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="auto: bf16 where the device multiplies it natively, else fp32. Weights stay fp32."
     )
-    compile: Literal["auto", "on", "off"] = Field("auto", description="torch.compile of each layer.")
+    compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_or_off)] = Field(
+        "auto", description="torch.compile of each layer."
+    )
     threads: Count | None = _free(None, "CPU threads of each process; auto when null.", ge=1)
 
     @model_validator(mode="after")
