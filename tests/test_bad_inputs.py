@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import TINY, artel, merged, write_run
 
 from artel.cli.main import main
+from helpers import TINY, artel, merged, write_run
 
 
 class Case:
@@ -75,13 +75,16 @@ CASES = [
     Case("binary-file", ["a.txt", "binary"], sources("{here}/a.txt"), files={"a.txt": bytes(range(256))}),
     Case("pdf", ["pdftotext"], sources("{here}/a.pdf"), files={"a.pdf": b"%PDF"}),
     Case("zip", ["unpack"], sources("{here}/a.zip"), files={"a.zip": b"PK"}),
-    Case("unknown-encoding", ["data.sources.0.encoding"], sources("{here}/a.txt", encoding="utf-9"), files={"a.txt": TEXT}),
+    Case("unknown-encoding", ["data.sources.0.encoding"], sources("{here}/a.txt", encoding="utf-9"),
+         files={"a.txt": TEXT}),
     Case("wrong-encoding", ["a.txt", "is not utf-8"], sources("{here}/a.txt", encoding="utf-8"),
          files={"a.txt": "слово".encode("cp1251")}),
     Case("truncated-jsonl", ["a.jsonl:2", "not JSON", "data.max_bad"], sources("{here}/a.jsonl"),
          files={"a.jsonl": b'{"text": "one"}\n{"text": "tw'}),
-    Case("jsonl-without-field", ["a.jsonl:1", "it has: body"], sources("{here}/a.jsonl"), files={"a.jsonl": b'{"body": "x"}'}),
-    Case("jsonl-field-not-text", ["a.jsonl:1", "not text"], sources("{here}/a.jsonl"), files={"a.jsonl": b'{"text": 1}'}),
+    Case("jsonl-without-field", ["a.jsonl:1", "it has: body"], sources("{here}/a.jsonl"),
+         files={"a.jsonl": b'{"body": "x"}'}),
+    Case("jsonl-field-not-text", ["a.jsonl:1", "not text"], sources("{here}/a.jsonl"),
+         files={"a.jsonl": b'{"text": 1}'}),
     Case("damaged-gzip", ["a.jsonl.gz"], sources("{here}/a.jsonl.gz"), files={"a.jsonl.gz": b"\x1f\x8bnot gzip"}),
     Case("page-too-large", ["a.html", "data.max_document"],
          merged(sources("{here}/a.html"), {"data": {"max_document": "2k"}}), files={"a.html": b"<p>x" * 1000}),
@@ -96,7 +99,8 @@ CASES = [
     # tokenizer
     Case("vocabulary-too-large", ["tokenizer.train.vocab", "or less"], {"tokenizer": {"train": {"vocab": 50_000}}}),
     Case("vocabulary-too-small", ["tokenizer.train.vocab"], {"tokenizer": {"train": {"vocab": 100}}}),
-    Case("no-tokenizer-there", ["holds no tokenizer"], {"tokenizer": {"train": None, "from": "{here}/t"}}, files={"t/x": b""}),
+    Case("no-tokenizer-there", ["holds no tokenizer"], {"tokenizer": {"train": None, "from": "{here}/t"}},
+         files={"t/x": b""}),
     Case("broken-tokenizer", ["tokenizer.from", "cannot be opened"], {"tokenizer": {"train": None, "from": "{here}/t"}},
          files={"t/tokenizer.json": b"{"}),
     Case("tokenizer-hub-offline", ["no/such", "needs network"], {"tokenizer": {"train": None, "from": "no/such"}}),
@@ -173,7 +177,8 @@ def test_one_clear_message(case, tmp_path, capfd, monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(b"\xff\xfe\x00binary", "is not a UTF-8 text file"), (b"a: [1", "not valid YAML"), (b"- 1\n- 2", "is not a mapping"),
+    [(b"\xff\xfe\x00binary", "is not a UTF-8 text file"), (b"a: [1", "not valid YAML"),
+     (b"- 1\n- 2", "is not a mapping"),
      (b"seed: 1\nseed: 2", "given twice"), (b"", "names no text"), (b"a: &x [*x]", "not valid YAML"),
      (b"!!python/object/apply:os.system ['true']", "not valid YAML")],
 )  # fmt: skip

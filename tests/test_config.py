@@ -1,5 +1,7 @@
 """The run file: quantities, overrides, and errors that name the key, the line and the remedy."""
 
+from itertools import pairwise
+
 import pytest
 
 from artel.config import RunConfig, TrainConfig, dump_run, load_run, recipe_names, result_differences
@@ -14,7 +16,8 @@ MINIMAL = "data: {sources: [{path: a.txt}]}\n"
     ("read", "written", "value"),
     [
         (read_number, "5e-5", 5e-5), (read_number, ".5", 0.5), (read_number, 3, 3.0), (read_number, "1_000.5", 1000.5),
-        (read_count, "30k", 30_000), (read_count, "1_000", 1000), (read_count, "1e9", 10**9), (read_count, "1.5M", 1_500_000),
+        (read_count, "30k", 30_000), (read_count, "1_000", 1000), (read_count, "1e9", 10**9),
+        (read_count, "1.5M", 1_500_000),
         (read_bytes, "2G", 2 * 10**9), (read_bytes, "512Ki", 2**19), (read_bytes, "100MB", 10**8),
         (Interval.read, 1500, Interval(steps=1500)), (Interval.read, "1 epoch", Interval(epochs=1)),
         (Interval.read, "90min", Interval(seconds=5400)), (Interval.read, "2h", Interval(seconds=7200)),
@@ -39,7 +42,8 @@ def test_what_is_no_quantity_is_refused(read, written):
 def test_all_problems_at_once_each_with_line_and_remedy(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(
-        "sed: 3\ndata:\n  sources:\n    - path: x\n      formt: text\n  blok: 12\ntrain: {learning_rate: abc, optimizer: adam}\n"
+        "sed: 3\ndata:\n  sources:\n    - path: x\n      formt: text\n  blok: 12\n"
+        "train: {learning_rate: abc, optimizer: adam}\n"
     )
     with pytest.raises(InputError) as error:
         load_run(str(file), ["train.warmup=oops", "checkpoint.evry=3"])
@@ -102,7 +106,7 @@ def test_schedules():
         found = rates(schedule=schedule, minimum_learning_rate=0.1)
         assert found[0] == pytest.approx(0.1)
         assert found[9] == found[10] == 1
-        assert all(after <= before for before, after in zip(found[10:], found[11:], strict=False))
+        assert all(after <= before for before, after in pairwise(found[10:]))
     assert rates(schedule="constant")[-1] == 1
     assert rates(schedule="linear")[55] == pytest.approx(0.5)
     assert rates(schedule="cosine")[55] == pytest.approx(0.5)

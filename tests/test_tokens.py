@@ -117,7 +117,7 @@ def test_a_flipped_bit_is_found_and_named(store):
     data = bytearray(file.read_bytes())
     data[3] ^= 4
     file.write_bytes(data)
-    with pytest.raises(InputError, match="00000.tokens"):
+    with pytest.raises(InputError, match=r"00000\.tokens"):
         TokenStore(opened.folder).verify()
     file.write_bytes(data[:-1])
     with pytest.raises(InputError, match="another size"):

@@ -1,0 +1,78 @@
+"""The whole way from real files to the token store: nothing lost, nothing changed, nothing done twice."""
+
+import time
+
+import pytest
+
+from artel.config import load_run
+from artel.preparing import prepare
+from artel.text import Ledger, read_documents
+from helpers import kill, start
+
+
+@pytest.fixture
+def novels(shared_data, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"""
+run: {tmp_path}/run
+data:
+  store: {tmp_path}/stores
+  sources:
+    - {{path: {shared_data}/literature, document: line}}
+    - {{path: {shared_data}/html, profile: lib.ru}}
+tokenizer: {{train: {{vocab: 1000, sample: 1M}}}}
+""")
+    return file
+
+
+def test_the_decoded_store_equals_the_cleaned_documents(novels):
+    """All of literature/ and html/, in UTF-8, windows-1251 and koi8-r: character for character, in order."""
+    run = load_run(str(novels))
+    ledger = Ledger()
+    cleaned = list(read_documents(run.data, ledger))
+    prepared = prepare(run)
+    store, tokenizer, told = prepared.open(), prepared.tokenizer(), prepared.ledger()
+    for part in ("train", "validation"):
+        expected = [(d.record.origin, d.record.text) for d in cleaned if d.part == part]
+        documents = getattr(store, part).each_document()
+        for (origin, text), (found, ids) in zip(expected, documents, strict=True):
+            assert ids[-1] == tokenizer.end_id
+            assert (found, tokenizer.decode(ids[:-1])) == (origin, text)
+    documents = told["documents"]
+    assert documents["read"] == documents["kept"] + sum(documents["dropped"].values())
+    assert documents["kept"] == len(cleaned) == store.train.documents + store.validation.documents
+    assert documents == ledger.to_json()["documents"]
+    assert told["tokens"] == {"train": store.train.tokens, "validation": store.validation.tokens}
+    store.verify()
+    assert not prepare(run).made
+
+
+def test_a_changed_file_or_rule_makes_another_store(tmp_path):
+    def made(*overrides):
+        return prepare(load_run("demo", [f"data.store={tmp_path}/stores", *base, *overrides])).made
+
+    (tmp_path / "a.txt").write_text("\n".join(f"a line of words number {number}" for number in range(300)))
+    base = [
+        f"data.sources=[{{path: {tmp_path}/a.txt, document: line}}]",
+        "tokenizer.train.vocab=280", "data.block=8",
+    ]  # fmt: skip
+    assert made()
+    assert not made()
+    assert not made("data.block=16", "train.batch=3")  # neither is in the store
+    assert made("data.clean.minimum=5")
+    with (tmp_path / "a.txt").open("a") as file:
+        file.write("\nanother line")
+    assert made()
+
+
+def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path, novels):
+    stores = tmp_path / "stores"
+    process = start("prepare", novels)
+    end = time.monotonic() + 60
+    while not list(stores.glob(".*.partial-*")) and time.monotonic() < end:
+        time.sleep(0.02)
+    kill(process)
+    assert list(stores.glob(".*.partial-*"))
+    assert not list(stores.glob("*/manifest.json"))
+    assert prepare(load_run(str(novels))).made
+    assert not list(stores.glob(".*.partial-*"))  # what the dead process left was cleared away
