@@ -1,0 +1,54 @@
+"""The documents say what the program does: both READMEs alike, every verb and link there, the key list up to date."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def blocks(name):
+    return re.findall(r"```(?:bash|yaml)\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def headings(name):
+    text = re.sub(r"```.*?```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.findall(r"^(#+) ", text, re.MULTILINE)
+
+
+def test_both_readmes_have_the_same_headings_and_commands():
+    assert headings("README.md") == headings("README.ru.md")
+    assert blocks("README.md") == blocks("README.ru.md")
+    assert blocks("README.md")[0].startswith("make demo")
+
+
+def test_every_verb_in_the_readme_is_there():
+    from typer.main import get_command
+
+    from artel.cli.main import app
+
+    verbs = set(re.findall(r"^artel (\w+)", "\n".join(blocks("README.md")), re.MULTILINE))
+    assert verbs
+    assert verbs <= set(get_command(app).commands)
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.ru.md"])
+def test_links_lead_somewhere(name):
+    for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text(encoding="utf-8")):
+        assert link.startswith("http") or (ROOT / link).exists(), link
+
+
+def test_the_list_of_keys_is_up_to_date():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from make_docs import TARGET, run_file_page
+
+    assert TARGET.read_text(encoding="utf-8") == run_file_page(), "run: make docs"
+
+
+def test_the_rooms_in_the_architecture_are_those_in_the_house():
+    rooms = set(
+        re.findall(r"^\| `(\w+)/` \|", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert rooms == {path.parent.name for path in (ROOT / "src/artel").glob("*/__init__.py")}

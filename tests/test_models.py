@@ -1,0 +1,80 @@
+"""Models: pretrained folders, growing vocabularies, and the attention function beside transformers' own."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, MistralConfig, Qwen3Config
+
+from artel.config import ModelConfig, TokenizerTraining
+from artel.models import build_model, use_for_training
+from artel.tokens import train_tokenizer
+from helpers import artel, write_run
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+
+
+def tiny(vocabulary=270):
+    config = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=vocabulary, n_positions=64,
+                        bos_token_id=0, eos_token_id=0)  # fmt: skip
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(config).eval()
+
+
+def test_a_folder_with_pytorch_model_bin_loads_and_is_the_same(tokenizer, tmp_path):
+    model = tiny()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    wanted = ModelConfig.model_validate({"from": str(tmp_path)})
+    built = build_model(wanted, tokenizer, auto_class="AutoModelForCausalLM", block=8, seed=1)
+    ids = torch.arange(10)[None]
+    assert torch.equal(built.model.eval()(ids).logits, model(ids).logits)
+    assert built.notes == []
+
+
+def test_a_larger_tokenizer_grows_the_model_in_the_open(tokenizer, tmp_path):
+    tiny(vocabulary=200).save_pretrained(tmp_path)
+    wanted = ModelConfig.model_validate({"from": str(tmp_path)})
+    built = build_model(wanted, tokenizer, auto_class="AutoModelForCausalLM", block=8, seed=1)
+    assert built.model.get_input_embeddings().weight.shape[0] == 270
+    assert "70 new ones were added" in built.notes[0]
+
+
+def test_fine_tuning_from_a_folder_with_the_gpt2_tokenizer(shared_data, tmp_path):
+    """A folder as people have it (vocab.json, merges.txt, weights) trains, and the result opens again."""
+    folder = tmp_path / "pretrained"
+    tiny(vocabulary=50257).save_pretrained(folder)
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).write_bytes((shared_data / "tokenizers" / "gpt2" / name).read_bytes())
+    run = write_run(tmp_path / "run.yaml", model={"config": None, "from": str(folder)}, tokenizer={"train": None},
+                    train={"steps": 2, "batch": 4})  # fmt: skip
+    done = artel("train", run)
+    assert done.returncode == 0, done.stderr
+    trained = AutoModelForCausalLM.from_pretrained(run.with_suffix("") / "model")
+    assert trained.config.vocab_size == 50257
+    assert artel("generate", run.with_suffix(""), "--prompt", "The", "--max-new-tokens", 3).returncode == 0
+
+
+SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "intermediate_size": 64, "vocab_size": 100}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(n_layer=2, n_embd=36, n_head=4, vocab_size=100),  # heads of 9: an odd size
+        LlamaConfig(**SMALL),  # grouped keys
+        Qwen3Config(**SMALL, head_dim=12),
+        MistralConfig(**SMALL, sliding_window=5),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_attention_gives_what_the_eager_reference_gives(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(0, 100, (2, 17))
+    model.set_attn_implementation("eager")
+    expected = model(ids, use_cache=False).logits
+    assert use_for_training(model)
+    torch.testing.assert_close(model(ids, use_cache=False).logits, expected, atol=2e-5, rtol=1e-4)
