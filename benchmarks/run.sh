@@ -10,6 +10,6 @@ bits() { awk -v packed="$1" -v size="$size" 'BEGIN { printf "%.3f", packed * 8 /
 echo "bits per byte of the whole novel: xz -9 $(bits "$(xz -9 -c "$text" | wc -c)"), bzip2 -9 $(bits "$(bzip2 -9 -c "$text" | wc -c)")"
 artel train novel-small data.sources.0.path="$text" run=runs/bench-novel --restart --json
 artel report runs/bench-novel --compressor
-artel generate runs/bench-novel --prompt "Все счастливые семьи " --max-new-tokens 100
+artel generate runs/bench-novel --prompt "Все счастливые семьи" --max-new-tokens 100
 echo "a second prepare of the same text:"
 time artel prepare novel-small data.sources.0.path="$text" run=runs/bench-novel

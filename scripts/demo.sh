@@ -4,7 +4,7 @@
 set -euo pipefail
 export HF_HUB_OFFLINE=1 ARTEL_CACHE="${ARTEL_CACHE:-$PWD/runs/.cache}"
 mkdir -p runs
-prompt='def '
+prompt='def'
 
 echo "== Before training: the model of recipe 'demo' writes noise"
 artel generate demo --untrained --prompt "$prompt" --max-new-tokens 60
@@ -17,6 +17,6 @@ artel report runs/demo --compressor
 
 echo; echo "== After training: the saved folder, opened again"
 artel generate runs/demo --prompt "$prompt" --max-new-tokens 150
-artel generate runs/demo --prompt 'The "for" statement ' --max-new-tokens 80
+artel generate runs/demo --prompt 'The "for" statement' --max-new-tokens 80
 
 echo; echo "The model is in runs/demo/model: AutoModelForCausalLM.from_pretrained opens it."
