@@ -53,7 +53,8 @@ def write(
                 ids = ids[-(window // 2) :]
                 cache, seen = DynamicCache(config=model.config), 0
             fresh = torch.tensor([ids[seen:]], device=device)
-            with torch.no_grad():
+            # Inputs grow by a token each time: compiled layers would be compiled anew for each length.
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 logits = model(input_ids=fresh, past_key_values=cache, use_cache=True).logits[:, -1].float()
             seen = len(ids)
             logits[:, tokenizer.vocabulary :] = -torch.inf  # rows that no token stands for

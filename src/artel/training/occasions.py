@@ -85,8 +85,9 @@ class Validate:
         mine = np.arange(run.processes.rank, count, run.processes.world)
         for start in range(0, len(mine), run.micro_batch):
             part = mine[start : start + run.micro_batch]
-            rows = micro_batches(self._blocks, part, rank=0, world=1, batch=len(part), size=len(part))
-            yield run.objective.batch(rows[0])
+            # Always of full shape, filled up where the last is short: another shape would be compiled anew.
+            size = run.micro_batch
+            yield run.objective.batch(micro_batches(self._blocks, part, rank=0, world=1, batch=size, size=size)[0])
 
 
 class ShowSamples:
