@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,10 @@ def test_a_batch_that_no_number_of_processes_divides(tmp_path):
     """7 rows on 1 and on 3 processes, the last step shorter: filler rows change nothing, none is skipped."""
     train = {"steps": None, "epochs": 0.2, "batch": 7, "micro_batch": 2}
     one, three = (write_run(tmp_path / f"{name}.yaml", train=train) for name in ("one", "three"))
-    for processes, file in ((1, one), (3, three)):
-        done = torchrun(processes, CASES, file)
-        assert done.returncode == 0, done.stderr[-3000:]
+    assert artel("train", one).returncode == 0
+    done = torchrun(3, "-m", "artel", "train", three, "--json")  # as users of torchrun start it
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["steps"] == max(losses(one.with_suffix("")))
     assert largest_difference(losses(one.with_suffix("")), losses(three.with_suffix(""))) < 1e-5
 
 
@@ -92,6 +94,23 @@ def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["steps"] == 40
     assert largest_difference(losses(whole.with_suffix("")), losses(folder)) < 1e-5
+
+
+@pytest.mark.processes
+def test_two_hosts_meet_by_address_and_port(tmp_path):
+    """One process on each of two "hosts" (here on loopback), the second by MASTER_ADDR and MASTER_PORT."""
+    one, two = (write_run(tmp_path / f"{name}.yaml") for name in ("one", "two"))
+    assert artel("train", one).returncode == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    first = start("train", two, "--nnodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", port)
+    environment = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    second = artel("train", two, env=environment)
+    _, told = first.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (0, 0), told + second.stderr
+    assert "2 process(es)" in told
+    assert largest_difference(losses(one.with_suffix("")), losses(two.with_suffix(""))) < 1e-5
 
 
 @pytest.mark.processes
