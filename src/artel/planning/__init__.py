@@ -1,1 +1,0 @@
-"""Memory and time before the run."""
