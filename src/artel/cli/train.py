@@ -57,7 +57,7 @@ def train(
             _lead(run, folder, restart)
         else:
             prepare(run, tell)
-        if _is_complete(folder):
+        if not restart and _is_complete(folder):  # with --restart the leader is just emptying the folder
             tell(f"{folder.path} is complete; --restart begins anew")
             result = json.loads(folder.result.read_bytes())
         elif not is_worker() and (nproc > 1 or hosts.count > 1):
