@@ -77,9 +77,9 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
     from artel.preparing import prepare
     from artel.training.run_folder import check_same_run
 
-    if restart:
-        folder.empty()
     prepared = prepare(run, tell)
+    if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
+        folder.empty()
     check_same_run(run)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
 
