@@ -212,6 +212,14 @@ def test_several_problems_are_reported_together(tmp_path):
         assert part in done.stderr
 
 
+def test_a_wrong_model_is_told_with_the_wrong_text_before_any_is_read(tmp_path):
+    config = {"model_type": "gpt2", "n_layr": 2}
+    run = write_run(tmp_path / "run.yaml", data={"sources": [{"path": "nowhere.txt"}]}, model={"config": config})
+    done = artel("train", run)
+    assert (done.returncode, "nowhere.txt" in done.stderr, "n_layr" in done.stderr) == (2, True, True)
+    assert "tokenizer" not in done.stderr
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of 300 kB; root only."""

@@ -74,9 +74,21 @@ _LED = "ARTEL_LED"  # set for workers whose parent has prepared everything
 
 
 def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
+    quiet_libraries()
+    from artel.errors import InputError, Problem
+    from artel.models import check_model
     from artel.preparing import prepare
+    from artel.text import check_sources
     from artel.training.run_folder import check_same_run
 
+    problems: list[Problem] = []
+    for check in (lambda: check_sources(run.data), lambda: check_model(run.model)):
+        try:
+            check()
+        except InputError as error:
+            problems += error.problems
+    if problems:  # text and model together, before hours of tokenising
+        raise InputError(problems)
     prepared = prepare(run, tell)
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         folder.empty()

@@ -1,7 +1,7 @@
 """Building, loading and saving Hugging Face models: any architecture, unchanged in and out."""
 
 from artel.models.attention import use_for_training
-from artel.models.build import Built, build_model, position_limit
+from artel.models.build import Built, build_model, check_model, position_limit
 from artel.models.compiling import compile_layers
 from artel.models.device import bf16_is_native, pick_precision
 from artel.models.loss import token_losses
@@ -13,6 +13,7 @@ __all__ = [
     "Sampling",
     "bf16_is_native",
     "build_model",
+    "check_model",
     "compile_layers",
     "pick_precision",
     "position_limit",

@@ -93,7 +93,18 @@ def _from_scratch(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str,
     return Built(model)
 
 
-def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:
+def check_model(wanted: ModelConfig) -> None:
+    """Raise InputError for what is wrong with a model before any text is read: its type, its keys, its folder."""
+    if wanted.config is not None:
+        _, problems = _known_keys(wanted.config)
+        if problems:
+            raise InputError(problems)
+    elif wanted.from_ is not None and Path(wanted.from_).is_dir():
+        _check_folder(Path(wanted.from_))
+
+
+def _known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
+    """The keys that the model type has, and a problem for each key in `wanted` that it has not."""
     keys = {key: value for key, value in wanted.items() if key != "model_type"}
     model_type = wanted["model_type"]
     if model_type not in CONFIG_MAPPING:
@@ -107,6 +118,13 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
         near = difflib.get_close_matches(key, sorted(known), 1)
         fix = f"did you mean {near[0]}?" if near else f"see transformers' {type(plain).__name__}"
         problems.append(Problem(f"model.config.{key}", f"{model_type} has no such key", fix))
+    return known, problems
+
+
+def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:
+    keys = {key: value for key, value in wanted.items() if key != "model_type"}
+    model_type = wanted["model_type"]
+    known, problems = _known_keys(wanted)
     vocabulary = keys.get("vocab_size", tokenizer.vocabulary)
     if not isinstance(vocabulary, int) or vocabulary < tokenizer.vocabulary:
         problems.append(
