@@ -51,9 +51,10 @@ class SourceConfig(Section):
         default=[],
         description="File, glob, folder or http(s) URL, or a list of them; {stdlib} is Python's own library folder.",
     )
-    format: Literal["auto", "text", "html", "jsonl", "dummy"] = Field(
+    format: Literal["auto", "text", "html", "jsonl", "pairs", "nq", "squad", "dummy"] = Field(
         "auto",
-        description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, else text).",
+        description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, else text). "
+        "pairs: csv or jsonl with an input and an output; nq: Natural Questions; squad: SQuAD json; dummy: made up.",
     )
     name: str = Field("", description="Name of this source in the ledger; the path when silent.")
     document: Literal["file", "line", "paragraph"] = Field(
@@ -64,8 +65,22 @@ class SourceConfig(Section):
     profile: Literal["none", "lib.ru"] = Field(
         "none", description="html: drop the header and footer of a known site; a page without its marks is kept whole."
     )
+    pairs: Literal["none", "commas"] = Field(
+        "none", description="Make pairs of plain texts: commas (input is the text without its commas, output the text)."
+    )
+    input: str = Field("input", description="pairs: the column or field of the input.")
+    output: str = Field("output", description="pairs: the column or field of the output.")
+    outputs: str = Field("", description="pairs: the file that holds the outputs, line for line, when it is another.")
+    kind: Literal["text", "questions"] = Field("text", description="dummy: what to make.")
     documents: Count = Field(1000, ge=1, description="dummy: how many documents to make.")
     seed: Count = Field(0, description="dummy: the seed that the documents are made from.")
+
+    @property
+    def yields(self) -> Literal["text", "pairs", "questions"]:
+        """What the records of this source are."""
+        if self.format in ("nq", "squad") or (self.format == "dummy" and self.kind == "questions"):
+            return "questions"
+        return "pairs" if self.format == "pairs" or self.pairs != "none" else "text"
 
     @model_validator(mode="after")
     def _needs_path(self) -> SourceConfig:
@@ -89,13 +104,19 @@ class DedupConfig(Section):
 
 class DataConfig(Section):
     sources: list[SourceConfig] = Field(default=[], description="Where the text comes from; one source or many.")
-    clean: CleanConfig = Field(CleanConfig(), description="Cleaning rules; each counted in the ledger.")
+    clean: CleanConfig = Field(
+        CleanConfig(),
+        description="Cleaning rules; each counted in the ledger. Questions and their documents are taken as they are: "
+        "answers are located in them by character.",
+    )
     dedup: DedupConfig = Field(DedupConfig(), description="Which repeated documents are dropped.")
     validation: Annotated[float | str, BeforeValidator(_number_if_it_is_one)] = Field(
         0.05,
         description="Fraction of documents held out for validation, chosen by hash; or a path to validation texts.",
     )
-    block: Count = Field(1024, ge=2, description="Tokens in a block.")
+    block: Count = Field(
+        1024, ge=2, description="Tokens in a block; the longest window or pair where samples stand alone."
+    )
     max_bad: Number = Field(0.001, ge=0, le=1, description="Share of unreadable records that is borne; each is listed.")
     max_document: Bytes = Field(
         100_000_000, ge=1, description="Largest file or line read as one document, in bytes; a larger one is an error."
@@ -115,8 +136,10 @@ class DataConfig(Section):
 
 class TokenizerTraining(Section):
     vocab: Count = Field(16384, ge=257, description="Ids in the vocabulary, the special tokens included.")
-    end: str = Field("<|endoftext|>", min_length=1, description="The end-of-document token.")
-    pad: str = Field("<|pad|>", min_length=1, description="The padding token.")
+    end: str | None = Field(
+        None, min_length=1, description="The end-of-document token; <|endoftext|>, for encoders </s>, when null."
+    )
+    pad: str | None = Field(None, min_length=1, description="The padding token; <|pad|>, for encoders <pad>, when null.")
     special: list[str] = Field(default=[], description="Further special tokens.")
     minimum_frequency: Count = Field(2, ge=1, description="Merges seen fewer times than this are not made.")
     sample: Bytes = Field(
@@ -148,6 +171,53 @@ class ModelConfig(Section):
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise ValueError("config has no model_type; write model_type: gpt2 (or llama, qwen3 …)")
         return self
+
+
+class MaskedConfig(Section):
+    rate: Number = Field(0.15, gt=0, lt=1, description="Share of tokens that are predicted.")
+    mask: Number = Field(0.8, ge=0, le=1, description="Of these, the share replaced by the mask token.")
+    random: Number = Field(0.1, ge=0, le=1, description="And by any token; the rest stay as they are.")
+    whole_words: bool = Field(False, description="Choose words, all of whose tokens are predicted, not tokens.")
+
+    @model_validator(mode="after")
+    def _shares(self) -> MaskedConfig:
+        if self.mask + self.random > 1:
+            raise ValueError(f"mask {self.mask:g} and random {self.random:g} are over 1 together; write 0.8 and 0.1")
+        return self
+
+
+class HeadWeights(Section):
+    start: Number = Field(1.0, ge=0, description="Cross-entropy of the first token of the answer.")
+    end: Number = Field(1.0, ge=0, description="And of the last.")
+    start_position: Number = Field(1.0, ge=0, description="five: squared error of the start's place in the window, 0 to 1.")
+    end_position: Number = Field(1.0, ge=0, description="five: and of the end's.")
+    answer_class: Number = Field(1.0, ge=0, description="five: loss of the class: yes, no, short, long, unknown.")
+
+
+class SpanQAConfig(Section):
+    question: Count = Field(64, ge=1, description="Longest question in tokens; a longer one is rejected and listed.")
+    stride: Count = Field(128, ge=1, description="Tokens from one window of a document to the next.")
+    unknown_windows: Number = Field(
+        1.0, ge=0, le=1, description="Share of training windows without the answer that is kept; 0.02 suits NQ."
+    )
+    heads: Literal["span", "five"] = Field(
+        "span", description="span: start and end (SQuAD); five: also their regression and the answer's class (NQ)."
+    )
+    weights: HeadWeights = Field(HeadWeights(), description="What each head's loss counts.")
+    class_loss: Literal["cross_entropy", "focal", "smooth"] = Field(
+        "cross_entropy", description="five: the class head's loss; focal is Lin et al. 2017, smooth is label smoothing."
+    )
+    focal_gamma: Number = Field(2.0, ge=0, description="focal: how much sure answers count less.")
+    focal_alpha: Number = Field(1.0, gt=0, description="focal: factor of the loss.")
+    smoothing: Number = Field(0.1, ge=0, lt=1, description="smooth: probability shared among all classes.")
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="five: balanced weighs each class by the inverse of its share of the training windows."
+    )
+    balanced_sampling: bool = Field(
+        False, description="Draw windows of each class equally often, rare ones repeatedly; an epoch stays as long."
+    )
+    no_answer: bool = Field(True, description="A document may hold no answer (SQuAD v2, NQ); false for SQuAD v1.")
+    longest_answer: Count = Field(30, ge=1, description="Longest predicted answer in tokens.")
 
 
 class TrainConfig(Section):
@@ -199,8 +269,13 @@ class TrainConfig(Section):
 class ValidateConfig(Section):
     every: Interval = _free(Interval(epochs=1), "How often: 500 (steps), 1 epoch, 30min, never. The end always counts.")
     blocks: Count | None = _free(None, "At most this many validation blocks; all when null.", ge=1)
-    prompts: list[str] = _free([], "Texts that the model continues at each validation; kept in RUN/samples.jsonl.")
+    prompts: list[str] = _free(
+        [], "Texts that the model continues (masked: whose masks it fills) at each validation; kept in samples.jsonl."
+    )
     new_tokens: Count = _free(60, "Tokens written for each prompt.", ge=1)
+    patience: Count | None = Field(
+        None, ge=1, description="Stop after so many validations without a better checkpoint.best; RUN/model is the best."
+    )
 
 
 class ParallelConfig(Section):
@@ -212,9 +287,7 @@ class CheckpointConfig(Section):
         Interval(seconds=1800), "How often: 1500 (steps), 1 epoch, 30min, never. The end always counts."
     )
     keep: Count = _free(3, "How many of the newest are kept, beside the best.", ge=1)
-    best: Literal["loss", "perplexity", "accuracy", "bits_per_byte"] | None = _free(
-        "loss", "The validation figure that `best` goes by; null for none."
-    )
+    best: str | None = _free("loss", "The validation figure that `best` goes by, any of the objective's; null: none.")
 
 
 class LogConfig(Section):
@@ -229,7 +302,11 @@ class RunConfig(Section):
         TokenizerConfig(), description="Trained or taken; when silent, that of model.from, or one of 16384 is trained."
     )
     model: ModelConfig = Field(ModelConfig(), description="From scratch or pretrained; when silent, a GPT-2.")
-    objective: Literal["causal"] = Field("causal", description="What is learned.")
+    objective: Literal["causal", "masked", "span_qa"] = Field(
+        "causal", description="What is learned: the next token, masked tokens (or pairs), answers within documents."
+    )
+    masked: MaskedConfig = Field(MaskedConfig(), description="objective masked: what is hidden.")
+    span_qa: SpanQAConfig = Field(SpanQAConfig(), description="objective span_qa: windows, heads, losses, prediction.")
     train: TrainConfig = Field(TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
     validate_: ValidateConfig = Field(
         ValidateConfig(), alias="validate", description="When and how the model is judged."

@@ -5,14 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+AnswerClass = Literal["yes", "no", "short", "long", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A text and what it should have been."""
+
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, the document that may answer it, and where in it the answer stands."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[int, int], ...]
+    """Character spans (start, end) of the gold answers in `context`; the first is learned. Empty when unknown."""
+    answer_class: AnswerClass
+    candidates: tuple[tuple[int, int], ...] = ()
+    """Natural Questions: (start, end) of each long-answer candidate, counted in the document's space-separated words."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One text with its origin: `file:line`, the file when it is the whole of it, or a URL."""
+    """One text, or the fields of a pair or question, with its origin: `file:line`, the file, or a URL."""
 
     text: str
+    """The text; of fields, what duplicates are told by and a tokenizer is trained on."""
     origin: str
     set_name: str
+    fields: Pair | Question | None = None
+    group: str = ""
+    """What the split goes by where it is not the text: records of one group fall into one part."""
 
 
 @dataclass(frozen=True, slots=True)
