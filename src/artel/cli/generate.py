@@ -31,7 +31,7 @@ def generate(
     quiet_libraries()
     from artel.config import load_run
     from artel.errors import InputError, Problem
-    from artel.models import Sampling, write
+    from artel.models import Sampling
     from artel.using import open_model, open_untrained
 
     if overrides and not untrained:
@@ -40,9 +40,10 @@ def generate(
     opened = open_untrained(load_run(name, overrides or []), tell) if untrained else open_model(name)
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
     written = []
-    if not as_json:
+    goes_on = not opened.objective.encoder  # a decoder's text is the prompt and what follows it
+    if not as_json and goes_on:
         print(text, end="", flush=True)
-    for piece in write(opened.model, opened.tokenizer, text, sampling, opened.window):
+    for piece in opened.objective.show(opened.model, text, sampling):
         written.append(piece)
         if not as_json:
             print(piece, end="", flush=True)

@@ -77,12 +77,15 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
     quiet_libraries()
     from artel.errors import InputError, Problem
     from artel.models import check_model
+    from artel.objectives import objective_type
     from artel.preparing import prepare
     from artel.text import check_sources
     from artel.training.run_folder import check_same_run
 
     problems: list[Problem] = []
-    for check in (lambda: check_sources(run.data), lambda: check_model(run.model)):
+    kind = objective_type(run)
+    problems += kind.problems(run)
+    for check in (lambda: check_sources(run.data), lambda: check_model(run.model, kind.auto_class)):
         try:
             check()
         except InputError as error:

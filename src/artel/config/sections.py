@@ -139,7 +139,9 @@ class TokenizerTraining(Section):
     end: str | None = Field(
         None, min_length=1, description="The end-of-document token; <|endoftext|>, for encoders </s>, when null."
     )
-    pad: str | None = Field(None, min_length=1, description="The padding token; <|pad|>, for encoders <pad>, when null.")
+    pad: str | None = Field(
+        None, min_length=1, description="The padding token; <|pad|>, for encoders <pad>, when null."
+    )
     special: list[str] = Field(default=[], description="Further special tokens.")
     minimum_frequency: Count = Field(2, ge=1, description="Merges seen fewer times than this are not made.")
     sample: Bytes = Field(
@@ -189,7 +191,9 @@ class MaskedConfig(Section):
 class HeadWeights(Section):
     start: Number = Field(1.0, ge=0, description="Cross-entropy of the first token of the answer.")
     end: Number = Field(1.0, ge=0, description="And of the last.")
-    start_position: Number = Field(1.0, ge=0, description="five: squared error of the start's place in the window, 0 to 1.")
+    start_position: Number = Field(
+        1.0, ge=0, description="five: squared error of the start's place in the window, 0 to 1."
+    )
     end_position: Number = Field(1.0, ge=0, description="five: and of the end's.")
     answer_class: Number = Field(1.0, ge=0, description="five: loss of the class: yes, no, short, long, unknown.")
 
@@ -274,7 +278,9 @@ class ValidateConfig(Section):
     )
     new_tokens: Count = _free(60, "Tokens written for each prompt.", ge=1)
     patience: Count | None = Field(
-        None, ge=1, description="Stop after so many validations without a better checkpoint.best; RUN/model is the best."
+        None,
+        ge=1,
+        description="Stop after so many validations without a better checkpoint.best; RUN/model is the best.",
     )
 
 

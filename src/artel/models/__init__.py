@@ -4,11 +4,13 @@ from artel.models.attention import use_for_training
 from artel.models.build import Built, build_model, check_model, position_limit
 from artel.models.compiling import compile_layers
 from artel.models.device import bf16_is_native, pick_precision
-from artel.models.loss import token_losses
+from artel.models.folder import read_config
+from artel.models.loss import IGNORED, token_losses
 from artel.models.sampling import Sampling, write
 from artel.models.save import save_model
 
 __all__ = [
+    "IGNORED",
     "Built",
     "Sampling",
     "bf16_is_native",
@@ -17,6 +19,7 @@ __all__ = [
     "compile_layers",
     "pick_precision",
     "position_limit",
+    "read_config",
     "save_model",
     "token_losses",
     "use_for_training",

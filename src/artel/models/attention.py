@@ -48,8 +48,13 @@ def attention(
 
 
 def use_for_training(model: PreTrainedModel) -> bool:
-    """Switch the model to this function; False when its architecture has only attention of its own."""
+    """Switch a decoder to this function; False when its architecture has only attention of its own.
+
+    Encoders keep transformers' own: their padding needs the masks that are made for it.
+    """
     AttentionInterface.register(NAME, attention)
+    if not model.can_generate():
+        return False
     if not getattr(model, "_supports_sdpa", False) or not getattr(model, "_supports_attention_backend", True):
         return False
     try:

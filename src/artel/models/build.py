@@ -7,23 +7,27 @@ before anything in it runs. Remote code is never run.
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
+from artel.models.folder import cannot_load, check_folder, read_config
+from artel.models.heads import check_head, model_class
 from artel.tokens import Tokenizer
 
-# When the run file names no model: GPT-2, as its authors sized it, with dropout left to those who ask for it.
-DEFAULT_MODEL = {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+# When the run file names no model: GPT-2 or RoBERTa, as their authors sized them, with dropout for those who ask.
+_GPT2 = {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+_ROBERTA = {
+    "model_type": "roberta", "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -39,17 +43,25 @@ class Built:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
-def build_model(wanted: ModelConfig, tokenizer: Tokenizer, *, auto_class: str, block: int, seed: int) -> Built:
+def build_model(
+    wanted: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    auto_class: str,
+    block: int,
+    seed: int,
+    heads: dict[str, int] | None = None,
+) -> Built:
     """Build or load the model of a run.
 
-    `auto_class` is the transformers class an objective asks for (`AutoModelForCausalLM`); `block` the longest input in
-    tokens; `seed` fixes initial weights, the same on every process. Raises InputError.
+    `auto_class` is the transformers class an objective asks for (`AutoModelForCausalLM`), `heads` what it adds to it;
+    `block` the longest input in tokens; `seed` fixes initial weights, the same on every process. Raises InputError.
     """
     torch.manual_seed(seed)
     if wanted.from_ is not None:
-        built = _pretrained(wanted.from_, auto_class)
+        built = _pretrained(wanted.from_, auto_class, heads or {})
     else:
-        built = _from_scratch(wanted.config or DEFAULT_MODEL, tokenizer, auto_class, block)
+        built = _from_scratch(wanted.config or _default(auto_class), tokenizer, auto_class, heads or {}, block)
     _grow_vocabulary(built, tokenizer)
     positions = position_limit(built.model)
     if positions is not None and positions < block:
@@ -74,9 +86,15 @@ def _position_offset(model: nn.Module) -> int:
     return 0
 
 
-def _from_scratch(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str, block: int) -> Built:
+def _default(auto_class: str) -> dict[str, Any]:
+    return _GPT2 if auto_class == "AutoModelForCausalLM" else _ROBERTA
+
+
+def _from_scratch(
+    wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str, heads: dict[str, int], block: int
+) -> Built:
     config = _configuration(wanted, tokenizer, auto_class)
-    build = getattr(transformers, auto_class).from_config
+    build = model_class(config, auto_class, heads)._from_config
     given = {config.attribute_map.get(key, key) for key in wanted}
     try:
         longest = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
@@ -93,14 +111,17 @@ def _from_scratch(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str,
     return Built(model)
 
 
-def check_model(wanted: ModelConfig) -> None:
-    """Raise InputError for what is wrong with a model before any text is read: its type, its keys, its folder."""
+def check_model(wanted: ModelConfig, auto_class: str) -> None:
+    """Raise InputError for what is wrong with a model before any text is read: its type, keys, folder, head."""
     if wanted.config is not None:
         _, problems = _known_keys(wanted.config)
         if problems:
             raise InputError(problems)
+        check_head(wanted.config["model_type"], auto_class, "model.config.model_type")
     elif wanted.from_ is not None and Path(wanted.from_).is_dir():
-        _check_folder(Path(wanted.from_))
+        check_folder(Path(wanted.from_))
+        config, _ = read_config(wanted.from_)
+        check_head(config.model_type, auto_class, "model.from")
 
 
 def _known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
@@ -148,29 +169,23 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
         raise InputError([Problem("model.config", f"{model_type} refuses it: {first}", "check its values")]) from None
 
 
-def _pretrained(name: str, auto_class: str) -> Built:
+def _pretrained(name: str, auto_class: str, heads: dict[str, int]) -> Built:
     folder = Path(name)
     if folder.is_dir():
-        _check_folder(folder)
+        check_folder(folder)
     elif folder.exists() or name.startswith((".", "/", "~")):
         raise InputError(
             [Problem("model.from", f"{name} is not a folder", "give a folder with config.json, or a hub id")]
         )
+    config, notes = read_config(name)
+    check_head(config.model_type, auto_class, "model.from")
     try:
-        AutoConfig.from_pretrained(name, trust_remote_code=False)
-        model, info = getattr(transformers, auto_class).from_pretrained(
-            name, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+        model, info = model_class(config, auto_class, heads).from_pretrained(
+            name, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds
-        first = " ".join(str(error).split())[:300]
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        fix = (
-            "check its config.json and weights"
-            if folder.is_dir()
-            else f"a hub id needs network{offline}; or give a folder"
-        )
-        raise InputError([Problem("model.from", f"{name} cannot be loaded: {first}", fix)]) from None
-    built = Built(model)
+        raise cannot_load(name, error) from None
+    built = Built(model, notes)
     missing = sorted(info.get("missing_keys") or ())
     if len(missing) > len(model.state_dict()) // 2:
         raise InputError(
@@ -183,31 +198,6 @@ def _pretrained(name: str, auto_class: str) -> Built:
     if unexpected:
         built.notes.append(f"in {name} but not in this model, so left out: {', '.join(unexpected[:8])}")
     return built
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder without a model, and weights that are a pickle with code in it."""
-    names = {file.name for file in folder.iterdir()}
-    where = "model.from"
-    if "config.json" not in names:
-        raise InputError([Problem(where, f"{folder} has no config.json", "give a folder written by save_pretrained")])
-    if any(name.endswith(".safetensors") for name in names):
-        return
-    binaries = sorted(name for name in names if name.startswith("pytorch_model") and name.endswith(".bin"))
-    if not binaries:
-        raise InputError(
-            [Problem(where, f"{folder} has no weights", "it needs model.safetensors or pytorch_model.bin; "
-                     "for training from scratch give model.config")]
-        )  # fmt: skip
-    for name in binaries:
-        try:
-            torch.load(folder / name, map_location="meta", weights_only=True, mmap=False)
-        except Exception as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise InputError(
-                [Problem(str(folder / name), f"is not a file of tensors only: {first}",
-                         "nothing in it was run; convert it to safetensors where you trust it")]
-            ) from None  # fmt: skip
 
 
 def _grow_vocabulary(built: Built, tokenizer: Tokenizer) -> None:

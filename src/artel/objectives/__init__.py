@@ -1,17 +1,38 @@
 """What is learned: record to samples, batch to loss, and the figures that judge the model."""
 
-from collections.abc import Callable
-
 from artel.config import RunConfig
-from artel.objectives.base import Batch, Objective
+from artel.objectives.base import Batch, Made, Objective
 from artel.objectives.causal import Causal
-
-_OBJECTIVES: dict[str, Callable[[], Objective]] = {"causal": Causal}
-
-
-def objective_of(run: RunConfig) -> Objective:
-    """The objective that a run names."""
-    return _OBJECTIVES[run.objective]()
+from artel.objectives.filling import Filled, fill_masks
+from artel.objectives.masked import Masked
+from artel.objectives.restoring import Restoring
+from artel.objectives.span_qa import SpanQA
+from artel.tokens import Tokenizer
 
 
-__all__ = ["Batch", "Causal", "Objective", "objective_of"]
+def objective_type(run: RunConfig) -> type[Objective]:
+    """The objective that a run names; a masked model on pairs restores what they lack."""
+    if run.objective == "masked" and any(source.yields == "pairs" for source in run.data.sources):
+        return Restoring
+    kinds: dict[str, type[Objective]] = {"causal": Causal, "masked": Masked, "span_qa": SpanQA}
+    return kinds[run.objective]
+
+
+def objective_of(run: RunConfig, tokenizer: Tokenizer) -> Objective:
+    """The run's objective with its tokenizer. Raises InputError when they do not go together."""
+    return objective_type(run)(run, tokenizer)
+
+
+__all__ = [
+    "Batch",
+    "Causal",
+    "Filled",
+    "Made",
+    "Masked",
+    "Objective",
+    "Restoring",
+    "SpanQA",
+    "fill_masks",
+    "objective_of",
+    "objective_type",
+]

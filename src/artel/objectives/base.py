@@ -2,53 +2,115 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from artel.text import Record
-from artel.tokens import Rows, Tokenizer
+from artel.config import RunConfig
+from artel.errors import Problem
+from artel.models import Sampling
+from artel.text import Document, Dropped, Rejected
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StorePart, Tokenizer
+
+Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch as a model takes it: named tensors, and how many targets a loss is taken on."""
+    """One micro-batch as a model takes it: named tensors; targets that a loss is taken on, and input tokens.
+
+    Filler is in neither count.
+    """
 
     tensors: dict[str, torch.Tensor]
     targets: int
+    tokens: int
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(
-            {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}, self.targets
-        )
+        tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}
+        return Batch(tensors, self.targets, self.tokens)
 
 
-class Objective(Protocol):
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What became of a document: its samples, and what its answers are judged by, kept in the store beside them."""
+
+    samples: list[Sample]
+    source: dict[str, Any] | None = None
+
+
+class Objective(ABC):
     """One small file each; the loop, the store and the layouts know nothing of it."""
 
-    auto_class: str
+    auto_class: ClassVar[str]
     """The transformers class whose head fits (`AutoModelForCausalLM`)."""
-    lookahead: int
-    """Tokens after a block that the objective needs to see (1: the next token of its last position)."""
-    sums: tuple[str, ...]
+    encoder: ClassVar[bool] = False
+    """Whether texts are framed by special tokens, and a tokenizer is trained with them."""
+    sums: ClassVar[tuple[str, ...]]
     """Names of what `loss` returns, in order; the first two are always `loss` and `targets`."""
+    outputs: ClassVar[tuple[str, ...]] = ()
+    """Names of the numbers that `judge` finds for each sample."""
+    better: ClassVar[dict[str, Better]]
+    """The figures, and which way each improves."""
 
-    def samples(self, records: list[Record], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-        """For each record its ids as the store keeps them, int64 (tokens,)."""
-        ...
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        """Raises InputError when run and tokenizer do not go together."""
+        self.run = run
+        self.tokenizer = tokenizer
 
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        """What in the run file does not go with this objective, told before any text is read."""
+        best, found = run.checkpoint.best, []
+        if best is not None and best not in cls.better:
+            found.append(Problem("checkpoint.best", f"{best!r} is no figure of this objective",
+                                 f"write one of: {', '.join(cls.better)}; or null"))  # fmt: skip
+        if best is None and run.validate_.patience is not None:
+            found.append(Problem("validate.patience", "needs a figure to go by", "write checkpoint: {best: loss}"))
+        return found
+
+    @property
+    def heads(self) -> dict[str, int]:
+        """Linear heads on the first token that the model needs beyond its own: name -> outputs."""
+        return {}
+
+    @abstractmethod
+    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
+        """For each document its samples, or why there are none."""
+
+    @abstractmethod
+    def view(self, part: StorePart) -> Samples:
+        """A part of the store as this objective reads it: joined blocks, or samples that stand alone."""
+
+    def order(self, part: StorePart, samples: int) -> Order | BalancedOrder:
+        """In which order the training part's samples come."""
+        return Order(samples, self.run.seed)
+
+    def study(self, part: StorePart) -> None:  # noqa: B027  # most objectives need to know nothing of it
+        """Learn what the loss must know of the training part (shares of classes), before the first batch."""
+
+    @abstractmethod
     def batch(self, rows: Rows) -> Batch:
         """Tensors of a micro-batch, on the CPU."""
-        ...
 
+    @abstractmethod
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """float32 (len(sums),): sums over the batch's targets. The first, the loss in nats, carries the gradient."""
-        ...
 
-    def figures(self, totals: dict[str, float], tokens_per_byte: float) -> dict[str, float]:
-        """What the totals of a validation part say, by name; `loss` is the mean over targets."""
-        ...
+    def judge(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `loss` gives, and (rows, len(outputs)) for each row."""
+        sums = self.loss(model, batch)
+        return sums, sums.new_zeros((batch.tensors["input_ids"].shape[0], 0))
+
+    @abstractmethod
+    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+        """What the totals and the outputs (samples, len(outputs)) of a part say, by name; `loss` is a mean."""
+
+    @abstractmethod
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        """What the model makes of a prompt, in pieces as they are written."""

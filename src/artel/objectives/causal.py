@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from artel.models import token_losses
-from artel.models.loss import IGNORED
-from artel.objectives.base import Batch
-from artel.text import Record
-from artel.tokens import Rows, Tokenizer
+from artel.models import IGNORED, Sampling, position_limit, token_losses, write
+from artel.objectives.base import Batch, Better, Made, Objective
+from artel.text import Document
+from artel.tokens import Blocks, Rows, Sample, StorePart
 
 
-class Causal:
+class Causal(Objective):
     auto_class = "AutoModelForCausalLM"
-    lookahead = 1
-    sums: tuple[str, ...] = ("loss", "targets", "right")
+    sums = ("loss", "targets", "right")
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower", "perplexity": "lower", "accuracy": "higher", "bits_per_byte": "lower"
+    }  # fmt: skip
 
-    def samples(self, records: list[Record], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    def samples(self, documents: list[Document]) -> Iterator[Made]:
         """The text's tokens and the end token."""
-        for ids in tokenizer.encode([record.text for record in records]):
-            yield np.append(ids, tokenizer.end_id)
+        for ids in self.tokenizer.encode([document.record.text for document in documents]):
+            yield Made([Sample(np.append(ids, self.tokenizer.end_id))])
+
+    def view(self, part: StorePart) -> Blocks:
+        return Blocks(part, self.run.data.block, lookahead=1)
 
     def batch(self, rows: Rows) -> Batch:
         targets = rows.ids[:, 1:].copy()
@@ -33,15 +38,16 @@ class Causal:
             "input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1])),
             "targets": torch.from_numpy(targets),
         }
-        return Batch(tensors, int(rows.valid.sum()) * targets.shape[1])
+        count = int(rows.valid.sum()) * targets.shape[1]
+        return Batch(tensors, targets=count, tokens=count)
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         logits = model(input_ids=batch.tensors["input_ids"], use_cache=False).logits
-        loss, right = token_losses(logits, batch.tensors["targets"])
-        targets = torch.tensor(float(batch.targets), device=loss.device)
-        return torch.stack([loss, targets, right.float()])
+        loss, guesses = token_losses(logits, batch.tensors["targets"])
+        right = (guesses == batch.tensors["targets"]).sum()
+        return torch.stack([loss, torch.tensor(float(batch.targets), device=loss.device), right.float()])
 
-    def figures(self, totals: dict[str, float], tokens_per_byte: float) -> dict[str, float]:
+    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Perplexity is per token; bits per byte divide by the bytes of the text and compare across tokenizers.
 
         Bits per byte = mean loss in nats x tokens per byte of the part / ln 2 (Gao et al. 2020, "The Pile", section
@@ -52,5 +58,8 @@ class Causal:
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),  # exp(710) overflows a double
             "accuracy": totals["right"] / totals["targets"],
-            "bits_per_byte": loss * tokens_per_byte / math.log(2),
+            "bits_per_byte": loss * part.tokens / part.bytes / math.log(2),
         }
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        return write(model, self.tokenizer, prompt, sampling, position_limit(model))

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -39,8 +40,11 @@ class Layout(Protocol):
         """Clip the gradients to norm `largest`; the norm before, a scalar on the device."""
         ...
 
-    def judge(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Sums over this rank's validation batches, added up over all ranks, by name."""
+    def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
+        """Sums over all ranks' validation batches by name, and the outputs of all `count` samples (count, outputs).
+
+        With each batch come the sample indices of its first rows; rows beyond them are filler.
+        """
         ...
 
 
@@ -98,17 +102,21 @@ class Replicated:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), largest, norm)
         return norm
 
-    def judge(self, batches: Iterable[Batch]) -> dict[str, float]:
+    def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         names = self._objective.sums
         totals = torch.zeros(len(names), dtype=torch.float64)
+        outputs = torch.zeros(count, len(self._objective.outputs), dtype=torch.float64)
         self.model.eval()
         with torch.no_grad():
-            for batch in batches:
+            for batch, indices in batches:
                 with self._autocast():
-                    found = self._objective.loss(self.model, batch.to(self._processes.device))
-                totals += found.double().cpu()
+                    sums, rows = self._objective.judge(self.model, batch.to(self._processes.device))
+                totals += sums.double().cpu()
+                outputs[indices] = rows[: len(indices)].double().cpu()
         self.model.train()
-        return dict(zip(names, self.add_up(totals.tolist()), strict=True))
+        if self._processes.world > 1 and outputs.numel():
+            dist.all_reduce(outputs)  # each sample is one rank's; the others have zeros in its place
+        return dict(zip(names, self.add_up(totals.tolist()), strict=True)), outputs.numpy()
 
     def _no_sync(self):  # type: ignore[no-untyped-def]  # a context manager of DDP's own, or none
         return self._learner.no_sync() if isinstance(self._learner, DistributedDataParallel) else nullcontext()

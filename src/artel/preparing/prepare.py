@@ -18,7 +18,7 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.storage import cache_folder, lock, new_folder, remove_leftovers
-from artel.text import Document, Ledger, check_sources, read_documents, source_fingerprint
+from artel.text import Document, Dropped, Ledger, Rejected, check_sources, read_documents, source_fingerprint
 from artel.tokens import StoreWriter, Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.store import FORMAT
 
@@ -66,13 +66,18 @@ def prepare(run: RunConfig, tell: Tell = lambda _: None) -> Prepared:
 def store_key(run: RunConfig) -> str:
     """One short text for everything that the store's content depends on; cheap, no file is read."""
     data = run.data.model_dump(mode="json", exclude={"block", "store", "max_bad"})
+    # Samples that stand alone are cut when they are made; blocks are cut when they are read.
+    cut = {
+        "masked": [run.data.block] if any(source.yields == "pairs" for source in run.data.sources) else None,
+        "span_qa": [run.data.block, run.span_qa.question, run.span_qa.stride, run.span_qa.unknown_windows],
+    }
     inputs = {
         "format": FORMAT,
         "data": data,
         "files": source_fingerprint(run.data),
         "tokenizer": run.tokenizer.model_dump(mode="json"),
         "tokenizer_files": _tokenizer_files(run),
-        "objective": run.objective,
+        "objective": [run.objective, cut.get(run.objective)],
     }
     return xxhash.xxh3_128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
 
@@ -98,29 +103,32 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
-    tokenizer = _tokenizer(run, tell)
-    tokenizer.save(folder / "tokenizer")
-    # The objective is imported late: it stands on torch, and a store that is found needs neither.
-    from artel.objectives import objective_of
+    # The objectives are imported late: they stand on torch, and a store that is found needs neither.
+    from artel.objectives import objective_of, objective_type
 
-    objective = objective_of(run)
+    tokenizer = _tokenizer(run, objective_type(run).encoder, tell)
+    tokenizer.save(folder / "tokenizer")
+    objective = objective_of(run, tokenizer)
     ledger = Ledger()
     writer = StoreWriter(folder, tokenizer.vocabulary)
     tell("turning text into tokens")
     for documents in _chunks(read_documents(run.data, ledger)):
-        samples = objective.samples([document.record for document in documents], tokenizer)
-        for document, ids in zip(documents, samples, strict=True):
-            size = len(document.record.text.encode("utf-8"))
-            writer.add(document.part, ids, size, document.record.origin)
+        for document, made in zip(documents, objective.samples(documents), strict=True):
+            record = document.record
+            if isinstance(made, Rejected | Dropped):
+                ledger.take_back(document, made)
+                continue
+            writer.add(document.part, made.samples, len(record.text.encode("utf-8")), record.origin, made.source)
+    ledger.judge(run.data.max_bad)
     ledger.check()
     manifest = writer.close({"key": key, "tokenizer": tokenizer.fingerprint, "vocabulary": tokenizer.vocabulary})
-    _check_validation(run, manifest)
-    tokens = {part: counts["tokens"] for part, counts in manifest["parts"].items()}
-    report = {**ledger.to_json(), "tokens": tokens}
+    _check_parts(run, manifest)
+    counts = {name: {part: found[name] for part, found in manifest["parts"].items()} for name in ("tokens", "samples")}
+    report = {**ledger.to_json(), **counts}
     (folder / "ledger.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
 
 
-def _tokenizer(run: RunConfig, tell: Tell) -> Tokenizer:
+def _tokenizer(run: RunConfig, encoder: bool, tell: Tell) -> Tokenizer:
     name = tokenizer_name(run)
     if name is not None:
         return load_tokenizer(name, "tokenizer.from" if run.tokenizer.from_ else "model.from")
@@ -129,7 +137,7 @@ def _tokenizer(run: RunConfig, tell: Tell) -> Tokenizer:
     tell("training the tokenizer")
     documents = read_documents(run.data, Ledger())  # the same documents come again, and are counted, when encoded
     texts = (document.record.text for document in documents if document.part == "train")
-    return train_tokenizer(texts, run.tokenizer.train or TokenizerTraining())
+    return train_tokenizer(texts, run.tokenizer.train or TokenizerTraining(), encoder=encoder)
 
 
 def _chunks(documents: Iterator[Document]) -> Iterator[list[Document]]:
@@ -147,11 +155,17 @@ def _chunks(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield chunk
 
 
-def _check_validation(run: RunConfig, manifest: dict[str, Any]) -> None:
-    if run.data.validation != 0.0 and manifest["parts"]["validation"]["documents"] == 0:
-        documents = manifest["parts"]["train"]["documents"]
+def _check_parts(run: RunConfig, manifest: dict[str, Any]) -> None:
+    parts = manifest["parts"]
+    if run.data.validation != 0.0 and parts["validation"]["samples"] == 0:
+        documents = parts["train"]["documents"]
         raise InputError(
             [Problem("data.validation", f"none of the {documents:,} documents fell into the validation part",
                      "write data.validation: 0, a larger fraction or a path; or cut the text into more documents "
                      "(data.sources.0.document=paragraph)")]
+        )  # fmt: skip
+    if run.data.validation != 1.0 and parts["train"]["samples"] == 0:
+        raise InputError(
+            [Problem("data.sources", "no training sample could be made of them", "see what was dropped, and raise "
+                     "data.max_bad or mend it")]
         )  # fmt: skip

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from artel.errors import Problem, WorkError
-from artel.text.records import Document, Rejected
+from artel.errors import InputError, Problem, WorkError
+from artel.text.records import Document, Dropped, Rejected
 
 _LISTED = 1000
 
@@ -54,10 +54,26 @@ class Ledger:
     def keep(self, document: Document) -> None:
         for counts in (self.total, self._set(document.record.set_name)):
             counts.kept += 1
-        part = self.parts[document.part]
-        part["documents"] += 1
-        part["characters"] += len(document.record.text)
-        part["bytes"] += len(document.record.text.encode())
+        self._count(document, 1)
+
+    def take_back(self, document: Document, why: Rejected | Dropped) -> None:
+        """A document that was kept and of which no sample can be made: dropped after all, and listed when it is bad."""
+        for counts in (self.total, self._set(document.record.set_name)):
+            counts.kept -= 1
+        self._count(document, -1)
+        if isinstance(why, Rejected):
+            self.reject(why)
+        else:
+            self.drop(document.record.set_name, why.reason)
+
+    def judge(self, max_bad: float) -> None:
+        """Raise InputError, with the first of those that could not be used, when they are over `max_bad` of all."""
+        if self.rejected > max_bad * self.total.read:
+            problems = [Problem(item.origin, item.detail) for item in self.listed[:10]]
+            share = (
+                f"{self.rejected:,} of {self.total.read:,} records cannot be used, more than data.max_bad ({max_bad:g})"
+            )
+            raise InputError([*problems, Problem("data", share, "mend them, or raise data.max_bad")])
 
     def check(self) -> None:
         """Raise WorkError unless everything read is kept or dropped."""
@@ -75,6 +91,12 @@ class Ledger:
             "bytes": {part: counts["bytes"] for part, counts in self.parts.items()},
             "rejected": [{"origin": item.origin, "reason": item.reason, "detail": item.detail} for item in self.listed],
         }
+
+    def _count(self, document: Document, sign: int) -> None:
+        part = self.parts[document.part]
+        part["documents"] += sign
+        part["characters"] += sign * len(document.record.text)
+        part["bytes"] += sign * len(document.record.text.encode())
 
     def _set(self, name: str) -> _Counts:
         return self.sets.setdefault(name, _Counts())

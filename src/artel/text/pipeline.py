@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from artel.config import DataConfig
+from artel.config import CleanConfig, DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.clean import clean
 from artel.text.ledger import Ledger
-from artel.text.records import Document, Record, Rejected
+from artel.text.pairs import without_commas
+from artel.text.records import Document, Pair, Question, Record, Rejected
 from artel.text.sources import all_sources, check_sources, is_url, local_files, read_source
 from artel.text.split import in_validation
 from artel.text.unique import Unique
@@ -29,7 +31,7 @@ def read_documents(data: DataConfig, ledger: Ledger) -> Iterator[Document]:
             if isinstance(item, Rejected):
                 ledger.reject(item)
                 continue
-            document = _document(item, where, data, unique, ledger)
+            document = _document(item, where, source, data, unique, ledger)
             if document is not None:
                 ledger.keep(document)
                 yield document
@@ -47,8 +49,11 @@ def source_fingerprint(data: DataConfig) -> list[Any]:
     return found
 
 
-def _document(record: Record, where: str, data: DataConfig, unique: Unique, ledger: Ledger) -> Document | None:
-    text = clean(record.text, data.clean)
+def _document(
+    record: Record, where: str, source: SourceConfig, data: DataConfig, unique: Unique, ledger: Ledger
+) -> Document | None:
+    record = _cleaned(record, source, data.clean)
+    text = record.text
     reason = None
     if not text:
         reason = "empty"
@@ -59,24 +64,31 @@ def _document(record: Record, where: str, data: DataConfig, unique: Unique, ledg
     if reason is not None:
         ledger.drop(record.set_name, reason)
         return None
-    cleaned = Record(text, record.origin, record.set_name)
     if isinstance(data.validation, str):
-        return Document(cleaned, "validation" if where == "data.validation" else "train")
-    return Document(cleaned, "validation" if in_validation(text, data.validation) else "train")
+        return Document(record, "validation" if where == "data.validation" else "train")
+    return Document(record, "validation" if in_validation(record.group or text, data.validation) else "train")
+
+
+def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig) -> Record:
+    if isinstance(record.fields, Question):  # its answers are counted in its characters
+        return record
+    text = clean(record.text, rules)
+    if isinstance(record.fields, Pair):
+        pair = Pair(clean(record.fields.input, rules), text)
+    elif source.pairs == "commas":
+        pair = Pair(without_commas(text), text)
+    else:
+        return replace(record, text=text)
+    return replace(record, text=text, fields=pair, group=pair.input)
 
 
 def _judge(data: DataConfig, ledger: Ledger) -> None:
     total = ledger.total
-    if ledger.rejected > data.max_bad * total.read:
-        problems = [Problem(item.origin, item.detail) for item in ledger.listed[:10]]
-        share = (
-            f"{ledger.rejected:,} of {total.read:,} records cannot be used, more than data.max_bad ({data.max_bad:g})"
-        )
-        raise InputError([*problems, Problem("data", share, "mend them, or raise data.max_bad")])
+    ledger.judge(data.max_bad)
     if total.kept == 0:
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in total.dropped.items()) or "none were there"
         raise InputError([Problem("data.sources", f"no document is left: {dropped}", "give files with text in them")])
-    if ledger.parts["train"]["documents"] == 0:
+    if ledger.parts["train"]["documents"] == 0 and data.validation != 1.0:  # 1: all of it is there to be judged
         raise InputError(
             [Problem("data.validation", "no document is left for training: all fell into the validation part",
                      "write a smaller data.validation, or cut the text into more documents (data.sources.0.document)")]

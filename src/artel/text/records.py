@@ -27,7 +27,7 @@ class Question:
     """Character spans (start, end) of the gold answers in `context`; the first is learned. Empty when unknown."""
     answer_class: AnswerClass
     candidates: tuple[tuple[int, int], ...] = ()
-    """Natural Questions: (start, end) of each long-answer candidate, counted in the document's space-separated words."""
+    """Natural Questions: (start, end) of each long-answer candidate, in the document's space-separated words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,13 @@ class Rejected:
     reason: str
     detail: str
     set_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A good record that is left out for a reason of the run's own making; it does not count as bad."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,28 @@
-"""Tokenizers, the token store, the order of blocks, batches. Knows no model."""
+"""Tokenizers, the token store, the order of samples, batches. Knows no model."""
 
-from artel.tokens.batches import Rows, micro_batches, step_numbers
-from artel.tokens.blocks import Blocks
-from artel.tokens.order import Order
-from artel.tokens.store import StorePart, StoreWriter, TokenStore
-from artel.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from artel.tokens.batches import Rows, Samples, micro_batches, rows_to_judge, step_numbers
+from artel.tokens.blocks import Alone, Blocks
+from artel.tokens.order import BalancedOrder, Order
+from artel.tokens.store import Sample, StorePart, StoreWriter, TokenStore
+from artel.tokens.tokenizer import Encoded, Frame, Tokenizer, load_tokenizer, train_tokenizer
 
 __all__ = [
+    "Alone",
+    "BalancedOrder",
     "Blocks",
+    "Encoded",
+    "Frame",
     "Order",
     "Rows",
+    "Sample",
+    "Samples",
     "StorePart",
     "StoreWriter",
     "TokenStore",
     "Tokenizer",
     "load_tokenizer",
     "micro_batches",
+    "rows_to_judge",
     "step_numbers",
     "train_tokenizer",
 ]

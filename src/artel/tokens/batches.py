@@ -7,26 +7,46 @@ from typing import Protocol
 
 import numpy as np
 
+from artel.tokens.store import Sample
+
+# Rows that stand alone are filled up to a multiple of this: few different shapes, and kernels like multiples of 8.
+_ROUND = 16
+
 
 class Samples(Protocol):
     """What batches are made of: joined blocks of a store, or samples that stand alone."""
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int) -> np.ndarray:
-        """Token ids, int64 (length,)."""
+    def read(self, index: int) -> Sample: ...
+
+    def origins(self, index: int) -> list[str]:
+        """The `file:line` of each document that has tokens in it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One micro-batch before an objective has seen it: ids int64 (rows, length), valid bool (rows,).
+    """One micro-batch before an objective has seen it.
 
-    Invalid rows are filler that makes all micro-batches of a step alike in shape; no loss is taken on them.
+    Invalid rows are filler that gives all micro-batches of a step equally many rows; no loss is taken on them.
+    Positions from a row's length on are filler too: their ids and flags are 0.
     """
 
     ids: np.ndarray
+    """int64 (rows, longest)."""
+    lengths: np.ndarray
+    """int64 (rows,): tokens of each row."""
     valid: np.ndarray
+    """bool (rows,)."""
+    indices: np.ndarray
+    """int64 (rows,): which sample of its part each row is."""
+    epochs: np.ndarray
+    """int64 (rows,): the epoch it is drawn in; -1 where it is judged, not learned."""
+    flags: np.ndarray | None
+    """(rows, longest), where the store has them."""
+    numbers: np.ndarray
+    """int64 (rows, columns)."""
 
 
 def step_numbers(step: int, batch: int, total: int) -> np.ndarray:
@@ -34,25 +54,55 @@ def step_numbers(step: int, batch: int, total: int) -> np.ndarray:
     return np.arange(step * batch, min((step + 1) * batch, total), dtype=np.int64)
 
 
-def micro_batches(samples: Samples, indices: np.ndarray, *, rank: int, world: int, batch: int, size: int) -> list[Rows]:
+def micro_batches(
+    samples: Samples, indices: np.ndarray, epochs: np.ndarray, *, rank: int, world: int, batch: int, size: int
+) -> list[Rows]:
     """This rank's share of a global batch, as equal micro-batches of at most `size` rows.
 
     Every rank gets ceil(batch / world) places of the *full* batch, also where the last step of a run is shorter, so
-    that all ranks run equally many micro-batches of equal shape in every step of the run.
+    that all ranks run equally many micro-batches of equally many rows in every step of the run.
     """
     share = -(-batch // world)
     count = -(-share // size)
     size = -(-share // count)  # 10 rows by at most 4 are 4 + 4 + 2: three of 4 with two fillers, not four
-    mine = indices[rank * share : (rank + 1) * share]
+    first = rank * share
     result = []
     for number in range(count):
-        part = mine[number * size : (number + 1) * size]
-        result.append(_rows(samples, part, size))
+        start, stop = first + number * size, first + min((number + 1) * size, share)
+        result.append(_rows(samples, indices[start:stop], epochs[start:stop], size))
     return result
 
 
-def _rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
-    read = [samples.read(int(index)) for index in indices]
-    filler = read[0] if read else samples.read(0)
-    ids = np.stack(read + [filler] * (size - len(read)))
-    return Rows(ids, np.arange(size) < len(read))
+def rows_to_judge(samples: Samples, indices: np.ndarray, size: int) -> Rows:
+    """At most `size` samples as one micro-batch of `size` rows, filled up: another shape would be compiled anew."""
+    return _rows(samples, indices, np.full(len(indices), -1), size)
+
+
+def _rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) -> Rows:
+    missing = size - len(indices)
+    where = np.concatenate([indices, np.full(missing, indices[0] if len(indices) else 0)]).astype(np.int64)
+    read = [samples.read(int(index)) for index in where[: max(1, len(indices))]]
+    read += [read[0]] * (size - len(read))
+    lengths = np.array([len(sample.ids) for sample in read], dtype=np.int64)
+    longest = int(lengths.max())
+    if (lengths != longest).any():
+        longest = -(-longest // _ROUND) * _ROUND
+    flags = None
+    if read[0].flags is not None:
+        flags = _stack([sample.flags for sample in read if sample.flags is not None], longest)
+    return Rows(
+        ids=_stack([sample.ids for sample in read], longest),
+        lengths=lengths,
+        valid=np.arange(size) < len(indices),
+        indices=where,
+        epochs=np.concatenate([epochs, np.zeros(missing)]).astype(np.int64),
+        flags=flags,
+        numbers=np.array([sample.numbers for sample in read], dtype=np.int64),
+    )
+
+
+def _stack(pieces: list[np.ndarray], longest: int) -> np.ndarray:
+    stacked = np.zeros((len(pieces), longest), dtype=pieces[0].dtype)
+    for row, piece in zip(stacked, pieces, strict=True):
+        row[: len(piece)] = piece
+    return stacked

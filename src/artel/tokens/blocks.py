@@ -1,10 +1,8 @@
-"""Documents joined into one stream and cut into blocks of equal length."""
+"""The two ways to see a store's part as samples: joined and cut into blocks of equal length, or each as it stands."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from artel.tokens.store import StorePart
+from artel.tokens.store import Sample, StorePart
 
 
 class Blocks:
@@ -24,10 +22,25 @@ class Blocks:
     def __len__(self) -> int:
         return self._count
 
-    def read(self, index: int) -> np.ndarray:
-        """Token ids, int64 (length + lookahead,)."""
-        return self.part.read(index * self.length, self.length + self.lookahead)
+    def read(self, index: int) -> Sample:
+        """ids (length + lookahead,)."""
+        return Sample(self.part.read(index * self.length, self.length + self.lookahead))
 
     def origins(self, index: int) -> list[str]:
-        """The `file:line` of each document that has tokens in this block."""
         return self.part.origins(index * self.length, (index + 1) * self.length)
+
+
+class Alone:
+    """The samples of a store's part as they stand: pairs, windows, conversations."""
+
+    def __init__(self, part: StorePart) -> None:
+        self.part = part
+
+    def __len__(self) -> int:
+        return self.part.samples
+
+    def read(self, index: int) -> Sample:
+        return self.part.sample(index)
+
+    def origins(self, index: int) -> list[str]:
+        return [self.part.origin(index)]

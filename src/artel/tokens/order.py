@@ -65,3 +65,36 @@ class Order:
                 left = left ^ (_mix(right, keys[turn]) & left_mask)
                 right = right ^ (_mix(left, keys[turn + 1]) & right_mask)
         return (left << self._right_bits) | right
+
+
+class BalancedOrder:
+    """An endless sequence in which the classes take turns: each is drawn equally often, its members in turn.
+
+    Every round holds each class once, in an order of its own; the k-th draw of a class is the k-th of that class's
+    own endless order. So this too depends on (seed, number) alone. An epoch has as many draws as there are samples.
+    """
+
+    def __init__(self, classes: np.ndarray, seed: int) -> None:
+        self.samples = len(classes)
+        self.seed = seed
+        self._members = [np.flatnonzero(classes == name) for name in np.unique(classes)]
+        self._orders = [Order(len(members), _class_seed(seed, at)) for at, members in enumerate(self._members)]
+
+    def at(self, numbers: np.ndarray) -> np.ndarray:
+        """Sample indices, int64 (k,), for running numbers (k,) counted from the start of the run."""
+        numbers = np.asarray(numbers, dtype=np.int64)
+        rounds, places = numbers // len(self._members), numbers % len(self._members)
+        found = np.empty(len(numbers), dtype=np.int64)
+        chosen = np.array([self._turns(int(turn))[place] for turn, place in zip(rounds, places, strict=True)])
+        for at, (members, order) in enumerate(zip(self._members, self._orders, strict=True)):
+            mine = chosen == at
+            found[mine] = members[order.at(rounds[mine])]
+        return found
+
+    def _turns(self, turn: int) -> np.ndarray:
+        keys = [xxhash.xxh3_64_intdigest(f"{self.seed}:turn:{turn}:{at}".encode()) for at in range(len(self._members))]
+        return np.argsort(keys)
+
+
+def _class_seed(seed: int, at: int) -> int:
+    return xxhash.xxh3_64_intdigest(f"{seed}:class:{at}".encode())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,34 @@ from artel.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text's ids, and where in it each token stands: characters [start, end), int64 (tokens,) each."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    def tokens_of(self, start: int, end: int) -> tuple[int, int]:
+        """First and last token of the characters [start, end), which begin and end with no white space."""
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        return first, int(np.searchsorted(self.starts, end, side="left")) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The special tokens that a tokenizer puts around one text or two, and the type id of the second."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    second_type: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
 
 
 class Tokenizer:
@@ -34,6 +63,7 @@ class Tokenizer:
                 [Problem(where, "the tokenizer has no end token", "set eos_token in its tokenizer_config.json")]
             )
         self.end_id: int = int(end)
+        self._where = where
 
     @property
     def vocabulary(self) -> int:
@@ -55,6 +85,74 @@ class Tokenizer:
         finally:
             self._backend.encode_special_tokens = before
 
+    def encode_with_places(self, texts: list[str]) -> Iterator[Encoded]:
+        """Ids of each text and their places in it, without special tokens; slower than `encode`."""
+        before = self._backend.encode_special_tokens
+        self._backend.encode_special_tokens = True
+        try:
+            for encoding in self._backend.encode_batch(texts, add_special_tokens=False):
+                places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+                yield Encoded(np.array(encoding.ids, dtype=np.int64), places[:, 0], places[:, 1])
+        finally:
+            self._backend.encode_special_tokens = before
+
+    @property
+    def mask_id(self) -> int:
+        """The mask token. Raises InputError where there is none."""
+        if self.hf.mask_token_id is None:
+            raise InputError(
+                [Problem(self._where, "the tokenizer has no mask token, which objective masked needs",
+                         "take an encoder's tokenizer, or train one: tokenizer: {train: {vocab: 16384}}")]
+            )  # fmt: skip
+        return int(self.hf.mask_token_id)
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token, or the end token where there is none: padding is never attended to or trained on."""
+        return self.end_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
+
+    @property
+    def special_ids(self) -> list[int]:
+        return sorted({*self.hf.all_special_ids, self.end_id})
+
+    def frame(self, pair: bool = False) -> Frame:
+        """What stands around one text (`<s> … </s>`) or two, found by asking the tokenizer."""
+        arguments = ("a", "a") if pair else ("a",)
+        encoding = self._backend.encode(*arguments)
+        pieces: list[list[int]] = [[] for _ in range(len(arguments) + 1)]
+        at = 0
+        for token, text, special in zip(encoding.ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True):
+            if special:
+                pieces[at].append(token)
+            else:
+                at = int(text or 0) + 1
+        second = [kind for kind, text in zip(encoding.type_ids, encoding.sequence_ids, strict=True) if text == 1]
+        if not pieces[0] or not pieces[-1] or (pair and not pieces[1]):
+            raise InputError(
+                [Problem(self._where, "the tokenizer puts no special tokens around a text, as encoders need them",
+                         "take an encoder's tokenizer (BERT, RoBERTa …), or train one: tokenizer: {train: {}}")]
+            )  # fmt: skip
+        between = tuple(pieces[1]) if pair else ()
+        return Frame(tuple(pieces[0]), between, tuple(pieces[-1]), second[0] if second else 0)
+
+    def word_starts(self) -> np.ndarray:
+        """bool (vocabulary,): whether a token begins a word; punctuation is a word of its own.
+
+        Read off the tokens as each kind of tokenizer writes them: `##` goes on (WordPiece), `Ġ` and `▁` begin.
+        """
+        starts = np.ones(self.vocabulary, dtype=bool)
+        tokens = self._backend.get_vocab(with_added_tokens=True)
+        pieces = json.loads(self._backend.to_str())["model"]["type"] == "WordPiece"
+        for token, number in tokens.items():
+            if pieces:
+                starts[number] = not token.startswith("##")
+            else:
+                # In a byte-level vocabulary a letter beyond ASCII is written as letters of Latin-1: no punctuation.
+                first = token[:1]
+                starts[number] = first in "ĠĊĉ▁" or (first < "\x80" and not first.isalnum())
+        starts[self.special_ids] = True
+        return starts
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens written out, exactly as encoded (no clean-up of spaces)."""
         return self._backend.decode([int(token) for token in ids], skip_special_tokens=False)
@@ -64,23 +162,31 @@ class Tokenizer:
         self.hf.save_pretrained(str(folder))
 
 
-def train_tokenizer(texts: Iterator[str], wanted: TokenizerTraining, where: str = "tokenizer.train") -> Tokenizer:
+def train_tokenizer(
+    texts: Iterator[str], wanted: TokenizerTraining, *, encoder: bool = False, where: str = "tokenizer.train"
+) -> Tokenizer:
     """Byte-level BPE (Sennrich et al. 2016 over the bytes of UTF-8, as GPT-2 has it): every text comes back exactly.
 
-    Raises InputError when the text does not yield the vocabulary asked for.
+    For an encoder it has RoBERTa's special tokens in RoBERTa's order, and puts them around a text. Raises InputError
+    when the text does not yield the vocabulary asked for.
     """
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-    special = list(dict.fromkeys([wanted.end, wanted.pad, *wanted.special]))
+    names = _special_tokens(wanted, encoder)
+    special = list(dict.fromkeys([*names.values(), *wanted.special]))
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    if encoder:
+        around = [(names[role], special.index(names[role])) for role in ("eos_token", "bos_token")]
+        backend.post_processor = processors.RobertaProcessing(around[0], around[1], add_prefix_space=False)
+    else:
+        backend.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
         vocab_size=wanted.vocab,
         min_frequency=wanted.minimum_frequency,
-        special_tokens=special,
+        special_tokens=[_mask_token(name) if name == names.get("mask_token") else name for name in special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -96,7 +202,7 @@ def train_tokenizer(texts: Iterator[str], wanted: TokenizerTraining, where: str 
                 )
             ]
         )
-    return Tokenizer(_as_transformers(backend, wanted), where)
+    return Tokenizer(_as_transformers(backend, names), where)
 
 
 def load_tokenizer(name: str, where: str = "tokenizer.from") -> Tokenizer:
@@ -140,8 +246,9 @@ def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
         # Older folders (fairseq's RoBERTa, GPT-2 as OpenAI gave it) do not say whose tokenizer this is; the
         # vocabulary does: RoBERTa's has <s> and </s>, GPT-2's has only <|endoftext|>.
         words = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-        kind = RobertaTokenizer if {"<s>", "</s>"} <= words.keys() else GPT2Tokenizer
-        return kind.from_pretrained(name)
+        if {"<s>", "</s>"} <= words.keys():
+            return RobertaTokenizer.from_pretrained(name, mask_token=_mask_token("<mask>"))
+        return GPT2Tokenizer.from_pretrained(name)
     return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
@@ -165,13 +272,32 @@ def _up_to(texts: Iterator[str], budget: int) -> Iterator[str]:
             return
 
 
-def _as_transformers(backend: Any, wanted: TokenizerTraining) -> PreTrainedTokenizerFast:
+def _special_tokens(wanted: TokenizerTraining, encoder: bool) -> dict[str, str]:
+    """Special tokens by the role that transformers knows them by, in the order of their ids."""
+    if encoder:
+        return {
+            "bos_token": "<s>",
+            "pad_token": wanted.pad or "<pad>",
+            "eos_token": wanted.end or "</s>",
+            "unk_token": "<unk>",
+            "mask_token": "<mask>",
+        }
+    return {"eos_token": wanted.end or "<|endoftext|>", "pad_token": wanted.pad or "<|pad|>"}
+
+
+def _as_transformers(backend: Any, names: dict[str, str]) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token=wanted.end,
-        bos_token=wanted.end,
-        pad_token=wanted.pad,
-        clean_up_tokenization_spaces=False,
-    )
+    roles: dict[str, Any] = dict(names)
+    if "mask_token" in roles:
+        roles |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
+    else:
+        roles["bos_token"] = names["eos_token"]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **roles)
+
+
+def _mask_token(name: str) -> Any:
+    """A mask takes the space before it in, as RoBERTa's does: what is hidden is a word with its space."""
+    from tokenizers import AddedToken
+
+    return AddedToken(name, lstrip=True, special=True, normalized=False)

@@ -35,7 +35,7 @@ class Progress:
 
     step: int = 0
     tokens: int = 0
-    """Target tokens trained on."""
+    """Input tokens trained on, without filler."""
     seconds: float = 0.0
     """Wall time in the loop, all starts of the run together."""
     train_seconds: float = 0.0
@@ -44,6 +44,9 @@ class Progress:
     validation: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     best_step: int | None = None
+    best_validation: dict[str, float] = field(default_factory=dict)
+    validations_since_best: int = 0
+    stopped_early: bool = False
     store: str = ""
     """Digest of the token store that the run is trained on."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import torch
 import xxhash
@@ -27,8 +28,9 @@ from artel.objectives import Batch, Objective, objective_of
 from artel.parallel import Layout, Processes, Replicated
 from artel.preparing import Prepared
 from artel.storage import write_file
-from artel.tokens import Blocks, Order, Tokenizer, micro_batches, step_numbers
-from artel.training.checkpoint import Progress, load_checkpoint
+from artel.tokens import BalancedOrder, Blocks, Order, Samples, StorePart, Tokenizer, micro_batches, step_numbers
+from artel.training.checkpoint import Progress, load_checkpoint, load_weights
+from artel.training.judging import Validation
 from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate, Watch, not_finite
 from artel.training.optimizer import Optimizer
 from artel.training.run_folder import RunFolder
@@ -45,12 +47,12 @@ def train(config: RunConfig, prepared: Prepared, processes: Processes, tell: Cal
     """
     signals = StopOnSignal()
     run = open_run(config, prepared, processes, tell if processes.first else lambda _: None)
-    occasions: list[Occasion] = [Watch(), Log(), Validate(run.validation), ShowSamples(), Save(), signals]
+    occasions: list[Occasion] = [Watch(), Log(), Validate(), ShowSamples(), Save(), signals]
     try:
-        while run.step < run.length.steps:
+        while not run.is_over:
             started = time.monotonic()
             batches = run.take(run.step)
-            run.agree(signals.asked, sum(batch.targets for batch in batches))
+            run.agree(signals.asked, batches)
             torch.manual_seed(_dropout_seed(config.seed, run.step, processes.rank))
             run.window += run.layout.run(batches, run.targets)
             run.norm_before, run.norm = run.norm, run.layout.clip(config.train.clip)
@@ -73,9 +75,9 @@ class Run:
     processes: Processes
     tokenizer: Tokenizer
     objective: Objective
-    blocks: Blocks
-    validation: Blocks
-    order: Order
+    samples: Samples
+    validation: Validation
+    order: Order | BalancedOrder
     length: Length
     micro_batch: int
     layout: Layout
@@ -91,8 +93,11 @@ class Run:
     norm_before: torch.Tensor
     """And of the step before it, which the device has surely finished."""
     window_seconds: float = 0.0
+    window_tokens: int = 0
     targets: float = 0.0
-    """Target tokens in the newest global batch."""
+    """Targets in the newest global batch."""
+    tokens: int = 0
+    """Input tokens in it, without filler."""
     stop_asked: bool = False
     newest_validation: int = -1
     first_seconds: float = 0.0
@@ -104,22 +109,26 @@ class Run:
         return self.progress.step
 
     @property
-    def is_last(self) -> bool:
-        return self.step == self.length.steps
+    def is_over(self) -> bool:
+        """Whether the newest step was the last: of all, or because validations did not get better."""
+        return self.step >= self.length.steps or self.progress.stopped_early
 
     @property
     def learning_rate(self) -> float:
         """Of the newest step."""
         return self.config.train.learning_rate * rate(self.config.train, self.step - 1, self.length.steps)
 
-    def indices(self, step: int) -> Any:
-        return self.order.at(step_numbers(step, self.length.batch, self.length.total))
+    def numbers(self, step: int) -> np.ndarray:
+        """Running sample numbers of a step, counted from the start of the run."""
+        return step_numbers(step, self.length.batch, self.length.total)
 
     def take(self, step: int) -> list[Batch]:
         """This rank's micro-batches of a step: a pure function of the step."""
+        numbers = self.numbers(step)
         rows = micro_batches(
-            self.blocks,
-            self.indices(step),
+            self.samples,
+            self.order.at(numbers),
+            numbers // self.length.samples,
             rank=self.processes.rank,
             world=self.processes.world,
             batch=self.length.batch,
@@ -127,15 +136,18 @@ class Run:
         )
         return [self.objective.batch(part) for part in rows]
 
-    def agree(self, stop: bool, targets: int) -> None:
-        """What all ranks must know alike: the batch's targets, whether one was asked to stop, the first one's clock."""
+    def agree(self, stop: bool, batches: list[Batch]) -> None:
+        """What all ranks must know alike: the batch's counts, whether one was asked to stop, the first one's clock."""
         clock = time.monotonic() - self.started if self.processes.first else 0.0
-        self.targets, stops, self.first_seconds = self.layout.add_up([float(targets), float(stop), clock])
+        mine = [float(sum(batch.targets for batch in batches)), float(sum(batch.tokens for batch in batches))]
+        self.targets, tokens, stops, self.first_seconds = self.layout.add_up([*mine, float(stop), clock])
+        self.tokens = int(tokens)
         self.stop_asked = stops > 0
 
     def count_step(self, seconds: float) -> None:
         self.progress.step += 1
-        self.progress.tokens += int(self.targets)
+        self.progress.tokens += self.tokens
+        self.window_tokens += self.tokens
         self.progress.train_seconds += seconds
         self.window_seconds += seconds
 
@@ -149,8 +161,8 @@ class Run:
         """Stop the run if the gradient norm of `step`, the newest or the one before, is NaN or infinite."""
         norm = self.norm if step == self.step else self.norm_before
         if not torch.isfinite(norm):
-            blocks = self.indices(step - 1)
-            origins = list(dict.fromkeys(name for index in blocks for name in self.blocks.origins(int(index))))
+            samples = self.order.at(self.numbers(step - 1))
+            origins = list(dict.fromkeys(name for index in samples for name in self.samples.origins(int(index))))
             raise not_finite(step, origins)
 
     def progress_now(self) -> Progress:
@@ -161,17 +173,23 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     """Open the store, the model, the layout, the optimizer; resume if there is something to resume."""
     folder = RunFolder(Path(config.run))
     store, tokenizer = prepared.open(), prepared.tokenizer()
-    objective = objective_of(config)
+    objective = objective_of(config, tokenizer)
     if processes.first:
         folder.path.mkdir(parents=True, exist_ok=True)
         store.verify()
-    blocks = Blocks(store.train, config.data.block, objective.lookahead)
-    validation = Blocks(store.validation, config.data.block, objective.lookahead)
-    _check_blocks(blocks, validation, config)
-    length = Length.of(config.train, len(blocks), config.data.block)
+    samples, validation = objective.view(store.train), Validation(objective, store.validation)
+    _check_blocks(samples, store.train, validation, config)
+    objective.study(store.train)
+    tokens = config.data.block if isinstance(samples, Blocks) else store.train.tokens / store.train.samples
+    length = Length.of(config.train, len(samples), tokens)
 
     built = build_model(
-        config.model, tokenizer, auto_class=objective.auto_class, block=config.data.block, seed=config.seed
+        config.model,
+        tokenizer,
+        auto_class=objective.auto_class,
+        heads=objective.heads,
+        block=config.data.block,
+        seed=config.seed,
     )
     for note in built.notes:
         tell(note)
@@ -186,9 +204,9 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     _check_same_step(progress, layout, processes)
 
     tell(
-        f"{built.model.config.model_type}, {built.parameters:,} parameters · {len(blocks):,} blocks of "
-        f"{config.data.block} · {length.steps:,} steps of {config.train.batch} · {processes.world} process(es) on "
-        f"{processes.device.type}, {precision}, compile {compiled}"
+        f"{built.model.config.model_type}, {built.parameters:,} parameters · {len(samples):,} samples of up to "
+        f"{config.data.block} tokens · {length.steps:,} steps of {config.train.batch} · "
+        f"{processes.world} process(es) on {processes.device.type}, {precision}, compile {compiled}"
     )
     if progress.step:
         tell(f"going on after step {progress.step}")
@@ -200,9 +218,9 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
         processes=processes,
         tokenizer=tokenizer,
         objective=objective,
-        blocks=blocks,
+        samples=samples,
         validation=validation,
-        order=Order(len(blocks), config.seed),
+        order=objective.order(store.train, len(samples)),
         length=length,
         micro_batch=_micro_batch(config, processes),
         layout=layout,
@@ -220,9 +238,13 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
 def close_run(run: Run) -> Result:
     """Write the final model and the result; called when the last step is saved."""
     progress = run.progress_now()
+    if progress.stopped_early:  # the last validations were worse: the best model is what was waited for
+        load_weights(run.folder.checkpoints / "best", run.layout.model)
+        progress.validation = progress.best_validation
     result = {
         "run": str(run.folder.path),
         "steps": progress.step,
+        "model_step": progress.best_step if progress.stopped_early else progress.step,
         "tokens": progress.tokens,
         "train_loss": progress.train_loss,
         "validation": progress.validation,
@@ -254,20 +276,22 @@ def _check_same_step(progress: Progress, layout: Layout, processes: Processes) -
         )  # fmt: skip
 
 
-def _check_blocks(blocks: Blocks, validation: Blocks, config: RunConfig) -> None:
+def _check_blocks(samples: Samples, part: StorePart, validation: Validation, config: RunConfig) -> None:
     problems = []
-    needed = config.data.block + blocks.lookahead
-    if len(blocks) == 0:
+    block = config.data.block
+    if len(samples) == 0:
         problems.append(
-            Problem("data.block", f"the training text has {blocks.part.tokens:,} tokens, a block needs {needed:,}",
-                    f"write data.block: {max(2, blocks.part.tokens - 1)} or less, or give more text")
+            Problem("data.block", f"the training text has {part.tokens:,} tokens, less than a block of {block:,} needs",
+                    f"write data.block: {max(2, part.tokens - 1)} or less, or give more text")
         )  # fmt: skip
-    if validation.part.documents and len(validation) == 0:
+    if validation.part.samples and len(validation.samples) == 0:
         problems.append(
             Problem("data.validation",
-                    f"the validation text has {validation.part.tokens:,} tokens, a block needs {needed:,}",
+                    f"the validation text has {validation.part.tokens:,} tokens, less than a block of {block:,} needs",
                     "write a larger data.validation, a smaller data.block, or data.validation: 0")
         )  # fmt: skip
+    if config.validate_.patience is not None and not validation.part.samples:
+        problems.append(Problem("validate.patience", "there is no validation part to go by", "give data.validation"))
     if problems:
         raise InputError(problems)
 

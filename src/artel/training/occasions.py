@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import orjson
 
 from artel.errors import Interrupted, Problem, WorkError
-from artel.models import Sampling, position_limit, write
-from artel.objectives import Batch
-from artel.tokens import Blocks, micro_batches
+from artel.models import Sampling
 from artel.training.checkpoint import save_checkpoint
 
 if TYPE_CHECKING:
@@ -38,13 +34,14 @@ class Log:
     """A line of figures every `log.every` steps and at the end: means over the steps since the line before."""
 
     def __call__(self, run: Run) -> None:
-        if not (run.step % run.config.log.every == 0 or run.is_last):
+        if not (run.step % run.config.log.every == 0 or run.is_over):
             return
         run.check_finite(run.step)
         sums = run.layout.add_up(run.window.double().tolist())
         totals = dict(zip(run.objective.sums, sums, strict=True))
         run.window.zero_()
         seconds, run.window_seconds = run.window_seconds, 0.0
+        tokens, run.window_tokens = run.window_tokens, 0
         run.progress.train_loss = totals["loss"] / totals["targets"]
         run.trackers.training(
             {
@@ -54,53 +51,56 @@ class Log:
                 "gradient_norm": float(run.norm),
                 "learning_rate": run.learning_rate,
                 "tokens": run.progress.tokens,
-                "tokens_per_second": totals["targets"] / seconds,
+                "tokens_per_second": tokens / seconds,
             }
         )
 
 
 class Validate:
-    """The objective's figures on the validation part, at `validate.every` and at the end."""
+    """The objective's figures on the validation part, at `validate.every` and at the end; do they still improve?"""
 
-    def __init__(self, validation: Blocks) -> None:
-        self._blocks = validation
+    def __init__(self) -> None:
         self._clock = Clock()
 
     def __call__(self, run: Run) -> None:
         wanted = run.config.validate_
-        count = min(len(self._blocks), wanted.blocks or len(self._blocks))
-        if count == 0 or not (run.is_due(wanted.every, self._clock) or run.is_last):
+        if len(run.validation.samples) == 0 or not (run.is_due(wanted.every, self._clock) or run.is_over):
             return
         run.check_finite(run.step)
-        totals = run.layout.judge(self._batches(run, count))
-        part = self._blocks.part
-        figures = run.objective.figures(totals, part.tokens / part.bytes)
+        figures, _ = run.validation.judge(run.layout, run.processes, run.micro_batch, wanted.blocks)
         run.progress.validation = figures
         run.newest_validation = run.step
+        self._compare(run, figures)
         run.trackers.validation(
             {"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "validation": figures}
         )
 
-    def _batches(self, run: Run, count: int) -> Iterator[Batch]:
-        mine = np.arange(run.processes.rank, count, run.processes.world)
-        for start in range(0, len(mine), run.micro_batch):
-            part = mine[start : start + run.micro_batch]
-            # Always of full shape, filled up where the last is short: another shape would be compiled anew.
-            size = run.micro_batch
-            yield run.objective.batch(micro_batches(self._blocks, part, rank=0, world=1, batch=size, size=size)[0])
+    def _compare(self, run: Run, figures: dict[str, float]) -> None:
+        name, progress = run.config.checkpoint.best, run.progress
+        if name is None or name not in figures:
+            return
+        higher = run.objective.better[name] == "higher"
+        if progress.best is None or (figures[name] > progress.best if higher else figures[name] < progress.best):
+            progress.best, progress.best_step, progress.best_validation = figures[name], run.step, figures
+            progress.validations_since_best = 0
+            return
+        progress.validations_since_best += 1
+        patience = run.config.validate_.patience
+        if patience is not None and progress.validations_since_best >= patience and run.step < run.length.steps:
+            progress.stopped_early = True
+            run.tell(f"step {run.step}: {name} has not improved since step {progress.best_step}; stopping")
 
 
 class ShowSamples:
-    """What the model writes after `validate.prompts`, kept in samples.jsonl; only the first process writes."""
+    """What the model makes of `validate.prompts`, kept in samples.jsonl; only the first process writes."""
 
     def __call__(self, run: Run) -> None:
         if run.newest_validation != run.step or not run.processes.first:
             return
-        window = position_limit(run.layout.model)
         for prompt in run.config.validate_.prompts:
             sampling = Sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
-            text = "".join(write(run.layout.model, run.tokenizer, prompt, sampling, window))
-            run.tell(f"step {run.step}: {prompt}{text}")
+            text = "".join(run.objective.show(run.layout.model, prompt, sampling))
+            run.tell(f"step {run.step}: {prompt} → {text}")
             with run.folder.samples.open("ab") as file:
                 file.write(orjson.dumps({"step": run.step, "prompt": prompt, "text": text}) + b"\n")
 
@@ -113,11 +113,8 @@ class Save:
 
     def __call__(self, run: Run) -> None:
         wanted = run.config.checkpoint
-        better = self._is_better(run)
-        if better:
-            assert wanted.best is not None
-            run.progress.best, run.progress.best_step = run.progress.validation[wanted.best], run.step
-        if not (better or run.stop_asked or run.is_last or run.is_due(wanted.every, self._clock)):
+        better = run.newest_validation == run.step == run.progress.best_step
+        if not (better or run.stop_asked or run.is_over or run.is_due(wanted.every, self._clock)):
             return
         run.check_finite(run.step)
         if run.processes.first:
@@ -126,14 +123,6 @@ class Save:
                 run.folder.checkpoints, run.layout.model, run.optimizer, progress, keep=wanted.keep, is_best=better
             )
         run.processes.barrier()
-
-    @staticmethod
-    def _is_better(run: Run) -> bool:
-        name = run.config.checkpoint.best
-        if name is None or run.newest_validation != run.step:
-            return False
-        value, best = run.progress.validation[name], run.progress.best
-        return best is None or (value > best if name == "accuracy" else value < best)
 
 
 class StopOnSignal:
@@ -157,7 +146,7 @@ class StopOnSignal:
         self.asked = True
 
     def __call__(self, run: Run) -> None:
-        if run.stop_asked and not run.is_last:
+        if run.stop_asked and not run.is_over:
             raise Interrupted(
                 [
                     Problem(

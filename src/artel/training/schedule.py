@@ -20,11 +20,12 @@ class Length:
     """Samples in the whole run."""
 
     @classmethod
-    def of(cls, train: TrainConfig, samples: int, block: int) -> Length:
+    def of(cls, train: TrainConfig, samples: int, tokens: float) -> Length:
+        """`samples` are there, of `tokens` each on average."""
         if train.steps is not None:
             total = train.steps * train.batch
         elif train.tokens is not None:
-            total = -(-train.tokens // block)
+            total = math.ceil(train.tokens / tokens)
         else:
             total = max(1, round((train.epochs or 1.0) * samples))
         return cls(samples, train.batch, total)

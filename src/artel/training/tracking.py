@@ -101,11 +101,6 @@ class JsonLines:
 class ConsoleTracker:
     """A progress bar on a terminal; a table of validations anywhere. Everything on standard error."""
 
-    _COLUMNS = (
-        ("step", "{:>8}"), ("epoch", "{:>7.2f}"), ("training loss", "{:>13.4f}"), ("validation loss", "{:>15.4f}"),
-        ("perplexity", "{:>10.2f}"), ("accuracy", "{:>8.4f}"), ("bits per byte", "{:>13.4f}"),
-    )  # fmt: skip
-
     def __init__(self, step: int, steps: int, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
         self._header = False
@@ -124,17 +119,23 @@ class ConsoleTracker:
         self._bar.update(self._task, completed=figures["step"], figures=text)
 
     def validation(self, figures: Figures) -> None:
-        if not self._header:
-            self._console.print("  ".join(f"{name:>{len(pattern.format(0))}}" for name, pattern in self._COLUMNS))
-            self._header = True
+        """A line of the table; its columns are the step, the training loss and the objective's own figures."""
         judged = figures["validation"]
-        values = [figures["step"], figures["epoch"], self._loss, judged["loss"], judged["perplexity"],
-                  judged["accuracy"], judged["bits_per_byte"]]  # fmt: skip
-        cells = [pattern.format(value) for (_, pattern), value in zip(self._COLUMNS, values, strict=True)]
+        titles = ["step", "epoch", "training loss", *(name.replace("_", " ") for name in judged)]
+        titles[3] = "validation loss"
+        if not self._header:
+            self._console.print("  ".join(f"{title:>8}" for title in titles))
+            self._header = True
+        values = [f"{figures['step']}", f"{figures['epoch']:.2f}", f"{self._loss:.4f}", *map(_short, judged.values())]
+        cells = (f"{value:>{max(8, len(title))}}" for value, title in zip(values, titles, strict=True))
         self._console.print("  ".join(cells))
 
     def close(self) -> None:
         self._bar.stop()
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
 class TensorBoard:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run
 from artel.errors import InputError, Problem
-from artel.models import build_model, position_limit
-from artel.objectives import objective_of
+from artel.models import build_model, read_config
+from artel.objectives import Objective, objective_of
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.training import RunFolder
@@ -20,29 +21,31 @@ from artel.training.checkpoint import load_weights
 
 @dataclass(frozen=True, slots=True)
 class Opened:
+    name: str
     model: PreTrainedModel
     tokenizer: Tokenizer
-
-    @property
-    def window(self) -> int | None:
-        return position_limit(self.model)
+    objective: Objective
+    """What it was trained for: of its run, else what its head is for."""
+    run: RunConfig | None = None
+    """The run it comes from, if it does."""
 
 
 def open_model(name: str) -> Opened:
     """The final model of a run, its newest checkpoint while it is not finished, or any Hugging Face model."""
     folder = RunFolder(Path(name))
-    if (folder.model / "config.json").is_file():
-        return _open_folder(str(folder.model))
-    if folder.config.is_file() and (folder.checkpoints / "latest").exists():
-        opened = _fresh(load_run(name), lambda _: None)
-        load_weights(folder.checkpoints / "latest", opened.model)
-        return opened
     if folder.config.is_file():
+        run = load_run(name)
+        if (folder.model / "config.json").is_file():
+            return _open_folder(name, str(folder.model), run)
+        if (folder.checkpoints / "latest").exists():
+            opened = _fresh(run, lambda _: None)
+            load_weights(folder.checkpoints / "latest", opened.model)
+            return opened
         raise InputError([Problem(name, "has no checkpoint yet", f"train it: artel train {folder.config}")])
     if folder.path.is_file():
         fix = "give the run's folder, or --untrained for the model before training"
         raise InputError([Problem(name, "is a file, not a run, a model folder or a hub id", fix)])
-    return _open_folder(name)
+    return _open_folder(name, name, None)
 
 
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:
@@ -50,16 +53,30 @@ def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:
     return _fresh(run, tell)
 
 
-def _open_folder(name: str) -> Opened:
-    tokenizer = load_tokenizer(name, where=name)
-    built = build_model(
-        ModelConfig.model_validate({"from": name}), tokenizer, auto_class="AutoModelForCausalLM", block=1, seed=0
+def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
+    tokenizer = load_tokenizer(folder, where=name)
+    objective = objective_of(run or RunConfig(objective=_purpose(folder)), tokenizer)
+    return Opened(
+        name, _build(ModelConfig.model_validate({"from": folder}), objective, 1, 0), tokenizer, objective, run
     )
-    return Opened(built.model, tokenizer)
+
+
+def _purpose(folder: str) -> Literal["causal", "masked", "span_qa"]:
+    """The objective whose head a model folder has, by the class that wrote it."""
+    config, _ = read_config(folder)
+    written_by = (getattr(config, "architectures", None) or [""])[0]
+    if written_by.endswith("ForMaskedLM"):
+        return "masked"
+    return "span_qa" if written_by.endswith("ForQuestionAnswering") else "causal"
 
 
 def _fresh(run: RunConfig, tell: Callable[[str], None]) -> Opened:
     tokenizer = prepare(run, tell).tokenizer()
-    auto_class = objective_of(run).auto_class
-    built = build_model(run.model, tokenizer, auto_class=auto_class, block=run.data.block, seed=run.seed)
-    return Opened(built.model, tokenizer)
+    objective = objective_of(run, tokenizer)
+    return Opened(run.run, _build(run.model, objective, run.data.block, run.seed), tokenizer, objective, run)
+
+
+def _build(wanted: ModelConfig, objective: Objective, block: int, seed: int) -> PreTrainedModel:
+    return build_model(
+        wanted, objective.tokenizer, auto_class=objective.auto_class, heads=objective.heads, block=block, seed=seed
+    ).model

@@ -55,7 +55,7 @@ def compression(train: StorePart, validation: StorePart, tokenizer: Tokenizer) -
 
 
 def _text(part: StorePart, tokenizer: Tokenizer) -> bytes:
-    return "\n".join(tokenizer.decode(ids[:-1]) for _, ids in part.each_document()).encode()
+    return "\n".join(tokenizer.decode(ids[:-1]) for _, ids in part.each_sample()).encode()
 
 
 def _xz(data: bytes) -> int:

@@ -1,0 +1,103 @@
+"""A model's folder: whether it holds a model that can be read safely, and its configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from artel.errors import InputError, Problem
+
+
+def read_config(name: str) -> tuple[PreTrainedConfig, list[str]]:
+    """The configuration of a folder or hub id, and what its user should know of how it was read. Raises InputError.
+
+    A config.json of before 2020 names no model type; the names of its tensors (`roberta.encoder…`) say what it is.
+    """
+    folder = Path(name)
+    file = folder / "config.json"
+    if folder.is_dir():
+        values = _read(file)
+        if "model_type" not in values:
+            kind = _kind_by_tensors(folder)
+            if kind is None:
+                raise InputError(
+                    [Problem(str(file), "names no model_type", 'add "model_type": "roberta", or what it is')]
+                )
+            return CONFIG_MAPPING[kind].from_dict(values), [
+                f"{file} names no model_type; its tensors are those of {kind}"
+            ]
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False), []
+    except Exception as error:  # the hub, JSON and each configuration raise their own kinds
+        raise cannot_load(name, error) from None
+
+
+def cannot_load(name: str, error: Exception) -> InputError:
+    """What transformers said of a model that it could not load, as a message with a remedy."""
+    first = " ".join(str(error).split())[:300]
+    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    remote = f"a hub id needs network{offline}; or give a folder"
+    fix = "check its config.json and weights" if Path(name).is_dir() else remote
+    return InputError([Problem("model.from", f"{name} cannot be loaded: {first}", fix)])
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder without a model, and weights that are a pickle with code in it."""
+    names = {file.name for file in folder.iterdir()}
+    where = "model.from"
+    if "config.json" not in names:
+        raise InputError([Problem(where, f"{folder} has no config.json", "give a folder written by save_pretrained")])
+    if any(name.endswith(".safetensors") for name in names):
+        return
+    binaries = _binaries(folder)
+    if not binaries:
+        raise InputError(
+            [Problem(where, f"{folder} has no weights", "it needs model.safetensors or pytorch_model.bin; "
+                     "for training from scratch give model.config")]
+        )  # fmt: skip
+    for file in binaries:
+        try:
+            _tensors_of(file)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise InputError(
+                [Problem(str(file), f"is not a file of tensors only: {first}",
+                         "nothing in it was run; convert it to safetensors where you trust it")]
+            ) from None  # fmt: skip
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError([Problem(str(file), f"cannot be read: {error}", "it must be JSON")]) from None
+    if not isinstance(values, dict):
+        raise InputError([Problem(str(file), "is not a JSON object", "give a folder written by save_pretrained")])
+    return values
+
+
+def _binaries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("pytorch_model*.bin"))
+
+
+def _tensors_of(file: Path) -> dict[str, torch.Tensor]:
+    """Names and shapes of what a .bin holds; no code in it is run, and no data is kept."""
+    return torch.load(file, map_location="meta", weights_only=True, mmap=False)
+
+
+def _kind_by_tensors(folder: Path) -> str | None:
+    """The model type whose name begins the tensors' names: `roberta.embeddings.…` is of roberta."""
+    names: set[str] = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            names |= {name.split(".")[0] for name in tensors.keys()}  # noqa: SIM118  # not a mapping
+    if not names:
+        names = {name.split(".")[0] for file in _binaries(folder) for name in _tensors_of(file)}
+    return next((name for name in sorted(names) if name in CONFIG_MAPPING), None)

@@ -1,0 +1,129 @@
+"""Masked language modelling: hidden tokens predicted from both sides (Devlin et al. 2019; Liu et al. 2019, RoBERTa).
+
+Texts are joined, an end token after each, and cut into blocks framed by special tokens (RoBERTa's FULL-SENTENCES).
+Which tokens are hidden is a function of (seed, epoch, sample): new in each epoch, the same after a restart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+import torch
+import xxhash
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.errors import Problem
+from artel.models import IGNORED, Sampling, token_losses
+from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.filling import fill_masks
+from artel.text import Document
+from artel.tokens import Blocks, Rows, Sample, StorePart, Tokenizer
+
+
+class Masked(Objective):
+    auto_class = "AutoModelForMaskedLM"
+    encoder = True
+    sums = ("loss", "targets", "right")
+    better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._frame = tokenizer.frame()
+        self._mask = tokenizer.mask_id
+        self._special = np.zeros(tokenizer.vocabulary, dtype=bool)
+        self._special[tokenizer.special_ids] = True
+        self._ordinary = np.flatnonzero(~self._special)
+        self._word_starts = tokenizer.word_starts() if run.masked.whole_words else None
+        self._commonest: dict[StorePart, float] = {}
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        found = super().problems(run)
+        if run.data.block < 8:
+            found.append(Problem("data.block", f"{run.data.block} leaves no room between the special tokens",
+                                 "write 8 or more"))  # fmt: skip
+        return found
+
+    def samples(self, documents: list[Document]) -> Iterator[Made]:
+        """The text's tokens and the end token."""
+        for ids in self.tokenizer.encode([document.record.text for document in documents]):
+            yield Made([Sample(np.append(ids, self.tokenizer.end_id))])
+
+    def view(self, part: StorePart) -> Blocks:
+        return Blocks(part, self.run.data.block - self._frame.size, lookahead=0)
+
+    def batch(self, rows: Rows) -> Batch:
+        before, after = self._frame.before, self._frame.after
+        count, length = rows.ids.shape
+        ids = np.empty((count, length + self._frame.size), dtype=np.int64)
+        ids[:, : len(before)], ids[:, len(before) + length :] = before, after
+        targets = np.full_like(ids, IGNORED)
+        inside = slice(len(before), len(before) + length)
+        for row in range(count):
+            shown, wanted = self.hide(rows.ids[row], int(rows.epochs[row]), int(rows.indices[row]))
+            ids[row, inside] = shown
+            if rows.valid[row]:
+                targets[row, inside] = wanted
+        tensors = {"input_ids": torch.from_numpy(ids), "targets": torch.from_numpy(targets)}
+        return Batch(tensors, int((targets != IGNORED).sum()), int(rows.valid.sum()) * ids.shape[1])
+
+    def hide(self, ids: np.ndarray, epoch: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ids as shown to the model, targets): a pure function of the run's seed, the epoch and the sample.
+
+        round(rate x tokens), at least one, are chosen without replacement; 80 % of them become the mask token, 10 %
+        any token, 10 % stay (Devlin et al. 2019, section 3.1). Special tokens are never chosen.
+        """
+        wanted = self.run.masked
+        key = xxhash.xxh3_64_intdigest(f"mask:{self.run.seed}:{epoch}:{sample}".encode())
+        chance = np.random.Generator(np.random.Philox(key))
+        chosen = self._choose(ids, chance)
+        shown, targets = ids.copy(), np.full_like(ids, IGNORED)
+        targets[chosen] = ids[chosen]
+        fate = chance.random(len(chosen))
+        others = self._ordinary[chance.integers(len(self._ordinary), size=len(chosen))]
+        shown[chosen[fate < wanted.mask]] = self._mask
+        any_token = (fate >= wanted.mask) & (fate < wanted.mask + wanted.random)
+        shown[chosen[any_token]] = others[any_token]
+        return shown, targets
+
+    def _choose(self, ids: np.ndarray, chance: np.random.Generator) -> np.ndarray:
+        candidates = np.flatnonzero(~self._special[ids])
+        count = min(len(candidates), max(1, round(self.run.masked.rate * len(candidates))))
+        if self._word_starts is None or count == 0:
+            return chance.permutation(candidates)[:count]
+        # Whole words: as many of them, in random order, as stay within the count; the first one whatever its length.
+        words = np.cumsum(self._word_starts[ids])[candidates]
+        names, sizes = np.unique(words, return_counts=True)
+        mixed = chance.permutation(len(names))
+        taken = mixed[np.cumsum(sizes[mixed]) <= count]
+        return candidates[np.isin(words, names[taken if len(taken) else mixed[:1]])]
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        targets = batch.tensors["targets"]
+        loss, guesses = token_losses(model(input_ids=batch.tensors["input_ids"]).logits, targets)
+        right = ((guesses == targets) & (targets != IGNORED)).sum()
+        return torch.stack([loss, torch.tensor(float(batch.targets), device=loss.device), right.float()])
+
+    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+        """`accuracy` of the hidden tokens; `commonest_token` is the accuracy of always guessing the commonest one."""
+        loss = totals["loss"] / totals["targets"]
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "accuracy": totals["right"] / totals["targets"],
+            "commonest_token": self._commonest_share(part),
+        }
+
+    def _commonest_share(self, part: StorePart) -> float:
+        if part not in self._commonest:
+            ids = part.read(0, min(part.tokens, 10_000_000))
+            counts = np.bincount(ids[~self._special[ids]])
+            self._commonest[part] = float(counts.max() / counts.sum()) if len(counts) else 0.0
+        return self._commonest[part]
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        yield fill_masks(model, self.tokenizer, prompt).text

@@ -1,0 +1,189 @@
+"""Restoring what was taken out of a text: at each token of the input, the token that should follow it, or itself.
+
+A pair is an input and an output that is the input with single tokens put in (commas, above all). The label of an input
+token is the token put in after it, else the token itself: so a masked language model's own head says where something
+is missing and what. The store holds the output's tokens, flagged by what each is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.models import IGNORED, Sampling, token_losses
+from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.comma_rules import comma_places
+from artel.text import Document, Pair, Rejected
+from artel.tokens import Alone, Encoded, Rows, Sample, StorePart, Tokenizer
+
+_TOKEN, _PUT_IN, _RULE = 1, 2, 4  # flags: of the input, put in after it, and an input token with a comma by rule
+
+
+class Restoring(Objective):
+    auto_class = "AutoModelForMaskedLM"
+    encoder = True
+    sums = ("loss", "targets", "right", "missing", "guessed", "found", "by_rule", "found_by_rule")
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower", "perplexity": "lower", "accuracy": "higher", "precision": "higher", "recall": "higher",
+        "f1": "higher",
+    }  # fmt: skip
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._frame = tokenizer.frame()
+        self._single: dict[str, int | None] = {}
+
+    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected]:
+        pairs = [document.record.fields for document in documents]
+        inputs = [pair.input for pair in pairs if isinstance(pair, Pair)]
+        for document, encoded in zip(documents, self.tokenizer.encode_with_places(inputs), strict=True):
+            record = document.record
+            assert isinstance(record.fields, Pair)
+            put_in = self._align(record.fields, encoded)
+            if put_in is None:
+                detail = "its output is not its input with single tokens put in; mend the pair, or leave it out"
+                yield Rejected(record.origin, "not_aligned", detail, record.set_name)
+            elif len(encoded.ids) + self._frame.size > self.run.data.block:
+                long = len(encoded.ids) + self._frame.size
+                detail = f"its input has {long:,} tokens, data.block is {self.run.data.block:,}: cut it up or raise it"
+                yield Rejected(record.origin, "too_long", detail, record.set_name)
+            else:
+                yield Made([self._sample(record.fields.input, encoded, put_in)])
+
+    def _align(self, pair: Pair, encoded: Encoded) -> dict[int, int] | None:
+        """For each input token that something is missing after, the token to put in; None when that is not all."""
+        missing = missing_after(pair.input, pair.output)
+        if missing is None or -1 in missing:
+            return None
+        put_in: dict[int, int] = {}
+        for place, text in missing.items():
+            token = encoded.tokens_of(place, place + 1)[1]
+            number = self._single_token(text)
+            if number is None or pair.input[place + 1 : int(encoded.ends[token])].strip():  # in the middle of a token
+                return None
+            put_in[token] = number
+        return put_in
+
+    def _single_token(self, text: str) -> int | None:
+        """The one token that a text is, if it is one."""
+        if text not in self._single:
+            ids = next(self.tokenizer.encode([text])).tolist()
+            self._single[text] = ids[0] if len(ids) == 1 else self.tokenizer.hf.get_vocab().get(text)
+        return self._single[text]
+
+    def _sample(self, text: str, encoded: Encoded, put_in: dict[int, int]) -> Sample:
+        by_rule = {encoded.tokens_of(place, place + 1)[1] for place in comma_places(text)}
+        ids, flags = list(self._frame.before), [0] * len(self._frame.before)
+        for token, number in enumerate(encoded.ids.tolist()):
+            ids.append(number)
+            flags.append(_TOKEN | (_RULE if token in by_rule else 0))
+            if token in put_in:
+                ids.append(put_in[token])
+                flags.append(_PUT_IN)
+        ids += self._frame.after
+        flags += [0] * len(self._frame.after)
+        return Sample(np.array(ids, dtype=np.int64), np.array(flags, dtype=np.uint8))
+
+    def view(self, part: StorePart) -> Alone:
+        return Alone(part)
+
+    def batch(self, rows: Rows) -> Batch:
+        assert rows.flags is not None
+        ids = np.full_like(rows.ids, self.tokenizer.pad_id)
+        targets = np.full_like(ids, IGNORED)
+        attended, by_rule = np.zeros_like(ids), np.zeros(ids.shape, dtype=bool)
+        for row, length in enumerate(rows.lengths):
+            flags, tokens = rows.flags[row, :length], rows.ids[row, :length]
+            kept = np.flatnonzero(flags != _PUT_IN)
+            count = len(kept)
+            ids[row, :count] = tokens[kept]
+            attended[row, :count] = 1
+            if not rows.valid[row]:
+                continue
+            # What follows an input token in the store is either put in after it or the next input token.
+            followed = np.append(flags[1:] == _PUT_IN, False)[kept]
+            wanted = np.where(followed, np.append(tokens[1:], 0)[kept], tokens[kept])
+            targets[row, :count] = np.where(flags[kept] & _TOKEN, wanted, IGNORED)
+            by_rule[row, :count] = (flags[kept] & _RULE) > 0
+        tensors = {"input_ids": ids, "attention_mask": attended, "targets": targets, "by_rule": by_rule}
+        return Batch(
+            {name: torch.from_numpy(array) for name, array in tensors.items()},
+            targets=int((targets != IGNORED).sum()),
+            tokens=int(attended[rows.valid].sum()),
+        )
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        ids, targets, by_rule = (batch.tensors[name] for name in ("input_ids", "targets", "by_rule"))
+        logits = model(input_ids=ids, attention_mask=batch.tensors["attention_mask"]).logits
+        loss, guesses = token_losses(logits, targets)
+        counted = targets != IGNORED
+        missing, guessed = counted & (targets != ids), counted & (guesses != ids)
+        right = counted & (guesses == targets)
+        counts = (right, missing, guessed, right & missing, by_rule, by_rule & missing)
+        targets_seen = torch.tensor(float(batch.targets), device=loss.device)
+        return torch.stack([loss, targets_seen, *(count.sum().float() for count in counts)])
+
+    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+        """Precision, recall and F1 of what was put in (place and token right), and of the rule for Russian commas."""
+        loss = totals["loss"] / totals["targets"]
+        found = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "accuracy": totals["right"] / totals["targets"],
+            **_scores("", totals["found"], totals["guessed"], totals["missing"]),
+        }
+        if totals["by_rule"]:
+            found |= _scores("rule_", totals["found_by_rule"], totals["by_rule"], totals["missing"])
+        return found
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        yield self.restore(model, prompt)
+
+    def restore(self, model: PreTrainedModel, text: str) -> str:
+        """The text with what the model finds missing put in."""
+        encoded = next(self.tokenizer.encode_with_places([text]))
+        ids = torch.tensor([[*self._frame.before, *encoded.ids.tolist(), *self._frame.after]], device=model.device)
+        was_training = model.training
+        model.eval()
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            guesses = model(input_ids=ids).logits[0].argmax(dim=-1).cpu().numpy()
+        model.train(was_training)
+        guesses = guesses[len(self._frame.before) :][: len(encoded.ids)]
+        pieces, told = [], 0
+        for token in np.flatnonzero(guesses != encoded.ids):
+            end = int(encoded.ends[token])
+            pieces += [text[told:end], self.tokenizer.decode([guesses[token]])]
+            told = end
+        return "".join([*pieces, text[told:]])
+
+
+def missing_after(input_text: str, output_text: str) -> dict[int, str] | None:
+    """What the output has more than the input: last character before it -> the characters missing, without spaces.
+
+    White space is not compared. -1 stands for the beginning. None when the output lacks something that the input has.
+    """
+    missing: dict[int, str] = {}
+    last, at = -1, 0
+    for character in output_text:
+        if character.isspace():
+            continue
+        while at < len(input_text) and input_text[at].isspace():
+            at += 1
+        if at < len(input_text) and input_text[at] == character:
+            last, at = at, at + 1
+        else:
+            missing[last] = missing.get(last, "") + character
+    return None if input_text[at:].strip() else missing
+
+
+def _scores(prefix: str, found: float, guessed: float, missing: float) -> dict[str, float]:
+    precision = found / guessed if guessed else 0.0
+    recall = found / missing if missing else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if found else 0.0
+    return {f"{prefix}precision": precision, f"{prefix}recall": recall, f"{prefix}f1": f1}

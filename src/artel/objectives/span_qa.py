@@ -1,0 +1,293 @@
+"""Extractive question answering: where in a document the answer stands, or that it is not there.
+
+A document is cut into windows `[CLS] question [SEP] window [SEP]` with a stride (Devlin et al. 2019 for SQuAD; Alberti
+et al. 2019, "A BERT Baseline for the Natural Questions"). Answers are located through the tokenizer's offsets. A window
+that does not hold the answer whole is `unknown`, and its start and end are the first token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import xxhash
+from torch import nn
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.errors import Problem
+from artel.models import Sampling
+from artel.objectives.answers import CLASSES, Prediction, predict, score
+from artel.objectives.base import Batch, Better, Made, Objective
+from artel.text import Document, Dropped, Question, Rejected
+from artel.tokens import Alone, BalancedOrder, Encoded, Order, Rows, Sample, StorePart, Tokenizer
+
+# The numbers of a sample, by column: document within its part, first token of the window in it, where the window
+# begins in the sample, start and end of the answer in the sample, class.
+_DOCUMENT, _WINDOW, _BEGINS, _START, _END, _CLASS = range(6)
+_UNKNOWN = CLASSES.index("unknown")
+_SHORTEST_WINDOW = 8
+
+
+class SpanQA(Objective):
+    auto_class = "AutoModelForQuestionAnswering"
+    encoder = True
+    sums = ("loss", "targets")
+    outputs = ("start", "end", "score", "null", *(f"class_{name}" for name in CLASSES))
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower", "exact_match": "higher", "f1": "higher", "start_accuracy": "higher", "end_accuracy": "higher",
+        "class_accuracy": "higher", "mean_average_precision": "higher",
+    }  # fmt: skip
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._wanted = run.span_qa
+        self._five = run.span_qa.heads == "five"
+        self._frame = tokenizer.frame(pair=True)
+        self._documents: Counter[str] = Counter()
+        self._class_weights = torch.ones(len(CLASSES))
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        found = super().problems(run)
+        wanted, block = run.span_qa, run.data.block
+        room = block - wanted.question - 4  # [CLS] and up to three [SEP]
+        if room < _SHORTEST_WINDOW:
+            found.append(
+                Problem("data.block", f"{block} tokens leave no room beside a question of {wanted.question} "
+                        "(span_qa.question)", f"write {wanted.question + 4 + _SHORTEST_WINDOW} or more")
+            )  # fmt: skip
+        elif wanted.stride > room:
+            found.append(
+                Problem("span_qa.stride", f"{wanted.stride} is more than the {room} tokens of a window beside the "
+                        "longest question: text between windows would never be seen", f"write {room // 2}")
+            )  # fmt: skip
+        if run.checkpoint.best in ("class_accuracy", "mean_average_precision") and wanted.heads == "span":
+            found.append(Problem("checkpoint.best", f"{run.checkpoint.best} needs the class head",
+                                 "write span_qa: {heads: five}, or best: f1"))  # fmt: skip
+        if run.validate_.prompts:
+            found.append(Problem("validate.prompts", "a question needs its document; prompts show nothing here",
+                                 "leave them out, and ask the model afterwards: artel generate --context"))  # fmt: skip
+        return found
+
+    @property
+    def heads(self) -> dict[str, int]:
+        return {"answer_class": len(CLASSES), "answer_position": 2} if self._five else {}
+
+    # record -> samples
+
+    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
+        asked = [document.record.fields for document in documents]
+        questions = self.tokenizer.encode([record.question for record in asked if isinstance(record, Question)])
+        contexts = self.tokenizer.encode_with_places(
+            [record.context for record in asked if isinstance(record, Question)]
+        )
+        for document, question, context in zip(documents, questions, contexts, strict=True):
+            made = self._windows(document, question, context)
+            if isinstance(made, Made):
+                self._documents[document.part] += 1
+            yield made
+
+    def _windows(self, document: Document, question: np.ndarray, context: Encoded) -> Made | Rejected | Dropped:
+        record, asked = document.record, document.record.fields
+        assert isinstance(asked, Question)
+        if len(question) > self._wanted.question:
+            detail = (
+                f"its question has {len(question)} tokens, more than span_qa.question ({self._wanted.question}): "
+                "raise it, or shorten the question"
+            )
+            return Rejected(record.origin, "question_too_long", detail, record.set_name)
+        if len(context.ids) == 0:
+            return Rejected(record.origin, "empty", "its document has no token", record.set_name)
+        if asked.answer_class != "unknown" and not asked.answers:
+            return Rejected(record.origin, "no_span", f"it is answered by {asked.answer_class!r} without a place in "
+                            "the document; give one, or leave it out", record.set_name)  # fmt: skip
+        answer = context.tokens_of(*trimmed(asked.context, *asked.answers[0])) if asked.answers else None
+        room = self.run.data.block - self._frame.size - len(question)
+        if answer is not None and answer[1] - answer[0] >= room and document.part == "train":
+            return Dropped("answer_longer_than_window")
+        judged = document.part == "validation"
+        samples = []
+        for first in window_starts(len(context.ids), room, self._wanted.stride):
+            sample = self._window(document, question, context, first, room, answer)
+            if judged or sample.numbers[_CLASS] != _UNKNOWN or self._keeps_unknown(asked, first):
+                samples.append(sample)
+        if not judged:
+            return Made(samples)
+        source = {"id": asked.id, "question": asked.question, "context": asked.context, "answers": asked.answers,
+                  "class": asked.answer_class, "candidates": asked.candidates}  # fmt: skip
+        return Made(samples, source)
+
+    def _window(
+        self, document: Document, question: np.ndarray, context: Encoded, first: int, room: int,
+        answer: tuple[int, int] | None,
+    ) -> Sample:  # fmt: skip
+        """The window of `context` from token `first`; positions are counted in the sample."""
+        asked, frame = document.record.fields, self._frame
+        assert isinstance(asked, Question)
+        last = min(first + room, len(context.ids))
+        begins = len(frame.before) + len(question) + len(frame.between)
+        ids = np.concatenate([frame.before, question, frame.between, context.ids[first:last], frame.after])
+        start, end, answer_class = 0, 0, _UNKNOWN
+        if answer is not None and first <= answer[0] and answer[1] < last:
+            start, end = answer[0] - first + begins, answer[1] - first + begins
+            answer_class = CLASSES.index(asked.answer_class)
+        numbers = (self._documents[document.part], first, begins, start, end, answer_class)
+        if document.part == "train":
+            return Sample(ids.astype(np.int64), None, numbers)
+        # Where each token stands in the document, so that a predicted span becomes text again: start << 32 | end.
+        places = np.zeros(len(ids), dtype=np.uint64)
+        starts, ends = (array[first:last].astype(np.uint64) for array in (context.starts, context.ends))
+        places[begins : begins + last - first] = starts << np.uint64(32) | ends
+        return Sample(ids.astype(np.int64), places, numbers)
+
+    def _keeps_unknown(self, asked: Question, first: int) -> bool:
+        digest = xxhash.xxh3_64_intdigest(f"{asked.id}:{asked.question}:{first}".encode())
+        return digest < self._wanted.unknown_windows * 2**64
+
+    # samples -> batch -> loss
+
+    def view(self, part: StorePart) -> Alone:
+        return Alone(part)
+
+    def order(self, part: StorePart, samples: int) -> Order | BalancedOrder:
+        if not self._wanted.balanced_sampling:
+            return super().order(part, samples)
+        return BalancedOrder(np.asarray(part.numbers()[:, _CLASS]), self.run.seed)
+
+    def study(self, part: StorePart) -> None:
+        if self._wanted.class_weights == "balanced":
+            counts = np.bincount(part.numbers()[:, _CLASS], minlength=len(CLASSES))
+            there = counts > 0
+            # As scikit-learn's "balanced": samples / (classes x count), so that the mean weight of a sample is 1.
+            weights = np.where(there, counts.sum() / (there.sum() * np.maximum(counts, 1)), 0.0)
+            self._class_weights = torch.tensor(weights, dtype=torch.float32)
+
+    def batch(self, rows: Rows) -> Batch:
+        places = np.arange(rows.ids.shape[1])[None, :]
+        attended = places < rows.lengths[:, None]
+        begins = rows.numbers[:, _BEGINS, None]
+        tensors = {
+            "input_ids": np.where(attended, rows.ids, self.tokenizer.pad_id),
+            "attention_mask": attended.astype(np.int64),
+            "start": rows.numbers[:, _START],
+            "end": rows.numbers[:, _END],
+            "class": rows.numbers[:, _CLASS],
+            "valid": rows.valid,
+            # Tokens that may be an answer: those of the document, and not the special ones after it.
+            "document": (places >= begins) & (places < rows.lengths[:, None] - len(self._frame.after)),
+        }
+        if self._frame.second_type:
+            tensors["token_type_ids"] = ((places >= begins) & attended) * self._frame.second_type
+        return Batch(
+            {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()},
+            targets=int(rows.valid.sum()),
+            tokens=int(rows.lengths[rows.valid].sum()),
+        )
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """A target is a window: the heads' weighted losses are added for each, and summed over windows."""
+        return self._loss(self._run(model, batch), batch)
+
+    def judge(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self._run(model, batch)
+        start, end = found["start"], found["end"]
+        longest = min(self._wanted.longest_answer, start.shape[1])
+        span, first, last = best_spans(start, end, batch.tensors["document"], longest)
+        columns = [first.float(), last.float(), span, start[:, 0] + end[:, 0]]
+        classes = found["class"].softmax(dim=-1) if self._five else start.new_zeros(len(start), len(CLASSES))
+        return self._loss(found, batch), torch.cat([torch.stack(columns, dim=1), classes], dim=1)
+
+    def _run(self, model: PreTrainedModel, batch: Batch) -> dict[str, torch.Tensor]:
+        """Logits of start and end (rows, length), filler at minus infinity; of classes; positions from 0 to 1."""
+        inputs = {
+            name: batch.tensors[name]
+            for name in ("input_ids", "attention_mask", "token_type_ids")
+            if name in batch.tensors
+        }
+        output = model(**inputs, output_hidden_states=self._five)
+        filler = batch.tensors["attention_mask"] == 0
+        found = {
+            "start": output.start_logits.float().masked_fill(filler, -torch.inf),
+            "end": output.end_logits.float().masked_fill(filler, -torch.inf),
+        }
+        if self._five:
+            first = output.hidden_states[-1][:, 0]
+            found["class"] = _head(model, "answer_class")(first).float()
+            found["position"] = _head(model, "answer_position")(first).float().sigmoid()
+        return found
+
+    def _loss(self, found: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        weights, tensors = self._wanted.weights, batch.tensors
+        start, end, valid = tensors["start"], tensors["end"], tensors["valid"]
+        loss = weights.start * F.cross_entropy(found["start"], start, reduction="none")
+        loss = loss + weights.end * F.cross_entropy(found["end"], end, reduction="none")
+        if self._five:
+            # Squared error of places as shares of the window, where there is an answer.
+            answered = (tensors["class"] != _UNKNOWN).float()
+            length = tensors["attention_mask"].sum(dim=1).float()
+            position = found["position"]
+            loss = loss + weights.start_position * answered * (position[:, 0] - start / length).square()
+            loss = loss + weights.end_position * answered * (position[:, 1] - end / length).square()
+            loss = loss + weights.answer_class * self._class_loss(found["class"], tensors["class"])
+        windows = torch.tensor(float(batch.targets), device=loss.device)
+        return torch.stack([torch.where(valid, loss, 0.0).sum(), windows])
+
+    def _class_loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        wanted = self._wanted
+        smoothing = wanted.smoothing if wanted.class_loss == "smooth" else 0.0
+        loss = F.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing)
+        if wanted.class_loss == "focal":  # Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 5
+            loss = wanted.focal_alpha * (1 - torch.exp(-loss)) ** wanted.focal_gamma * loss
+        return loss * self._class_weights.to(loss.device)[target]
+
+    # figures
+
+    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+        loss = {"loss": totals["loss"] / totals["targets"]}
+        return loss | score(self.predictions(outputs, part), classes=self._five)
+
+    def predictions(self, outputs: np.ndarray, part: StorePart) -> list[Prediction]:
+        """The answer to each document of a part, from the windows that have outputs."""
+        return predict(outputs, part, document=_DOCUMENT, classes=self._five, no_answer=self._wanted.no_answer)
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        raise NotImplementedError("refused by `problems`")
+
+
+def window_starts(tokens: int, room: int, stride: int) -> range:
+    """First token of each window of a document: every `stride` tokens, until one reaches the end."""
+    return range(0, max(0, tokens - room) + stride, stride) if tokens > room else range(1)
+
+
+def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """A span without the white space at its ends."""
+    piece = text[start:end]
+    return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
+
+
+def best_spans(
+    start: torch.Tensor, end: torch.Tensor, allowed: torch.Tensor, longest: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(score, first, last) of each row's span with the largest start + end, of at most `longest` allowed tokens.
+
+    start, end, allowed (rows, length).
+    """
+    start, end = (logits.masked_fill(~allowed, -torch.inf) for logits in (start, end))
+    length = start.shape[1]
+    # For each first token the best last one among the next `longest`: a window over the end logits.
+    padded = F.pad(end, (0, longest - 1), value=-torch.inf)
+    best, offset = padded.unfold(1, longest, 1).max(dim=2)
+    score, first = (start + best).max(dim=1)
+    last = first + offset.gather(1, first[:, None])[:, 0]
+    return score, first, last.clamp(max=length - 1)
+
+
+def _head(model: PreTrainedModel, name: str) -> nn.Module:
+    head = getattr(model, name)
+    assert isinstance(head, nn.Module)
+    return head
