@@ -34,7 +34,7 @@ def test_the_decoded_store_equals_the_cleaned_documents(novels):
     store, tokenizer, told = prepared.open(), prepared.tokenizer(), prepared.ledger()
     for part in ("train", "validation"):
         expected = [(d.record.origin, d.record.text) for d in cleaned if d.part == part]
-        documents = getattr(store, part).each_document()
+        documents = getattr(store, part).each_sample()
         for (origin, text), (found, ids) in zip(expected, documents, strict=True):
             assert ids[-1] == tokenizer.end_id
             assert (found, tokenizer.decode(ids[:-1])) == (origin, text)

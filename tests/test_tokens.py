@@ -9,8 +9,10 @@ from artel.config import TokenizerTraining
 from artel.errors import InputError
 from artel.storage import new_folder
 from artel.tokens import (
+    BalancedOrder,
     Blocks,
     Order,
+    Sample,
     StoreWriter,
     TokenStore,
     load_tokenizer,
@@ -48,13 +50,13 @@ def test_order_mixes():
 
 
 class _Numbers:
-    """Samples whose tokens are their own index."""
+    """Samples of one token each to four, which are their own index."""
 
     def __len__(self):
         return 100
 
     def read(self, index):
-        return np.full(3, index)
+        return Sample(np.full(1 + index % 4, index), None, (index,))
 
 
 @given(batch=st.integers(1, 40), world=st.integers(1, 5), size=st.integers(1, 9), left=st.integers(1, 40))
@@ -63,11 +65,30 @@ def test_ranks_and_micro_batches_cover_the_step_exactly_once(batch, world, size,
     indices = np.arange(min(left, batch))
     shapes, seen = set(), []
     for rank in range(world):
-        rows = micro_batches(_Numbers(), indices, rank=rank, world=world, batch=batch, size=size)
-        shapes.add((len(rows), rows[0].ids.shape))
-        seen += [int(row[0]) for part in rows for row, valid in zip(part.ids, part.valid, strict=True) if valid]
+        rows = micro_batches(_Numbers(), indices, indices + 7, rank=rank, world=world, batch=batch, size=size)
+        shapes.add((len(rows), *(len(part.ids) for part in rows)))
+        for part in rows:
+            for at in np.flatnonzero(part.valid):
+                index = int(part.indices[at])
+                assert part.epochs[at] == index + 7
+                assert part.numbers[at] == [index]
+                assert part.lengths[at] == 1 + index % 4
+                assert (part.ids[at] == [index] * (1 + index % 4) + [0] * (part.ids.shape[1] - 1 - index % 4)).all()
+                seen.append(index)
     assert seen == list(indices)
-    assert len(shapes) == 1  # every rank runs equally many micro-batches of equal shape
+    assert len(shapes) == 1  # every rank runs equally many micro-batches of equally many rows
+
+
+def test_balanced_order_draws_every_class_and_every_member_equally_often():
+    classes = np.array([0] * 90 + [1] * 9 + [2])
+    order = BalancedOrder(classes, seed=3)
+    drawn = order.at(np.arange(2700))
+    assert (np.bincount(classes[drawn]) == 900).all()
+    assert (np.bincount(drawn)[:90] == 10).all()
+    assert (np.bincount(drawn)[90:99] == 100).all()
+    assert (drawn[1234:1300] == order.at(np.arange(1234, 1300))).all()  # a function of the position alone
+    assert (drawn != BalancedOrder(classes, seed=4).at(np.arange(2700))).any()
+    assert len({tuple(classes[drawn[at : at + 3]]) for at in range(0, 300, 3)}) == 6  # the classes' turns are mixed
 
 
 def test_the_last_step_is_shorter_and_nothing_is_skipped():
@@ -81,7 +102,8 @@ def store(tmp_path):
     with new_folder(tmp_path / "store") as folder:
         writer = StoreWriter(folder, vocabulary=500, shard_tokens=10)
         for number, ids in enumerate(documents):
-            writer.add("train", ids, 3 * len(ids), f"a.txt:{number}")
+            sample = Sample(ids, (ids % 7).astype(np.uint8), (number, -number))
+            writer.add("train", [sample], 3 * len(ids), f"a.txt:{number}", {"id": number})
         writer.close({})
     return TokenStore(tmp_path / "store"), documents
 
@@ -94,9 +116,16 @@ def test_store_gives_back_what_was_written_across_shards(store):
     for start in range(len(stream)):
         for count in range(1, len(stream) - start + 1):
             assert (opened.train.read(start, count) == stream[start : start + count]).all()
-    for (origin, ids), (number, wanted) in zip(opened.train.each_document(), enumerate(documents), strict=True):
+    for (origin, ids), (number, wanted) in zip(opened.train.each_sample(), enumerate(documents), strict=True):
         assert origin == f"a.txt:{number}"
         assert (ids == wanted).all()
+    for number, wanted in enumerate(documents):
+        sample = opened.train.sample(number)
+        assert (sample.ids == wanted).all()
+        assert (sample.flags == wanted % 7).all()
+        assert sample.numbers == (number, -number)
+        assert opened.train.origin(number) == f"a.txt:{number}"
+    assert list(opened.train.sources()) == [{"id": number} for number in range(5)]
     assert opened.train.origins(4, 7) == ["a.txt:0", "a.txt:1", "a.txt:2"]
     assert opened.train.origins(19, 20) == ["a.txt:4"]
 
@@ -105,7 +134,7 @@ def test_blocks_predict_every_token_but_the_first_once(store):
     opened, documents = store
     stream = np.concatenate(documents)
     blocks = Blocks(opened.train, length=4, lookahead=1)
-    targets = np.concatenate([blocks.read(index)[1:] for index in range(len(blocks))])
+    targets = np.concatenate([blocks.read(index).ids[1:] for index in range(len(blocks))])
     assert (targets == stream[1 : 1 + len(targets)]).all()
     assert len(blocks) * 4 + blocks.left_over == len(stream)
     assert 1 <= blocks.left_over <= 4

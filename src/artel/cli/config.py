@@ -1,19 +1,23 @@
-"""`artel config`: check a run file, explain its keys, print its schema."""
+"""`artel config`: check a run file, explain its keys, print its schema, convert old configurations."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, RunName, print_json
+from artel.cli.common import AsJson, Overrides, RunName, print_json, tell
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-app = typer.Typer(help="A run file: check it, explain its keys, print its schema.", no_args_is_help=True)
+app = typer.Typer(
+    help="A run file: check it, explain its keys, print its schema, make one of an old configuration.",
+    no_args_is_help=True,
+)
 
 
 @app.command("check")
@@ -57,6 +61,33 @@ def schema() -> None:
     from artel.config import RunConfig
 
     print(json.dumps(RunConfig.model_json_schema(by_alias=True), ensure_ascii=False, indent=2))
+
+
+@app.command("convert")
+def convert(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .cfg or JSON of the older scripts.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print an old script's configuration as a run file; what it cannot hold is told on standard error.
+
+    Understood are the .cfg of the distributed Natural Questions recipe and the JSON of the masked-LM script.
+
+    Example: artel config convert test_bert.cfg > run.yaml
+    """
+    import yaml
+
+    from artel.config import run_from
+    from artel.config.legacy import convert
+    from artel.config.load import read_file
+
+    tree, not_carried = convert(read_file(file), str(file))
+    run_from(tree, [], {(): str(file)})  # what is printed can be run
+    for line in not_carried:
+        tell(f"not carried over: {line}")
+    if as_json:
+        print_json({"run": tree, "not_carried": not_carried})
+    else:
+        print(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), end="")
 
 
 def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:

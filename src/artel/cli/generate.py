@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from artel.cli.common import AsJson, Overrides, print_json, quiet_libraries, tell
+
+if TYPE_CHECKING:
+    from artel.models import Sampling
+    from artel.objectives import SpanQA
+    from artel.using import Opened
 
 
 def generate(
@@ -16,6 +22,9 @@ def generate(
     ],
     overrides: Overrides = None,
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "",
+    context: Annotated[
+        str, typer.Option(help="The text, or a file, that answers the question in --prompt; - reads standard input.")
+    ] = "",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Choose among the k likeliest; 0 for all.")] = 50,
@@ -24,7 +33,7 @@ def generate(
     untrained: Annotated[bool, typer.Option("--untrained", help="A run's model before any training.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text, streamed as it is written.
+    """Continue a text, streamed as it is written; fill its masks, or restore its commas, with a model trained for it.
 
     Example: artel generate runs/tolstoy --prompt "Пьер закашлялся и" --max-new-tokens 150
     """
@@ -32,13 +41,22 @@ def generate(
     from artel.config import load_run
     from artel.errors import InputError, Problem
     from artel.models import Sampling
+    from artel.objectives import Masked, SpanQA
     from artel.using import open_model, open_untrained
 
     if overrides and not untrained:
         raise InputError([Problem("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")])
     text = sys.stdin.read() if prompt == "-" else prompt
     opened = open_untrained(load_run(name, overrides or []), tell) if untrained else open_model(name)
-    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
+    if isinstance(opened.objective, SpanQA):
+        _answer(opened, opened.objective, text, _read(context), as_json)
+    elif isinstance(opened.objective, Masked):
+        _fill(opened, text, as_json)
+    else:
+        _write(opened, text, Sampling(max_new_tokens, temperature, top_k, top_p, seed), as_json)
+
+
+def _write(opened: Opened, text: str, sampling: Sampling, as_json: bool) -> None:
     written = []
     goes_on = not opened.objective.encoder  # a decoder's text is the prompt and what follows it
     if not as_json and goes_on:
@@ -51,3 +69,43 @@ def generate(
         print_json({"prompt": text, "text": "".join(written)})
     else:
         print()
+
+
+def _fill(opened: Opened, text: str, as_json: bool) -> None:
+    from artel.objectives import fill_masks
+
+    filled = fill_masks(opened.model, opened.tokenizer, text)
+    if as_json:
+        masks = [[{"token": token, "probability": share} for token, share in mask] for mask in filled.candidates]
+        print_json({"prompt": text, "text": filled.text, "masks": masks})
+        return
+    print(filled.text)
+    for mask in filled.candidates:
+        tell("  ".join(f"{token.strip()} {share:.3f}" for token, share in mask))
+
+
+def _read(text_or_file: str) -> str:
+    from artel.errors import InputError, Problem
+
+    if not text_or_file:
+        raise InputError([Problem("--context", "a question needs a text to be answered from", "give a text or a file")])
+    if text_or_file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(text_or_file).read_text(encoding="utf-8")
+    except OSError:  # no such file, or a name that no file can have: it is the text itself
+        return text_or_file
+
+
+def _answer(opened: Opened, objective: SpanQA, question: str, context: str, as_json: bool) -> None:
+    from artel.objectives.answers import CLASSES
+
+    found = objective.answer(opened.model, question, context)
+    if as_json:
+        classes = dict(zip(CLASSES, found.classes.tolist(), strict=True)) if objective.heads else None
+        print_json({"question": question, "answer": found.text, "start": found.start, "end": found.end,
+                    "score": found.score, "class": found.answer_class, "classes": classes})  # fmt: skip
+        return
+    print(found.text or "(no answer)")
+    if objective.heads:
+        tell(f"class: {found.answer_class}")

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from artel.cli import config, generate, prepare, recipes, report, train
+from artel.cli import config, evaluate, generate, prepare, recipes, report, train
 from artel.errors import ArtelError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 app.command("prepare")(prepare.prepare)
 app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("report")(report.report)
 app.add_typer(recipes.app, name="recipes")

@@ -15,13 +15,16 @@ from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libra
 
 if TYPE_CHECKING:
     from artel.config import RunConfig
+    from artel.launching import Hosts
     from artel.training.run_folder import RunFolder
 
 
 def train(
     name: RunName,
     overrides: Overrides = None,
-    nproc: Annotated[int, typer.Option(min=1, help="Processes on this host.")] = 1,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Processes on this host; else this host's share of parallel.data, or 1.")
+    ] = None,
     nnodes: Annotated[int | None, typer.Option(help="Hosts; else NNODES.")] = None,
     node_rank: Annotated[int | None, typer.Option(help="Which host this is; else NODE_RANK.")] = None,
     master_addr: Annotated[str | None, typer.Option(help="Address of the first host; else MASTER_ADDR.")] = None,
@@ -35,7 +38,7 @@ def train(
     Example: artel train run.yaml --nproc 2 train.learning_rate=3e-4
     """
     from artel.config import load_run
-    from artel.launching import Hosts, is_worker, launch
+    from artel.launching import Hosts, choose_interface, is_worker, launch
     from artel.preparing import prepare
     from artel.storage import lock
     from artel.training.run_folder import RunFolder
@@ -49,6 +52,9 @@ def train(
         run = load_run(name, values)
     check_trackers(list(run.track))
     hosts = Hosts.read(nnodes, node_rank, master_addr, master_port)
+    processes = _processes_here(run, nproc, hosts)
+    if hosts.count > 1:
+        choose_interface(hosts.address, hosts.port)  # a wrong address is told before any text is prepared
     folder = RunFolder(Path(run.run))
     # One process leads: it holds the run's lock, prepares the text and compares the run file before others start.
     leads = _LED not in os.environ and (os.environ["RANK"] == "0" if is_worker() else hosts.rank == 0)
@@ -60,9 +66,9 @@ def train(
         if not restart and _is_complete(folder):  # with --restart the leader is just emptying the folder
             tell(f"{folder.path} is complete; --restart begins anew")
             result = json.loads(folder.result.read_bytes())
-        elif not is_worker() and (nproc > 1 or hosts.count > 1):
+        elif not is_worker() and (processes > 1 or hosts.count > 1):
             os.environ[_LED] = "1"
-            launch(["train", name, *values], nproc, hosts)
+            launch(["train", name, *values], processes, hosts)
             result = json.loads(folder.result.read_bytes()) if leads else {}
         else:
             result = _work(run)
@@ -71,6 +77,27 @@ def train(
 
 
 _LED = "ARTEL_LED"  # set for workers whose parent has prepared everything
+
+
+def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
+    """How many processes run on this host. Raises InputError when flags or launcher and parallel.data disagree."""
+    from artel.errors import InputError, Problem
+    from artel.launching import is_worker
+
+    wanted = run.parallel.data
+    if wanted == "auto":
+        return nproc or 1
+    here, rest = divmod(wanted, hosts.count)
+    started = wanted if nproc is None else nproc * hosts.count
+    if is_worker():
+        started = int(os.environ["WORLD_SIZE"])
+    elif nproc is None and rest:
+        what, fix = f"{hosts.count} hosts cannot share {wanted} processes evenly", f"write a multiple of {hosts.count}"
+        raise InputError([Problem("parallel.data", what, fix)])
+    if started != wanted:
+        what = f"the run wants {wanted} processes, and {started} are started"
+        raise InputError([Problem("parallel.data", what, f"start {wanted}, or write parallel.data=auto")])
+    return here
 
 
 def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
@@ -105,9 +132,12 @@ def _is_complete(folder: RunFolder) -> bool:
 
 def _work(run: RunConfig) -> dict[str, Any]:
     quiet_libraries()
+    from artel.launching import choose_interface_of_worker, is_worker
     from artel.parallel import open_processes
     from artel.preparing import prepare
     from artel.training.loop import train as train_run
 
+    if is_worker():
+        choose_interface_of_worker()
     with open_processes(run.train.threads) as processes:
         return train_run(run, prepare(run, tell), processes, tell)

@@ -1,6 +1,6 @@
 """A run described: strict typed sections, read from YAML with overrides; the shipped recipes live in `recipes/`."""
 
-from artel.config.load import dump_run, load_run, result_differences
+from artel.config.load import dump_run, load_run, result_differences, run_from
 from artel.config.sections import (
     CheckpointConfig,
     CleanConfig,
@@ -41,4 +41,5 @@ __all__ = [
     "recipe_names",
     "recipe_text",
     "result_differences",
+    "run_from",
 ]

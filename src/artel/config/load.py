@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from artel.config.legacy import from_old_json, is_old_json, refuse_model_config
 from artel.config.sections import RunConfig
 from artel.config.shipped import recipe_names, recipe_text
 from artel.errors import InputError, Problem
@@ -26,12 +27,22 @@ Key = tuple[str | int, ...]
 def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read and check a run.
 
-    `name` is a YAML file, the name of a shipped recipe, or the folder of an earlier run (its `config.yaml`).
+    `name` is a YAML file, the masked-LM script's old JSON, the name of a shipped recipe, or the folder of an earlier
+    run (its `config.yaml`).
     `overrides` are `dotted.key=value`, the value read as YAML; numbers index lists (`data.sources.0.path=…`).
     Raises InputError with every problem at once.
     """
     text, place, stem = _find(name)
     tree, lines = _parse(text, place)
+    refuse_model_config(tree, place)
+    if is_old_json(tree):
+        tree, lines = from_old_json(tree, place), {(): place}
+    run = run_from(tree, overrides, lines)
+    return run if run.run else run.model_copy(update={"run": f"runs/{stem}"})
+
+
+def run_from(tree: dict[str, Any], overrides: Sequence[str], lines: dict[Key, str]) -> RunConfig:
+    """The run that plain values describe, overrides laid over them; `lines` says where each key stands, () the file."""
     problems: list[Problem] = []
     for override in overrides:
         problems += _override(tree, lines, override)
@@ -41,11 +52,32 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
         run = RunConfig.model_validate(tree)
     except ValidationError as error:
         raise InputError(_explain(error, lines)) from None
+    problems = _source_problems(run)
+    if problems:
+        raise InputError([Problem(f"{lines[()]}: {problem.where}", problem.what, problem.fix) for problem in problems])
+    return run
+
+
+def _source_problems(run: RunConfig) -> list[Problem]:
+    """Whether there is text, and of the kind that the objective learns from."""
     if not run.data.sources:
-        raise InputError(
-            [Problem(f"{place}: data.sources", "the run names no text", "write data: {sources: [{path: texts/*.txt}]}")]
-        )
-    return run if run.run else run.model_copy(update={"run": f"runs/{stem}"})
+        return [Problem("data.sources", "the run names no text", "write data: {sources: [{path: texts/*.txt}]}")]
+    kinds = [source.yields for source in run.data.sources]
+    wanted = {"causal": ["text"], "masked": ["text", "pairs"], "span_qa": ["questions"]}[run.objective]
+    problems = [
+        Problem(f"data.sources.{number}", f"yields {kind}, and objective {run.objective} learns from "
+                f"{' or '.join(wanted)}", _REMEDIES[wanted[0]])
+        for number, kind in enumerate(kinds) if kind not in wanted
+    ]  # fmt: skip
+    if not problems and len(set(kinds)) > 1:
+        problems.append(Problem("data.sources", f"yield both {' and '.join(sorted(set(kinds)))}", "keep to one kind"))
+    return problems
+
+
+_REMEDIES = {
+    "text": "write objective: masked for pairs, span_qa for questions",
+    "questions": "write format: nq or squad, or {format: dummy, kind: questions}",
+}
 
 
 def dump_run(run: RunConfig) -> str:
@@ -85,22 +117,26 @@ def _find(name: str) -> tuple[str, str, str]:
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8-sig"), str(path), path.stem
-        except UnicodeDecodeError as error:
-            raise InputError(
-                [Problem(str(path), f"is not a UTF-8 text file (byte {error.start})", "give a run file in YAML")]
-            ) from None
-        except OSError as error:
-            raise InputError(
-                [Problem(str(path), f"cannot be read: {error.strerror}", "check its permissions")]
-            ) from None
+        text = read_file(path)
+        # JSON may be indented by tabs, which YAML forbids; there are none in its strings.
+        return text.replace("\t", " ") if path.suffix == ".json" else text, str(path), path.stem
     if name in recipe_names():
         return recipe_text(name), f"recipe {name}", name
     near = difflib.get_close_matches(name, recipe_names(), 1)
     fix = f"did you mean {near[0]}?" if near else f"give a YAML file or a recipe: {', '.join(recipe_names())}"
     what = "is a folder without config.yaml" if path.is_dir() else "there is no such file, and no recipe of that name"
     raise InputError([Problem(name, what, fix)])
+
+
+def read_file(path: Path) -> str:
+    """The text of a configuration. Raises InputError."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        what, fix = f"is not a UTF-8 text file (byte {error.start})", "give a run file in YAML"
+    except OSError as error:
+        what, fix = f"cannot be read: {error.strerror}", "check its permissions"
+    raise InputError([Problem(str(path), what, fix)])
 
 
 def _parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from artel.errors import ArtelError, InputError, Interrupted, Problem, WorkError
+from artel.launching.interface import choose_interface
 
 # A worker told to stop finishes its step and saves; only after this is it ended by force.
 _STOP_SECONDS = 600
@@ -71,7 +72,7 @@ def launch(arguments: list[str], processes: int, hosts: Hosts) -> None:
         rdzv_backend="c10d" if alone else "static",
         rdzv_endpoint="localhost:0" if alone else f"{hosts.address}:{hosts.port}",
         rdzv_configs={"rank": hosts.rank, "timeout": 900},
-        local_addr="localhost" if alone else None,
+        local_addr="localhost" if alone else choose_interface(hosts.address, hosts.port),
         max_restarts=0,
         monitor_interval=0.2,
         shutdown_timeout=_STOP_SECONDS,

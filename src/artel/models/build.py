@@ -158,6 +158,7 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
         "eos_token_id": tokenizer.end_id,
         "bos_token_id": tokenizer.hf.bos_token_id,
         "pad_token_id": tokenizer.hf.pad_token_id,
+        **{name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in known},
     }
     values = {**ids, **keys, "vocab_size": vocabulary}
     if "is_decoder" in known and auto_class == "AutoModelForCausalLM":

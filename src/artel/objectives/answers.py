@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 
 from artel.text import AnswerClass
-from artel.tokens import StorePart
 
 CLASSES: tuple[str, ...] = get_args(AnswerClass)
 # Columns of what SpanQA.judge finds for each window; the classes' probabilities follow.
@@ -46,21 +45,28 @@ class Prediction:
         return [self.source["context"][start:end] for start, end in self.source["answers"]] or [""]
 
 
-def predict(outputs: np.ndarray, part: StorePart, *, document: int, classes: bool, no_answer: bool) -> list[Prediction]:
+def predict(
+    outputs: np.ndarray,
+    owners: np.ndarray,
+    sources: Iterable[dict[str, Any]],
+    places: Callable[[int], np.ndarray],
+    *,
+    classes: bool,
+    no_answer: bool,
+) -> list[Prediction]:
     """For each document the best span over all its windows by start + end - null score.
 
-    `outputs` (windows, columns) are those of the part's first windows; `document` is the column of the store's numbers
-    that says whose window it is. A document is unknown when the class head says so, or, without it, when the score is
-    not above zero and `no_answer` allows it.
+    `outputs` (windows, columns) as SpanQA.judge gives them; `owners` (windows,) says whose window each is, as an index
+    into `sources`; `places(window)` gives where its tokens stand in the document, start << 32 | end. A document is
+    unknown when the class head says so, or, without it, when the score is not above zero and `no_answer` allows it.
     """
-    owners = np.asarray(part.numbers()[: len(outputs), document])
     margins = outputs[:, _SCORE] - outputs[:, _NULL]
     best: dict[int, int] = {}
     for window, owner in enumerate(owners.tolist()):
         if owner not in best or margins[window] > margins[best[owner]]:
             best[owner] = window
     found = []
-    for owner, source in enumerate(part.sources()):
+    for owner, source in enumerate(sources):
         if owner not in best:
             continue
         window = best[owner]
@@ -69,20 +75,18 @@ def predict(outputs: np.ndarray, part: StorePart, *, document: int, classes: boo
             answer_class = CLASSES[int(probabilities.argmax())]
         else:
             answer_class = "unknown" if no_answer and margin <= 0 else "short"
-        start, end = _characters(part, window, int(outputs[window, _FIRST]), int(outputs[window, _LAST]))
-        context = source["context"]
-        while start < end and context[start].isspace():
-            start += 1
-        while start < end and context[end - 1].isspace():
-            end -= 1
+        tokens = places(window)
+        first, last = int(outputs[window, _FIRST]), int(outputs[window, _LAST])
+        start, end = int(tokens[first] >> np.uint64(32)), int(tokens[last] & np.uint64(0xFFFFFFFF))
+        start, end = trimmed(source["context"], start, end)
         found.append(Prediction(source, start, end, margin, answer_class, probabilities))
     return found
 
 
-def _characters(part: StorePart, window: int, first: int, last: int) -> tuple[int, int]:
-    places = part.sample(window).flags
-    assert places is not None
-    return int(places[first] >> np.uint64(32)), int(places[last] & np.uint64(0xFFFFFFFF))
+def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """A span without the white space at its ends."""
+    piece = text[start:end]
+    return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
 
 
 def score(predictions: list[Prediction], *, classes: bool) -> dict[str, float]:

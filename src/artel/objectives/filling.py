@@ -38,9 +38,10 @@ def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count:
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         logits = model(input_ids=ids).logits[0, where].float()
     model.train(was_training)
-    logits[:, tokenizer.special_ids] = -torch.inf
-    logits[:, tokenizer.vocabulary :] = -torch.inf
-    best = logits.softmax(dim=-1).topk(count)
+    probabilities = logits.softmax(dim=-1)
+    probabilities[:, tokenizer.special_ids] = 0  # no answer; they keep their share, as in transformers' pipeline
+    probabilities[:, tokenizer.vocabulary :] = 0  # rows that no token stands for
+    best = probabilities.topk(count)
     candidates = [
         [(tokenizer.decode([token]), share) for token, share in zip(tokens, shares, strict=True)]
         for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -8,8 +8,8 @@ that does not hold the answer whole is `unknown`, and its start and end are the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
-from artel.errors import Problem
+from artel.errors import InputError, Problem
 from artel.models import Sampling
-from artel.objectives.answers import CLASSES, Prediction, predict, score
+from artel.objectives.answers import CLASSES, Prediction, predict, score, trimmed
 from artel.objectives.base import Batch, Better, Made, Objective
-from artel.text import Document, Dropped, Question, Rejected
-from artel.tokens import Alone, BalancedOrder, Encoded, Order, Rows, Sample, StorePart, Tokenizer
+from artel.text import Document, Dropped, Question, Record, Rejected
+from artel.tokens import Alone, BalancedOrder, Encoded, Order, Rows, Sample, StorePart, Tokenizer, one_row
 
 # The numbers of a sample, by column: document within its part, first token of the window in it, where the window
 # begins in the sample, start and end of the answer in the sample, class.
@@ -253,21 +253,44 @@ class SpanQA(Objective):
 
     def predictions(self, outputs: np.ndarray, part: StorePart) -> list[Prediction]:
         """The answer to each document of a part, from the windows that have outputs."""
-        return predict(outputs, part, document=_DOCUMENT, classes=self._five, no_answer=self._wanted.no_answer)
+        owners = np.asarray(part.numbers()[: len(outputs), _DOCUMENT])
+        return self._predict(outputs, owners, part.sources(), lambda window: _places(part.sample(window)))
+
+    def answer(self, model: PreTrainedModel, question: str, context: str) -> Prediction:
+        """The answer to one question about one text. Raises InputError when the question is too long."""
+        asked = Question("", question, context, (), "unknown")
+        document = Document(Record(context, "--context", "", asked), "validation")
+        (made,) = self.samples([document])
+        if not isinstance(made, Made):
+            raise InputError([Problem("--prompt", made.detail if isinstance(made, Rejected) else made.reason)])
+        found = []
+        was_training = model.training
+        model.eval()
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            for sample in made.samples:
+                rows = one_row(sample)
+                found.append(self.judge(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
+        model.train(was_training)
+        owners = np.zeros(len(found), dtype=np.int64)
+        source = made.source or {}
+        (prediction,) = self._predict(
+            np.concatenate(found), owners, [source], lambda window: _places(made.samples[window])
+        )
+        return prediction
+
+    def _predict(
+        self, outputs: np.ndarray, owners: np.ndarray, sources: Iterable[dict[str, Any]],
+        places: Callable[[int], np.ndarray],
+    ) -> list[Prediction]:  # fmt: skip
+        return predict(outputs, owners, sources, places, classes=self._five, no_answer=self._wanted.no_answer)
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        raise NotImplementedError("refused by `problems`")
+        raise InputError([Problem("--prompt", "a question needs a document to be answered from", "give --context")])
 
 
 def window_starts(tokens: int, room: int, stride: int) -> range:
     """First token of each window of a document: every `stride` tokens, until one reaches the end."""
     return range(0, max(0, tokens - room) + stride, stride) if tokens > room else range(1)
-
-
-def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """A span without the white space at its ends."""
-    piece = text[start:end]
-    return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
 
 
 def best_spans(
@@ -285,6 +308,11 @@ def best_spans(
     score, first = (start + best).max(dim=1)
     last = first + offset.gather(1, first[:, None])[:, 0]
     return score, first, last.clamp(max=length - 1)
+
+
+def _places(sample: Sample) -> np.ndarray:
+    assert sample.flags is not None
+    return sample.flags
 
 
 def _head(model: PreTrainedModel, name: str) -> nn.Module:

@@ -1,6 +1,6 @@
 """Tokenizers, the token store, the order of samples, batches. Knows no model."""
 
-from artel.tokens.batches import Rows, Samples, micro_batches, rows_to_judge, step_numbers
+from artel.tokens.batches import Rows, Samples, micro_batches, one_row, rows_to_judge, step_numbers
 from artel.tokens.blocks import Alone, Blocks
 from artel.tokens.order import BalancedOrder, Order
 from artel.tokens.store import Sample, StorePart, StoreWriter, TokenStore
@@ -22,6 +22,7 @@ __all__ = [
     "Tokenizer",
     "load_tokenizer",
     "micro_batches",
+    "one_row",
     "rows_to_judge",
     "step_numbers",
     "train_tokenizer",

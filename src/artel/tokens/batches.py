@@ -78,6 +78,20 @@ def rows_to_judge(samples: Samples, indices: np.ndarray, size: int) -> Rows:
     return _rows(samples, indices, np.full(len(indices), -1), size)
 
 
+def one_row(sample: Sample) -> Rows:
+    """A sample by itself as a micro-batch."""
+    one = np.ones(1, dtype=np.int64)
+    return Rows(
+        ids=sample.ids[None],
+        lengths=len(sample.ids) * one,
+        valid=one > 0,
+        indices=0 * one,
+        epochs=-one,
+        flags=None if sample.flags is None else sample.flags[None],
+        numbers=np.array([sample.numbers], dtype=np.int64),
+    )
+
+
 def _rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) -> Rows:
     missing = size - len(indices)
     where = np.concatenate([indices, np.full(missing, indices[0] if len(indices) else 0)]).astype(np.int64)

@@ -30,7 +30,7 @@ from artel.preparing import Prepared
 from artel.storage import write_file
 from artel.tokens import BalancedOrder, Blocks, Order, Samples, StorePart, Tokenizer, micro_batches, step_numbers
 from artel.training.checkpoint import Progress, load_checkpoint, load_weights
-from artel.training.judging import Validation
+from artel.training.judging import Validation, micro_batch_size
 from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate, Watch, not_finite
 from artel.training.optimizer import Optimizer
 from artel.training.run_folder import RunFolder
@@ -222,7 +222,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
         validation=validation,
         order=objective.order(store.train, len(samples)),
         length=length,
-        micro_batch=_micro_batch(config, processes),
+        micro_batch=micro_batch_size(config, processes),
         layout=layout,
         optimizer=optimizer,
         trackers=Trackers(config if first else config.model_copy(update={"track": []}), folder, **steps),
@@ -294,17 +294,6 @@ def _check_blocks(samples: Samples, part: StorePart, validation: Validation, con
         problems.append(Problem("validate.patience", "there is no validation part to go by", "give data.validation"))
     if problems:
         raise InputError(problems)
-
-
-# What a micro-batch holds when the run file says auto: 4,096 tokens keep two CPU cores busy and stay in their caches'
-# reach; 32,768 fill a GPU's matrix units and need a few GiB for the logits of a 50k vocabulary.
-_AUTO_TOKENS = {"cpu": 4096, "cuda": 32768}
-
-
-def _micro_batch(config: RunConfig, processes: Processes) -> int:
-    if config.train.micro_batch != "auto":
-        return config.train.micro_batch
-    return max(1, _AUTO_TOKENS.get(processes.device.type, 4096) // config.data.block)
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:

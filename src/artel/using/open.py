@@ -22,6 +22,8 @@ from artel.training.checkpoint import load_weights
 @dataclass(frozen=True, slots=True)
 class Opened:
     name: str
+    folder: str
+    """Where its tokenizer can be loaded from."""
     model: PreTrainedModel
     tokenizer: Tokenizer
     objective: Objective
@@ -56,9 +58,8 @@ def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:
 def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
     tokenizer = load_tokenizer(folder, where=name)
     objective = objective_of(run or RunConfig(objective=_purpose(folder)), tokenizer)
-    return Opened(
-        name, _build(ModelConfig.model_validate({"from": folder}), objective, 1, 0), tokenizer, objective, run
-    )
+    model = _build(ModelConfig.model_validate({"from": folder}), objective, 1, 0)
+    return Opened(name, folder, model, tokenizer, objective, run)
 
 
 def _purpose(folder: str) -> Literal["causal", "masked", "span_qa"]:
@@ -71,9 +72,11 @@ def _purpose(folder: str) -> Literal["causal", "masked", "span_qa"]:
 
 
 def _fresh(run: RunConfig, tell: Callable[[str], None]) -> Opened:
-    tokenizer = prepare(run, tell).tokenizer()
+    prepared = prepare(run, tell)
+    tokenizer = prepared.tokenizer()
     objective = objective_of(run, tokenizer)
-    return Opened(run.run, _build(run.model, objective, run.data.block, run.seed), tokenizer, objective, run)
+    model = _build(run.model, objective, run.data.block, run.seed)
+    return Opened(run.run, str(prepared.folder / "tokenizer"), model, tokenizer, objective, run)
 
 
 def _build(wanted: ModelConfig, objective: Objective, block: int, seed: int) -> PreTrainedModel:

@@ -17,6 +17,12 @@ SUFFIXES = {
     "jsonl": (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst"),
     "text": (".txt", ".text", ".md", ".rst", ".tex", ".py"),
 }
+# What a folder is searched for when its format is given; by suffix alone these are not told from the ones above.
+_GIVEN_SUFFIXES = {
+    "pairs": (".csv", ".tsv", ".jsonl", ".jsonl.gz", ".jsonl.zst"),
+    "nq": (".jsonl", ".jsonl.gz", ".jsonl.zst"),
+    "squad": (".json",),
+}
 _REMEDIES = {
     ".docx": "save it as text, or convert it with pandoc", ".doc": "save it as text", ".rtf": "save it as text",
     ".odt": "convert it with pandoc", ".pdf": "extract its text with pdftotext", ".epub": "convert it with pandoc",
@@ -63,7 +69,7 @@ def check_sources(data: DataConfig) -> None:
             files, found = _find(source, path, where if where == "data.validation" else f"{where}.path")
             problems += found
             for file in files:
-                problems += _check_file(file, where)
+                problems += _check_file(file, source, where)
     if problems:
         raise InputError(problems)
 
@@ -97,7 +103,8 @@ def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path],
     given = Path(path.replace("{stdlib}", sysconfig.get_path("stdlib"))).expanduser()
     name = str(given)
     if given.is_dir():
-        wanted = SUFFIXES.get(source.format, tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes))
+        any_of = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+        wanted = (SUFFIXES | _GIVEN_SUFFIXES).get(source.format, any_of)
         files = sorted(file for file in given.rglob("*") if file.name.lower().endswith(wanted) and file.is_file())
         if not files:
             return [], [
@@ -114,7 +121,9 @@ def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path],
     return [], [Problem(where, f"there is no file {path}", f"it is looked for from {Path.cwd()}")]
 
 
-def _check_file(file: Path, where: str) -> list[Problem]:
+def _check_file(file: Path, source: SourceConfig, where: str) -> list[Problem]:
+    if source.format == "auto" and file.suffix.lower() in (".csv", ".tsv"):
+        return [Problem(f"{where}.format", f"{file} is a table, not text", "for pairs write format: pairs")]
     remedy = _REMEDIES.get(file.suffix.lower())
     if remedy:
         return [Problem(f"{where}.path", f"{file} is not text", remedy)]

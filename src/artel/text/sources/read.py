@@ -10,9 +10,12 @@ from artel.errors import InputError, Problem
 from artel.storage import cache_folder, fetch
 from artel.text.records import Record, Rejected
 from artel.text.sources.dummy import read_dummy
+from artel.text.sources.dummy_questions import read_dummy_questions
 from artel.text.sources.find import files_of, format_of, is_url
 from artel.text.sources.html import read_html
 from artel.text.sources.jsonl import read_jsonl
+from artel.text.sources.pairs import read_pairs
+from artel.text.sources.questions import read_nq, read_squad
 from artel.text.sources.text import read_text
 
 Items = Iterator[Record | Rejected]
@@ -21,7 +24,7 @@ Items = Iterator[Record | Rejected]
 def read_source(source: SourceConfig, where: str, data: DataConfig) -> Items:
     """The records of a source. `where` is its key in the run file."""
     if source.format == "dummy":
-        yield from read_dummy(source)
+        yield from read_dummy(source) if source.kind == "text" else read_dummy_questions(source)
     for path in source.path:
         name = source.name or path
         if is_url(path):
@@ -42,8 +45,13 @@ def _read(file: Path, origin: str, content_type: str, set_name: str, source: Sou
         yield from read_html(file, origin, content_type, set_name, source)
     elif kind == "jsonl":
         yield from read_jsonl(file, origin, set_name, source, data)
+    elif kind in _OF_FIELDS:
+        yield from _OF_FIELDS[kind](file, origin, set_name, source, data)
     else:
         yield from read_text(file, origin, set_name, source, data)
+
+
+_OF_FIELDS = {"pairs": read_pairs, "nq": read_nq, "squad": read_squad}
 
 
 def too_large(origin: str, size: int, data: DataConfig) -> InputError:

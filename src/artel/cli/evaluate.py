@@ -1,0 +1,97 @@
+"""`artel evaluate`: what models are worth, side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from artel.cli.common import AsJson, print_json, quiet_libraries, tell
+
+if TYPE_CHECKING:
+    from artel.using import Judged
+
+
+def evaluate(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help="Runs, model folders, hub ids; and overrides, as data.block=256."),
+    ],
+    data: Annotated[
+        str | None, typer.Option(help="What to judge on: a file, folder or glob, all of it; or a run file's own part.")
+    ] = None,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Questions: write the answers here, in SQuAD's or NQ's official format.")
+    ] = None,
+    tasks: Annotated[str, typer.Option(help="Tasks of lm-evaluation-harness instead, as lambada_openai,piqa.")] = "",
+    task_folder: Annotated[str | None, typer.Option(help="Folder with task files of your own.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task at most.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge models by their objective's figures: on their run's validation part, or on any source.
+
+    Example: artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt
+    """
+    quiet_libraries()
+    from artel.errors import InputError, Problem
+    from artel.parallel import open_processes
+    from artel.using import evaluate as judge
+    from artel.using import open_model
+
+    models = [name for name in names if "=" not in name]
+    overrides = [name for name in names if "=" in name]
+    if not models:
+        raise InputError([Problem("MODEL", "names no model", "artel evaluate runs/NAME")])
+    if predictions is not None and len(models) > 1:
+        raise InputError([Problem("--predictions", "is a file for one model", "name one")])
+    if tasks:
+        _run_tasks(models, tasks.split(","), task_folder, limit, as_json)
+        return
+    with open_processes(None) as processes:
+        judged = [judge(open_model(name), data, overrides, processes, tell) for name in models]
+        if predictions is not None and processes.first:
+            _write_predictions(judged[0], predictions)
+    tell(_table(judged))
+    if as_json:
+        print_json({"models": [found.to_json() for found in judged]})
+
+
+def _write_predictions(judged: Judged, file: Path) -> None:
+    from artel.errors import InputError, Problem
+    from artel.storage import write_file
+
+    if judged.predictions is None:
+        raise InputError([Problem("--predictions", f"{judged.model} answers no questions", "leave it out")])
+    write_file(file, json.dumps(judged.predictions, ensure_ascii=False, indent=1))
+    tell(f"answers to {judged.documents:,} questions: {file}")
+
+
+def _table(judged: list[Judged]) -> str:
+    """A row a model, a column a figure; below it how much they were judged on."""
+    columns = list(dict.fromkeys(name for found in judged for name in found.figures))
+    rows = [["model", *(name.replace("_", " ") for name in columns)]]
+    rows += [
+        [found.model, *(f"{found.figures[name]:,.4f}" if name in found.figures else "-" for name in columns)]
+        for found in judged
+    ]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(columns) + 1)]
+    lines = ["  ".join([f"{row[0]:<{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    first = judged[0]
+    lines.append(f"{first.documents:,} documents, {first.samples:,} samples, {first.tokens:,} tokens")
+    return "\n".join(lines)
+
+
+def _run_tasks(models: list[str], tasks: list[str], folder: str | None, limit: int | None, as_json: bool) -> None:
+    from artel.using import open_model, run_tasks
+
+    found: dict[str, Any] = {name: run_tasks(open_model(name), tasks, folder, limit) for name in models}
+    for name, results in found.items():
+        for task, figures in results["results"].items():
+            shown = " · ".join(
+                f"{key.split(',')[0]} {value:.4f}" for key, value in figures.items() if isinstance(value, float)
+            )
+            tell(f"{name}  {task}: {shown}")
+    if as_json:
+        print_json({"models": found})

@@ -1,0 +1,534 @@
+"""Pairs and questions: real data sets, the exact place of every answer, and each thing that can be wrong with them."""
+
+import gzip
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import orjson
+import pytest
+import zstandard
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError
+from artel.text import Pair, Question, Record, Rejected
+from artel.text.sources.dummy_questions import read_dummy_questions
+from artel.text.sources.pairs import read_pairs
+from artel.text.sources.questions import read_nq, read_squad
+
+DOCUMENT = "The Mother - wikipedia <P> Tracy McConnell met him . </P> <P> Later they wed . </P>"
+SHORT = {"start_token": 5, "end_token": 7}
+LONG = {"start_token": 4, "end_token": 11, "candidate_index": 0}
+NONE = {"start_token": -1, "end_token": -1, "candidate_index": -1}
+
+
+def read(reader, file: Path, *, max_document=100_000_000, **source):
+    data = DataConfig.model_validate({"max_document": max_document})
+    config = SourceConfig.model_validate({"path": str(file), **source})
+    return list(reader(file, file.name, "set", config, data))
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    file = folder / name
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def pairs(folder, content, name="a.csv", **source):
+    return read(read_pairs, written(folder, name, content), **source)
+
+
+def values(items):
+    return [(item.fields.input, item.fields.output) for item in items]
+
+
+def bad(items):
+    """(origin, reason) of what was rejected; each says what is wrong and what to do."""
+    rejected = [item for item in items if isinstance(item, Rejected)]
+    assert all(item.set_name == "set" and ("; " in item.detail or item.reason == "unreadable") for item in rejected)
+    return [(item.origin, item.reason) for item in rejected]
+
+
+def gold(question: Question):
+    return [question.context[start:end] for start, end in question.answers]
+
+
+# Pairs
+
+
+def test_csv_with_quoted_commas_quotes_and_line_feeds(tmp_path):
+    text = 'id,input,output\r\n1,"a, b","one\r\ntwo"\r\n\r\n2,"say ""hi""",c\r\n3,x,y'
+    found = pairs(tmp_path, text)
+    assert values(found) == [("a, b", "one\ntwo"), ('say "hi"', "c"), ("x", "y")]
+    assert [item.origin for item in found] == ["a.csv:2", "a.csv:5", "a.csv:6"]
+    assert found[0] == Record("one\ntwo", "a.csv:2", "set", Pair("a, b", "one\ntwo"), group="a, b")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "windows-1251", "koi8-r", "utf-16"])
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_csv_in_any_encoding_with_any_line_ends(tmp_path, encoding, ends):
+    lines = ["input,output", "мама мыла раму но не пол,«мама мыла раму, но не пол»", 'она сказала,"она,', 'сказала"']
+    text = ends.join(lines).replace("«", '"').replace("»", '"')
+    found = pairs(tmp_path, text.encode(encoding))
+    assert values(found) == [
+        ("мама мыла раму но не пол", "мама мыла раму, но не пол"),
+        ("она сказала", "она,\nсказала"),
+    ]
+    assert [item.origin for item in found] == ["a.csv:2", "a.csv:3"]
+
+
+def test_csv_with_a_mark_and_the_encoding_named(tmp_path):
+    assert values(pairs(tmp_path, "\ufeffinput,output\na,b\n".encode(), encoding="utf-8")) == [("a", "b")]
+
+
+def test_tsv_and_other_names_of_columns(tmp_path):
+    found = pairs(tmp_path, "source\ttarget\na, b\tc\n", "a.tsv", input="source", output="target")
+    assert values(found) == [("a, b", "c")]
+
+
+def test_a_cell_longer_than_the_csv_module_allows(tmp_path):
+    assert values(pairs(tmp_path, f"input,output\na,{'x' * 200_000}\n")) == [("a", "x" * 200_000)]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz", ".jsonl.zst"])
+def test_json_lines(tmp_path, suffix):
+    text = '{"input": "a", "output": "b", "more": 1}\n\n{"input": "в", "output": "г"}\n'.encode()
+    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(suffix).suffix, bytes)(text)
+    found = pairs(tmp_path, packed, f"a{suffix}")
+    assert values(found) == [("a", "b"), ("в", "г")]
+    assert found[1].origin == f"a{suffix}:3"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "other", "wanted"),
+    [
+        ("a.csv", "input\na\nb\n", "b.csv", "output\nA\nB\n"),
+        ("a.jsonl", '{"input": "a"}\n{"input": "b"}\n', "b.csv", "n,output\n1,A\n2,B\n"),
+        ("a.txt", "a\nb\n", "b.txt", "A\nB\n"),
+    ],
+)
+def test_outputs_of_another_file_go_row_for_row(tmp_path, name, given, other, wanted):
+    file = written(tmp_path, other, wanted)
+    assert values(pairs(tmp_path, given, name, outputs=str(file))) == [("a", "A"), ("b", "B")]
+    file.write_text(wanted + wanted.splitlines()[-1])
+    with pytest.raises(InputError, match=r"has 2 rows and .* has 3") as error:
+        pairs(tmp_path, given, name, outputs=str(file))
+    assert name in str(error.value)
+    assert other in str(error.value)
+
+
+def test_a_bad_row_of_one_file_keeps_the_rows_of_both_together(tmp_path):
+    file = written(tmp_path, "b.csv", "output,n\nA,1\nB\nC,3\n")
+    found = pairs(tmp_path, "input\na\nb\nc\n", outputs=str(file))
+    assert values(item for item in found if isinstance(item, Record)) == [("a", "A"), ("c", "C")]
+    assert bad(found) == [(f"{file}:3", "bad_row")]
+
+
+def test_outputs_that_name_the_file_itself(tmp_path):
+    assert values(pairs(tmp_path, "input,output\na,b\n", outputs=str(tmp_path / "a.csv"))) == [("a", "b")]
+
+
+def test_outputs_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        pairs(tmp_path, "input\na\n", outputs=str(tmp_path / "none.csv"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("question,answer\na,b\n", r"a\.csv:1.*no column 'input' \(it has: question, answer\)\n.*input: NAME"),
+        ("input,answer\na,b\n", "no column 'output'"),
+        ("input,output,output\na,b,c\n", "2 columns 'output'"),
+        ("input;output\na;b\n", "not by semicolons"),
+        ("", r"a\.csv:1.*it has: none"),
+        ('input,"out\na,b\n', "never closed"),
+        ('input,output\na,b\nc,"d\ne,f\ng,h\n', r"a\.csv:3.*never closed"),
+        (f'input,output\na,"b\n{"c,d" * 400}\n', r"a\.csv:3.*data\.max_document"),
+        ('input,output\na,"b\n' + "c,d\n" * 400, r"a\.csv:2.*data\.max_document"),
+        ("input,output\nмама,раму\n".encode("utf-16")[:-1], "UTF-8"),
+    ],
+)
+def test_a_csv_that_is_wrong_as_a_whole(tmp_path, text, said):
+    with pytest.raises(InputError, match=said):
+        pairs(tmp_path, text, max_document=1000)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("a", "bad_row"),
+        ("a,b,c", "bad_row"),
+        ('"a"b,c', "bad_row"),
+        (",b", "empty_side"),
+        ("a, ", "empty_side"),
+        (b"\xd0\xbf\xd1\x80\xff,b", "unreadable"),
+        (b'"a\nb \xff",b', "unreadable"),
+    ],
+)
+def test_bad_rows_cost_themselves_only(tmp_path, row, reason):
+    row = row if isinstance(row, bytes) else row.encode()
+    good = "привет мир,привет всем\n" * 20
+    found = pairs(tmp_path, b"input,output\n" + good.encode() + row + b"\nlast,row\n")
+    assert bad(found) == [("a.csv:22", reason)]
+    assert len(found) == 22
+    assert values(found[-1:]) == [("last", "row")]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"input": "a"}', "no_field"),
+        ('{"input": "a", "output": 3}', "no_text"),
+        ('{"input": "a", "output"', "bad_json"),
+        ("[1]", "bad_json"),
+        ('{"input": "a", "output": " \\n"}', "empty_side"),
+    ],
+)
+def test_bad_json_lines_of_pairs(tmp_path, line, reason):
+    found = pairs(tmp_path, f'{{"input": "a", "output": "b"}}\n{line}\n', "a.jsonl")
+    assert bad(found) == [("a.jsonl:2", reason)]
+
+
+def test_pairs_in_a_file_of_the_wrong_kind(tmp_path):
+    with pytest.raises(InputError, match="an object a line"):
+        pairs(tmp_path, '[{"input": "a", "output": "b"}]', "a.json")
+    with pytest.raises(InputError, match="unpack it"):
+        pairs(tmp_path, gzip.compress(b"input,output\na,b\n"), "a.csv.gz")
+    (found,) = pairs(tmp_path, b"\0\1\2" * 100)
+    assert (found.origin, found.reason) == ("a.csv", "binary")
+
+
+# Natural Questions
+
+
+def nq(folder, *entries, name="nq.jsonl", **source):
+    lines = "".join((entry if isinstance(entry, str) else json.dumps(entry)) + "\n" for entry in entries)
+    return read(read_nq, written(folder, name, lines), format="nq", **source)
+
+
+def annotation(yes_no="NONE", short=(), long=NONE):
+    return {"yes_no_answer": yes_no, "short_answers": list(short), "long_answer": long}
+
+
+def example(*annotations, **more):
+    candidates = [
+        {"start_token": 5, "end_token": 7, "top_level": False},
+        {"start_token": 4, "end_token": 11, "top_level": True},
+        {"start_token": 11, "end_token": 17, "top_level": True},
+    ]
+    return {
+        "document_text": DOCUMENT, "question_text": "who is the mother", "annotations": list(annotations),
+        "long_answer_candidates": candidates, "example_id": -7, **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["train", "dev"])
+def test_simplified_nq_of_the_official_files(shared_data, part):
+    file = shared_data / f"qa/nq_simplified_1_{part}.jsonl"
+    (record,) = read(read_nq, file, format="nq")
+    entry = orjson.loads(file.read_bytes())
+    words = entry["document_text"].split(" ")
+    (annotated,) = entry["annotations"]
+    assert gold(record.fields) == [
+        " ".join(words[answer["start_token"] : answer["end_token"]]) for answer in annotated["short_answers"]
+    ]
+    assert record.fields.answer_class == {"train": "unknown", "dev": "short"}[part]
+    assert record.fields.id == str(entry["example_id"])
+    assert len(record.fields.candidates) == len(entry["long_answer_candidates"]) > 30
+    assert record.group == record.fields.context == entry["document_text"]
+    assert record.text == f"{entry['question_text']}\n{entry['document_text']}"
+    assert record.origin == f"{file.name}:1"
+
+
+def test_every_word_span_of_a_real_document_is_its_words(shared_data, tmp_path):
+    entry = orjson.loads((shared_data / "qa/nq_simplified_1_dev.jsonl").read_bytes())
+    words = entry["document_text"].split(" ")
+    spans = [(start, start + 3) for start in range(0, len(words) - 3, 7)] + [(len(words) - 1, len(words))]
+    short = [{"start_token": start, "end_token": end} for start, end in spans]
+    (record,) = nq(tmp_path, {**entry, "annotations": [annotation(short=short)]})
+    assert gold(record.fields) == [" ".join(words[start:end]) for start, end in spans]
+
+
+def test_nq_documents_with_answers_as_text(shared_data):
+    file = shared_data / "qa/nq_documents_5.jsonl"
+    found = read(read_nq, file, format="nq")
+    entries = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    assert [gold(record.fields) for record in found] == [entry["answers"] for entry in entries]
+    assert [record.fields.answer_class for record in found] == ["short", "short", "unknown", "unknown", "unknown"]
+    assert [record.fields.id for record in found] == ["1", "2", "3", "4", "5"]
+
+
+LONG_TEXT = "<P> Tracy McConnell met him . </P>"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "answer_class", "answers"),
+    [
+        ([annotation(short=[SHORT], long=LONG)], "short", ["Tracy McConnell"]),
+        ([annotation(long=LONG)], "long", [LONG_TEXT]),
+        ([annotation(long={"candidate_index": 1})], "long", [LONG_TEXT]),
+        ([annotation()], "unknown", []),
+        ([annotation("YES", long=LONG)], "yes", [LONG_TEXT]),
+        ([annotation("NO", long=LONG)], "no", [LONG_TEXT]),
+        ([annotation("NO")], "no", []),
+        ([annotation(), annotation(), annotation(long=LONG), annotation(), annotation()], "unknown", []),
+        (
+            [annotation(), annotation(short=[SHORT], long=LONG), annotation(long=LONG)],
+            "short",
+            ["Tracy McConnell"],
+        ),
+        (
+            [annotation(short=[SHORT]), annotation(short=[{"start_token": 8, "end_token": 9}, SHORT])],
+            "short",
+            ["Tracy McConnell", "him"],
+        ),
+    ],
+)
+def test_classes_of_nq(tmp_path, annotations, answer_class, answers):
+    (record,) = nq(tmp_path, example(*annotations))
+    assert (record.fields.answer_class, gold(record.fields)) == (answer_class, answers)
+    assert record.fields.candidates == ((4, 11), (11, 17), (5, 7))
+    assert record.fields.id == "-7"
+
+
+def test_original_nq_gives_what_the_simplified_one_does(tmp_path):
+    entry = example(annotation(short=[SHORT], long=LONG))
+    tokens = [{"token": word, "html_token": word.startswith("<")} for word in DOCUMENT.split(" ")]
+    original = {key: value for key, value in entry.items() if key != "document_text"} | {"document_tokens": tokens}
+    simplified, same = nq(tmp_path, entry, original)
+    assert simplified.fields == same.fields
+
+
+def test_nq_compressed_and_with_ids_of_other_kinds(tmp_path):
+    lines = "".join(json.dumps(example(annotation(), example_id=name)) + "\n" for name in ("x1", 18446744073709551615))
+    for name, packed in (
+        ("a.jsonl.gz", gzip.compress(lines.encode())),
+        ("a.jsonl.zst", zstandard.compress(lines.encode())),
+    ):
+        found = read(read_nq, written(tmp_path, name, packed), format="nq")
+        assert [record.fields.id for record in found] == ["x1", "18446744073709551615"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "said"),
+    [
+        ({"annotations": []}, "no_annotations", "empty"),
+        (
+            {"annotations": [annotation(short=[{"start_token": 5, "end_token": 99}])]},
+            "answer_not_in_document",
+            "5 to 99",
+        ),
+        ({"annotations": [annotation(short=[{"start_token": 5, "end_token": 5}])]}, "answer_not_in_document", "5 to 5"),
+        ({"annotations": [annotation(short=[{"start_token": -3, "end_token": 5}])]}, "answer_not_in_document", "-3"),
+        ({"annotations": [annotation(long={"candidate_index": 9})]}, "answer_not_in_document", "is 9"),
+        ({"annotations": [annotation("MAYBE")]}, "no_field", "MAYBE"),
+        ({"annotations": [{"yes_no_answer": "NONE"}]}, "no_field", r"it has: yes_no_answer"),
+        ({"annotations": [3]}, "no_field", r"annotations\[0\] is int"),
+        ({"annotations": [annotation(short=[{"start_token": "5", "end_token": 6}])]}, "no_field", "start_token: str"),
+        ({"annotations": "none"}, "no_field", "annotations: str"),
+        ({"question_text": None}, "no_field", "question_text: NoneType"),
+        ({"question_text": " "}, "empty", "question"),
+        ({"document_text": "\n", "annotations": [annotation()]}, "empty", "document"),
+        ({"document_text": ["a"]}, "no_field", "document_text: list"),
+        ({"example_id": True}, "no_field", "example_id: bool"),
+        ({"long_answer_candidates": [{"start_token": 3}]}, "no_field", "end_token"),
+    ],
+)
+def test_bad_nq(tmp_path, change, reason, said):
+    found = nq(tmp_path, example(annotation()), {**example(annotation()), **change})
+    assert bad(found) == [("nq.jsonl:2", reason)]
+    assert re.search(said, found[1].detail)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "said"),
+    [
+        ({"document_text": "a b", "question_text": "c"}, "no_annotations", "neither"),
+        ({"question_text": "c", "answers": []}, "no_field", "it has: question_text, answers"),
+        ({"document_text": "a b", "question_text": "c", "answers": ["z"]}, "answer_not_in_document", "'z'"),
+        ({"document_text": "a b", "question_text": "c", "answers": [""]}, "answer_not_in_document", "answers: "),
+        ({"document_text": "a b", "question_text": "c", "answers": [1]}, "no_field", r"answers\[0\] is int"),
+        ({"document_text": "a b", "question_text": "c", "answers": "a"}, "no_field", "answers: str"),
+        ('{"document_text": "a b", "question', "bad_json", "not JSON"),
+        ("[]", "bad_json", "list"),
+    ],
+)
+def test_bad_nq_documents(tmp_path, line, reason, said):
+    found = nq(tmp_path, {"document_text": "a b", "question_text": "c", "answers": ["b", "z"]}, line)
+    assert gold(found[0].fields) == ["b"]
+    assert bad(found) == [("nq.jsonl:2", reason)]
+    assert re.search(said, found[1].detail)
+
+
+# SQuAD
+
+
+def squad(folder, content, name="squad.json", **more):
+    text = content if isinstance(content, str | bytes) else json.dumps(content, ensure_ascii=False, indent=1)
+    return read(read_squad, written(folder, name, text), format="squad", **more)
+
+
+def one(*qas, context="Denver Broncos won ."):
+    return {"data": [{"title": "t", "paragraphs": [{"context": context, "qas": list(qas)}]}]}
+
+
+def asked(name="q1", text="Broncos", start=7, **more):
+    return {"answers": [{"answer_start": start, "text": text}], "question": "who won ?", "id": name, **more}
+
+
+@pytest.mark.parametrize("language", ["ru", "en"])
+def test_all_answers_of_xquad_are_found(shared_data, language):
+    file = shared_data / f"qa/xquad.{language}.first36.json"
+    found = read(read_squad, file, format="squad")
+    entries = [
+        (paragraph["context"], entry)
+        for article in orjson.loads(file.read_bytes())["data"]
+        for paragraph in article["paragraphs"]
+        for entry in paragraph["qas"]
+    ]
+    assert len(found) == len(entries) == 925
+    for record, (context, entry) in zip(found, entries, strict=True):
+        assert gold(record.fields) == [answer["text"] for answer in entry["answers"]]
+        assert record.fields.context == record.group == context
+        assert record.fields.question == entry["question"]
+        assert record.fields.id == entry["id"]
+        assert record.origin == f"{file.name}:1 ({entry['id']})"
+        assert record.fields.answer_class == "short"
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_the_lines_on_which_squads_questions_stand(tmp_path, ascii_only):
+    names = ["в1", "a/b", 62310, 'q"1', "в1"]
+    text = json.dumps(one(*(asked(name) for name in names)), ensure_ascii=ascii_only, indent=1).replace("/", "\\/")
+    found = squad(tmp_path, text)
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if '"id":' in line]
+    assert [record.origin for record in found] == [
+        f"squad.json:{line} ({name})" for line, name in zip(lines, names, strict=True)
+    ]
+    assert [record.fields.id for record in found] == [str(name) for name in names]
+
+
+def test_squad_2_and_several_answers(tmp_path):
+    several = asked("q2") | {
+        "answers": [{"answer_start": 7, "text": "Broncos"}] * 2 + [{"answer_start": 0, "text": "Denver"}]
+    }
+    impossible = {"question": "why ?", "id": "q3", "is_impossible": True, "plausible_answers": []}
+    found = squad(tmp_path, one(asked(is_impossible=False), several, impossible, asked("q4") | {"answers": []}))
+    assert [(item.fields.answer_class, gold(item.fields)) for item in found] == [
+        ("short", ["Broncos"]), ("short", ["Broncos", "Denver"]), ("unknown", []), ("unknown", []),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "windows-1251"])
+def test_squad_in_other_encodings_and_compressed(tmp_path, encoding):
+    text = json.dumps(one(asked(text="победили", start=0), context="победили в Денвере"), ensure_ascii=False)
+    found = squad(tmp_path, text.encode(encoding))
+    found += squad(tmp_path, gzip.compress(text.encode()), "squad.json.gz")
+    assert [gold(item.fields) for item in found] == [["победили"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "said"),
+    [
+        (one(asked(start=8)), "answer_not_in_context", r"'Broncos', at 8 stands 'roncos '; answer_start"),
+        (one(asked(start=-1)), "answer_not_in_context", "nothing"),
+        (one(asked(text="")), "answer_not_in_context", r"answers: \[\]"),
+        (one(asked() | {"answers": [{"text": "a"}]}), "no_field", r"\.answers\[0\] has no field 'answer_start'"),
+        (one(asked() | {"answers": [{"answer_start": 1}]}), "no_field", "no field 'text'"),
+        (one(asked(start="7")), "no_field", "answer_start: str"),
+        (one(asked() | {"answers": {"text": ["a"]}}), "no_field", "answers: dict"),
+        (one({"question": "a", "id": "q1"}), "no_field", "'answers'.*it has: question, id"),
+        (one({"answers": [], "id": "q1"}), "no_field", "'question'"),
+        (one(asked(is_impossible="no")), "no_field", "is_impossible: str"),
+        (one(asked(), context=" "), "answer_not_in_context", "stands ''"),
+        (one(asked() | {"answers": []}, context=" "), "empty", "document"),
+        (one(asked() | {"question": ""}), "empty", "question"),
+        ({"data": [{"paragraphs": [{"qas": [asked()]}]}]}, "no_field", r"\.paragraphs\[0\] has no field 'context'"),
+    ],
+)  # fmt: skip
+def test_bad_squad_questions(tmp_path, content, reason, said):
+    text = json.dumps(content, indent=1)
+    found = squad(tmp_path, text)
+    line = next(number for number, line in enumerate(text.splitlines(), 1) if '"id":' in line)
+    assert bad(found) == [(f"squad.json:{line} (q1)", reason)]
+    assert re.search(said, found[0].detail)
+
+
+@pytest.mark.parametrize(
+    ("content", "path", "name"),
+    [
+        (one({"question": "a", "answers": []}), "data[0].paragraphs[0].qas[0]", "id"),
+        ({"data": [{"paragraphs": [{"context": "a"}]}]}, "data[0].paragraphs[0]", "qas"),
+        ({"data": [{"title": "a"}]}, "data[0]", "paragraphs"),
+    ],
+)
+def test_squad_without_what_its_questions_stand_in(tmp_path, content, path, name):
+    (found,) = squad(tmp_path, json.dumps(content))
+    assert (found.origin, found.reason) == (f"squad.json:1 ({path})", "no_field")
+    assert f"{path} has no field '{name}'" in found.detail
+
+
+@pytest.mark.parametrize(
+    "content", [json.dumps(one(asked()))[:-9], '{"version": 1}', "[1, 2]", "", '{"data": {"a": 1}}', b"\0\1\2" * 99]
+)
+def test_files_that_are_no_squad(tmp_path, content):
+    (found,) = squad(tmp_path, content)
+    assert (found.origin, found.reason) == ("squad.json", "binary" if isinstance(content, bytes) else "bad_json")
+
+
+def test_squad_is_bounded(tmp_path):
+    text = json.dumps(one(asked()), indent=1).encode()
+    for name, content in (("a.json", text), ("a.json.gz", gzip.compress(text))):
+        with pytest.raises(InputError, match=r"data\.max_document"):
+            squad(tmp_path, content, name, max_document=len(text) - 1)
+    assert len(squad(tmp_path, text, max_document=len(text))) == 1
+    (found,) = squad(tmp_path, gzip.compress(text)[:-20], "a.json.gz")
+    assert found.reason == "truncated"
+
+
+# Dummy questions
+
+
+def dummy(count=2000, seed=0):
+    source = {"format": "dummy", "kind": "questions", "documents": count, "seed": seed}
+    return list(read_dummy_questions(SourceConfig.model_validate(source)))
+
+
+def test_dummy_questions_depend_on_seed_and_number_alone():
+    assert dummy(50) == dummy(200)[:50]
+    assert dummy(50) != dummy(50, seed=1)
+
+
+def test_dummy_questions_are_answered_right():
+    for record in dummy():
+        question = record.fields
+        who = question.question.split("the ")[1].split(" ")[0]
+        facts = [f"{fact} ." for fact in question.context.removesuffix(" .").split(" . ")]
+        assert 3 <= len(facts) <= 6
+        people = [fact.split(" ")[1] for fact in facts]
+        assert len(set(people)) == len(people)
+        if question.answer_class == "unknown":
+            assert who not in people
+            assert question.answers == ()
+            continue
+        fact = facts[people.index(who)]
+        (answer,) = gold(question)
+        assert answer == (fact.split(" ")[-2] if question.answer_class == "short" else fact)
+        (span,) = question.answers
+        assert facts.index(fact) == question.context[: span[0]].count(" . ")
+        if question.question.startswith("is "):
+            assert question.answer_class == ("yes" if "happy" in fact else "no")
+
+
+def test_dummy_questions_vary():
+    questions = [record.fields for record in dummy()]
+    classes = Counter(question.answer_class for question in questions)
+    assert all(0.16 < classes[name] / len(questions) < 0.24 for name in ("yes", "no", "short", "long", "unknown"))
+    asked_of = {(question.question.split(" ")[0], question.answer_class == "unknown") for question in questions}
+    assert asked_of == {(word, unknown) for word in ("is", "where", "what") for unknown in (True, False)}
+    places = Counter(question.context[: span[0]].count(" . ") for question in questions for span in question.answers)
+    assert set(places) == set(range(6))
+    assert len({question.context for question in questions}) > 1900
+    words = {word for question in questions for word in (question.question + " " + question.context).split(" ")}
+    assert len(words) < 60

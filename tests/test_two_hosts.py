@@ -1,0 +1,140 @@
+"""Two hosts that only an address joins: network namespaces with a cable between them, each with its own loopback.
+
+The host's name leads to loopback in both, as on Debian, so that they meet only when the interface is chosen rightly.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers import ENVIRONMENT, artel, largest_difference, losses, write_run
+
+LIMIT = 120
+FIRST, SECOND, PORT = "10.213.77.1", "10.213.77.2", "29617"
+HIDDEN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and ip to part the hosts"),
+]
+
+
+def ip(*arguments):
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+
+
+@contextmanager
+def two_namespaces():
+    """Names of two namespaces that reach each other as FIRST and SECOND and nothing else."""
+    names = [f"artel{side}{os.getpid()}" for side in "ab"]
+    cables = [f"v{name[5:]}" for name in names]
+    made = []
+    try:
+        for name in names:
+            try:
+                ip("netns", "add", name)
+            except AssertionError as error:
+                pytest.skip(f"no network namespaces here: {error}")
+            made.append(name)
+        ip("link", "add", cables[0], "netns", names[0], "type", "veth", "peer", "name", cables[1], "netns", names[1])
+        for name, cable, address in zip(names, cables, (FIRST, SECOND), strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", cable)
+            ip("-n", name, "link", "set", cable, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in made:  # the cable goes with them
+            subprocess.run(["ip", "netns", "del", name], timeout=30, check=False)
+
+
+@pytest.fixture
+def hosts():
+    with two_namespaces() as names:
+        yield names
+
+
+def start_in(namespace, *arguments, **environment):
+    command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "artel", *map(str, arguments)]
+    clean = {key: value for key, value in ENVIRONMENT.items() if key not in HIDDEN}
+    return subprocess.Popen(
+        command, env={**clean, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(processes):
+    """What each told; all of them are ended, whatever happens."""
+    try:
+        told = [process.communicate(timeout=LIMIT)[1] for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(told)[-6000:]
+    return told
+
+
+def by_flags(hosts, run, master=FIRST, processes=2):
+    """Some processes on each host, started by artel itself."""
+    return [
+        start_in(host, "train", run, "--nproc", processes, "--nnodes", 2, "--node-rank", rank, "--master-addr", master,
+                 "--master-port", PORT)
+        for rank, host in enumerate(hosts)
+    ]  # fmt: skip
+
+
+def by_environment(hosts, run):
+    """One process on each host, started by something that only sets the variables of env://."""
+    return [
+        start_in(host, "train", run, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR=FIRST, MASTER_PORT=PORT)
+        for rank, host in enumerate(hosts)
+    ]
+
+
+@pytest.mark.parametrize(("start", "processes"), [(by_flags, 4), (by_environment, 2)])
+def test_two_hosts_train_as_one_process_does(tmp_path, hosts, start, processes):
+    one, two = (write_run(tmp_path / f"{name}.yaml") for name in ("one", "two"))
+    done = artel("train", one)
+    assert done.returncode == 0, done.stderr
+    told = finish(start(hosts, two))
+    assert f"{processes} process(es)" in told[0]
+    assert largest_difference(losses(one.with_suffix("")), losses(two.with_suffix(""))) < 1e-5
+
+
+@pytest.fixture
+def hosts_by_name(hosts):
+    """Both know the first host as `first.artel`; it knows itself, as Debian does, as 127.0.1.1. Each has a gateway."""
+    folders = [Path("/etc/netns") / host for host in hosts]  # ip netns exec lays their files over /etc
+    addresses = [("127.0.1.1", SECOND), (FIRST, FIRST)]
+    try:
+        for host, folder, (first, gateway) in zip(hosts, folders, addresses, strict=True):
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n{first} first.artel\n")
+            ip("-n", host, "route", "add", "default", "via", gateway)
+        yield hosts
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_first_host_may_be_named_though_its_name_leads_to_loopback_there(tmp_path, hosts_by_name):
+    run = write_run(tmp_path / "run.yaml", train={"steps": 2})
+    told = finish(by_flags(hosts_by_name, run, master="first.artel", processes=1))
+    assert "2 process(es)" in told[0]
+
+
+def test_an_address_without_a_way_is_told_at_once(tmp_path, hosts):
+    run = write_run(tmp_path / "run.yaml")
+    process = start_in(hosts[1], "train", run, "--nnodes", 2, "--node-rank", 1, "--master-addr", "198.51.100.7")
+    _, told = process.communicate(timeout=LIMIT)
+    assert process.returncode == 2, told
+    assert "--master-addr: there is no way to 198.51.100.7" in told
