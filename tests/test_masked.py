@@ -15,7 +15,7 @@ from artel.models import IGNORED
 from artel.objectives import Masked, Restoring
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.restoring import missing_after
-from artel.text import Document, Pair, Record, Rejected
+from artel.text import Document, Dropped, Pair, Record, Rejected
 from artel.text.pairs import without_commas
 from artel.tokens import Rows, train_tokenizer
 from helpers import artel, losses, metrics, write_run
@@ -237,13 +237,18 @@ def test_labels_stand_at_the_tokens_of_the_input_and_padding_is_never_trained_on
         (("семья друг", "семья"), "not_aligned"),  # the output lacks a word
         (("семья несчастливая", "семья несчаст,ливая"), "not_aligned"),  # a comma within what is one token to the model
         (("друг", ", друг"), "not_aligned"),  # nothing to put it after
-        (("семья " * 40, "семья " * 40), "too_long"),
     ],
 )
 def test_pairs_that_cannot_be_aligned_are_rejected_with_their_line(tokenizer, pair, reason):
     (made,) = restoring(tokenizer).samples(documents(pair))
     assert isinstance(made, Rejected)
     assert (made.reason, made.origin) == (reason, "a.csv:2")
+
+
+def test_a_pair_longer_than_a_block_is_counted_and_not_bad(tokenizer):
+    assert list(restoring(tokenizer).samples(documents(("семья " * 40, "семья " * 40)))) == [
+        Dropped("longer_than_block")
+    ]
 
 
 def test_commas_are_learned_from_plain_sentences(tmp_path):

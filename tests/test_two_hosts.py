@@ -83,10 +83,10 @@ def finish(processes):
     return told
 
 
-def by_flags(hosts, run, master=FIRST, processes=2):
-    """Some processes on each host, started by artel itself."""
+def by_flags(hosts, run):
+    """Two processes on each host, started by artel itself."""
     return [
-        start_in(host, "train", run, "--nproc", processes, "--nnodes", 2, "--node-rank", rank, "--master-addr", master,
+        start_in(host, "train", run, "--nproc", 2, "--nnodes", 2, "--node-rank", rank, "--master-addr", FIRST,
                  "--master-port", PORT)
         for rank, host in enumerate(hosts)
     ]  # fmt: skip
@@ -126,10 +126,18 @@ def hosts_by_name(hosts):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_the_first_host_may_be_named_though_its_name_leads_to_loopback_there(tmp_path, hosts_by_name):
-    run = write_run(tmp_path / "run.yaml", train={"steps": 2})
-    told = finish(by_flags(hosts_by_name, run, master="first.artel", processes=1))
-    assert "2 process(es)" in told[0]
+CHOSEN = (
+    "import os; from artel.launching import choose_interface as c; print(c({!r}, 9), os.environ['GLOO_SOCKET_IFNAME'])"
+)
+
+
+@pytest.mark.parametrize("master", [FIRST, "first.artel"])
+def test_the_interface_of_the_cable_is_chosen(hosts_by_name, master):
+    """Also where the first host's name leads to loopback on itself."""
+    for host, address in zip(hosts_by_name, (FIRST, SECOND), strict=True):
+        command = ["ip", "netns", "exec", host, sys.executable, "-c", CHOSEN.format(master)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+        assert done.stdout.split() == [address, f"v{host[5:]}"], done.stderr
 
 
 def test_an_address_without_a_way_is_told_at_once(tmp_path, hosts):

@@ -1,7 +1,7 @@
 """Building, loading and saving Hugging Face models: any architecture, unchanged in and out."""
 
 from artel.models.attention import use_for_training
-from artel.models.build import Built, build_model, check_model, position_limit
+from artel.models.build import Built, build_model, check_model, check_positions, position_limit
 from artel.models.compiling import compile_layers
 from artel.models.device import bf16_is_native, pick_precision
 from artel.models.folder import read_config
@@ -16,6 +16,7 @@ __all__ = [
     "bf16_is_native",
     "build_model",
     "check_model",
+    "check_positions",
     "compile_layers",
     "pick_precision",
     "position_limit",

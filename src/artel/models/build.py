@@ -63,13 +63,18 @@ def build_model(
     else:
         built = _from_scratch(wanted.config or _default(auto_class), tokenizer, auto_class, heads or {}, block)
     _grow_vocabulary(built, tokenizer)
-    positions = position_limit(built.model)
+    check_positions(built.model, block)
+    return built
+
+
+def check_positions(model: PreTrainedModel, block: int) -> None:
+    """Raise InputError when inputs of `block` tokens are longer than the model takes."""
+    positions = position_limit(model)
     if positions is not None and positions < block:
         raise InputError(
             [Problem("data.block", f"{block} tokens are more than the model's {positions} positions",
                      f"write data.block: {positions} or less")]
         )  # fmt: skip
-    return built
 
 
 def position_limit(model: PreTrainedModel) -> int | None:

@@ -19,7 +19,7 @@ from artel.config import RunConfig
 from artel.models import IGNORED, Sampling, token_losses
 from artel.objectives.base import Batch, Better, Made, Objective
 from artel.objectives.comma_rules import comma_places
-from artel.text import Document, Pair, Rejected
+from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Alone, Encoded, Rows, Sample, StorePart, Tokenizer
 
 _TOKEN, _PUT_IN, _RULE = 1, 2, 4  # flags: of the input, put in after it, and an input token with a comma by rule
@@ -39,7 +39,7 @@ class Restoring(Objective):
         self._frame = tokenizer.frame()
         self._single: dict[str, int | None] = {}
 
-    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected]:
+    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
         pairs = [document.record.fields for document in documents]
         inputs = [pair.input for pair in pairs if isinstance(pair, Pair)]
         for document, encoded in zip(documents, self.tokenizer.encode_with_places(inputs), strict=True):
@@ -50,9 +50,7 @@ class Restoring(Objective):
                 detail = "its output is not its input with single tokens put in; mend the pair, or leave it out"
                 yield Rejected(record.origin, "not_aligned", detail, record.set_name)
             elif len(encoded.ids) + self._frame.size > self.run.data.block:
-                long = len(encoded.ids) + self._frame.size
-                detail = f"its input has {long:,} tokens, data.block is {self.run.data.block:,}: cut it up or raise it"
-                yield Rejected(record.origin, "too_long", detail, record.set_name)
+                yield Dropped("longer_than_block")
             else:
                 yield Made([self._sample(record.fields.input, encoded, put_in)])
 

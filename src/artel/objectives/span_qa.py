@@ -47,6 +47,7 @@ class SpanQA(Objective):
         super().__init__(run, tokenizer)
         self._wanted = run.span_qa
         self._five = run.span_qa.heads == "five"
+        tokenizer.isolate_punctuation()
         self._frame = tokenizer.frame(pair=True)
         self._documents: Counter[str] = Counter()
         self._class_weights = torch.ones(len(CLASSES))

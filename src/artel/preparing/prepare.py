@@ -107,8 +107,8 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
     from artel.objectives import objective_of, objective_type
 
     tokenizer = _tokenizer(run, objective_type(run).encoder, tell)
-    tokenizer.save(folder / "tokenizer")
     objective = objective_of(run, tokenizer)
+    tokenizer.save(folder / "tokenizer")
     ledger = Ledger()
     writer = StoreWriter(folder, tokenizer.vocabulary)
     tell("turning text into tokens")

@@ -59,7 +59,7 @@ def _document(
         reason = "empty"
     elif len(text) < data.clean.minimum:
         reason = "too_short"
-    elif data.dedup.exact and not unique.is_new(text):
+    elif data.dedup.exact and not unique.is_new(_compared(record)):
         reason = "duplicate"
     if reason is not None:
         ledger.drop(record.set_name, reason)
@@ -67,6 +67,13 @@ def _document(
     if isinstance(data.validation, str):
         return Document(record, "validation" if where == "data.validation" else "train")
     return Document(record, "validation" if in_validation(record.group or text, data.validation) else "train")
+
+
+def _compared(record: Record) -> str:
+    """What must be equal for a record to be a duplicate: the same question with another answer is none."""
+    if isinstance(record.fields, Question):
+        return f"{record.text}\n{record.fields.answer_class} {record.fields.answers}"
+    return record.text
 
 
 def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig) -> Record:

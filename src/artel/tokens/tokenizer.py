@@ -153,6 +153,20 @@ class Tokenizer:
         starts[self.special_ids] = True
         return starts
 
+    def isolate_punctuation(self) -> None:
+        """Make each punctuation mark a token of its own from here on, and in what `save` writes.
+
+        Byte-level vocabularies have tokens like `).` and `",`: an answer that ends inside one has no place among them.
+        """
+        from tokenizers import pre_tokenizers
+
+        before = self._backend.pre_tokenizer
+        mark = pre_tokenizers.Punctuation(behavior="isolated")
+        if before is None:
+            self._backend.pre_tokenizer = mark
+        elif not {"Punctuation", "BertPreTokenizer"} & _kinds(before):
+            self._backend.pre_tokenizer = pre_tokenizers.Sequence([mark, before])
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens written out, exactly as encoded (no clean-up of spaces)."""
         return self._backend.decode([int(token) for token in ids], skip_special_tokens=False)
@@ -270,6 +284,12 @@ def _up_to(texts: Iterator[str], budget: int) -> Iterator[str]:
         budget -= len(text.encode("utf-8", "surrogatepass"))
         if budget <= 0:
             return
+
+
+def _kinds(pre_tokenizer: Any) -> set[str]:
+    """The names of a pre-tokenizer's parts."""
+    state = json.loads(pre_tokenizer.__getstate__())
+    return {part["type"] for part in state.get("pretokenizers", [state])}
 
 
 def _special_tokens(wanted: TokenizerTraining, encoder: bool) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, run_from
 from artel.errors import InputError, Problem
-from artel.models import pick_precision, position_limit
+from artel.models import check_positions, pick_precision, position_limit
 from artel.objectives import SpanQA, objective_of
 from artel.objectives.answers import nq_predictions, squad_predictions
 from artel.parallel import Processes, Replicated
@@ -49,6 +49,7 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], processes: 
     Raises InputError when there is nothing to judge it on, or what is given is of another kind.
     """
     run = _judged_run(opened, data, overrides)
+    check_positions(opened.model, run.data.block)
     objective = objective_of(run, opened.tokenizer)
     prepared = prepare(run, tell)
     store = prepared.open()

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from artel.config import SourceConfig
 from artel.text.records import AnswerClass, Question, Record
 
-_PEOPLE = ["miller", "baker", "farmer", "weaver", "sailor", "teacher", "carpenter", "singer", "doctor", "painter"]
+_PEOPLE = ["Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ivan", "Laura"]
 _PLACES = ["river", "forest", "village", "market", "harbour", "mountain", "garden", "station", "library", "bridge"]
 _DEEDS = ["sings", "works", "reads", "sleeps", "writes", "waits"]
+_OPENING = "news :"  # so that a space stands before every name, and its token is the same in the question
 _CLASSES: tuple[AnswerClass, ...] = ("yes", "no", "short", "long", "unknown")
 
 
@@ -35,30 +36,29 @@ def _question(name: str, chance: random.Random) -> Question:
     facts = [
         _fact(who, kind if place == asked else chance.choice(_CLASSES[:4]), chance) for place, who in enumerate(people)
     ]
-    context = " ".join(facts)
-    asks = _asks(absent if answer_class == "unknown" else people[asked], kind)
+    context = " ".join([_OPENING, *facts])
     if answer_class == "unknown":
-        return Question(name, asks, context, (), answer_class)
-    start = len(" ".join(facts[:asked])) + (asked > 0)
+        return Question(name, _asks(absent, kind), context, (), answer_class)
+    start = len(" ".join([_OPENING, *facts[:asked]])) + 1
     end = start + len(facts[asked])
     if kind == "short":
         end -= len(" .")
         start = context.rindex(" ", start, end) + 1
-    return Question(name, asks, context, ((start, end),), answer_class)
+    return Question(name, _asks(people[asked], kind), context, ((start, end),), answer_class)
 
 
 def _fact(who: str, kind: AnswerClass, chance: random.Random) -> str:
-    """Every fact has seven words: a small model learns soon what stands where, and has only the person to match."""
+    """A small model learns it soon: the person, who is to be matched, begins the fact, and each has six words."""
     if kind == "short":
-        return f"the {who} is in the {chance.choice(_PLACES)} ."
+        return f"{who} is in the {chance.choice(_PLACES)} ."
     if kind == "long":
-        return f"the {who} {chance.choice(_DEEDS)} by the {chance.choice(_PLACES)} ."
-    return f"the {who} is {'happy' if kind == 'yes' else 'sad'} this morning ."
+        return f"{who} {chance.choice(_DEEDS)} by the {chance.choice(_PLACES)} ."
+    return f"{who} is {'happy' if kind == 'yes' else 'sad'} this morning ."
 
 
 def _asks(who: str, kind: AnswerClass) -> str:
     if kind == "short":
-        return f"where is the {who} ?"
+        return f"where is {who} ?"
     if kind == "long":
-        return f"what about the {who} ?"
-    return f"is the {who} happy ?"
+        return f"what about {who} ?"
+    return f"is {who} happy ?"

@@ -1,0 +1,81 @@
+"""Every objective through the one loop: one loss however a batch is cut, and a killed run that ends bit for bit."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from helpers import artel, kill, largest_difference, losses, start, torchrun, wait_for_step, write_run
+
+CASES = Path(__file__).parent / "workers" / "train_cases.py"
+ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+OBJECTIVES = {
+    "masked": {"objective": "masked", "masked": {"whole_words": True}, "model": "modernbert", "data": {"block": 48}},
+    "restoring": {"objective": "masked", "model": "roberta",
+                  "data": {"block": 200, "sources": [{"format": "dummy", "documents": 300, "pairs": "commas"}]}},
+    "span_qa": {"objective": "span_qa", "model": "bert", "tokenizer": {"train": {"vocab": 380}},
+                "span_qa": {"question": 16, "stride": 8, "heads": "five", "class_weights": "balanced",
+                            "class_loss": "smooth", "balanced_sampling": True},
+                "data": {"block": 64, "sources": [{"format": "dummy", "kind": "questions", "documents": 200}]}},
+}  # fmt: skip
+NO_DROPOUT = {"roberta": {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0},
+              "bert": {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}, "modernbert": {}}  # fmt: skip
+
+
+def objective_run(path, name, *, dropout=False, **changes):
+    """A run file of an objective with a tiny encoder."""
+    case = dict(OBJECTIVES[name])
+    model_type = case.pop("model")
+    more = {} if dropout else NO_DROPOUT[model_type]
+    if dropout and model_type == "modernbert":
+        more = {"mlp_dropout": 0.1, "embedding_dropout": 0.1}
+    run = write_run(path, **case, **changes)
+    tree = yaml.safe_load(run.read_text())
+    tree["model"] = {"config": {**ENCODER, "model_type": model_type, **more}}  # in place of the helpers' GPT-2
+    run.write_text(yaml.safe_dump(tree, allow_unicode=True))
+    return run
+
+
+@pytest.mark.processes
+def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
+    """Global batch 16 on 1 and 2 processes, accumulation 1 and 4, samples of unequal length: 1e-5 relative."""
+    found = {}
+    for processes in (1, 2):
+        files = [
+            objective_run(tmp_path / f"{processes}-{name}-{accumulation}.yaml", name, train={
+                "optimizer": "sgd", "learning_rate": 0.05, "batch": 16, "steps": 5,
+                "micro_batch": 16 // processes // accumulation})
+            for name in OBJECTIVES for accumulation in (1, 4)
+        ]  # fmt: skip
+        done = torchrun(processes, CASES, *files)
+        assert done.returncode == 0, done.stderr[-3000:]
+        for file in files:
+            found[file.stem] = losses(file.with_suffix(""))
+    for name in OBJECTIVES:
+        reference = found[f"1-{name}-1"]
+        assert len(reference) == 5
+        for other, figures in found.items():
+            if f"-{name}-" in other:
+                assert largest_difference(reference, figures) < 1e-5, other
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_killed_and_resumed_ends_bit_equal(tmp_path, name):
+    changes = {"train": {"steps": 30, "batch": 8}, "checkpoint": {"every": 4}, "dropout": True}
+    whole = objective_run(tmp_path / "whole.yaml", name, **changes)
+    assert artel("train", whole).returncode == 0
+    broken = objective_run(tmp_path / "broken.yaml", name, **changes)
+    for step in sorted(random.Random(name).sample(range(5, 26), 2)):
+        process = start("train", broken)
+        wait_for_step(process, broken.with_suffix(""), step)
+        kill(process)
+    done = artel("train", broken)
+    assert done.returncode == 0, done.stderr
+    assert "going on after step" in done.stderr
+    expected, found = (load_file(run.with_suffix("") / "model" / "model.safetensors") for run in (whole, broken))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+    assert losses(whole.with_suffix("")) == losses(broken.with_suffix(""))
