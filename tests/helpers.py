@@ -96,3 +96,25 @@ def kill(process: subprocess.Popen) -> None:
     """SIGKILL to the process and all it started in its session."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def roberta_of_2019(folder: Path, source: Path) -> dict:
+    """A tiny RoBERTa as it came out: config.json without a model type, vocab.json, merges.txt, pytorch_model.bin.
+
+    `source` holds the real vocabulary and configuration. The weights by name.
+    """
+    import torch
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    folder.mkdir()
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    assert "model_type" not in config
+    config |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+               "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(0)
+    weights = RobertaForMaskedLM(RobertaConfig(**config)).state_dict()
+    torch.save(weights, folder / "pytorch_model.bin")
+    return weights

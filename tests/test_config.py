@@ -116,7 +116,7 @@ def test_schedules():
 
 
 def test_length_and_intervals():
-    length = Length.of(TrainConfig.model_validate({"epochs": 3, "batch": 4}), samples=10, block=8)
+    length = Length.of(TrainConfig.model_validate({"epochs": 3, "batch": 4}), samples=10, tokens=8)
     assert (length.total, length.steps) == (30, 8)
     assert [step for step in range(1, 9) if length.is_due(Interval(epochs=1), step)] == [3, 5, 8]
     assert [step for step in range(1, 9) if length.is_due(Interval(steps=3), step)] == [3, 6]

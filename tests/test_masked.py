@@ -18,7 +18,7 @@ from artel.objectives.restoring import missing_after
 from artel.text import Document, Dropped, Pair, Record, Rejected
 from artel.text.pairs import without_commas
 from artel.tokens import Rows, train_tokenizer
-from helpers import artel, losses, metrics, write_run
+from helpers import artel, losses, metrics, roberta_of_2019, write_run
 
 TEXT = ["Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. " * 20]
 ROBERTA = {"model_type": "roberta", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -139,17 +139,7 @@ def test_from_scratch_it_learns_and_the_folder_fills_masks_in_transformers(tmp_p
 def test_a_folder_of_2019_loads_trains_and_is_written_back(shared_data, tmp_path):
     """config.json without a model type, vocab.json, merges.txt and pytorch_model.bin, as RoBERTa came out."""
     folder = tmp_path / "pretrained"
-    folder.mkdir()
-    source = shared_data / "tokenizers" / "roberta-base"
-    for name in ("vocab.json", "merges.txt"):
-        (folder / name).write_bytes((source / name).read_bytes())
-    config = json.loads((source / "config.json").read_text())
-    assert "model_type" not in config
-    config |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    (folder / "config.json").write_text(json.dumps(config))
-    torch.manual_seed(0)
-    before = RobertaForMaskedLM(RobertaConfig(**config)).state_dict()
-    torch.save(before, folder / "pytorch_model.bin")
+    before = roberta_of_2019(folder, shared_data / "tokenizers" / "roberta-base")
     texts = tmp_path / "texts.txt"
     texts.write_text("the quick brown fox jumps over the lazy dog , and again\n" * 3 + "\n".join(
         f"line {number} of a text about foxes and dogs" for number in range(400)))  # fmt: skip

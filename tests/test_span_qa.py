@@ -203,12 +203,13 @@ def test_evaluate_repeats_the_validation_and_writes_official_predictions(trained
 def test_evaluate_a_question_model_on_squad_and_nq_files(trained, shared_data, tmp_path):
     """Files of another language and form, all of them judged; NQ's predictions are counted in its words."""
     file = tmp_path / "nq.json"
-    done = artel("evaluate", trained, "--data", shared_data / "qa/nq_simplified_1_dev.jsonl", "span_qa.question=48", "--predictions", file, "--json")  # fmt: skip
+    data = shared_data / "qa/nq_simplified_1_dev.jsonl"
+    done = artel("evaluate", trained, "--data", data, "span_qa.question=48", "--predictions", file, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["models"][0]["documents"] == 1
     (answer,) = json.loads(file.read_text())["predictions"]
     assert answer["example_id"] == 5328212470870865242
-    refused = artel("evaluate", trained, "--data", shared_data / "qa/nq_simplified_1_dev.jsonl", "data.block=384")
+    refused = artel("evaluate", trained, "--data", data, "data.block=384")
     assert refused.returncode == 2
     assert "data.block: 384 tokens are more than the model's 96 positions" in refused.stderr
     assert set(answer) == {"example_id", "long_answer", "long_answer_score", "short_answers", "short_answers_score",

@@ -136,7 +136,8 @@ def test_the_saved_model_is_the_trained_one(tmp_path):
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result.keys() == {
-        "run", "steps", "tokens", "train_loss", "validation", "tokens_per_second", "wall_seconds", "peak_memory_gib"
+        "run", "steps", "model_step", "tokens", "train_loss", "validation", "tokens_per_second", "wall_seconds",
+        "peak_memory_gib",
     }  # fmt: skip
     assert result["tokens"] == 6 * 64 * 32
     assert result["validation"]["perplexity"] == pytest.approx(2.718281828 ** result["validation"]["loss"], rel=1e-6)

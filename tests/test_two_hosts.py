@@ -3,6 +3,7 @@
 The host's name leads to loopback in both, as on Debian, so that they meet only when the interface is chosen rightly.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ENVIRONMENT, artel, largest_difference, losses, write_run
+from helpers import ENVIRONMENT, artel, largest_difference, losses, roberta_of_2019, write_run
 
 LIMIT = 120
 FIRST, SECOND, PORT = "10.213.77.1", "10.213.77.2", "29617"
@@ -92,10 +93,10 @@ def by_flags(hosts, run):
     ]  # fmt: skip
 
 
-def by_environment(hosts, run):
+def by_environment(hosts, *run):
     """One process on each host, started by something that only sets the variables of env://."""
     return [
-        start_in(host, "train", run, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR=FIRST, MASTER_PORT=PORT)
+        start_in(host, "train", *run, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR=FIRST, MASTER_PORT=PORT)
         for rank, host in enumerate(hosts)
     ]
 
@@ -108,6 +109,32 @@ def test_two_hosts_train_as_one_process_does(tmp_path, hosts, start, processes):
     told = finish(start(hosts, two))
     assert f"{processes} process(es)" in told[0]
     assert largest_difference(losses(one.with_suffix("")), losses(two.with_suffix(""))) < 1e-5
+
+
+def test_the_old_json_runs_on_two_processes_and_on_two_hosts(tmp_path, shared_data, hosts):
+    """`world_size: 2` on this machine by itself, and on two by MASTER_ADDR and MASTER_PORT: one process's losses."""
+    roberta_of_2019(tmp_path / "model", shared_data / "tokenizers" / "roberta-base")
+    sentences = [f"the fox number {number}, who was quick, saw {number % 7} dogs, and ran" for number in range(150)]
+    rows = [f'"{sentence.replace(",", "")}","{sentence}"' for sentence in sentences]
+    (tmp_path / "labeled_dataset.csv").write_text("\n".join(["input,output", *rows]))
+    old = json.loads((shared_data / "configs" / "masked_lm_cpu.json").read_text())
+    assert old["world_size"] == 2
+    old |= {"epochs": 1, "batch_size": 8, "learning_rate": 5e-3, "model_path": str(tmp_path / "model")}
+    old |= {key: str(tmp_path / old[key]) for key in ("inputs_path", "outputs_path")}
+    file = tmp_path / "masked_lm_cpu.json"
+    file.write_text(json.dumps(old))
+    folders = {name: tmp_path / name for name in ("one", "two", "hosts")}
+    run = {name: (file, f"run={folder}", "log.every=1") for name, folder in folders.items()}
+    for name, more in (("one", ["parallel.data=1"]), ("two", [])):
+        done = artel("train", *run[name], *more)
+        assert done.returncode == 0, done.stderr
+        assert f"{2 if name == 'two' else 1} process(es)" in done.stderr
+    finish(by_environment(hosts, *run["hosts"]))
+    reference = losses(folders["one"])
+    assert len(reference) > 5
+    assert reference[max(reference)][0] < reference[1][0]
+    for name in ("two", "hosts"):
+        assert largest_difference(reference, losses(folders[name])) < 1e-5
 
 
 @pytest.fixture

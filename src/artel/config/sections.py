@@ -285,7 +285,9 @@ class ValidateConfig(Section):
 
 
 class ParallelConfig(Section):
-    data: Literal["auto"] | Count = _free("auto", "Processes that share each global batch; auto takes all that run.")
+    data: Literal["auto"] | Count = _free(
+        "auto", "Processes that share each global batch, started by artel train on its hosts; auto takes all that run."
+    )
 
 
 class CheckpointConfig(Section):

@@ -159,7 +159,7 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
         )  # fmt: skip
     if problems:
         raise InputError(problems)
-    ids = {
+    ids: dict[str, Any] = {
         "eos_token_id": tokenizer.end_id,
         "bos_token_id": tokenizer.hf.bos_token_id,
         "pad_token_id": tokenizer.hf.pad_token_id,

@@ -1,0 +1,98 @@
+"""`artel evaluate`: figures on any source beside transformers' own, several models, the harness's tasks."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from helpers import artel, metrics, write_run
+
+TEXT = "The miller walks by the river. Count: one, two, three. Say abc again: abc.\n" * 40
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two short runs of the same kind, one of them longer."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    runs = [write_run(folder / f"{name}.yaml", train={"steps": steps}) for name, steps in (("short", 2), ("long", 20))]
+    for run in runs:
+        done = artel("train", run)
+        assert done.returncode == 0, done.stderr
+    return [run.with_suffix("") for run in runs]
+
+
+def test_two_runs_side_by_side_on_their_validation_parts(trained):
+    done = artel("evaluate", *trained, "--json")
+    assert done.returncode == 0, done.stderr
+    short, long = json.loads(done.stdout)["models"]
+    for judged, folder in ((short, trained[0]), (long, trained[1])):
+        assert judged["model"] == str(folder)
+        assert judged["figures"] == pytest.approx(metrics(folder)[-1]["validation"], rel=1e-6)
+    assert long["figures"]["loss"] < short["figures"]["loss"]
+    table = done.stderr.splitlines()
+    assert any("model" in line and "bits per byte" in line for line in table)
+    assert any(str(trained[1]) in line and f"{long['figures']['loss']:.4f}" in line for line in table)
+
+
+def test_figures_on_a_file_are_those_computed_with_transformers_alone(trained, tmp_path):
+    """All of the file is judged, repeated lines too: loss, perplexity, accuracy and bits per byte computed anew."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    folder = trained[1] / "model"
+    done = artel("evaluate", folder, "--data", tmp_path / "text.txt", "data.sources.0.document=line", "--json")
+    assert done.returncode == 0, done.stderr
+    (judged,) = json.loads(done.stdout)["models"]
+    assert judged["documents"] == 40
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = [token for line in TEXT.splitlines() for token in [*tokenizer(line)["input_ids"], tokenizer.eos_token_id]]
+    blocks = [ids[start : start + 33] for start in range(0, len(ids) - 32, 32)]
+    blocks = torch.tensor([block for block in blocks if len(block) == 33])
+    with torch.no_grad():
+        logits = model(blocks[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), blocks[:, 1:].flatten()).item()
+    accuracy = (logits.argmax(-1) == blocks[:, 1:]).float().mean().item()
+    size = sum(len(line.encode()) for line in TEXT.splitlines())
+    assert judged["samples"] == len(blocks)
+    assert judged["figures"] == pytest.approx(
+        {"loss": loss, "perplexity": math.exp(loss), "accuracy": accuracy,
+         "bits_per_byte": loss * len(ids) / size / math.log(2)}, rel=1e-5,
+    )  # fmt: skip
+
+
+def test_tasks_of_the_harness_run_on_files_of_your_own(trained, tmp_path):
+    """A multiple-choice task made of two lines; the harness's own results come out as JSON."""
+    lines = [{"question": f"Count: one, two, three, {word}", "choices": [" four.", " river."], "answer": 0}
+             for word in ("", "and")]  # fmt: skip
+    (tmp_path / "counting.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "counting.yaml").write_text(
+        f"task: counting\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {tmp_path}/counting.jsonl}}}}\n"
+        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{question}}'\ndoc_to_choice: choices\n"
+        "doc_to_target: answer\nmetric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]\n"
+    )
+    done = artel("evaluate", trained[1], "--tasks", "counting", "--task-folder", tmp_path, "--json", timeout=240,
+                 env={"HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")})  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads(done.stdout)["models"][str(trained[1])]
+    assert results["n-samples"]["counting"]["effective"] == 2
+    assert results["results"]["counting"]["acc,none"] in (0.0, 0.5, 1.0)
+    unknown = artel("evaluate", trained[1], "--tasks", "cuonting", timeout=240)
+    assert unknown.returncode == 2
+    assert "the harness knows no 'cuonting'" in unknown.stderr
+
+
+def test_what_cannot_be_judged_is_said(trained, tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    cases = [
+        ([trained[0] / "model"], "has no validation part", "--data FILE"),
+        ([trained[0], "--data", tmp_path / "nowhere.txt"], "there is no file", "nowhere.txt"),
+        ([trained[0], trained[1], "--predictions", tmp_path / "a.json"], "--predictions", "one model"),
+        ([trained[0], "--predictions", tmp_path / "a.json"], "--predictions", "answers no questions"),
+        ([tmp_path / "text.txt", "--data", tmp_path / "text.txt"], "is a file, not a run", ""),
+        (["data.block=3"], "names no model", "artel evaluate"),
+    ]
+    for arguments, *says in cases:
+        done = artel("evaluate", *arguments)
+        assert done.returncode == 2, done.stderr
+        assert all(text in done.stderr for text in says), done.stderr
+        assert "Traceback" not in done.stderr
