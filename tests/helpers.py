@@ -27,7 +27,9 @@ TINY = {
 
 
 def merged(base: dict, changes: dict) -> dict:
-    """`changes` laid over `base`, section by section."""
+    """`changes` laid over `base`, section by section; the keys of another model's type are not kept."""
+    if base.get("model_type") != changes.get("model_type", base.get("model_type")):
+        return changes
     result = dict(base)
     for key, value in changes.items():
         result[key] = merged(base[key], value) if isinstance(value, dict) and isinstance(base.get(key), dict) else value

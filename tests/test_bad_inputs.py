@@ -28,7 +28,21 @@ def model(**config):
     return {"model": {"config": {"model_type": "gpt2", **config}}}
 
 
+def encoder(objective):
+    """A small ModernBERT; for span_qa with made-up questions."""
+    config = {"model_type": "modernbert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "intermediate_size": 32}  # fmt: skip
+    run = {"objective": objective, "model": {"config": config}}
+    if objective == "span_qa":
+        run["data"] = {"sources": [{"format": "dummy", "kind": "questions", "documents": 200}], "block": 64}
+        run["span_qa"] = {"question": 16, "stride": 16}
+    return run
+
+
+SMALL_VOCABULARY = {"tokenizer": {"train": {"vocab": 262}}}
 TEXT = b"word and word again. " * 500
+SQUAD = b"""{"data": [{"paragraphs": [{"context": "Anna came home.", "qas": [
+    {"id": "q1", "question": "who?", "answers": [{"text": "Nobody", "answer_start": 0}]}]}]}]}"""
 
 CASES = [
     # keys and types
@@ -120,6 +134,34 @@ CASES = [
          files={"m/config.json": b'{"model_type": "gpt2"}', "m/pytorch_model.bin": "EVIL"}),
     Case("broken-safetensors", ["model.from"], {"model": {"config": None, "from": "{here}/m"}},
          files={"m/config.json": b'{"model_type": "gpt2"}', "m/model.safetensors": b"nonsense"}),
+    # masked models, pairs and questions
+    Case("masked-by-a-decoder", ["model.config", "gpt2"], {"objective": "masked"}),
+    Case("questions-by-a-model-without-the-head", ["model.config", "mamba", "AutoModelForQuestionAnswering"],
+         merged(encoder("span_qa"), {"model": {"config": {"model_type": "mamba"}}})),
+    Case("questions-of-plain-text", ["data.sources.0", "span_qa"], {"objective": "span_qa"}),
+    Case("pairs-for-causal", ["data.sources.0", "causal"], sources("{here}/a.csv", format="pairs"),
+         files={"a.csv": b"input,output\na,a\n"}),
+    Case("a-best-figure-nobody-makes", ["checkpoint.best", "exact_match"], {"checkpoint": {"best": "exact_match"}}),
+    Case("mask-rate-of-all", ["masked.rate"], merged(encoder("masked"), {"masked": {"rate": 1.0}})),
+    Case("masks-over-one", ["masked"], merged(encoder("masked"), {"masked": {"mask": 0.9, "random": 0.2}})),
+    Case("csv-without-header", ["a.csv", "input", "output"],
+         merged(encoder("masked"), sources("{here}/a.csv", format="pairs")), files={"a.csv": b"vhod,vyhod\nx,x\n"}),
+    Case("pair-that-differs", ["a.csv:2", "data.max_bad"],
+         merged(merged(encoder("masked"), sources("{here}/a.csv", format="pairs")), SMALL_VOCABULARY),
+         files={"a.csv": b"input,output\none two three,quite another thing\n"}),
+    Case("nq-without-answer", ["a.jsonl:1", "document_text"],
+         merged(encoder("span_qa"), sources("{here}/a.jsonl", format="nq")),
+         files={"a.jsonl": b'{"question_text": "who", "example_id": 1}\n'}),
+    Case("answer-not-in-the-context", ["a.json", "q1", "data.max_bad"],
+         merged(encoder("span_qa"), sources("{here}/a.json", format="squad")), files={"a.json": SQUAD}),
+    Case("question-longer-than-its-place", ["span_qa.question", "data.max_bad"],
+         merged(merged(encoder("span_qa"), sources("{here}/a.json", format="squad")), SMALL_VOCABULARY),
+         files={"a.json": SQUAD.replace(b"who?", b"who " * 50).replace(b'"Nobody"', b'"Anna"')}),
+    Case("question-as-long-as-the-block", ["span_qa.question", "data.block"],
+         merged(encoder("span_qa"), {"span_qa": {"question": 60}})),
+    Case("a-causal-folder-for-masks", ["model.from", "gpt2"],
+         merged(encoder("masked"), {"model": {"config": None, "from": "{here}/m"}}),
+         files={"m/config.json": b'{"model_type": "gpt2"}', "m/model.safetensors": b"x"}),
 ]  # fmt: skip
 
 
