@@ -1,34 +1,39 @@
 """A run described: strict typed sections, read from YAML with overrides; the shipped recipes live in `recipes/`."""
 
-from artel.config.load import dump_run, load_run, result_differences, run_from
-from artel.config.sections import (
-    CheckpointConfig,
+from artel.config.data_sections import (
     CleanConfig,
     DataConfig,
     DedupConfig,
+    SourceConfig,
+    TokenizerConfig,
+    TokenizerTraining,
+)
+from artel.config.load import dump_run, load_run, result_differences, run_from
+from artel.config.objective_sections import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
+from artel.config.sections import (
+    CheckpointConfig,
     LogConfig,
-    MaskedConfig,
+    LoraConfig,
     ModelConfig,
     ParallelConfig,
     RunConfig,
-    SourceConfig,
-    SpanQAConfig,
-    TokenizerConfig,
-    TokenizerTraining,
     TrainConfig,
     ValidateConfig,
 )
 from artel.config.shipped import recipe_names, recipe_text
 
 __all__ = [
+    "ChatConfig",
     "CheckpointConfig",
     "CleanConfig",
     "DataConfig",
     "DedupConfig",
     "LogConfig",
+    "LoraConfig",
     "MaskedConfig",
     "ModelConfig",
     "ParallelConfig",
+    "PreferenceConfig",
     "RunConfig",
     "SourceConfig",
     "SpanQAConfig",

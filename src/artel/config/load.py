@@ -63,7 +63,7 @@ def _source_problems(run: RunConfig) -> list[Problem]:
     if not run.data.sources:
         return [Problem("data.sources", "the run names no text", "write data: {sources: [{path: texts/*.txt}]}")]
     kinds = [source.yields for source in run.data.sources]
-    wanted = {"causal": ["text"], "masked": ["text", "pairs"], "span_qa": ["questions"]}[run.objective]
+    wanted = _LEARNED_FROM[run.objective]
     problems = [
         Problem(f"data.sources.{number}", f"yields {kind}, and objective {run.objective} learns from "
                 f"{' or '.join(wanted)}", _REMEDIES[wanted[0]])
@@ -74,9 +74,16 @@ def _source_problems(run: RunConfig) -> list[Problem]:
     return problems
 
 
+_LEARNED_FROM = {
+    "causal": ["text"], "masked": ["text", "pairs"], "span_qa": ["questions"], "chat": ["conversations"],
+    "preference": ["preferences"],
+}  # fmt: skip
 _REMEDIES = {
-    "text": "write objective: masked for pairs, span_qa for questions",
+    "text": "write objective: masked for pairs, span_qa for questions, chat for conversations, preference for "
+    "preferences",
     "questions": "write format: nq or squad, or {format: dummy, kind: questions}",
+    "conversations": "write format: chat",
+    "preferences": "write format: preference",
 }
 
 

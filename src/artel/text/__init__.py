@@ -3,15 +3,29 @@
 from artel.text.html import html_to_text
 from artel.text.ledger import Ledger
 from artel.text.pipeline import read_documents, source_fingerprint
-from artel.text.records import AnswerClass, Document, Dropped, Pair, Question, Record, Rejected
+from artel.text.records import (
+    AnswerClass,
+    Conversation,
+    Document,
+    Dropped,
+    Message,
+    Pair,
+    Preference,
+    Question,
+    Record,
+    Rejected,
+)
 from artel.text.sources import check_sources
 
 __all__ = [
     "AnswerClass",
+    "Conversation",
     "Document",
     "Dropped",
     "Ledger",
+    "Message",
     "Pair",
+    "Preference",
     "Question",
     "Record",
     "Rejected",

@@ -31,14 +31,42 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    thought: str = ""
+    """What the assistant thought before it wrote `content` (the inside of <think> … </think>)."""
+    trained: bool | None = None
+    """Whether it is learned, where the data say so (`loss_weight`); None goes by `chat.train_on`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns in their order: at most one system message, and it stands first."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """A prompt (turns up to the user's last) and its better and worse answer; unpaired data have only one of them."""
+
+    prompt: tuple[Message, ...]
+    chosen: Message | None
+    rejected: Message | None
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """One text, or the fields of a pair or question, with its origin: `file:line`, the file, or a URL."""
+    """One text, or the fields of a pair, question or conversation, with its origin: `file:line`, the file, or a URL."""
 
     text: str
     """The text; of fields, what duplicates are told by and a tokenizer is trained on."""
     origin: str
     set_name: str
-    fields: Pair | Question | None = None
+    fields: Pair | Question | Conversation | Preference | None = None
     group: str = ""
     """What the split goes by where it is not the text: records of one group fall into one part."""
 

@@ -1,0 +1,41 @@
+"""What the sections of a run file have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from artel.config.quantities import read_number
+
+
+class Section(BaseModel):
+    """A section refuses unknown keys, converts nothing silently and cannot be changed once read."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+def free(default: Any, description: str, **more: Any) -> Any:
+    """A key whose change does not change the result of a run."""
+    return Field(default, description=description, json_schema_extra={"shapes_result": False}, **more)
+
+
+def as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def number_if_it_is_one(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return read_number(value)
+        except ValueError:
+            return value
+    return value
+
+
+def on_or_off(value: object) -> object:
+    """YAML 1.1 reads `on` and `off` as booleans; here they are words."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Paths = Annotated[list[str], BeforeValidator(as_list)]
