@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.generation.logits_process import (
     LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from artel.tokens import Tokenizer
+from artel.tokens.chat_template import TurnEnd
+
+# A temperature below this counts as 0: divided by less, logits leave the range of float32.
+_COLD = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,8 @@ class Sampling:
     top_k: int = 50
     top_p: float = 1.0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    """Of tokens that stand in the prompt or were written: positive logits are divided by it, negative multiplied."""
 
 
 def write(
@@ -36,22 +44,75 @@ def write(
     `window` is the longest input in tokens that the model takes; older tokens leave it on the left. An empty prompt
     starts from the end token, as a new document does. The state of PyTorch's random generators is left as it was.
     """
+    ids = next(tokenizer.encode([prompt])).tolist() if prompt else []
+    end = TurnEnd(frozenset({tokenizer.end_id}))
+    return write_ids(model, tokenizer, ids or [tokenizer.end_id], sampling, window, end, special_tokens=True)
+
+
+def write_ids(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    ids: list[int],
+    sampling: Sampling,
+    window: int | None,
+    stop: TurnEnd,
+    *,
+    special_tokens: bool = False,
+) -> Generator[str, None, bool]:
+    """Continue `ids`; yields text as `write` does, and returns whether it came to an end within the limit.
+
+    Neither the tokens nor the texts of `stop` are shown, nor parts of them: what may yet become a text that stops is
+    held back. Special tokens are left out of the text unless asked for.
+    """
+
+    def decode(ids: list[int]) -> str:
+        skip = not special_tokens
+        return tokenizer.hf.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+
+    written: list[int] = []
+    told = 0
+    text = ""
+    finished = True
+    with closing(write_tokens(model, tokenizer, ids, sampling, window, stop.ids)) as tokens:
+        for token in tokens:
+            written.append(token)
+            text = decode(written)
+            # A character whose bytes are not all there yet is decoded to U+FFFD; it waits for the rest of them.
+            shown, stopped = _up_to_stop(text.rstrip("\ufffd"), stop.texts)
+            if told < shown:
+                yield text[told:shown]
+                told = shown
+            if stopped:
+                return True
+            finished = len(written) < sampling.new_tokens
+    if told < len(text):
+        yield text[told:]
+    return finished
+
+
+def write_tokens(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    ids: list[int],
+    sampling: Sampling,
+    window: int | None,
+    stop: frozenset[int],
+) -> Generator[int, None, None]:
+    """The tokens that continue `ids`, until one of `stop` (which is not among them) or the limit."""
     device = next(model.parameters()).device
     generator = torch.Generator(device=device).manual_seed(sampling.seed)
     choose = _choices(sampling)
-    ids = next(tokenizer.encode([prompt])).tolist() if prompt else []
-    ids = ids or [tokenizer.end_id]
-    written: list[int] = []
-    told = 0
-    cache, seen = DynamicCache(config=model.config), 0
+    ids = list(ids)
+    start = seen = 0  # the first token in the window, and up to where the cache has read
+    cache = DynamicCache(config=model.config)
     was_training = model.training
     model.eval()
     try:
         for _ in range(sampling.new_tokens):
-            if window is not None and len(ids) > window:
+            if window is not None and len(ids) - start > window:
                 # The window is full: drop its older half and read the rest anew, once for many tokens.
-                ids = ids[-(window // 2) :]
-                cache, seen = DynamicCache(config=model.config), 0
+                start = seen = len(ids) - max(1, window // 2)
+                cache = DynamicCache(config=model.config)
             fresh = torch.tensor([ids[seen:]], device=device)
             # Inputs grow by a token each time: compiled layers would be compiled anew for each length.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -59,34 +120,43 @@ def write(
             seen = len(ids)
             logits[:, tokenizer.vocabulary :] = -torch.inf  # rows that no token stands for
             chosen = choose(torch.tensor([ids], device=device), logits, generator)
-            if chosen == tokenizer.end_id:
-                break
+            if chosen in stop:
+                return
             ids.append(chosen)
-            written.append(chosen)
-            text = tokenizer.decode(written)
-            if not text.endswith("\ufffd"):  # else a character's bytes are not all there yet
-                yield text[told:]
-                told = len(text)
-        text = tokenizer.decode(written)
-        if told < len(text):
-            yield text[told:]
+            yield chosen
     finally:
         model.train(was_training)
 
 
-def _choices(sampling: Sampling):  # type: ignore[no-untyped-def]
-    warpers = LogitsProcessorList()
-    if sampling.temperature > 0:
-        warpers.append(TemperatureLogitsWarper(sampling.temperature))
-    if sampling.top_k > 0:
-        warpers.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1:
-        warpers.append(TopPLogitsWarper(sampling.top_p))
+def _up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
+    """How many characters of `text` may be shown, and whether one of `stops` ends it there."""
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if found:
+        return min(found), True
+    held = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
+    return len(text) - max(held, default=0), False
+
+
+def _choices(sampling: Sampling) -> Callable[[torch.Tensor, torch.Tensor, torch.Generator], int]:
+    """From all ids (1, tokens), the last logits (1, vocabulary) and a generator to the next token.
+
+    The order is that of transformers' `generate`: the penalty on the logits as they are, then temperature, k and p.
+    """
+    processors = LogitsProcessorList()
+    if sampling.repetition_penalty != 1:
+        processors.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
+    likeliest = sampling.temperature < _COLD
+    if not likeliest:
+        processors.append(TemperatureLogitsWarper(float(sampling.temperature)))
+        if sampling.top_k > 0:
+            processors.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1:
+            processors.append(TopPLogitsWarper(sampling.top_p))
 
     def choose(ids: torch.Tensor, logits: torch.Tensor, generator: torch.Generator) -> int:
-        if sampling.temperature == 0:
-            return int(logits.argmax(dim=-1))
-        probabilities = warpers(ids, logits).softmax(dim=-1)
-        return int(torch.multinomial(probabilities, 1, generator=generator))
+        scores = processors(ids, logits)
+        if likeliest:
+            return int(scores.argmax(dim=-1))
+        return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=generator))
 
     return choose

@@ -85,10 +85,13 @@ class Tokenizer:
         finally:
             self._backend.encode_special_tokens = before
 
-    def encode_with_places(self, texts: list[str]) -> Iterator[Encoded]:
-        """Ids of each text and their places in it, without special tokens; slower than `encode`."""
+    def encode_with_places(self, texts: list[str], *, control: bool = False) -> Iterator[Encoded]:
+        """Ids of each text and their places in it, none put around it; slower than `encode`.
+
+        With `control`, special tokens that are written in a text are read as such: for what a chat template wrote.
+        """
         before = self._backend.encode_special_tokens
-        self._backend.encode_special_tokens = True
+        self._backend.encode_special_tokens = not control
         try:
             for encoding in self._backend.encode_batch(texts, add_special_tokens=False):
                 places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
@@ -110,6 +113,11 @@ class Tokenizer:
     def pad_id(self) -> int:
         """The padding token, or the end token where there is none: padding is never attended to or trained on."""
         return self.end_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
+
+    @property
+    def control_tokens(self) -> list[str]:
+        """The special tokens as they are written: <|im_start|>, </s>."""
+        return [token.content for token in self.hf.added_tokens_decoder.values() if token.special]
 
     @property
     def special_ids(self) -> list[int]:
