@@ -44,7 +44,9 @@ class SourceConfig(Section):
     mapping: dict[str, str] = Field(
         default={}, description="chat, preference: names of the file's fields: {instruction: question, output: answer}."
     )
-    rows: str = Field("", description="Which records are taken, as Python slices: [:1000], [10%:], [-500:].")
+    rows: str = Field(
+        "", description="Which records are taken, as a slice in quotes: '[:1000]', '[10%:]', '[-500:]'; all when empty."
+    )
     fill: dict[str, str] = Field(
         default={}, description="chat, preference: what stands for {{name}} in the texts: {name: Artel, author: you}."
     )

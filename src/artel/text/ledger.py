@@ -33,6 +33,8 @@ class Ledger:
             part: {"documents": 0, "characters": 0, "bytes": 0} for part in ("train", "validation")
         }
     )
+    changed: Counter[str] = field(default_factory=Counter)
+    """What was done to documents that were kept: truncated, split."""
     rejected: int = 0
     listed: list[Rejected] = field(default_factory=list)
 
@@ -89,6 +91,7 @@ class Ledger:
             "sets": {name: counts.to_json() for name, counts in self.sets.items()},
             "parts": self.parts,
             "bytes": {part: counts["bytes"] for part, counts in self.parts.items()},
+            "changed": dict(sorted(self.changed.items())),
             "rejected": [{"origin": item.origin, "reason": item.reason, "detail": item.detail} for item in self.listed],
         }
 

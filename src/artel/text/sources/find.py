@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.encodings import is_text_encoding
+from artel.text.sources.conversations import check_converter
+from artel.text.sources.rows import check_rows
 
 SUFFIXES = {
     "html": (".html", ".htm", ".xhtml", ".shtml"),
@@ -22,6 +24,8 @@ _GIVEN_SUFFIXES = {
     "pairs": (".csv", ".tsv", ".jsonl", ".jsonl.gz", ".jsonl.zst"),
     "nq": (".jsonl", ".jsonl.gz", ".jsonl.zst"),
     "squad": (".json",),
+    "chat": SUFFIXES["jsonl"],
+    "preference": SUFFIXES["jsonl"],
 }
 _REMEDIES = {
     ".docx": "save it as text, or convert it with pandoc", ".doc": "save it as text", ".rtf": "save it as text",
@@ -33,10 +37,13 @@ _REMEDIES = {
 
 
 def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
-    """(key in the run file, source); validation texts given by a path come first, read as the first source is."""
+    """(key in the run file, source); validation texts given by a path come first, read as the first source is.
+
+    All of them: `rows` of the first source says which of its own records are taken.
+    """
     if isinstance(data.validation, str):
         like = data.sources[0] if data.sources and data.sources[0].format != "dummy" else SourceConfig(path=["-"])
-        yield "data.validation", like.model_copy(update={"path": [data.validation], "name": "validation"})
+        yield "data.validation", like.model_copy(update={"path": [data.validation], "name": "validation", "rows": ""})
     for number, source in enumerate(data.sources):
         yield f"data.sources.{number}", source
 
@@ -59,12 +66,15 @@ def format_of(source: SourceConfig, origin: str, content_type: str = "") -> str:
 
 
 def check_sources(data: DataConfig) -> None:
-    """Raise InputError with every path that is missing, unreadable or of no use, and every unknown encoding."""
+    """Raise InputError with every path that is missing, unreadable or of no use, every unknown encoding,
+    wrong slice of records and converter that is not there."""
     problems: list[Problem] = []
     for where, source in all_sources(data):
         if source.encoding != "auto" and not is_text_encoding(source.encoding):
             what = f"there is no encoding {source.encoding!r}"
             problems.append(Problem(f"{where}.encoding", what, "write utf-8, windows-1251 …"))
+        if where != "data.validation":  # it has what the first source has, and that is judged there
+            problems += check_rows(source, where) + check_converter(source, where)
         for path in source.path:
             files, found = _find(source, path, where if where == "data.validation" else f"{where}.path")
             problems += found
@@ -124,6 +134,9 @@ def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path],
 def _check_file(file: Path, source: SourceConfig, where: str) -> list[Problem]:
     if source.format == "auto" and file.suffix.lower() in (".csv", ".tsv"):
         return [Problem(f"{where}.format", f"{file} is a table, not text", "for pairs write format: pairs")]
+    if source.format in ("chat", "preference") and file.suffix.lower() in (".csv", ".tsv", ".parquet"):
+        fix = "write it as JSON lines, an object a line with a field for each column"
+        return [Problem(f"{where}.path", f"{file} is a table; {source.format} is read from json and jsonl", fix)]
     remedy = _REMEDIES.get(file.suffix.lower())
     if remedy:
         return [Problem(f"{where}.path", f"{file} is not text", remedy)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 
 from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError, Problem
 from artel.text.encodings import NotText
 from artel.text.records import Record, Rejected
 from artel.text.sources.find import file_name
@@ -17,36 +19,74 @@ from artel.text.sources.lines import BadLine, read_lines
 def read_jsonl(
     file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig
 ) -> Iterator[Record | Rejected]:
-    if file_name(origin).endswith(".json") and _is_array(file):
-        yield from _read_array(file, origin, set_name, source)
-        return
+    for where, row in read_rows(file, origin, source.encoding, data.max_document):
+        if isinstance(row, BadLine):
+            yield Rejected(where, row.reason, row.detail, set_name)
+        else:
+            yield _record(row, where, set_name, source.field)
+
+
+def read_rows(file: Path, origin: str, encoding: str, largest: int) -> Iterator[tuple[str, Any]]:
+    """(place, value) of each row, or a BadLine for its value: `file:line` of JSON lines, `file[number]` of an array.
+
+    Raises InputError for a line, or a compressed array, of more than `largest` bytes.
+    """
     try:
-        for number, line in read_lines(file, origin, source.encoding, data.max_document):
-            where = f"{origin}:{number}"
+        if _is_array(file, origin, encoding, largest):
+            yield from _array(file, origin, encoding, largest)
+            return
+        for number, line in read_lines(file, origin, encoding, largest):
             if isinstance(line, BadLine):
-                yield Rejected(where, line.reason, line.detail, set_name)
+                yield f"{origin}:{number}", line
             elif line.strip():
-                try:
-                    yield _record(orjson.loads(line), where, set_name, source.field)
-                except orjson.JSONDecodeError as error:
-                    yield Rejected(where, "bad_json", f"is not JSON: {error}", set_name)
+                yield f"{origin}:{number}", _parsed(line)
     except NotText as error:
-        yield Rejected(origin, error.reason, error.detail, set_name)
+        yield origin, BadLine(error.reason, error.detail)
 
 
-def _is_array(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-
-
-def _read_array(file: Path, origin: str, set_name: str, source: SourceConfig) -> Iterator[Record | Rejected]:
+def _parsed(text: str) -> Any:
     try:
-        entries = orjson.loads(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        yield Rejected(origin, "bad_json", f"is not JSON: {error}", set_name)
+        return BadLine("bad_json", f"is not JSON: {error}")
+
+
+_ARRAYS = (".json", ".json.gz", ".json.zst")
+
+
+def _is_array(file: Path, origin: str, encoding: str, largest: int) -> bool:
+    if not file_name(origin).endswith(_ARRAYS):
+        return False
+    lines = (line for _, line in read_lines(file, origin, encoding, _bound(file, origin, largest)))
+    first = next((line for line in lines if isinstance(line, BadLine) or line.strip()), "")
+    return isinstance(first, str) and first.lstrip().startswith("[")
+
+
+def _bound(file: Path, origin: str, largest: int) -> int:
+    """An array is parsed whole: no larger than its file, or than a document where only unpacking tells its size."""
+    return max(largest, file.stat().st_size) if file_name(origin).endswith(".json") else largest
+
+
+def _array(file: Path, origin: str, encoding: str, largest: int) -> Iterator[tuple[str, Any]]:
+    bound = _bound(file, origin, largest)
+    lines: list[str] = []
+    size = 0
+    for _, line in read_lines(file, origin, encoding, bound):
+        if isinstance(line, BadLine):
+            yield origin, line
+            return
+        lines.append(line)
+        size += len(line) + 1
+        if size > bound + 1:
+            what = f"the array is over {largest:,} characters (data.max_document), and is parsed whole"
+            fix = "write a larger data.max_document, or an object a line: jq -c '.[]'"
+            raise InputError([Problem(origin, what, fix)])
+    entries = _parsed("\n".join(lines))
+    if isinstance(entries, BadLine):
+        yield origin, entries
         return
     for number, entry in enumerate(entries):
-        yield _record(entry, f"{origin}[{number}]", set_name, source.field)
+        yield f"{origin}[{number}]", entry
 
 
 def _record(entry: object, where: str, set_name: str, field: str) -> Record | Rejected:

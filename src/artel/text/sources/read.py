@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.storage import cache_folder, fetch
-from artel.text.records import Record, Rejected
+from artel.text.sources.chat import read_chat
 from artel.text.sources.dummy import read_dummy
 from artel.text.sources.dummy_questions import read_dummy_questions
 from artel.text.sources.find import files_of, format_of, is_url
 from artel.text.sources.html import read_html
 from artel.text.sources.jsonl import read_jsonl
 from artel.text.sources.pairs import read_pairs
+from artel.text.sources.preferences import read_preferences
 from artel.text.sources.questions import read_nq, read_squad
+from artel.text.sources.rows import Items, taken
 from artel.text.sources.text import read_text
-
-Items = Iterator[Record | Rejected]
 
 
 def read_source(source: SourceConfig, where: str, data: DataConfig) -> Items:
-    """The records of a source. `where` is its key in the run file."""
+    """The records of a source, those that its `rows` takes. `where` is its key in the run file."""
+    if source.rows:
+        yield from taken(source, where, lambda: _read_all(source, where, data))
+    else:
+        yield from _read_all(source, where, data)
+
+
+def _read_all(source: SourceConfig, where: str, data: DataConfig) -> Items:
     if source.format == "dummy":
         yield from read_dummy(source) if source.kind == "text" else read_dummy_questions(source)
     for path in source.path:
@@ -51,7 +57,9 @@ def _read(file: Path, origin: str, content_type: str, set_name: str, source: Sou
         yield from read_text(file, origin, set_name, source, data)
 
 
-_OF_FIELDS = {"pairs": read_pairs, "nq": read_nq, "squad": read_squad}
+_OF_FIELDS = {
+    "pairs": read_pairs, "nq": read_nq, "squad": read_squad, "chat": read_chat, "preference": read_preferences,
+}  # fmt: skip
 
 
 def too_large(origin: str, size: int, data: DataConfig) -> InputError:

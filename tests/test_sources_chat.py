@@ -1,0 +1,662 @@
+"""Conversations and preferences: every form of row, real data sets, each thing that can be wrong, and slices."""
+
+import gzip
+import json
+import re
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+import zstandard
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError
+from artel.text import (
+    Conversation,
+    Ledger,
+    Message,
+    Preference,
+    Record,
+    Rejected,
+    check_sources,
+    read_documents,
+    source_fingerprint,
+)
+from artel.text.sources.chat import read_chat
+from artel.text.sources.preferences import read_preferences
+from artel.text.sources.rows import check_rows
+
+ASKED = [("user", "who?"), ("assistant", "me")]
+
+
+def rows_of(folder: Path, rows, name="a.jsonl") -> Path:
+    file = folder / name
+    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return file
+
+
+def read(reader, file: Path, *, max_document=100_000_000, **source):
+    data = DataConfig.model_validate({"max_document": max_document})
+    return list(reader(file, file.name, "set", SourceConfig.model_validate({"path": str(file), **source}), data))
+
+
+def chat(folder, *rows, **source):
+    return read(read_chat, rows_of(folder, rows), format="chat", **source)
+
+
+def preferences(folder, *rows, **source):
+    return read(read_preferences, rows_of(folder, rows), format="preference", **source)
+
+
+def turns(item):
+    assert isinstance(item, Record), item
+    return [(message.role, message.content) for message in item.fields.messages]
+
+
+def sides(item):
+    assert isinstance(item, Record), item
+    fields = item.fields
+    prompt = [(message.role, message.content) for message in fields.prompt]
+    return prompt, fields.chosen and fields.chosen.content, fields.rejected and fields.rejected.content
+
+
+def documents(**data):
+    ledger = Ledger()
+    found = list(read_documents(DataConfig.model_validate({"validation": 0.0, **data}), ledger))
+    ledger.check()
+    return found, ledger
+
+
+def message(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+# Forms of conversations
+
+MESSAGES = [message("user", "who?"), message("assistant", "me")]
+SHAREGPT = [{"from": "human", "value": "who?"}, {"from": "gpt", "value": "me"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "converter"),
+    [
+        ({"messages": MESSAGES}, "messages"),
+        ({"messages": [message("User ", "who?"), message("BOT", "me")], "id": 3}, "messages"),
+        ({"messages": [message("prompter", [{"type": "text", "text": "who"}, "?"]),
+                       message("model", [{"type": "text", "value": "me"}])]}, "messages"),
+        ({"conversations": SHAREGPT}, "sharegpt"),
+        ({"conversation": SHAREGPT}, "sharegpt"),
+        ({"conversations": MESSAGES}, "sharegpt"),
+        ({"messages": {"role": ["user", "bot"], "content": ["who?", "me"]}}, "dialog"),
+        ({"conversation": {"from": ["human", "gpt"], "value": ["who?", "me"]}}, "dialog"),
+        ({"role": ["user", "bot"], "content": ["who?", "me"]}, "dialog"),
+        ({"messages": ["who?", "me"]}, "dialog"),
+        ({"instruction": "who?", "input": "", "output": "me"}, "alpaca"),
+        ({"instruction": "who?", "output": "me", "input": None, "system": None, "history": []}, "alpaca"),
+        ({"instruction": "", "input": "who?", "output": "me"}, "alpaca"),
+        ({"instruction": "who?", "instances": [{"input": "", "output": "me"}]}, "alpaca"),
+        ({"prompt": {"role": "prompter", "text": "who?",
+                     "replies": [{"role": "assistant", "text": "me"}]}}, "oasst"),
+        ({"dialogues": [{"chat": [message("operator", "who?"), message("char", "me")]}]}, "character"),
+    ],
+)  # fmt: skip
+def test_every_form_is_told_by_its_fields_and_by_its_name(tmp_path, row, converter):
+    for named in ("auto", converter):
+        (found,) = chat(tmp_path, row, converter=named)
+        assert turns(found) == ASKED
+        assert (found.text, found.group) == ("who?\n\nme", "who?")
+        assert found.origin == "a.jsonl:1" or re.fullmatch(r"a\.jsonl:1 \((instances|dialogues)\[0\]\)", found.origin)
+
+
+def test_system_messages_history_and_input(tmp_path):
+    row = {
+        "system": "be brief", "history": [["a", "b"], ["c", "d"]], "instruction": "add", "input": "1, 2", "output": "3",
+    }  # fmt: skip
+    found = chat(tmp_path, row, {"system": "be brief", "conversations": SHAREGPT})
+    assert turns(found[0]) == [
+        ("system", "be brief"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"),
+        ("user", "add\n\n1, 2"), ("assistant", "3"),
+    ]  # fmt: skip
+    assert found[0].group == "a"
+    assert turns(found[1]) == [("system", "be brief"), *ASKED]
+
+
+def test_instances_are_conversations_of_their_own(tmp_path):
+    instances = [{"input": "1", "output": "one"}, {"input": "2"}, {"input": "3", "output": "three"}]
+    found = chat(tmp_path, {"instruction": "say", "instances": instances})
+    assert [item.origin for item in found] == [f"a.jsonl:1 (instances[{number}])" for number in range(3)]
+    assert [item.group for item in found if isinstance(item, Record)] == ["say\n\n1", "say\n\n3"]
+    assert found[1].reason == "no_field"
+    assert "instances[1] has no field 'output' (it has: input)" in found[1].detail
+
+
+CHARACTER = {
+    "name": "Bob", "context": "A robot with a defect.", "greeting": "Beep!", "topics": ["work"],
+    "example_dialogue": [message("user", "who?"), message("char", "me")],
+}  # fmt: skip
+
+
+def test_characters(tmp_path):
+    talk = [message("user", "well?"), message("char", "broken"), message("operator", "mend"), message("bot", "beep")]
+    dialogues = [{"chat": talk, "model_name": "gpt-4", "topic": "work"}, {"chat": []}, {"topic": "none"}]
+    found = chat(
+        tmp_path, CHARACTER | {"dialogues": dialogues}, CHARACTER, CHARACTER | {"context": "Bob is a robot."},
+        {"name": "Bob", "dialogues": []},
+    )  # fmt: skip
+    who = ("system", "Bob\n\nA robot with a defect.")
+    assert turns(found[0]) == [who, ("user", "well?"), ("assistant", "broken"), ("user", "mend"), ("assistant", "beep")]
+    assert [(item.origin, item.reason) for item in found[1:3]] == [
+        ("a.jsonl:1 (dialogues[1])", "no_question"), ("a.jsonl:1 (dialogues[2])", "no_messages"),
+    ]  # fmt: skip
+    assert turns(found[3]) == [who, *ASKED]
+    assert turns(found[4]) == [("system", "Bob is a robot."), *ASKED]
+    assert (found[5].origin, found[5].reason) == ("a.jsonl:4", "empty_conversation")
+
+
+def test_the_main_branch_of_a_tree(tmp_path):
+    def node(role, text, *replies, **more):
+        return {"role": role, "text": text, "replies": list(replies), **more}
+
+    second = node(
+        "assistant", "best", node("prompter", "more", deleted=True), node("prompter", "and?"), node("prompter", "x"),
+        rank=0,
+    )  # fmt: skip
+    gone = node("assistant", "gone", rank=-1, deleted=True)
+    tree = node("prompter", "who?", node("assistant", "unranked"), node("assistant", "worse", rank=1), gone, second)
+    found = chat(tmp_path, {"prompt": tree}, {"prompt": tree | {"deleted": True}}, {"prompt": tree | {"replies": []}})
+    assert turns(found[0]) == [("user", "who?"), ("assistant", "best")]  # and? has no answer
+    assert [item.reason for item in found[1:]] == ["deleted", "no_answer"]
+
+
+def test_thoughts(tmp_path):
+    want = Message("assistant", "4", "2 and 2")
+    asked = message("user", "2+2?")
+    rows = [
+        {"messages": [asked, message("assistant", "<think>\n2 and 2\n</think>\n\n4")]},
+        {"messages": [asked, message("assistant", "4", reasoning_content="2 and 2")]},
+        {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4", "thinking": "2 and 2"}]},
+        {"instruction": "2+2?", "reasoning": "2 and 2", "output": "4"},
+        {"instruction": "2+2?", "thinking": "2 and 2", "output": "4"},
+    ]
+    for item in chat(tmp_path, *rows):
+        assert item.fields.messages[-1] == want
+        assert item.text == "2+2?\n\n2 and 2\n\n4"
+    empty, within, opened = chat(
+        tmp_path,
+        *({"messages": [asked, message("assistant", text)]}
+          for text in ("<think>\n\n</think>\n\n4", "4 <think>no</think>", "<think>2 and")),
+    )  # fmt: skip
+    assert empty.fields.messages[-1] == Message("assistant", "4")
+    assert within.fields.messages[-1] == Message("assistant", "4 <think>no</think>")
+    assert opened.reason == "open_thought"
+
+
+@pytest.mark.parametrize("name", ["loss_weight", "weight", "train"])
+def test_what_is_learned(tmp_path, name):
+    values = [1.0, 0, True, False, None]
+    rows = [{"messages": [message("user", "a"), message("assistant", "b", **{name: value})]} for value in values]
+    found = [item.fields.messages[1].trained for item in chat(tmp_path, *rows)]
+    assert found == [True, False, True, False, None]
+
+
+def test_turns_of_one_role_and_unanswered_ones(tmp_path):
+    talk = [message(role, text) for role, text in (
+        ("system", " "), ("assistant", "hello"), ("user", "a"), ("user", "b"), ("assistant", "c"), ("assistant", "d"),
+        ("tool", "1"), ("tool", "2"), ("assistant", "e"), ("user", "left"), ("tool", "alone"),
+    )]  # fmt: skip
+    (found,) = chat(tmp_path, {"messages": talk})
+    assert turns(found) == [
+        ("assistant", "hello"), ("user", "a\n\nb"), ("assistant", "c\n\nd"), ("tool", "1"), ("tool", "2"),
+        ("assistant", "e"),
+    ]  # fmt: skip
+    assert found.group == "a\n\nb"
+
+
+def test_fill_and_mapping(tmp_path):
+    row = {"q": "I am {{ who }}", "data": {"answer": "{{who}} is {{unknown}}"}, "output": "not this"}
+    (found,) = chat(tmp_path, row, mapping={"instruction": "q", "output": "data.answer"}, fill={"who": "Артель"})
+    assert turns(found) == [("user", "I am Артель"), ("assistant", "Артель is {{unknown}}")]
+    talk = [{"speaker": "human", "text": "who?"}, {"speaker": "bot", "text": "me"}]
+    mapping = {"messages": "talk", "role": "speaker", "content": "text"}
+    assert turns(*chat(tmp_path, {"talk": talk}, mapping=mapping)) == ASKED
+    columns = {"speaker": ["user", "bot"], "text": ["who?", "me"]}
+    assert turns(*chat(tmp_path, columns, mapping=mapping)) == ASKED
+    (lacking,) = chat(tmp_path, {"instruction": "who?", "output": "me"}, mapping={"output": "answer"})
+    assert lacking.reason == "no_field"
+    assert "has no field 'answer' (it has: instruction)" in lacking.detail
+
+
+# What is wrong with conversations
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "said"),
+    [
+        ("[1]", "bad_json", "is list; write an object"),
+        ('{"messages": [', "bad_json", "not JSON"),
+        ({}, "unknown_form", r"it has: none\); .*mapping"),
+        ({"question": "a", "answer": "b"}, "unknown_form", r"it has: question, answer\).*converter: module:function"),
+        ({"messages": "who?"}, "no_messages", "messages is str; write a list"),
+        ({"messages": []}, "empty_conversation", "no messages"),
+        ({"messages": [1]}, "no_messages", r"messages\[0\] is int"),
+        ({"messages": {"role": "user"}}, "no_messages", "without lists"),
+        ({"messages": {"role": ["user"], "content": []}}, "uneven_columns", "1 role, 0 content"),
+        ({"messages": [{"who": "user", "content": "a"}]}, "no_field",
+         r"messages\[0\] has no field 'role' \(it has: who, content\); write mapping: \{role: NAME\}"),
+        ({"messages": [message("user", 3)]}, "no_text", "content of message 1 is int"),
+        ({"messages": [message("user", [{"type": "image_url"}])]}, "not_text", "image_url"),
+        ({"messages": [*MESSAGES, message("narrator", "x")]}, "unknown_role", "message 3 .*'narrator'; known are syst"),
+        ({"messages": [message(None, "x")]}, "unknown_role", "None"),
+        ({"messages": [message("system", "a"), message("system", "b"), *MESSAGES]}, "two_systems", "message 2"),
+        ({"system": "a", "messages": [message("system", "b"), *MESSAGES]}, "two_systems", "message 2"),
+        ({"messages": [*MESSAGES, message("system", "b")]}, "late_system", "message 3.*stand first"),
+        ({"messages": [message("user", " \n"), message("assistant", "b")]}, "empty_message", r"message 1 \(user\)"),
+        ({"messages": [message("user", "a"), message("assistant", None)]}, "empty_message", "message 2"),
+        ({"messages": [message("user", "a"), message("assistant", "<think>b</think>")]}, "empty_message", "message 2"),
+        ({"messages": [message("user", "a"), message("assistant", None, tool_calls=[1])]}, "tool_calls", "message 2"),
+        ({"messages": [message("user", "a", weight="1")]}, "bad_weight", "weight of message 1 is '1'; write 1"),
+        ({"messages": [message("user", "a"), message("assistant", "b", weight=0), message("assistant", "c")]},
+         "mixed_weights", "message 3"),
+        ({"messages": [message("system", "a"), message("assistant", "b")]}, "no_question", "user"),
+        ({"messages": [message("system", "a"), message("user", "b")]}, "no_answer", "no answer"),
+        ({"messages": [message("assistant", "hello"), message("user", "b")]}, "no_answer", "no answer"),
+        ({"instruction": "a"}, "no_field", r"no field 'output' \(it has: instruction\); write mapping: \{output: NAME"),
+        ({"instruction": "a", "output": 3}, "no_text", "'output' is int"),
+        ({"instruction": "a", "output": "b", "history": ["c"]}, "bad_history", "question, answer"),
+        ({"instruction": "a", "instances": []}, "empty_conversation", "'instances' is empty"),
+        ({"prompt": {"role": "prompter", "replies": 3}}, "no_field", "message 1 of .* no field 'text'"),
+    ],
+)  # fmt: skip
+def test_bad_conversations_cost_themselves_only(tmp_path, row, reason, said):
+    found = chat(tmp_path, {"messages": MESSAGES}, row, {"messages": MESSAGES})
+    assert [type(item) for item in found] == [Record, Rejected, Record]
+    assert (found[1].origin, found[1].reason, found[1].set_name) == ("a.jsonl:2", reason, "set")
+    assert re.search(said, found[1].detail)
+
+
+def test_a_converter_that_does_not_fit_the_rows(tmp_path):
+    (found,) = chat(tmp_path, {"messages": MESSAGES}, converter="sharegpt")
+    assert "has no field 'conversations' (it has: messages)" in found.detail
+    (found,) = chat(tmp_path, {"messages": MESSAGES}, converter="oasst")
+    assert "has no object 'prompt'" in found.detail
+
+
+# Files
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst"])
+@pytest.mark.parametrize("array", [False, True])
+def test_lines_and_arrays_plain_and_compressed(tmp_path, suffix, array):
+    rows = [{"messages": MESSAGES}, {"messages": ["мама?", "раму"]}]
+    if array and not suffix.startswith(".json."):
+        suffix = ".json"
+    text = json.dumps(rows, indent=1) if array else "\n\n".join(map(json.dumps, rows))
+    file = tmp_path / f"a{suffix}"
+    file.write_bytes({".gz": gzip.compress, ".zst": zstandard.compress}.get(file.suffix, bytes)(text.encode()))
+    found = read(read_chat, file, format="chat")
+    assert [turns(item) for item in found] == [ASKED, [("user", "мама?"), ("assistant", "раму")]]
+    assert [item.origin for item in found] == [
+        f"{file.name}{place}" for place in (("[0]", "[1]") if array else (":1", ":3"))
+    ]
+
+
+def test_large_rows_and_their_bound(tmp_path):
+    large = {"messages": [message("user", "who?"), message("assistant", "x" * 1_000_000)]}
+    (found,) = chat(tmp_path, large)
+    assert len(found.fields.messages[1].content) == 1_000_000
+    with pytest.raises(InputError, match=r"a\.jsonl:1.*data\.max_document"):
+        chat(tmp_path, large, max_document=1_000_000)
+    packed = tmp_path / "a.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps([large], indent=1).encode()))
+    with pytest.raises(InputError, match=r"a\.json\.gz.*data\.max_document"):
+        read(read_chat, packed, format="chat", max_document=1_000_000)
+    (cut,) = read(read_chat, rows_of(tmp_path, ['[{"messages": ["a", "b"]}, {'], "cut.json"), format="chat")
+    assert (cut.origin, cut.reason) == ("cut.json", "bad_json")
+
+
+def test_folders_and_tables(tmp_path):
+    rows_of(tmp_path, [{"messages": MESSAGES}], "b.json")
+    rows_of(tmp_path, [{"messages": MESSAGES}], "a.ndjson")
+    (tmp_path / "notes.txt").write_text("not of it")
+    found, _ = documents(sources=[{"path": str(tmp_path), "format": "chat"}], dedup={"exact": False})
+    assert [Path(document.record.origin).name for document in found] == ["a.ndjson:1", "b.json:1"]
+    table = tmp_path / "a.csv"
+    table.write_text("instruction,output\na,b\n")
+    with pytest.raises(InputError, match=r"data\.sources\.0\.path.*a\.csv is a table(.|\n)*JSON lines"):
+        check_sources(DataConfig.model_validate({"sources": [{"path": str(table), "format": "chat"}]}))
+
+
+# Real data
+
+
+def test_alpaca_rows_of_a_real_file(shared_data):
+    file = shared_data / "chat/identity.json"
+    rows = orjson.loads(file.read_bytes())
+    found = read(read_chat, file, format="chat", fill={"name": "Artel", "author": "the crew"})
+    assert len(found) == len(rows) == 91
+    for number, (item, row) in enumerate(zip(found, rows, strict=True)):
+        answer = row["output"].replace("{{name}}", "Artel").replace("{{author}}", "the crew")
+        assert turns(item) == [("user", row["instruction"]), ("assistant", answer)]
+        assert item.origin == f"identity.json[{number}]"
+    assert not any("{{" in item.text for item in found)
+    assert sum("Artel" in item.text for item in found) > 50
+
+
+def test_messages_of_a_real_file(shared_data):
+    file = shared_data / "chat/messages_demo.jsonl"
+    rows = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    found = read(read_chat, file, format="chat")
+    assert len(found) == len(rows) == 500
+    for number, (item, row) in enumerate(zip(found, rows, strict=True), 1):
+        assert [(m.role, m.content, m.trained) for m in item.fields.messages] == [
+            (m["role"], "".join(part["value"] for part in m["content"]), m["loss_weight"] > 0) for m in row["messages"]
+        ]
+        assert item.origin == f"messages_demo.jsonl:{number}"
+
+
+def test_trees_of_a_real_file(shared_data):
+    file = shared_data / "chat/oasst_en_100_trees.jsonl"
+    found = read(read_chat, file, format="chat")
+    wanted = []
+    for line in file.read_bytes().splitlines():
+        branch, level = [], [orjson.loads(line)["prompt"]]
+        while level:
+            branch.append(sorted(level, key=lambda reply: reply.get("rank", 99))[0])
+            level = branch[-1]["replies"]
+        while branch and branch[-1]["role"] == "prompter":
+            branch.pop()
+        wanted.append([m["text"] for m in branch])
+    assert [[text for _, text in turns(item)] for item in found] == wanted
+    assert len(found) == 100
+    assert max(map(len, wanted)) > 2
+
+
+def test_russian_instructions_of_a_real_file(shared_data):
+    file = shared_data / "chat/ru_instructions.jsonl"
+    rows = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    wanted = [(row["instruction"], case) for row in rows for case in row["instances"]]
+    found = read(read_chat, file, format="chat")
+    assert len(found) == len(wanted) == 137
+    for item, (instruction, case) in zip(found, wanted, strict=True):
+        question = f"{instruction}\n\n{case['input']}" if case["input"].strip() else instruction
+        assert turns(item) == [("user", question), ("assistant", case["output"])]
+
+
+def test_preferences_of_a_real_file(shared_data):
+    file = shared_data / "chat/preferences_demo.json"
+    rows = orjson.loads(file.read_bytes())
+    found = read(read_preferences, file, format="preference")
+    assert len(found) == len(rows) == 300
+    roles = {"human": "user", "gpt": "assistant", "system": "system"}
+    for item, row in zip(found, rows, strict=True):
+        prompt = [(roles[turn["from"]], turn["value"]) for turn in row["conversations"]]
+        assert sides(item) == (prompt, row["chosen"]["value"], row["rejected"]["value"])
+        assert item.group == "\n\n".join(text for _, text in prompt)
+        assert item.text == f"{item.group}\n\n{row['chosen']['value']}\n\n{row['rejected']['value']}"
+
+
+def test_the_ledger_of_real_files_adds_up(shared_data):
+    folder = shared_data / "chat"
+    sources = [
+        {"path": str(folder / "identity.json"), "format": "chat", "fill": {"name": "Artel", "author": "the crew"}},
+        {"path": str(folder / "messages_demo.jsonl"), "format": "chat", "rows": "[:20%]"},
+        {"path": str(folder / "oasst_en_100_trees.jsonl"), "format": "chat"},
+        {"path": str(folder / "preferences_demo.json"), "format": "preference", "name": "pairs"},
+    ]
+    found, ledger = documents(sources=sources, validation=0.2, max_bad=0.2)
+    assert ledger.total.read == 91 + 100 + 100 + 300
+    assert ledger.total.kept == len(found) > 500
+    assert ledger.sets["pairs"].read == 300
+    parts = {}
+    for document in found:
+        assert document.part == parts.setdefault(document.record.group, document.part)
+    assert set(parts.values()) == {"train", "validation"}
+
+
+# Preferences
+
+PROMPT = [("user", "who?")]
+USER, GOOD, BAD = message("user", "who?"), message("assistant", "me"), message("assistant", "no")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "who?", "chosen": "me", "rejected": "no"},
+        {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+        {"prompt": USER, "chosen": GOOD, "rejected": BAD},
+        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": "who?", "prompt_id": 3, "messages": [USER, GOOD], "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"messages": [USER], "chosen": GOOD, "rejected": BAD},
+        {"conversations": SHAREGPT[:1], "chosen": SHAREGPT[1], "rejected": {"from": "gpt", "value": "no"}},
+        {"instruction": "who?", "input": "", "chosen": "me", "rejected": "no"},
+        {"instruction": "who?", "output": ["me", "no"]},
+        {"chosen": "\n\nHuman: who?\n\nAssistant: me", "rejected": "\n\nHuman: who?\n\nAssistant: no"},
+    ],
+)
+def test_every_form_of_preferences(tmp_path, row):
+    (found,) = preferences(tmp_path, row)
+    assert sides(found) == (PROMPT, "me", "no")
+    assert (found.text, found.group, found.origin) == ("who?\n\nme\n\nno", "who?", "a.jsonl:1")
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        ({"prompt": "who?", "completion": "me", "label": True}, ("me", None)),
+        ({"prompt": "who?", "completion": "me", "label": False}, (None, "me")),
+        ({"prompt": [USER], "completion": [GOOD], "label": 1}, ("me", None)),
+        ({"messages": [USER, GOOD], "label": False}, (None, "me")),
+        ({"conversations": SHAREGPT, "label": True}, ("me", None)),
+    ],
+)
+def test_unpaired_preferences(tmp_path, row, wanted):
+    (found,) = preferences(tmp_path, row)
+    assert sides(found) == (PROMPT, *wanted)
+    assert (found.text, found.group) == ("who?\n\nme", "who?")
+
+
+def test_preferences_with_system_history_thoughts_and_names(tmp_path):
+    longer = [message("system", "s"), message("user", "a"), message("assistant", "b"), USER]
+    rows = [
+        {"system": "s", "prompt": longer[1:], "chosen": "<think>t</think>me", "rejected": "no"},
+        {"chosen": [*longer, message("assistant", "<think>t</think>me")], "rejected": [*longer, BAD]},
+        {"system": "s", "chosen": [*longer[1:], {**GOOD, "thinking": "t"}], "rejected": [*longer[1:], BAD]},
+        {"system": "s", "history": [["a", "b"]], "instruction": "who?", "output": ["<think>t</think>me", "no"]},
+    ]  # fmt: skip
+    prompt = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "who?")]
+    for found in preferences(tmp_path, *rows):
+        assert sides(found) == (prompt, "me", "no")
+        assert found.fields.chosen.thought == "t"
+    named = {"question": "{{x}}?", "good": {"text": "me"}, "bad": "no"}
+    mapping = {"prompt": "question", "chosen": "good.text", "rejected": "bad"}
+    assert sides(*preferences(tmp_path, named, mapping=mapping, fill={"x": "who"})) == (PROMPT, "me", "no")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason", "said"),
+    [
+        ({"prompt": "a", "chosen": "b"}, "no_field", r"it has: prompt, chosen\); .*mapping: \{chosen: NAME"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b "}, "equal_answers", "same"),
+        ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "equal_answers", "same"),
+        ({"prompt": "a", "chosen": "b", "rejected": ""}, "empty_message", "rejected: message 1"),
+        ({"prompt": "a", "chosen": "b", "rejected": []}, "no_answer", "rejected is empty"),
+        ({"prompt": "a", "chosen": "b", "rejected": 3}, "no_messages", "rejected is int"),
+        ({"prompt": " ", "chosen": "b", "rejected": "c"}, "empty_message", "prompt: message 1"),
+        ({"question": "a", "chosen": "b", "rejected": "c"}, "no_prompt", r"'prompt' \(it has: question, chosen, rej"),
+        ({"prompt": [USER, GOOD], "chosen": "b", "rejected": "c"}, "no_question", "ends with the assistant"),
+        ({"chosen": [USER, GOOD], "rejected": [message("user", "else"), BAD]}, "no_single_answer", "user, assistant"),
+        ({"chosen": [USER, GOOD, USER, GOOD], "rejected": [USER, BAD, USER, GOOD]}, "no_single_answer", "cut both"),
+        ({"prompt": "a", "chosen": USER, "rejected": BAD}, "no_single_answer", "chosen is user"),
+        ({"system": "s", "chosen": [message("system", "t"), USER, GOOD],
+          "rejected": [message("system", "t"), USER, BAD]}, "two_systems", "'system'"),
+        ({"prompt": "a", "completion": "b", "label": "good"}, "bad_label", "label is 'good'; write true"),
+        ({"prompt": "a", "label": True}, "no_answer", "no answer"),
+        ("3", "bad_json", "is int"),
+    ],
+)  # fmt: skip
+def test_bad_preferences(tmp_path, row, reason, said):
+    found = preferences(tmp_path, {"prompt": "who?", "chosen": "me", "rejected": "no"}, row)
+    assert [type(item) for item in found] == [Record, Rejected]
+    assert (found[1].origin, found[1].reason) == ("a.jsonl:2", reason)
+    assert re.search(said, found[1].detail)
+
+
+# Functions of the user's own
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_rows.py").write_text(
+        "number = 3\n"
+        "def talk(row):\n"
+        "    return [{'role': 'human', 'content': row['q']}, {'role': 'bot', 'content': row['a']}]\n"
+        "def wrapped(row):\n"
+        "    return {'messages': talk(row)}\n"
+        "def nothing(row):\n"
+        "    return None\n"
+        "def compared(row):\n"
+        "    return {'prompt': row['q'], 'chosen': row['a'], 'rejected': 'no'}\n"
+    )
+    (tmp_path / "my_broken.py").write_text("import sys\nsys.exit(3)\n")
+    yield tmp_path
+    for name in ("my_rows", "my_broken"):
+        sys.modules.pop(name, None)
+
+
+def test_an_own_converter(own):
+    rows = [{"q": "who?", "a": "me"}, {"q": "who?"}]
+    for name in ("talk", "wrapped"):
+        found, failed = chat(own, *rows, converter=f"my_rows:{name}")
+        assert turns(found) == ASKED
+        assert (failed.origin, failed.reason) == ("a.jsonl:2", "converter_failed")
+        assert f"my_rows:{name} failed on it: KeyError: 'a'; mend the function" in failed.detail
+    (found,) = chat(own, rows[0], converter="my_rows:nothing")
+    assert (found.reason, found.detail[:44]) == ("no_messages", "what my_rows:nothing returned is NoneType; w")
+    assert sides(*preferences(own, rows[0], converter="my_rows:compared")) == (PROMPT, "me", "no")
+
+
+def test_a_changed_converter_is_another_source(own):
+    source = {"path": str(rows_of(own, [{"q": "who?", "a": "me"}])), "format": "chat", "converter": "my_rows:talk"}
+    data = DataConfig.model_validate({"sources": [source]})
+    before = source_fingerprint(data)
+    assert source_fingerprint(data) == before
+    (own / "my_rows.py").write_text("def talk(row): ...\n")
+    assert source_fingerprint(data) != before
+
+
+@pytest.mark.parametrize(
+    ("kind", "converter", "said"),
+    [
+        ("chat", "my_rows:none", "'my_rows' has no function 'none'\n.*define none"),
+        ("chat", "my_rows:number", "'my_rows' has no function 'number'"),
+        ("chat", "my_none:talk", "'my_none' cannot be imported: ModuleNotFoundError"),
+        ("chat", "my_broken:talk", "'my_broken' cannot be imported: SystemExit: 3"),
+        ("chat", ":talk", "cannot be imported"),
+        ("chat", "alpca", "no converter 'alpca'.*\n.*write auto, messages, alpaca"),
+        ("preference", "character", "no converter 'character' of format preference"),
+    ],
+)
+def test_converters_that_are_not_there(own, kind, converter, said):
+    source = {"path": str(rows_of(own, [{}])), "format": kind, "converter": converter}
+    with pytest.raises(InputError, match=said) as error:
+        check_sources(DataConfig.model_validate({"sources": [source]}))
+    assert error.value.problems[0].where == "data.sources.0.converter"
+
+
+# From rows to documents
+
+
+def test_turns_are_cleaned_and_compared_by_role(tmp_path):
+    rows = [
+        {"messages": [message("user", " who?\r\n"), message("assistant", "<think>t\x00</think> me  ")]},
+        {"messages": [message("user", "who?"), message("assistant", "<think>t</think>me")]},
+        {"messages": [message("user", "who?"), message("assistant", "t\n\nme")]},
+        {"messages": [message("user", "who?"), message("assistant", "\x00")]},
+    ]
+    found, ledger = documents(sources=[{"path": str(rows_of(tmp_path, rows)), "format": "chat"}])
+    assert found[0].record.fields == Conversation((Message("user", "who?"), Message("assistant", "me", "t")))
+    assert (found[0].record.text, found[0].record.group) == ("who?\n\nt\n\nme", "who?")
+    assert found[1].record.fields.messages[1] == Message("assistant", "t\n\nme")
+    assert ledger.total.dropped == {"duplicate": 1, "empty": 1}
+
+
+def test_preferences_that_cleaning_makes_equal(tmp_path):
+    rows = [
+        {"prompt": "who?", "chosen": "me\x00", "rejected": "no"},
+        {"prompt": "who?", "chosen": "no", "rejected": "me"},
+        {"prompt": "who?", "chosen": "me\x00", "rejected": "me"},
+        {"prompt": "who?", "completion": "me", "label": True},
+        {"prompt": "who?", "completion": "me", "label": False},
+    ]
+    found, ledger = documents(sources=[{"path": str(rows_of(tmp_path, rows)), "format": "preference"}])
+    assert found[0].record.fields == Preference(
+        (Message("user", "who?"),), Message("assistant", "me"), Message("assistant", "no")
+    )
+    assert len(found) == 4
+    assert ledger.total.dropped == {"equal_answers": 1}
+
+
+def test_too_many_bad_rows_end_the_run(tmp_path):
+    file = rows_of(tmp_path, [{"messages": MESSAGES}, {"question": "a"}])
+    with pytest.raises(InputError, match=r"a\.jsonl:2: is no conversation(.|\n)*data\.max_bad"):
+        documents(sources=[{"path": str(file), "format": "chat"}])
+
+
+# Slices
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ("[:3]", slice(0, 3)), ("[ 2 : 5 ]", slice(2, 5)), ("[97:]", slice(97, 100)), ("[:]", slice(0, 100)),
+        ("[:10%]", slice(0, 10)), ("[10%:]", slice(10, 100)), ("[33.3%:66.6%]", slice(33, 66)),
+        ("[:1_000]", slice(0, 100)),
+        ("[-5:]", slice(95, 100)), ("[:-95]", slice(0, 5)), ("[-10%:]", slice(90, 100)), ("[-500:]", slice(0, 100)),
+        ("[98:-1]", slice(98, 99)), ("[50%:-20]", slice(50, 80)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_slices_of_every_format(tmp_path, rows, wanted, kind):
+    lines = [json.dumps({"messages": [str(number), "x"]}) if kind == "chat" else str(number) for number in range(100)]
+    for name, part in (("a", lines[:60]), ("b", lines[60:])):  # a slice goes over all files of its source
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(part))
+    source = {"path": str(tmp_path / "*.jsonl"), "format": kind, "document": "line", "rows": rows}
+    found, ledger = documents(sources=[source])
+    said = [document.record.group or document.record.text for document in found]
+    assert said == [str(number) for number in range(100)][wanted]
+    assert ledger.total.read == len(said)
+
+
+def test_bad_rows_count_as_rows_of_a_slice(tmp_path):
+    file = rows_of(tmp_path, [{"messages": ["a", "b"]}, {}, {"messages": ["c", "d"]}])
+    found, ledger = documents(sources=[{"path": str(file), "format": "chat", "rows": "[1:]"}], max_bad=0.5)
+    assert [document.record.group for document in found] == ["c"]
+    assert (ledger.total.read, ledger.total.dropped) == (2, {"unknown_form": 1})
+
+
+@pytest.mark.parametrize("rows", ["1000", "[1000]", "[::2]", "[a:b]", "[1.5:]", "[:200%]", "[:0]", "[5:5]", "[20:10]",
+                                  "[-5:-9]", "[90%:10%]", "[:0%]", "(1:2)"])  # fmt: skip
+def test_wrong_slices(tmp_path, rows):
+    source = {"path": str(rows_of(tmp_path, [{"messages": MESSAGES}])), "format": "chat", "rows": rows}
+    with pytest.raises(InputError, match=r'data\.sources\.0\.rows(.|\n)*write rows: "\[:1000\]"'):
+        check_sources(DataConfig.model_validate({"sources": [source]}))
+    assert check_rows(SourceConfig.model_validate({**source, "rows": ""}), "data.sources.0") == []
+
+
+@pytest.mark.parametrize("rows", ["[5:]", "[:10%]", "[:-1]"])
+def test_a_slice_that_takes_nothing(tmp_path, rows):
+    source = {"path": str(rows_of(tmp_path, [{"messages": MESSAGES}])), "format": "chat", "rows": rows}
+    with pytest.raises(InputError, match=r"data\.sources\.0\.rows.*takes no record of"):
+        documents(sources=[source])
+
+
+def test_a_slice_leaves_the_validation_file_whole(tmp_path):
+    file = rows_of(tmp_path, [{"messages": [str(number), "x"]} for number in range(9)])
+    other = rows_of(tmp_path, [{"messages": [f"v{number}", "x"]} for number in range(5)], "v.jsonl")
+    found, _ = documents(sources=[{"path": str(file), "format": "chat", "rows": "[:2]"}], validation=str(other))
+    assert [document.part for document in found] == ["validation"] * 5 + ["train"] * 2
