@@ -30,6 +30,14 @@ class LoraConfig(Section):
         default=[], description="Modules trained in full and kept with the adapter (embed_tokens, lm_head)."
     )
 
+    @model_validator(mode="after")
+    def _auto_alone(self) -> LoraConfig:
+        if not self.target or ("auto" in self.target and len(self.target) > 1):
+            raise ValueError(
+                f"target {self.target} is not clear; write auto, or names of linear layers: [q_proj, v_proj]"
+            )
+        return self
+
 
 class ModelConfig(Section):
     config: dict[str, Any] | None = Field(
@@ -50,6 +58,8 @@ class ModelConfig(Section):
             raise ValueError("lora changes a pretrained model and there is none; write from: FOLDER")
         if self.quantise != "none" and self.lora is None:
             raise ValueError(f"weights in {self.quantise} are not trained themselves; write lora: {{rank: 16}} with it")
+        if self.lora is not None and self.freeze:
+            raise ValueError("under lora all pretrained weights stay as they are; leave freeze out, or lora")
         if self.config is not None and self.from_ is not None:
             raise ValueError("both config and from are given; keep one")
         if self.config is not None and not isinstance(self.config.get("model_type"), str):

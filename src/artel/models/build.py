@@ -6,6 +6,7 @@ before anything in it runs. Remote code is never run.
 
 from __future__ import annotations
 
+import copy
 import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,17 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
+from artel.models.adapters import (
+    AdapterFolder,
+    adapter_problems,
+    add_adapters,
+    freeze,
+    load_adapter,
+    require_peft,
+)
 from artel.models.folder import cannot_load, check_folder, read_config
 from artel.models.heads import check_head, model_class
+from artel.models.quantised import count, loading_options, require_bitsandbytes
 from artel.tokens import Tokenizer
 
 # When the run file names no model: GPT-2 or RoBERTa, as their authors sized them, with dropout for those who ask.
@@ -32,15 +42,22 @@ _ROBERTA = {
 
 @dataclass(slots=True)
 class Built:
-    """A model on the CPU in float32, and what was done to it that its user should know."""
+    """A model in float32 on the CPU (quantised: where it computes), and what was done to it that one should know."""
 
     model: PreTrainedModel
     notes: list[str] = field(default_factory=list)
+    anew: list[str] = field(default_factory=list)
+    """Modules with weights that are not from the pretrained model, but initialised."""
 
     @property
     def parameters(self) -> int:
-        """The number of parameters, tied ones counted once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        """The number of parameters, tied ones counted once, those of adapters among them."""
+        return sum(count(parameter) for parameter in self.model.parameters())
+
+    @property
+    def trained(self) -> int:
+        """How many of them are trained."""
+        return sum(count(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
 
 
 def build_model(
@@ -52,18 +69,48 @@ def build_model(
     seed: int,
     heads: dict[str, int] | None = None,
 ) -> Built:
-    """Build or load the model of a run.
+    """Build or load the model of a run, with its adapters; what is not trained needs no gradient.
 
     `auto_class` is the transformers class an objective asks for (`AutoModelForCausalLM`), `heads` what it adds to it;
     `block` the longest input in tokens; `seed` fixes initial weights, the same on every process. Raises InputError.
     """
     torch.manual_seed(seed)
     if wanted.from_ is not None:
-        built = _pretrained(wanted.from_, auto_class, heads or {})
+        whole = wanted.lora.save if wanted.lora is not None else []
+        built = _pretrained(wanted.from_, auto_class, heads or {}, wanted.quantise, whole)
     else:
         built = _from_scratch(wanted.config or _default(auto_class), tokenizer, auto_class, heads or {}, block)
     _grow_vocabulary(built, tokenizer)
     check_positions(built.model, block)
+    if wanted.lora is not None:
+        generates = auto_class == "AutoModelForCausalLM"
+        done = add_adapters(
+            built.model, wanted.lora, base=wanted.from_ or "", generates=generates, anew=built.anew, seed=seed
+        )
+        built.notes.append(f"{done}: {built.trained:,} parameters are trained")
+    if wanted.freeze:
+        freeze(built.model, wanted.freeze)
+        built.notes.append(f"{built.trained:,} parameters are trained, the others stay as they are")
+    return built
+
+
+def build_adapted(
+    adapter: AdapterFolder, tokenizer: Tokenizer, *, auto_class: str, heads: dict[str, int], quantise: str = "none"
+) -> Built:
+    """The base model of a saved adapter, quantised or not, with the adapter in it. Raises InputError."""
+    built = build_base(adapter, tokenizer, auto_class=auto_class, heads=heads, quantise=quantise)
+    load_adapter(built.model, adapter)
+    return built
+
+
+def build_base(
+    adapter: AdapterFolder, tokenizer: Tokenizer, *, auto_class: str, heads: dict[str, int], quantise: str = "none"
+) -> Built:
+    """The base model of a saved adapter, with rows for the tokenizer that came with it. Raises InputError."""
+    torch.manual_seed(0)  # what the base has not is initialised here, then comes with the adapter
+    whole = list(adapter.config.modules_to_save or [])
+    built = _pretrained(adapter.base, auto_class, heads, quantise, whole)
+    _grow_vocabulary(built, tokenizer)
     return built
 
 
@@ -117,7 +164,14 @@ def _from_scratch(
 
 
 def check_model(wanted: ModelConfig, auto_class: str) -> None:
-    """Raise InputError for what is wrong with a model before any text is read: its type, keys, folder, head."""
+    """Raise InputError for what is wrong with a model before any text is read.
+
+    That is its type, keys, folder and head, packages that it needs, and names of layers and parameters it has not.
+    """
+    if wanted.lora is not None:
+        require_peft()
+    if wanted.quantise != "none":
+        require_bitsandbytes()
     if wanted.config is not None:
         _, problems = _known_keys(wanted.config)
         if problems:
@@ -127,6 +181,38 @@ def check_model(wanted: ModelConfig, auto_class: str) -> None:
         check_folder(Path(wanted.from_))
         config, _ = read_config(wanted.from_)
         check_head(config.model_type, auto_class, "model.from")
+    if wanted.lora is not None or wanted.freeze:
+        _check_names(wanted, auto_class)
+
+
+def _check_names(wanted: ModelConfig, auto_class: str) -> None:
+    """Raise InputError for names in `lora` and `freeze` that the model has not, asked of it on the meta device."""
+    if wanted.from_ is not None:
+        config, _ = read_config(wanted.from_)
+    else:
+        values = dict(wanted.config or _default(auto_class))
+        try:
+            config = CONFIG_MAPPING[values.pop("model_type")](**values)
+        except Exception:  # a value it refuses is told, with the tokenizer's ids in place, when it is built
+            return
+    try:
+        skeleton = _skeleton(config, auto_class, {})
+    except Exception:  # likewise
+        return
+    problems = adapter_problems(skeleton, wanted.lora) if wanted.lora is not None else []
+    if auto_class == "AutoModelForQuestionAnswering":
+        # Its objective adds heads, which the other names may be of: they are looked for when the model is built.
+        problems = [problem for problem in problems if problem.where == "model.lora.target"]
+    elif wanted.freeze:
+        freeze(skeleton, wanted.freeze)
+    if problems:
+        raise InputError(problems)
+
+
+def _skeleton(config: PreTrainedConfig, auto_class: str, heads: dict[str, int]) -> PreTrainedModel:
+    """The model without weights, for questions about its structure."""
+    with torch.device("meta"):
+        return model_class(config, auto_class, heads)._from_config(copy.deepcopy(config))
 
 
 def _known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
@@ -175,7 +261,7 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
         raise InputError([Problem("model.config", f"{model_type} refuses it: {first}", "check its values")]) from None
 
 
-def _pretrained(name: str, auto_class: str, heads: dict[str, int]) -> Built:
+def _pretrained(name: str, auto_class: str, heads: dict[str, int], quantise: str, whole: list[str]) -> Built:
     folder = Path(name)
     if folder.is_dir():
         check_folder(folder)
@@ -185,9 +271,12 @@ def _pretrained(name: str, auto_class: str, heads: dict[str, int]) -> Built:
         )
     config, notes = read_config(name)
     check_head(config.model_type, auto_class, "model.from")
+    options = {}
+    if quantise != "none":
+        options = loading_options(quantise, _skeleton(config, auto_class, heads), whole)
     try:
         model, info = model_class(config, auto_class, heads).from_pretrained(
-            name, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+            name, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
         )
     except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds
         raise cannot_load(name, error) from None
@@ -199,6 +288,7 @@ def _pretrained(name: str, auto_class: str, heads: dict[str, int]) -> Built:
                      "the weights and config.json are of different models")]
         )  # fmt: skip
     if missing:
+        built.anew += dict.fromkeys(key.rpartition(".")[0] for key in missing)
         built.notes.append(f"not in {name}, so initialised anew: {', '.join(missing)}")
     unexpected = sorted(info.get("unexpected_keys") or ())
     if unexpected:
@@ -210,6 +300,8 @@ def _grow_vocabulary(built: Built, tokenizer: Tokenizer) -> None:
     rows = built.model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocabulary > rows:
         built.model.resize_token_embeddings(tokenizer.vocabulary, mean_resizing=False)
+        ends = (built.model.get_input_embeddings(), built.model.get_output_embeddings())
+        built.anew += [name for name, module in built.model.named_modules() if any(module is end for end in ends)]
         built.notes.append(
             f"the tokenizer has {tokenizer.vocabulary} ids, the model had {rows} embeddings: "
             f"{tokenizer.vocabulary - rows} new ones were added, initialised anew"

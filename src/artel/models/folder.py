@@ -52,6 +52,9 @@ def check_folder(folder: Path) -> None:
     """Refuse a folder without a model, and weights that are a pickle with code in it."""
     names = {file.name for file in folder.iterdir()}
     where = "model.from"
+    if "config.json" not in names and "adapter_config.json" in names:
+        fix = f"merge it into its base model first: artel export {folder} FOLDER --merge; then model.from: FOLDER"
+        raise InputError([Problem(where, f"{folder} is an adapter, not a whole model", fix)])
     if "config.json" not in names:
         raise InputError([Problem(where, f"{folder} has no config.json", "give a folder written by save_pretrained")])
     if any(name.endswith(".safetensors") for name in names):

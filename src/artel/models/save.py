@@ -1,4 +1,7 @@
-"""The final model as a folder in Hugging Face's own format: safetensors, configuration, tokenizer."""
+"""The final model as a folder in Hugging Face's own format: safetensors, configuration, tokenizer.
+
+Of a model with adapters these, and the modules trained with them, are written, as peft does.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from artel.models.adapters import is_adapted, save_adapter
 from artel.storage import new_folder
 from artel.tokens import Tokenizer
 
@@ -13,5 +17,13 @@ from artel.tokens import Tokenizer
 def save_model(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> None:
     """Write the folder whole or not at all; one of an earlier run is replaced."""
     with new_folder(folder, replace=True) as partial:
-        model.save_pretrained(str(partial))
-        tokenizer.save(partial)
+        write_model(model, tokenizer, partial)
+
+
+def write_model(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the model's and the tokenizer's files into a folder that is there."""
+    if is_adapted(model):
+        save_adapter(model, folder)
+    else:
+        model.save_pretrained(str(folder))
+    tokenizer.save(folder)

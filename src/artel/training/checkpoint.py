@@ -1,11 +1,12 @@
 """Checkpoints: everything a run needs to go on, in safetensors and JSON, whole or absent, verified when read.
 
-    checkpoints/step-000001500/model.safetensors       parameters and buffers by name, tied ones once
+    checkpoints/step-000001500/model.safetensors       trained parameters and buffers by name, tied ones once
                                optimizer.safetensors   `parameter|state` by name
                                state.json              step, best figure, time spent, digest of the token store
                                checksums.json          an xxh3-128 for each of the three
     checkpoints/latest, best                           relative symlinks
 
+Parameters that are not trained (under adapters, frozen) are those the run began with, and are not written again.
 No random state is stored: order and dropout are functions of (seed, step), and start again from there.
 """
 
@@ -119,7 +120,8 @@ def _fault(path: Path) -> str | None:
 
 
 def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name; a tied parameter has one name only."""
+    """Trained parameters and buffers by name; a tied parameter has one name only."""
     saved = model.state_dict().keys()  # without buffers that are computed anew
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
-    return {**dict(model.named_parameters()), **buffers}
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {**trained, **buffers}

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run
 from artel.errors import InputError, Problem
-from artel.models import build_model, read_config
+from artel.models import build_adapted, build_model, read_adapter, read_config
 from artel.objectives import Objective, objective_of
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, load_tokenizer
@@ -33,11 +33,14 @@ class Opened:
 
 
 def open_model(name: str) -> Opened:
-    """The final model of a run, its newest checkpoint while it is not finished, or any Hugging Face model."""
+    """The final model of a run, its newest checkpoint while it is not finished, or any Hugging Face model.
+
+    An adapter (of a run, or a folder of peft's) is opened with its base model, quantised as the run had it.
+    """
     folder = RunFolder(Path(name))
     if folder.config.is_file():
         run = load_run(name)
-        if (folder.model / "config.json").is_file():
+        if folder.model.is_dir():
             return _open_folder(name, str(folder.model), run)
         if (folder.checkpoints / "latest").exists():
             opened = _fresh(run, lambda _: None)
@@ -57,9 +60,25 @@ def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:
 
 def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
     tokenizer = load_tokenizer(folder, where=name)
-    objective = objective_of(run or RunConfig(objective=_purpose(folder)), tokenizer)
-    model = _build(ModelConfig.model_validate({"from": folder}), objective, 1, 0)
+    objective = objective_of_folder(folder, run, tokenizer)
+    adapter = read_adapter(folder)
+    if adapter is None:
+        model = _build(ModelConfig.model_validate({"from": folder}), objective, 1, 0)
+    else:
+        model = build_adapted(
+            adapter,
+            tokenizer,
+            auto_class=objective.auto_class,
+            heads=objective.heads,
+            quantise=objective.run.model.quantise,
+        ).model
     return Opened(name, folder, model, tokenizer, objective, run)
+
+
+def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer) -> Objective:
+    """What a model or an adapter in a folder was trained for: as its run says, else as its head does."""
+    adapter = read_adapter(folder)
+    return objective_of(run or RunConfig(objective=_purpose(folder if adapter is None else adapter.base)), tokenizer)
 
 
 def _purpose(folder: str) -> Literal["causal", "masked", "span_qa"]:

@@ -1,0 +1,40 @@
+"""`artel export`: a trained model in the form that others take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from artel.cli.common import AsJson, print_json, quiet_libraries, tell
+
+
+def export(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A run's folder, or one with a model or an adapter.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must not be there yet.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to its base model and write that.")] = False,
+    gguf: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="Write model.gguf and a Modelfile for Ollama: f16, bf16, q8_0, q4_k_m …"),
+    ] = None,
+    llama_cpp: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="llama.cpp's folder, for --gguf; else LLAMA_CPP, or PATH.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a model as a Hugging Face folder, an adapter as peft's, or a GGUF file.
+
+    Example: artel export runs/assistant exported --merge --gguf q4_k_m
+    """
+    quiet_libraries()
+    from artel.errors import InputError, Problem
+    from artel.using import export as write
+
+    if llama_cpp is not None and gguf is None:
+        raise InputError([Problem("--llama-cpp", "has no meaning without --gguf", "add --gguf q8_0, or leave it out")])
+    done = write(name, folder, merge=merge, gguf=gguf, llama_cpp=llama_cpp, tell=tell)
+    merged = f", merged into {done.merged_into} in {done.dtype}" if done.merged_into else ""
+    tell(f"{done.kind}{merged}: {done.folder}")
+    if as_json:
+        print_json(done.to_json())

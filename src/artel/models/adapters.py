@@ -1,0 +1,245 @@
+"""Low-rank adapters in a model (LoRA, Hu et al. 2021), and parameters that stay as they are.
+
+Adapters are injected by peft into the model's own linear layers, so that the model stays a PreTrainedModel: the loop,
+DDP, torch.compile and generation see parameters that are trained and parameters that are not, and nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from artel.config import LoraConfig
+from artel.errors import InputError, Problem, missing_extra
+
+CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_NAME = "default"  # peft's name for the only adapter of a model
+_PREFIX = "base_model.model."  # peft wraps the model twice and names tensors from the outside
+_LISTED = 20
+
+
+def require_peft() -> None:
+    """Raise InputError with the remedy where the extra `lora` is not installed."""
+    try:
+        import peft  # noqa: F401
+    except ImportError:
+        raise missing_extra("peft", "lora", "model.lora") from None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    """An adapter as peft writes it: a folder with adapter_config.json and adapter_model.safetensors."""
+
+    folder: Path
+    config: Any
+    """peft's LoraConfig."""
+    base: str
+    """The model it belongs to: a folder or a hub id."""
+
+
+def read_adapter(name: str) -> AdapterFolder | None:
+    """The adapter in a folder; None where there is none. Raises InputError for one that cannot be used."""
+    folder = Path(name)
+    if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
+        return None
+    require_peft()
+    from peft import PeftConfig, PeftType
+
+    where = str(folder / CONFIG)
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+    except Exception as error:  # JSON, and whatever peft's own checks raise
+        raise InputError([Problem(where, f"cannot be read: {error}", "give a folder written by peft")]) from None
+    if config.peft_type != PeftType.LORA:
+        raise InputError([Problem(where, f"is an adapter of type {config.peft_type}", "artel knows LoRA only")])
+    base = config.base_model_name_or_path
+    if not base:
+        raise InputError([Problem(where, "names no base model", 'add "base_model_name_or_path": its folder or hub id')])
+    if base.startswith(("/", ".", "~")) and not Path(base).is_dir():
+        fix = "write its new place there as base_model_name_or_path"
+        raise InputError([Problem(where, f"its base model {base} is not there any more", fix)])
+    return AdapterFolder(folder, config, base)
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether adapters were put into the model."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def linear_layers(model: PreTrainedModel) -> list[str]:
+    """Names of the linear layers of the model's body, in order; those of its output head are not among them."""
+    body = model.base_model
+    inside = {id(module) for module in body.modules()}
+    output = model.get_output_embeddings()
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and id(module) in inside and module is not output
+    ]
+
+
+def adapter_problems(model: PreTrainedModel, wanted: LoraConfig) -> list[Problem]:
+    """What in `model.lora` this model has not: names of layers and of modules. Weights are not looked at."""
+    problems = []
+    layers = linear_layers(model)
+    known = ", ".join(_endings(layers))
+    problems += [
+        Problem("model.lora.target", f"no linear layer is named {name}", f"the model has: {known}; or write auto")
+        for name in wanted.target
+        if name != "auto" and not any(_is_named(layer, name) for layer in layers)
+    ]
+    modules = [name for name, module in model.named_modules() if name and next(module.parameters(), None) is not None]
+    problems += [
+        Problem("model.lora.save", f"no module is named {name}", f"the model has: {', '.join(_shapes(modules))}")
+        for name in wanted.save
+        if not any(_is_named(module, name) for module in modules)
+    ]
+    return problems
+
+
+def add_adapters(
+    model: PreTrainedModel, wanted: LoraConfig, *, base: str, generates: bool, anew: list[str], seed: int
+) -> str:
+    """Put adapters into a model; they, and modules kept whole, are all that is trained from here on. What was done.
+
+    `base` is where the model came from (a folder or hub id), `anew` names modules whose weights are not from there:
+    they are trained in full and kept with the adapter. `seed` fixes the adapters' first weights. Raises InputError.
+    """
+    require_peft()
+    from peft import LoraConfig as PeftLora
+
+    problems = adapter_problems(model, wanted)
+    if problems:
+        raise InputError(problems)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    whole = [name for name in modules if any(_is_named(name, ending) for ending in wanted.save)]
+    whole = list(dict.fromkeys([*whole, *anew]))
+    layers = linear_layers(model)
+    if wanted.target != ["auto"]:
+        layers = [layer for layer in layers if any(_is_named(layer, name) for name in wanted.target)]
+    layers = [layer for layer in layers if not any(layer == name or layer.startswith(f"{name}.") for name in whole)]
+    config = PeftLora(
+        r=wanted.rank,
+        lora_alpha=int(wanted.alpha) if wanted.alpha.is_integer() else wanted.alpha,  # vLLM reads a whole number
+        lora_dropout=wanted.dropout,
+        target_modules=_shortest(layers, list(modules)),
+        use_rslora=wanted.rslora,
+        use_dora=wanted.dora,
+        modules_to_save=whole or None,
+        fan_in_fan_out=any(isinstance(modules[layer], Conv1D) for layer in layers),
+        task_type="CAUSAL_LM" if generates else None,
+    )
+    torch.manual_seed(seed)  # whatever was drawn while the model was loaded
+    _inject(model, config)
+    place = Path(base)
+    config.base_model_name_or_path = str(place.resolve()) if place.is_dir() else base
+    also = f", {', '.join(whole)} in full" if whole else ""
+    return f"adapters of rank {wanted.rank} in {len(layers)} layers{also}"
+
+
+def _inject(model: PreTrainedModel, config: Any) -> None:
+    with _without_advice():
+        model.add_adapter(config)
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # peft gives adapters the dtype in which a quantised layer computes
+            parameter.data = parameter.data.float()
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Write peft's own files: `PeftModel.from_pretrained(base, folder)` opens them."""
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
+    tensors = {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+    config = copy.deepcopy(model.peft_config[_NAME])
+    config.inference_mode = True  # what is opened is used, unless who opens it says otherwise
+    config.save_pretrained(str(folder))
+
+
+def load_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> None:
+    """Put a saved adapter into its base model. Raises InputError where they do not fit."""
+    from peft import set_peft_model_state_dict
+
+    file = adapter.folder / _WEIGHTS
+    try:
+        state = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(file).items()}
+        _inject(model, copy.deepcopy(adapter.config))
+        found = set_peft_model_state_dict(model, state, adapter_name=_NAME)
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        first = " ".join(str(error).split())[:300]
+        fix = f"it belongs to {adapter.base}; is that still the same model?"
+        raise InputError([Problem(str(file), f"does not fit its base model: {first}", fix)]) from None
+    if found.unexpected_keys:
+        what = f"has tensors that {adapter.base} has no place for: {', '.join(found.unexpected_keys[:3])} …"
+        raise InputError([Problem(str(file), what, "base_model_name_or_path must be the model it was trained on")])
+
+
+def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedModel:
+    """The base model, in float32, with a saved adapter's changes added to its weights.
+
+    Embeddings that were tied and are trained with the adapter come out apart, and the configuration says so.
+    """
+    from peft import PeftModel
+
+    with _without_advice():
+        return PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """peft warns of what it then does right: layers that lie transposed (GPT-2's), embeddings that come untied."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def freeze(model: nn.Module, patterns: list[str]) -> None:
+    """Keep the parameters that match as they are. Raises InputError when one matches none, or none is left."""
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    known = f"the model has: {', '.join(_shapes(names))}"
+    unknown = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
+    if unknown:
+        raise InputError([Problem("model.freeze", f"no parameter matches {pattern}", known) for pattern in unknown])
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            parameter.requires_grad = False
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError([Problem("model.freeze", "no parameter is left to be trained", f"leave some out; {known}")])
+
+
+def _is_named(full: str, name: str) -> bool:
+    """peft's rule: a whole name, or the end of one from a dot on."""
+    return full == name or full.endswith(f".{name}")
+
+
+def _endings(names: list[str]) -> list[str]:
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+
+
+def _shapes(names: list[str]) -> list[str]:
+    """Names with `*` for the number of a layer, each once, as many as a message can hold."""
+    found = list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names))
+    return found if len(found) <= _LISTED else [*found[:_LISTED], f"… ({len(found)} in all)"]
+
+
+def _shortest(layers: list[str], modules: list[str]) -> list[str]:
+    """Last parts of the layers' names where these mean no other module, else whole names: what people can read."""
+    endings = _endings(layers)
+    meant = [name for name in modules if any(_is_named(name, ending) for ending in endings)]
+    return sorted(endings) if sorted(meant) == sorted(layers) else sorted(layers)

@@ -1,0 +1,56 @@
+"""Pretrained weights held in 8 or 4 bits under adapters (QLoRA, Dettmers et al. 2023), by bitsandbytes.
+
+int8 is LLM.int8(), nf4 is 4-bit NormalFloat with double quantisation: 0.52 bytes a weight. Both run on a GPU and, far
+more slowly, on a CPU. The layers of the body are quantised; embeddings, norms and output heads stay float32.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+
+from artel.errors import missing_extra
+from artel.models.device import pick_precision
+
+
+def require_bitsandbytes() -> None:
+    """Raise InputError with the remedy where the extra `quantise` is not installed."""
+    for package in ("bitsandbytes", "accelerate"):
+        try:
+            __import__(package)
+        except ImportError:
+            raise missing_extra(package, "quantise", "model.quantise") from None
+
+
+def loading_options(quantise: str, skeleton: PreTrainedModel, whole: list[str]) -> dict[str, Any]:
+    """What `from_pretrained` must be told to quantise (`int8`, `nf4`) while it loads.
+
+    `skeleton` is the model on the meta device; `whole` names modules that are trained in full. The weights are put
+    where this process computes: quantising 13 billion weights on a CPU first would take minutes and their memory.
+    """
+    require_bitsandbytes()
+    # It warns at each product that LLM.int8() rounds its inputs to float16: that is what the method is.
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    heads = [name for name, _ in skeleton.named_children() if name != skeleton.base_model_prefix]
+    options: dict[str, Any] = {"llm_int8_skip_modules": [*heads, *whole]}  # so named for 4 bits too
+    if quantise == "int8":
+        options |= {"load_in_8bit": True}
+    else:
+        options |= {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": torch.bfloat16 if pick_precision("auto", device) == "bf16" else torch.float32,
+        }
+    return {"quantization_config": BitsAndBytesConfig(**options), "device_map": {"": device}}
+
+
+def count(parameter: nn.Parameter) -> int:
+    """The number of weights a parameter stands for: 4-bit ones lie two in a byte."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else int(state.shape.numel())

@@ -1,0 +1,167 @@
+"""GGUF files for llama.cpp and Ollama, written by llama.cpp's own tools, and the Modelfile that goes with them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from artel.errors import InputError, Problem, WorkError
+from artel.tokens import Tokenizer, load_tokenizer
+
+_SCRIPT = "convert_hf_to_gguf.py"
+_CONVERTED = ("auto", "f32", "f16", "bf16", "q8_0")  # the converter writes these itself
+_QUANTISED = (
+    "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_1", "q4_k_s", "q4_k_m", "q5_0", "q5_1", "q5_k_s", "q5_k_m",
+    "q6_k", "iq4_nl", "iq4_xs",
+)  # fmt: skip  # llama-quantize's that need no calibration text
+# Keys that the converter reads and transformers 5 writes no more: model type -> key -> the key that holds it now.
+_FORMER_KEYS = {"gpt2": {"n_ctx": "n_positions"}}
+_LAUNCHER = Path(__file__).with_name("llama_converter.py")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTools:
+    """The type of weights asked for, and the programs that make it."""
+
+    type: str
+    converter: Path
+    quantize: Path | None
+
+
+def find_gguf_tools(type_: str, llama_cpp: str | None) -> GgufTools:
+    """llama.cpp's converter, and llama-quantize where the type needs it: in its folder, on PATH, or as a package.
+
+    The folder is `llama_cpp`, else that of the environment variable LLAMA_CPP. Raises InputError with the remedy.
+    """
+    wanted = type_.lower()
+    if wanted not in _CONVERTED + _QUANTISED:
+        near = difflib.get_close_matches(wanted, _CONVERTED + _QUANTISED, 1)
+        fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(_CONVERTED + _QUANTISED)}"
+        raise InputError([Problem("--gguf", f"there is no type {type_}", fix)])
+    where, folder = ("--llama-cpp", llama_cpp) if llama_cpp else ("LLAMA_CPP", os.environ.get("LLAMA_CPP"))
+    converter = _converter(Path(folder) if folder else None)
+    if converter is None and folder:
+        raise InputError([Problem(where, f"{folder} holds no {_SCRIPT}", "give llama.cpp's own folder, as cloned")])
+    if converter is None:
+        fix = ("git clone https://github.com/ggml-org/llama.cpp, pip install -r its requirements.txt, "
+               "then --llama-cpp FOLDER or LLAMA_CPP=FOLDER")  # fmt: skip
+        raise InputError([Problem("--gguf", f"llama.cpp's {_SCRIPT} is not on PATH, nor named", fix)])
+    quantize = None
+    if wanted in _QUANTISED:
+        quantize = _quantize(Path(folder) if folder else None)
+        if quantize is None:
+            what = f"{wanted} is written by llama.cpp's llama-quantize, which is neither on PATH nor in its folder"
+            fix = "build it: cmake -B build && cmake --build build --target llama-quantize; or write --gguf q8_0"
+            raise InputError([Problem("--gguf", what, fix)])
+    return GgufTools(wanted, converter, quantize)
+
+
+def _converter(folder: Path | None) -> Path | None:
+    if folder is not None:
+        return folder / _SCRIPT if (folder / _SCRIPT).is_file() else None
+    on_path = shutil.which(_SCRIPT)
+    if on_path is not None:
+        return Path(on_path).resolve()
+    package = importlib.util.find_spec(Path(_SCRIPT).stem)
+    return None if package is None or package.origin is None else Path(package.origin)
+
+
+def _quantize(folder: Path | None) -> Path | None:
+    places = [] if folder is None else [folder / "build" / "bin", folder / "bin", folder]
+    built = next((place / "llama-quantize" for place in places if (place / "llama-quantize").is_file()), None)
+    on_path = shutil.which("llama-quantize")
+    return built or (None if on_path is None else Path(on_path))
+
+
+def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
+    """Write `folder`/model.gguf and `folder`/Modelfile of a Hugging Face folder, a copy of which is given.
+
+    Raises WorkError when a tool fails.
+    """
+    tokenizer = load_tokenizer(str(model), where=str(model))
+    _restore_keys(model / "config.json")
+    file = folder / "model.gguf"
+    arguments = ["--outfile", str(file), "--outtype", tools.type, str(model)]
+    if tools.quantize is not None:
+        unquantised = folder / "unquantised.gguf"
+        arguments = ["--outfile", str(unquantised), "--outtype", "auto", str(model)]
+    cuts_as = _pre_tokenizer(tokenizer)
+    script = [str(tools.converter)] if cuts_as is None else [str(_LAUNCHER), str(tools.converter), cuts_as]
+    _run(tools.converter, [sys.executable, *script, *arguments])
+    if tools.quantize is not None:
+        _run(tools.quantize, [str(tools.quantize), str(unquantised), str(file), tools.type.upper()])
+        unquantised.unlink()
+    (folder / "Modelfile").write_text(modelfile(tokenizer, model), encoding="utf-8")
+
+
+def _restore_keys(file: Path) -> None:
+    config = json.loads(file.read_text(encoding="utf-8"))
+    former = _FORMER_KEYS.get(config.get("model_type"), {})
+    file.write_text(json.dumps({**{key: config.get(now) for key, now in former.items()}, **config}), encoding="utf-8")
+
+
+def _run(program: Path, command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    if done.returncode != 0:
+        said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        reason = said[-1][:300] if said else f"exit status {done.returncode}"
+        fix = "it must know the model's architecture and tokenizer; a newer llama.cpp may"
+        raise WorkError([Problem(program.name, f"failed: {reason}", fix)])
+
+
+def _pre_tokenizer(tokenizer: Tokenizer) -> str | None:
+    """llama.cpp's name for how text is cut before BPE, where it is GPT-2's way, as of all that artel trains."""
+    parts = json.loads(tokenizer.hf.backend_tokenizer.to_str())
+    cut = parts["pre_tokenizer"] or {}
+    plain = parts["model"]["type"] == "BPE" and not parts["normalizer"] and cut.get("type") == "ByteLevel"
+    return "gpt-2" if plain and cut.get("use_regex") and not cut.get("add_prefix_space") else None
+
+
+def modelfile(tokenizer: Tokenizer, model: Path) -> str:
+    """What Ollama reads: where the weights are, when to stop, how to sample, how a conversation is written.
+
+    Sampling is the model's own where its generation_config.json has it, else as `artel generate` does.
+    """
+    file = model / "generation_config.json"
+    own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    chatml = _writes_chatml(tokenizer)
+    ends = own.get("eos_token_id") or []
+    ids = [tokenizer.end_id, *(ends if isinstance(ends, list) else [ends])]
+    stops = dict.fromkeys([tokenizer.decode([number]) for number in ids] + ["<|im_end|>"] * chatml)
+    lines = ["FROM ./model.gguf", *(f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in stops)]
+    # Ollama's own defaults punish repetition and cut the likeliest at 40 and 0.9.
+    for name, default in {"temperature": 0.8, "top_k": 50, "top_p": 1.0}.items():
+        lines.append(f"PARAMETER {name} {own.get(name, default)}")
+    lines.append(f"PARAMETER repeat_penalty {own.get('repetition_penalty', 1.0)}")
+    if chatml:
+        lines.append(f'TEMPLATE """{_CHATML}"""')
+    return "\n".join(lines) + "\n"
+
+
+_CHATML = """{{- range .Messages }}<|im_start|>{{ .Role }}
+{{ .Content }}<|im_end|>
+{{ end }}<|im_start|>assistant
+"""
+
+
+def _writes_chatml(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer's template writes conversations just as `_CHATML` does; another is left to the GGUF."""
+    if not tokenizer.hf.chat_template:
+        return False
+    turns = [{"role": role, "content": role.upper()} for role in ("system", "user", "assistant", "user")]
+    for messages in (turns, turns[1:]):
+        plain = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages)
+        try:
+            written = tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception:  # a template may refuse a role, in words of its own
+            return False
+        if written != f"{plain}<|im_start|>assistant\n":
+            return False
+    return True
