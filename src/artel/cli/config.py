@@ -65,12 +65,13 @@ def schema() -> None:
 
 @app.command("convert")
 def convert(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .cfg or JSON of the older scripts.")],
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .cfg, JSON or YAML of other scripts.")],
     as_json: AsJson = False,
 ) -> None:
-    """Print an old script's configuration as a run file; what it cannot hold is told on standard error.
+    """Print another script's configuration as a run file; what it cannot hold is told on standard error.
 
-    Understood are the .cfg of the distributed Natural Questions recipe and the JSON of the masked-LM script.
+    Understood are impruver's YAML, the .cfg of the distributed Natural Questions recipe and the JSON of the masked-LM
+    script.
 
     Example: artel config convert test_bert.cfg > run.yaml
     """

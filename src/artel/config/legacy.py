@@ -1,27 +1,28 @@
 """Configurations of the scripts that artel takes the place of, as run files.
 
-Two of them: the JSON of seven keys of a masked-LM script for CPUs, and the `.cfg` of the distributed Natural Questions
-recipe (neuro-inc/ml-recipe-distributed-pytorch). What cannot be carried over is told, never lost in silence.
+Three of them: the JSON of seven keys of a masked-LM script for CPUs, the `.cfg` of the distributed Natural Questions
+recipe (neuro-inc/ml-recipe-distributed-pytorch), and impruver's YAML, which has a file of its own. What cannot be
+carried over is told, never lost in silence.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
-from collections.abc import Callable
 from typing import Any
 
-from artel.config.quantities import read_count, read_number
+from artel.config.legacy_keys import OldKeys, Reader, a_number, a_text, above_zero, at_least_one, one_of
+from artel.config.quantities import read_count
 from artel.errors import InputError, Problem
-
-Reader = Callable[[Any], Any]
-"""From a written value to a value of the run file; raises ValueError(`what is wrong; the remedy`)."""
 
 
 def convert(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
     """The run file of an old configuration, and a line for each key that could not be carried over."""
+    if is_impruver(text):
+        from artel.config.legacy_impruver import convert_impruver  # it reads YAML by load.py, which reads this file
+
+        return convert_impruver(text, place)
     if not text.lstrip().startswith("{"):
         return convert_cfg(text, place)
     try:
@@ -33,6 +34,13 @@ def convert(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
         fix = f"its keys are: {', '.join(_OLD_JSON)}; a run file needs no conversion"
         raise InputError([Problem(place, "is not the JSON of the masked-LM script", fix)])
     return from_old_json(tree, place), []
+
+
+def is_impruver(text: str) -> bool:
+    """Whether this is impruver's YAML, even a broken one; model and tokenizer are keys of run files too."""
+    keys = set(re.findall(r"^[\"']?(\w+)[\"']?\s*:", text, re.MULTILINE))
+    own = {"output_dir", "train_path", "val_path", "datasets", "lora", "trainer", "ddp"}
+    return "data" not in keys and len(keys & own) >= 2
 
 
 # The JSON of seven keys
@@ -91,35 +99,9 @@ def _near_old_key(key: str) -> str:
     return f"its keys are: {', '.join(_OLD_JSON)}; artel config convert makes a run file of it, which has more"
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not a path")
-    return value
-
-
-def _number(value: object) -> float:
-    """As written: 2 stays a whole number."""
-    number = read_number(value)
-    return int(number) if number.is_integer() else number
-
-
-def _above_zero(value: object) -> float:
-    number = _number(value)
-    if not 0 < number < math.inf:
-        raise ValueError(f"{value!r} is not above zero")
-    return number
-
-
-def _at_least_one(value: object) -> int:
-    count = read_count(value)
-    if count < 1:
-        raise ValueError(f"{value!r} is below 1; write 1 or more")
-    return count
-
-
 _OLD_JSON: dict[str, Reader] = {
-    "inputs_path": _text, "outputs_path": _text, "model_path": _text, "epochs": _above_zero,
-    "batch_size": _at_least_one, "learning_rate": _above_zero, "world_size": _at_least_one,
+    "inputs_path": a_text, "outputs_path": a_text, "model_path": a_text, "epochs": above_zero,
+    "batch_size": at_least_one, "learning_rate": above_zero, "world_size": at_least_one,
 }  # fmt: skip
 _EXAMPLES = {"inputs_path": '"pairs.csv"', "outputs_path": '"pairs.csv"', "model_path": '"FOLDER"', "epochs": "3",
              "batch_size": "32", "learning_rate": "5e-5", "world_size": "2"}  # fmt: skip
@@ -142,79 +124,32 @@ def convert_cfg(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
     _leave(recipe)
     if recipe.problems:
         raise InputError(recipe.problems)
-    return recipe.run_file(), recipe.left_in_order()
+    return recipe.run_file(_ORDER), recipe.left_in_order()
 
 
-class _Recipe:
+class _Recipe(OldKeys):
     """A configuration of the recipe while it is turned into a run file."""
 
     def __init__(self, text: str, place: str) -> None:
-        self.place = place
-        self.problems: list[Problem] = []
-        self._lines: dict[str, int] = {}
-        self._values = dict(_DEFAULTS)
-        self._left: dict[str, str] = {}
-        self._tree: dict[str, Any] = {"objective": "span_qa", "span_qa": {"heads": "five"}}
-        self._parse(text)
-
-    def _parse(self, text: str) -> None:
+        super().__init__(place, _DEFAULTS, {"objective": "span_qa", "span_qa": {"heads": "five"}})
         for number, line in enumerate(text.splitlines(), 1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\S.*?)(?:\s+#.*)?", line.strip())
-            if match is None:
-                self.problems.append(Problem(f"{self.place}:{number}", "is not of the form key = value",
-                                             "write lr = 1e-5; comments begin with #"))  # fmt: skip
-                continue
-            key = match[1]
-            if key in self._lines:
-                self.problems.append(Problem(f"{self.place}:{number}", f"the key {key} is given twice",
-                                             "keep one of them"))  # fmt: skip
-            self._lines[key] = number
-            self._values[key] = match[2].strip("\"'")
-        if not self._lines.keys() & _KNOWN:
-            fix = "give the .cfg of the Natural Questions recipe or the masked-LM script's JSON; " \
+            if line.strip() and not line.lstrip().startswith("#"):
+                self._parse(line.strip(), f"{place}:{number}")
+        if not set(self.given()) & _KNOWN:
+            fix = "give the .cfg of the Natural Questions recipe, impruver's YAML or the masked-LM script's JSON; " \
                   "a run file needs no conversion"  # fmt: skip
-            raise InputError([Problem(self.place, "is no old configuration that artel knows", fix)])
+            raise InputError([Problem(place, "is no old configuration that artel knows", fix)])
 
-    def given(self) -> list[str]:
-        return list(self._lines)
-
-    def read(self, key: str, read: Reader) -> Any:
-        """The value, the recipe's default when the key is absent; None when there is neither, or it is wrong."""
-        written = self._values.get(key, "None")
-        if written == "None":
-            return None
-        try:
-            return read(written)
-        except ValueError as error:
-            what, _, fix = str(error).partition("; ")
-            self.problems.append(Problem(f"{self.place}:{self._lines[key]}: {key}", what, fix))
-            return None
-
-    def put(self, dotted: str, value: Any) -> None:
-        *sections, name = dotted.split(".")
-        here = self._tree
-        for section in sections:
-            here = here.setdefault(section, {})
-        here[name] = value
-
-    def carry(self, key: str, dotted: str, read: Reader) -> None:
-        value = self.read(key, read)
-        if value is not None:
-            self.put(dotted, value)
-
-    def leave(self, key: str, reason: str) -> None:
-        """Tell that the key is not carried over, when the file gives it."""
-        if key in self._lines:
-            self._left[key] = f"{key} = {self._values[key]}: {reason}"
-
-    def run_file(self) -> dict[str, Any]:
-        """The sections in the order in which people read them."""
-        return {key: self._tree[key] for key in _ORDER if key in self._tree}
-
-    def left_in_order(self) -> list[str]:
-        return [self._left[key] for key in self._lines if key in self._left]
+    def _parse(self, line: str, where: str) -> None:
+        match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\S.*?)(?:\s+#.*)?", line)
+        if match is None:
+            self.problems.append(Problem(where, "is not of the form key = value",
+                                         "write lr = 1e-5; comments begin with #"))  # fmt: skip
+            return
+        key, value = match[1], match[2].strip("\"'")
+        if key in self.given():
+            self.problems.append(Problem(where, f"the key {key} is given twice", "keep one of them"))
+        self.give(key, None if value == "None" else value, value, where)
 
 
 def _flag(value: str) -> bool:
@@ -223,21 +158,12 @@ def _flag(value: str) -> bool:
     return value.lower() == "true"
 
 
-def _one_of(choices: dict[str, Any]) -> Reader:
-    def read(value: str) -> Any:
-        if value not in choices:
-            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
-        return choices[value]
-
-    return read
-
-
 def _balanced(value: str) -> str:
     return "balanced" if _flag(value) else "none"
 
 
 def _carry_folder(recipe: _Recipe) -> None:
-    folder, name = recipe.read("dump_dir", _text), recipe.read("experiment_name", _text)
+    folder, name = recipe.read("dump_dir", a_text), recipe.read("experiment_name", a_text)
     if name:
         recipe.put("run", f"{folder.rstrip('/')}/{name}" if folder else name)
     else:
@@ -245,7 +171,7 @@ def _carry_folder(recipe: _Recipe) -> None:
 
 
 def _carry_source(recipe: _Recipe) -> None:
-    path = recipe.read("data_path", _text)
+    path = recipe.read("data_path", a_text)
     if recipe.read("dummy_dataset", _flag):
         recipe.put("data.sources", [{"format": "dummy", "kind": "questions"}])
         recipe.leave("data_path", "dummy_dataset is True, and questions are made up instead; for the real ones write "
@@ -255,7 +181,7 @@ def _carry_source(recipe: _Recipe) -> None:
 
 
 def _carry_batch(recipe: _Recipe) -> None:
-    batch, parts = recipe.read("train_batch_size", _at_least_one), recipe.read("batch_split", _at_least_one)
+    batch, parts = recipe.read("train_batch_size", at_least_one), recipe.read("batch_split", at_least_one)
     if not batch:
         return
     recipe.put("train.batch", batch)
@@ -269,7 +195,7 @@ def _carry_schedule(recipe: _Recipe) -> None:
     """The recipe's AdamW (transformers' old one) and its linear schedule; without warmup it has no schedule."""
     recipe.put("train.betas", [0.9, 0.999])
     recipe.put("train.epsilon", 1e-6)
-    share = recipe.read("warmup_coef", _number)
+    share = recipe.read("warmup_coef", a_number)
     if share is None:
         return
     recipe.put("train.schedule", "linear" if share else "constant")
@@ -280,20 +206,20 @@ def _carry_schedule(recipe: _Recipe) -> None:
 
 
 def _carry_best(recipe: _Recipe) -> None:
-    metric = recipe.read("best_metric", _text)
+    metric = recipe.read("best_metric", a_text)
     if metric not in _BEST:
         recipe.leave("best_metric", f"artel has no such figure; write checkpoint.best: {', '.join(_FIGURES)}")
         recipe.leave("best_order", "each figure of artel knows which way it improves")
         return
     figure, better = _BEST[metric]
     recipe.put("checkpoint.best", figure)
-    if recipe.read("best_order", _one_of({">": ">", "<": "<"})) != better:
+    if recipe.read("best_order", one_of({">": ">", "<": "<"})) != better:
         better_is = "higher" if better == ">" else "lower"
         recipe.leave("best_order", f"of {figure}, {better_is} is better in artel, and cannot be turned round")
 
 
 def _carry_precision(recipe: _Recipe) -> None:
-    level = recipe.read("apex_level", _one_of({level: level for level in ("O0", "O1", "O2", "O3")}))
+    level = recipe.read("apex_level", one_of({level: level for level in ("O0", "O1", "O2", "O3")}))
     recipe.put("train.precision", "fp32" if level in (None, "O0") else "auto")
     if level not in (None, "O0"):
         recipe.leave("apex_level", "train.precision is auto: bf16 where the device multiplies it natively, weights "
@@ -309,9 +235,9 @@ def _leave(recipe: _Recipe) -> None:
         if recipe.read(key, _flag):
             recipe.leave(key, reason)
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-        if recipe.read(key, _number) not in (None, 0.1):  # 0.1 is what BERT and RoBERTa have of themselves
+        if recipe.read(key, a_number) not in (None, 0.1):  # 0.1 is what BERT and RoBERTa have of themselves
             recipe.leave(key, "model.from keeps the dropout of its config.json; change it there")
-    if recipe.read("optimizer", _one_of({"adam": "adam", "adamod": "adamod"})) == "adamod":
+    if recipe.read("optimizer", one_of({"adam": "adam", "adamod": "adamod"})) == "adamod":
         recipe.leave("optimizer", "artel has no AdaMod, adamw is taken; write train.optimizer: adamw, muon or sgd")
     for key in recipe.given():
         if key not in _KNOWN:
@@ -332,24 +258,24 @@ _DEFAULTS = {
 _CARRIED: dict[str, tuple[str, Reader]] = {
     "seed": ("seed", read_count),
     "max_seq_len": ("data.block", read_count),
-    "model": ("model.from", _text),
+    "model": ("model.from", a_text),
     "max_question_len": ("span_qa.question", read_count),
     "doc_stride": ("span_qa.stride", read_count),
-    "w_start": ("span_qa.weights.start", _number),
-    "w_end": ("span_qa.weights.end", _number),
-    "w_start_reg": ("span_qa.weights.start_position", _number),
-    "w_end_reg": ("span_qa.weights.end_position", _number),
-    "w_cls": ("span_qa.weights.answer_class", _number),
-    "loss": ("span_qa.class_loss", _one_of({"ce": "cross_entropy", "focal": "focal", "smooth": "smooth"})),
-    "smooth_alpha": ("span_qa.smoothing", _number),
-    "focal_alpha": ("span_qa.focal_alpha", _number),
-    "focal_gamma": ("span_qa.focal_gamma", _number),
+    "w_start": ("span_qa.weights.start", a_number),
+    "w_end": ("span_qa.weights.end", a_number),
+    "w_start_reg": ("span_qa.weights.start_position", a_number),
+    "w_end_reg": ("span_qa.weights.end_position", a_number),
+    "w_cls": ("span_qa.weights.answer_class", a_number),
+    "loss": ("span_qa.class_loss", one_of({"ce": "cross_entropy", "focal": "focal", "smooth": "smooth"})),
+    "smooth_alpha": ("span_qa.smoothing", a_number),
+    "focal_alpha": ("span_qa.focal_alpha", a_number),
+    "focal_gamma": ("span_qa.focal_gamma", a_number),
     "train_label_weights": ("span_qa.class_weights", _balanced),
     "train_sampler_weights": ("span_qa.balanced_sampling", _flag),
-    "n_epochs": ("train.epochs", _number),
-    "lr": ("train.learning_rate", _number),
-    "weight_decay": ("train.weight_decay", _number),
-    "max_grad_norm": ("train.clip", _number),
+    "n_epochs": ("train.epochs", a_number),
+    "lr": ("train.learning_rate", a_number),
+    "weight_decay": ("train.weight_decay", a_number),
+    "max_grad_norm": ("train.clip", a_number),
 }
 
 _BEST = {"map": ("mean_average_precision", ">"), "loss": ("loss", "<"), "f1": ("f1", ">")}

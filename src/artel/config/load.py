@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from artel.config.legacy import from_old_json, is_old_json, refuse_model_config
+from artel.config.legacy import from_old_json, is_impruver, is_old_json, refuse_model_config
 from artel.config.sections import RunConfig
 from artel.config.shipped import recipe_names, recipe_text
 from artel.errors import InputError, Problem
@@ -33,7 +33,10 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises InputError with every problem at once.
     """
     text, place, stem = _find(name)
-    tree, lines = _parse(text, place)
+    if is_impruver(text):
+        fix = f"convert it: artel config convert {name} > run.yaml"
+        raise InputError([Problem(place, "is a configuration of impruver, not a run file", fix)])
+    tree, lines = parse(text, place)
     refuse_model_config(tree, place)
     if is_old_json(tree):
         tree, lines = from_old_json(tree, place), {(): place}
@@ -146,7 +149,7 @@ def read_file(path: Path) -> str:
     raise InputError([Problem(str(path), what, fix)])
 
 
-def _parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
+def parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
     """The YAML as plain values, and for each key the `file:line` where it stands."""
     lines: dict[Key, str] = {(): place}
     problems: list[Problem] = []

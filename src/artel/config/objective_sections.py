@@ -62,8 +62,8 @@ class SpanQAConfig(Section):
 class ChatConfig(Section):
     template: str = Field(
         "auto",
-        description="How a conversation is written: auto (the tokenizer's template, chatml where it has none), chatml, "
-        "or a file with a Jinja template.",
+        description="How a conversation is written: auto (the tokenizer's template; without one chatml where it has "
+        "the tokens, else plain), chatml, plain (User: … Assistant: …), or a file with a Jinja template.",
     )
     train_on: Literal["assistant", "last", "all"] = Field(
         "assistant", description="The assistant's turns, its last turn only, or every token."
