@@ -20,7 +20,9 @@ TINY = {
         "config": {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2,
                    "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
     },
-    "train": {"steps": 6, "batch": 64, "learning_rate": 1e-3, "warmup": 2, "compile": "off", "precision": "fp32"},
+    # One thread: on cores that other tests share, two wait for one another longer than such small sums take.
+    "train": {"steps": 6, "batch": 64, "learning_rate": 1e-3, "warmup": 2, "compile": "off", "precision": "fp32",
+              "threads": 1},
     "log": {"every": 1},
     "track": ["jsonl"],
 }  # fmt: skip

@@ -10,7 +10,8 @@ import pytest
 from helpers import ENVIRONMENT, artel, write_run
 
 VERBS = [["prepare"], ["train"], ["generate"], ["report"], ["recipes", "ls"], ["recipes", "cat"], ["recipes", "cp"],
-         ["config", "check"], ["config", "explain"], ["config", "schema"]]  # fmt: skip
+         ["config", "check"], ["config", "explain"], ["config", "schema"],
+         ["evaluate"], ["chat"], ["export"], ["data", "show"]]  # fmt: skip
 
 
 def test_starting_imports_no_torch():

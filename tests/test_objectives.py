@@ -1,5 +1,6 @@
 """Every objective through the one loop: one loss however a batch is cut, and a killed run that ends bit for bit."""
 
+import json
 import random
 from pathlib import Path
 
@@ -20,18 +21,38 @@ OBJECTIVES = {
                 "span_qa": {"question": 16, "stride": 8, "heads": "five", "class_weights": "balanced",
                             "class_loss": "smooth", "balanced_sampling": True},
                 "data": {"block": 64, "sources": [{"format": "dummy", "kind": "questions", "documents": 200}]}},
+    "chat": {"objective": "chat", "model": "llama", "data": {"block": 96, "sources": [{"format": "chat"}]}},
 }  # fmt: skip
-NO_DROPOUT = {"roberta": {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0},
-              "bert": {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}, "modernbert": {}}  # fmt: skip
+OFF = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+NO_DROPOUT = {"roberta": OFF, "bert": OFF, "modernbert": {}, "llama": {}}
+DROPOUT = {"modernbert": {"mlp_dropout": 0.1, "embedding_dropout": 0.1}, "llama": {"attention_dropout": 0.1}}
+
+
+def conversations(file):
+    """Conversations of one to three exchanges, written once."""
+    chance = random.Random(0)
+    words = "one two three four five six seven eight nine ten".split()
+    if not file.exists():
+        rows = []
+        for number in range(200):
+            asked = [chance.choice(words) for _ in range(chance.randint(1, 3))]
+            turns = []
+            for word in asked:
+                turns.append({"role": "user", "content": f"What is after {word} in row {number}?"})
+                turns.append({"role": "assistant", "content": f"After {word} comes {chance.choice(words)}."})
+            rows.append(json.dumps({"messages": turns}))
+        file.write_text("\n".join(rows))
+    return str(file)
 
 
 def objective_run(path, name, *, dropout=False, **changes):
-    """A run file of an objective with a tiny encoder."""
+    """A run file of an objective with a tiny model."""
     case = dict(OBJECTIVES[name])
     model_type = case.pop("model")
-    more = {} if dropout else NO_DROPOUT[model_type]
-    if dropout and model_type == "modernbert":
-        more = {"mlp_dropout": 0.1, "embedding_dropout": 0.1}
+    more = DROPOUT.get(model_type, {}) if dropout else NO_DROPOUT[model_type]
+    if name == "chat":
+        source = {"format": "chat", "path": conversations(path.parent / "conversations.jsonl")}
+        case["data"] = {**case["data"], "sources": [source]}
     run = write_run(path, **case, **changes)
     tree = yaml.safe_load(run.read_text())
     tree["model"] = {"config": {**ENCODER, "model_type": model_type, **more}}  # in place of the helpers' GPT-2

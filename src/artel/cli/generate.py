@@ -58,7 +58,7 @@ def generate(
 
 def _write(opened: Opened, text: str, sampling: Sampling, as_json: bool) -> None:
     written = []
-    goes_on = not opened.objective.encoder  # a decoder's text is the prompt and what follows it
+    goes_on = opened.objective.continues
     if not as_json and goes_on:
         print(text, end="", flush=True)
     for piece in opened.objective.show(opened.model, text, sampling):

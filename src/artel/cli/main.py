@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from artel.cli import config, evaluate, generate, prepare, recipes, report, train
+from artel.cli import chat, config, data, evaluate, export, generate, prepare, recipes, report, train
 from artel.errors import ArtelError
 
 app = typer.Typer(
@@ -27,7 +27,10 @@ app.command("prepare")(prepare.prepare)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("export")(export.export)
 app.command("report")(report.report)
+app.add_typer(data.app, name="data")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config")
 

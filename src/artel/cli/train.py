@@ -127,7 +127,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
 
 
 def _is_complete(folder: RunFolder) -> bool:
-    return folder.result.is_file() and (folder.model / "config.json").is_file()
+    return folder.result.is_file() and folder.model.is_dir()
 
 
 def _work(run: RunConfig) -> dict[str, Any]:

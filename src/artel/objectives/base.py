@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -42,6 +42,8 @@ class Made:
 
     samples: list[Sample]
     source: dict[str, Any] | None = None
+    counted: dict[str, int] = field(default_factory=dict)
+    """What was done to the document that its user should know, for the ledger: {"truncated": 1}."""
 
 
 class Objective(ABC):
@@ -49,6 +51,8 @@ class Objective(ABC):
 
     auto_class: ClassVar[str]
     """The transformers class whose head fits (`AutoModelForCausalLM`)."""
+    continues: ClassVar[bool] = True
+    """Whether what a model shows goes on where the prompt ends; else it is an answer."""
     encoder: ClassVar[bool] = False
     """Whether texts are framed by special tokens, and a tokenizer is trained with them."""
     sums: ClassVar[tuple[str, ...]]
@@ -74,6 +78,11 @@ class Objective(ABC):
             found.append(Problem("validate.patience", "needs a figure to go by", "write checkpoint: {best: loss}"))
         return found
 
+    @classmethod
+    def special_tokens(cls, run: RunConfig) -> list[str]:
+        """What a tokenizer that is trained for this objective needs beyond the usual special tokens."""
+        return []
+
     @property
     def heads(self) -> dict[str, int]:
         """Linear heads on the first token that the model needs beyond its own: name -> outputs."""
@@ -93,6 +102,23 @@ class Objective(ABC):
 
     def study(self, part: StorePart) -> None:  # noqa: B027  # most objectives need to know nothing of it
         """Learn what the loss must know of the training part (shares of classes), before the first batch."""
+
+    compares: bool = False
+    """Whether the loss is against the model as it was before training: then what `judge` finds of each sample of both
+    parts is computed once, before the first step, and given to `remember`."""
+
+    def remember(self, outputs: np.ndarray, *, judged: bool) -> None:  # noqa: B027  # only where `compares`
+        """`judge`'s outputs (samples, len(outputs)) by the model before training, of the training or judged part."""
+
+    surveys: bool = False
+    """Whether the loss must know something of the whole global batch first."""
+
+    def survey(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """float32 (any,): sums over a micro-batch, without gradient; only where `surveys`."""
+        raise NotImplementedError
+
+    def surveyed(self, totals: list[float]) -> None:  # noqa: B027  # only where `surveys`
+        """What the surveys of all micro-batches of the global batch add up to, told before its first `loss`."""
 
     @abstractmethod
     def batch(self, rows: Rows) -> Batch:

@@ -26,6 +26,7 @@ from artel.tokens import Blocks, Rows, Sample, StorePart, Tokenizer
 
 class Masked(Objective):
     auto_class = "AutoModelForMaskedLM"
+    continues = False
     encoder = True
     sums = ("loss", "targets", "right")
     better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}

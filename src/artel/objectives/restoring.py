@@ -27,6 +27,7 @@ _TOKEN, _PUT_IN, _RULE = 1, 2, 4  # flags: of the input, put in after it, and an
 
 class Restoring(Objective):
     auto_class = "AutoModelForMaskedLM"
+    continues = False
     encoder = True
     sums = ("loss", "targets", "right", "missing", "guessed", "found", "by_rule", "found_by_rule")
     better: ClassVar[dict[str, Better]] = {

@@ -35,6 +35,7 @@ _SHORTEST_WINDOW = 8
 
 class SpanQA(Objective):
     auto_class = "AutoModelForQuestionAnswering"
+    continues = False
     encoder = True
     sums = ("loss", "targets")
     outputs = ("start", "end", "score", "null", *(f"class_{name}" for name in CLASSES))

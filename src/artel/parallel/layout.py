@@ -70,9 +70,11 @@ class Replicated:
         self._bf16 = precision == "bf16"
         self._learner: nn.Module = _Learner(model, objective)
         if processes.world > 1:
-            # Buffers are computed alike on every rank (masks, rotary angles): nothing to send at each forward.
-            buffers = [name for name, _ in self._learner.named_buffers()]
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._learner, buffers)
+            # Buffers are computed alike on every rank (masks, rotary angles): nothing to send at each forward. Nor are
+            # frozen weights, which every rank has read for itself, sent at the start: under LoRA that is all the model.
+            alike = [name for name, _ in self._learner.named_buffers()]
+            alike += [name for name, parameter in self._learner.named_parameters() if not parameter.requires_grad]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._learner, alike)
             devices = [processes.device] if processes.device.type == "cuda" else None
             self._learner = DistributedDataParallel(self._learner, device_ids=devices, gradient_as_bucket_view=True)
 
@@ -86,6 +88,8 @@ class Replicated:
     def run(self, batches: list[Batch], targets: float) -> torch.Tensor:
         # DDP divides the summed gradient by the number of processes; the scale undoes it and divides by all targets.
         scale = self._processes.world / targets
+        if self._objective.surveys:
+            self._survey(batches)
         sums = []
         for number, batch in enumerate(batches):
             with self._no_sync() if number < len(batches) - 1 else nullcontext():
@@ -94,6 +98,13 @@ class Replicated:
                 (found[0] * scale).backward()
             sums.append(found.detach())
         return torch.stack(sums).sum(dim=0)
+
+    def _survey(self, batches: list[Batch]) -> None:
+        found = []
+        with torch.no_grad(), self._autocast():
+            for batch in batches:
+                found.append(self._objective.survey(self.model, batch.to(self._processes.device)))
+        self._objective.surveyed(self.add_up(torch.stack(found).sum(dim=0).double().tolist()))
 
     def clip(self, largest: float | None) -> torch.Tensor:
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]

@@ -70,6 +70,8 @@ def store_key(run: RunConfig) -> str:
     cut = {
         "masked": [run.data.block] if any(source.yields == "pairs" for source in run.data.sources) else None,
         "span_qa": [run.data.block, run.span_qa.question, run.span_qa.stride, run.span_qa.unknown_windows],
+        "chat": [run.data.block, run.chat.model_dump(mode="json"), _template_file(run)],
+        "preference": [run.data.block, run.chat.template, run.preference.loss == "kto", _template_file(run)],
     }
     inputs = {
         "format": FORMAT,
@@ -93,9 +95,14 @@ def _tokenizer_files(run: RunConfig) -> list[Any]:
     name = tokenizer_name(run)
     if name is None or not Path(name).is_dir():
         return [name]
-    wanted = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "spiece")
+    wanted = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "spiece", "chat_template")
     files = sorted(file for file in Path(name).iterdir() if file.name.startswith(wanted))
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+
+
+def _template_file(run: RunConfig) -> list[Any]:
+    file = Path(run.chat.template)
+    return [file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else []
 
 
 def _is_whole(folder: Path) -> bool:
@@ -106,7 +113,8 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
     # The objectives are imported late: they stand on torch, and a store that is found needs neither.
     from artel.objectives import objective_of, objective_type
 
-    tokenizer = _tokenizer(run, objective_type(run).encoder, tell)
+    kind = objective_type(run)
+    tokenizer = _tokenizer(run, kind.encoder, kind.special_tokens(run), tell)
     objective = objective_of(run, tokenizer)
     tokenizer.save(folder / "tokenizer")
     ledger = Ledger()
@@ -118,17 +126,19 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
             if isinstance(made, Rejected | Dropped):
                 ledger.take_back(document, made)
                 continue
+            ledger.changed.update(made.counted)
             writer.add(document.part, made.samples, len(record.text.encode("utf-8")), record.origin, made.source)
     ledger.judge(run.data.max_bad)
     ledger.check()
-    manifest = writer.close({"key": key, "tokenizer": tokenizer.fingerprint, "vocabulary": tokenizer.vocabulary})
+    about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
+    manifest = writer.close({**about, "vocabulary": tokenizer.vocabulary})
     _check_parts(run, manifest)
     counts = {name: {part: found[name] for part, found in manifest["parts"].items()} for name in ("tokens", "samples")}
     report = {**ledger.to_json(), **counts}
     (folder / "ledger.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
 
 
-def _tokenizer(run: RunConfig, encoder: bool, tell: Tell) -> Tokenizer:
+def _tokenizer(run: RunConfig, encoder: bool, special: list[str], tell: Tell) -> Tokenizer:
     name = tokenizer_name(run)
     if name is not None:
         return load_tokenizer(name, "tokenizer.from" if run.tokenizer.from_ else "model.from")
@@ -137,7 +147,9 @@ def _tokenizer(run: RunConfig, encoder: bool, tell: Tell) -> Tokenizer:
     tell("training the tokenizer")
     documents = read_documents(run.data, Ledger())  # the same documents come again, and are counted, when encoded
     texts = (document.record.text for document in documents if document.part == "train")
-    return train_tokenizer(texts, run.tokenizer.train or TokenizerTraining(), encoder=encoder)
+    wanted = run.tokenizer.train or TokenizerTraining()
+    wanted = wanted.model_copy(update={"special": list(dict.fromkeys([*special, *wanted.special]))})
+    return train_tokenizer(texts, wanted, encoder=encoder)
 
 
 def _chunks(documents: Iterator[Document]) -> Iterator[list[Document]]:

@@ -29,6 +29,7 @@ from artel.parallel import Layout, Processes, Replicated
 from artel.preparing import Prepared
 from artel.storage import write_file
 from artel.tokens import BalancedOrder, Blocks, Order, Samples, StorePart, Tokenizer, micro_batches, step_numbers
+from artel.training.before import remember_before
 from artel.training.checkpoint import Progress, load_checkpoint, load_weights
 from artel.training.judging import Validation, micro_batch_size
 from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate, Watch, not_finite
@@ -199,6 +200,8 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     built.model.train()
     layout = Replicated(built.model, objective, processes, precision)
     optimizer = Optimizer(built.model, config.train)
+    if objective.compares:
+        remember_before(objective, store, layout, processes, micro_batch_size(config, processes), folder.before, tell)
     progress = load_checkpoint(folder.checkpoints, built.model, optimizer, tell) or Progress(store=store.digest)
     _check_same_store(progress, store.digest)
     _check_same_step(progress, layout, processes)

@@ -40,6 +40,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def before(self) -> Path:
+        """What the model said of each sample before training."""
+        return self.path / "before-training.safetensors"
+
+    @property
     def model(self) -> Path:
         return self.path / "model"
 
@@ -53,7 +58,7 @@ class RunFolder:
             for path in (self.checkpoints, self.model, self.path / "tensorboard"):
                 if path.exists():
                     shutil.rmtree(path)
-            for path in (self.config, self.ledger, self.metrics, self.samples, self.result):
+            for path in (self.config, self.ledger, self.metrics, self.samples, self.result, self.before):
                 path.unlink(missing_ok=True)
 
 

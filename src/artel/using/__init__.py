@@ -1,7 +1,23 @@
-"""Using a trained model: evaluate, generate, report."""
+"""Using a trained model: evaluate, generate, export, report."""
 
 from artel.using.evaluate import Judged, evaluate
+from artel.using.export import Exported, export
 from artel.using.harness import run_tasks
 from artel.using.open import Opened, open_model, open_untrained
+from artel.using.show import Shown, shown
+from artel.using.talk import Talk, TalkSettings
 
-__all__ = ["Judged", "Opened", "evaluate", "open_model", "open_untrained", "run_tasks"]
+__all__ = [
+    "Exported",
+    "Judged",
+    "Opened",
+    "Shown",
+    "Talk",
+    "TalkSettings",
+    "evaluate",
+    "export",
+    "open_model",
+    "open_untrained",
+    "run_tasks",
+    "shown",
+]

@@ -15,8 +15,9 @@ from artel.objectives import SpanQA, objective_of
 from artel.objectives.answers import nq_predictions, squad_predictions
 from artel.parallel import Processes, Replicated
 from artel.preparing import prepare
+from artel.training.before import judged_before
 from artel.training.judging import Validation, micro_batch_size
-from artel.using.open import Opened
+from artel.using.open import Opened, open_untrained
 
 Tell = Callable[[str], None]
 # Tokens in a block where neither run nor data say: long enough that the first tokens, which have little before them,
@@ -61,6 +62,10 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], processes: 
                                   "give more text, a smaller data.block, or --data FILE")])  # fmt: skip
     precision = pick_precision(run.train.precision, processes.device)
     layout = Replicated(opened.model, objective, processes, precision)
+    if objective.compares and opened.run is not None:
+        before = Replicated(open_untrained(opened.run, tell).model, objective, processes, precision)
+        said = judged_before(objective, store.validation, before, processes, micro_batch_size(run, processes))
+        objective.remember(said.numpy(), judged=True)
     started = time.monotonic()
     figures, outputs = validation.judge(layout, processes, micro_batch_size(run, processes), run.validate_.blocks)
     predictions = None

@@ -1,0 +1,76 @@
+"""`artel data`: looking into a token store."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from artel.cli.common import AsJson, Overrides, print_json, tell
+
+if TYPE_CHECKING:
+    from artel.tokens import TokenStore
+
+app = typer.Typer(help="Look into a token store.", no_args_is_help=True)
+
+
+@app.callback()
+def data() -> None:
+    """Look into a token store: what a run reads, token for token."""
+
+
+@app.command("show")
+def show(
+    name: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run file, a recipe's name, a run's folder; or a store.")
+    ],
+    overrides: Overrides = None,
+    part: Annotated[Literal["train", "validation"], typer.Option(help="Which part.")] = "train",
+    document: Annotated[int | None, typer.Option(min=0, help="The sample of this number alone, from 0.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="How many samples, from the first.")] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Print samples as the model reads them; of conversations and preferences, what is learned is green.
+
+    Where the output is no terminal, what is learned stands between ⟦ and ⟧.
+
+    Example: artel data show run.yaml --count 5
+    """
+    store = _open(name, overrides or [])
+    from artel.errors import InputError, Problem
+    from artel.tokens import load_tokenizer
+    from artel.using import shown
+
+    tokenizer = load_tokenizer(str(store.folder / "tokenizer"))
+    chosen = store.train if part == "train" else store.validation
+    if document is not None and document >= chosen.samples:
+        fix = f"its samples are 0 to {chosen.samples - 1}" if chosen.samples else "it is empty"
+        raise InputError([Problem("--document", f"the {part} part has no sample {document}", fix)])
+    numbers = range(min(count, chosen.samples)) if document is None else [document]
+    learned = store.manifest.get("objective") in ("chat", "preference")
+    samples = [shown(chosen, number, tokenizer, learned) for number in numbers]
+    if as_json:
+        print_json({"store": str(store.folder), "part": part, "samples": [sample.to_json() for sample in samples]})
+        return
+    for sample in samples:
+        tell(f"{sample.origin} · sample {sample.number} · {sample.tokens:,} tokens")
+        print("".join(_painted(text, is_learned) for text, is_learned in sample.pieces))
+
+
+def _open(name: str, overrides: list[str]) -> TokenStore:
+    """A store, or the one of a run, made when it is not there yet."""
+    from artel.config import load_run
+    from artel.preparing import prepare
+    from artel.tokens import TokenStore
+
+    if (Path(name) / "manifest.json").is_file():
+        return TokenStore(Path(name))
+    return prepare(load_run(name, overrides), tell).open()
+
+
+def _painted(text: str, is_learned: bool) -> str:
+    if not is_learned:
+        return text
+    return f"\x1b[32m{text}\x1b[0m" if sys.stdout.isatty() else f"⟦{text}⟧"

@@ -1,0 +1,200 @@
+"""Instruction tuning: a conversation as a chat template writes it, learned where the assistant speaks.
+
+The whole conversation is tokenised once, and the assistant's turns are found in it by the template itself (`turns.py`):
+what the model reads in training is token for token what it is given when it answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.models import IGNORED, Sampling, position_limit, token_losses, write_ids
+from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.turns import Turns, Unfit
+from artel.text import Conversation, Document, Dropped, Message, Rejected
+from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
+from artel.tokens.chat_template import CHATML_TOKENS, prompt_ids, template_of, turn_end
+
+
+class Chat(Objective):
+    auto_class = "AutoModelForCausalLM"
+    continues = False
+    sums = ("loss", "targets", "right")
+    better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self.template = template_of(tokenizer, run.chat.template)
+        tokenizer.hf.chat_template = self.template  # so that the folder of the model says how to talk to it
+        self._writer = ConversationWriter(tokenizer, self.template)
+
+    @classmethod
+    def special_tokens(cls, run: RunConfig) -> list[str]:
+        return list(CHATML_TOKENS) if run.chat.template in ("auto", "chatml") else []
+
+    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
+        for document in documents:
+            record = document.record
+            assert isinstance(record.fields, Conversation)
+            try:
+                yield self._made(record.fields.messages)
+            except Unfit as unfit:
+                yield Rejected(record.origin, "template", f"{unfit}; mend it, or give another chat.template",
+                               record.set_name)  # fmt: skip
+
+    def _made(self, messages: tuple[Message, ...]) -> Made | Dropped:
+        if self._writer.has_control_token(messages):
+            return Dropped("control_token")
+        sample = self._sample(messages)
+        if not sample.flags.any():
+            raise Unfit("no turn of it is learned (chat.train_on, loss_weight)")
+        block = self.run.data.block
+        if len(sample.ids) <= block:
+            return Made([sample])
+        if self.run.chat.too_long == "truncate_left":
+            sample = Sample(sample.ids[-block:], sample.flags[-block:])
+            return Made([sample], counted={"truncated": 1}) if sample.flags.any() else Dropped("longer_than_block")
+        if self.run.chat.too_long == "split":
+            return self._split(messages)
+        return Dropped("longer_than_block")
+
+    def _sample(self, messages: Sequence[Message]) -> Sample:
+        """ids, and flags (tokens,) uint8: 1 where a token is learned."""
+        wanted = self.run.chat.train_on
+        last = max(number for number, message in enumerate(messages) if message.role == "assistant")
+        learned = {
+            number for number, message in enumerate(messages)
+            if (message.trained if message.trained is not None else wanted != "last" or number == last)
+        }  # fmt: skip
+        return self._writer.sample(messages, learned, everything=wanted == "all")
+
+    def _split(self, messages: tuple[Message, ...]) -> Made | Dropped:
+        """Several conversations of whole exchanges, each after the system message; longest first parts."""
+        system, exchanges = _exchanges(messages)
+        pieces: list[Sample] = []
+        left_out, start = 0, 0
+        while start < len(exchanges):
+            taken: Sample | None = None
+            stop = start
+            while stop < len(exchanges):
+                part = [message for exchange in exchanges[start : stop + 1] for message in exchange]
+                if any(message.role == "assistant" for message in part):
+                    longer = self._sample([*system, *part])
+                    if len(longer.ids) > self.run.data.block:
+                        break
+                    taken = longer
+                stop += 1
+            if taken is None:  # the exchange alone is too long
+                left_out, start = left_out + 1, max(stop, start + 1)
+                continue
+            if taken.flags.any():
+                pieces.append(taken)
+            start = stop
+        if not pieces:
+            return Dropped("longer_than_block")
+        return Made(pieces, counted={"split": 1} | ({"exchanges_left_out": left_out} if left_out else {}))
+
+    def view(self, part: StorePart) -> Alone:
+        return Alone(part)
+
+    def batch(self, rows: Rows) -> Batch:
+        return shifted(rows)
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        # Filler stands on the right: with a causal mask no real token sees it, and no attention mask is needed.
+        targets = batch.tensors["targets"]
+        logits = model(input_ids=batch.tensors["input_ids"], use_cache=False).logits
+        loss, guesses = token_losses(logits, targets)
+        right = ((guesses == targets) & (targets != IGNORED)).sum()
+        return torch.stack([loss, torch.tensor(float(batch.targets), device=loss.device), right.float()])
+
+    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+        """Per token that is learned: the assistant's, unless the run says otherwise."""
+        loss = totals["loss"] / totals["targets"]
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "accuracy": totals["right"] / totals["targets"],
+        }
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        """The answer to a user's message."""
+        messages = [{"role": "user", "content": prompt}]
+        ids = prompt_ids(self.tokenizer, self.template, messages)
+        stop = turn_end(self.tokenizer, self.template)
+        pieces = write_ids(model, self.tokenizer, ids, sampling, position_limit(model), stop)
+        first = next(pieces, "").lstrip()  # some templates leave the space before an answer to the model
+        yield first
+        yield from pieces
+
+
+class ConversationWriter:
+    """Conversations to ids and flags by one template."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+        """Raises InputError when the assistant's turns cannot be told in what the template writes."""
+        self._tokenizer = tokenizer
+        self._turns = Turns(tokenizer, template)
+        self._control = tokenizer.control_tokens
+        try:
+            self._turns.write([Message("user", "a"), Message("assistant", "b")])
+        except Unfit as unfit:
+            raise InputError([Problem("chat.template", str(unfit), "give another: chatml, or a Jinja file")]) from None
+
+    def has_control_token(self, messages: Sequence[Message]) -> bool:
+        """Whether a text would be read as the template's own writing: it could end a turn, or play a role."""
+        return any(token in text for message in messages for text in (message.content, message.thought)
+                   for token in self._control)  # fmt: skip
+
+    def sample(self, messages: Sequence[Message], learned: set[int], *, everything: bool = False) -> Sample:
+        """The conversation's ids, and flags that are 1 in the turns of the messages `learned`. Raises Unfit."""
+        written = self._turns.write(messages)
+        encoded = next(self._tokenizer.encode_with_places([written.text], control=True))
+        flags = np.full(len(encoded.ids), everything, dtype=np.uint8)
+        for turn in written.turns:
+            inside = (encoded.ends > turn.start) & (encoded.starts < turn.end)
+            across = inside & ((encoded.starts < turn.start) | (encoded.ends > turn.end))
+            if across.any():
+                raise Unfit("a token lies across the border of a turn")
+            if turn.message in learned:
+                flags[inside] = 1
+        last = written.turns[-1]
+        if last.closed:
+            return Sample(encoded.ids, flags)
+        # The template marks no end of a turn: that the conversation ends is learned all the same, right after it.
+        kept = int(np.searchsorted(encoded.starts, last.end, side="left"))
+        ids = np.append(encoded.ids[:kept], self._tokenizer.end_id)
+        return Sample(ids, np.append(flags[:kept], np.uint8(everything or last.message in learned)))
+
+
+def shifted(rows: Rows) -> Batch:
+    """Rows as a causal model takes them: each flagged token is a target of the token before it."""
+    assert rows.flags is not None
+    targets = np.where(rows.flags[:, 1:] > 0, rows.ids[:, 1:], IGNORED)
+    targets[~rows.valid] = IGNORED
+    tensors = {
+        "input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1])),
+        "targets": torch.from_numpy(targets),
+    }
+    return Batch(tensors, int((targets != IGNORED).sum()), int((rows.lengths - 1)[rows.valid].sum()))
+
+
+def _exchanges(messages: tuple[Message, ...]) -> tuple[list[Message], list[list[Message]]]:
+    """The system message, if there is one, and the rest in pieces that begin with a user's turn."""
+    system = [message for message in messages if message.role == "system"]
+    exchanges: list[list[Message]] = []
+    for message in messages:
+        if message.role == "system":
+            continue
+        if message.role == "user" or not exchanges:
+            exchanges.append([])
+        exchanges[-1].append(message)
+    return system, exchanges

@@ -1,0 +1,270 @@
+"""Learning which of two answers is the better one.
+
+DPO (Rafailov et al. 2023), IPO (Azar et al. 2023), KTO (Ethayarajh et al. 2024), ORPO (Hong et al. 2024), SimPO (Meng
+et al. 2024). DPO, IPO and KTO compare with the model as it was before training: its log-probabilities of the answers
+are computed once, before the first step, and kept beside the run; no second model is held.
+
+A sample holds both answers, each after the prompt: ids of the chosen, then of the rejected (then, for KTO, of another
+sample's answer after this prompt). Its numbers are their lengths, 0 where an answer is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.errors import Problem
+from artel.models import IGNORED, Sampling
+from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.chat import Chat, ConversationWriter
+from artel.objectives.turns import Unfit
+from artel.text import Document, Dropped, Message, Preference, Rejected
+from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
+
+_BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
+_CHOSEN, _REJECTED, _OTHER = 0, 1, 2
+_ROUND = 16
+
+
+class Preferring(Objective):
+    auto_class = "AutoModelForCausalLM"
+    continues = False
+    sums = ("loss", "targets", "pairs", "right", "chosen", "chosen_reward", "rejected", "rejected_reward")
+    outputs = ("chosen_logp", "rejected_logp", "other_logp")
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower", "accuracy": "higher", "margin": "higher", "chosen_reward": "higher",
+        "rejected_reward": "lower",
+    }  # fmt: skip
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._chat = Chat(run, tokenizer)  # what it shows is an answer
+        self._writer = ConversationWriter(tokenizer, self._chat.template)
+        self._wanted = run.preference
+        self._beta = _BETA[run.preference.loss] if run.preference.beta is None else run.preference.beta
+        self.compares = run.preference.loss in ("dpo", "ipo", "kto")
+        self.surveys = run.preference.loss == "kto"
+        self._reference: dict[bool, torch.Tensor] = {}
+        self._kl = torch.zeros(())
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        found = super().problems(run)
+        if run.preference.loss != "dpo" and run.preference.smoothing > 0:
+            found.append(Problem("preference.smoothing", f"{run.preference.loss} has none", "leave it out"))
+        return found
+
+    @classmethod
+    def special_tokens(cls, run: RunConfig) -> list[str]:
+        return Chat.special_tokens(run)
+
+    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
+        for document in documents:
+            record = document.record
+            assert isinstance(record.fields, Preference)
+            try:
+                yield self._made(record.fields)
+            except Unfit as unfit:
+                yield Rejected(record.origin, "template", f"{unfit}; mend it", record.set_name)
+
+    def _made(self, pair: Preference) -> Made | Dropped:
+        answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]
+        if len(answers) < 2 and self._wanted.loss != "kto":
+            raise Unfit(f"it has one answer, and {self._wanted.loss} needs two (preference.loss: kto takes such rows)")
+        if self._writer.has_control_token([*pair.prompt, *answers]):
+            return Dropped("control_token")
+        sides = [self._side(pair.prompt, answer) for answer in (pair.chosen, pair.rejected)]
+        if max(len(side.ids) for side in sides) > self.run.data.block:
+            return Dropped("longer_than_block")
+        ids, flags = (np.concatenate(arrays) for arrays in zip(*((s.ids, s.flags) for s in sides), strict=True))
+        return Made([Sample(ids, flags, tuple(len(side.ids) for side in sides))])
+
+    def _side(self, prompt: tuple[Message, ...], answer: Message | None) -> Sample:
+        if answer is None:
+            return Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
+        return self._writer.sample([*prompt, answer], {len(prompt)})
+
+    def view(self, part: StorePart) -> Alone:
+        return _WithAnother(part, self.run.data.block) if self._wanted.loss == "kto" else Alone(part)
+
+    def batch(self, rows: Rows) -> Batch:
+        """input_ids and targets (rows x answers, longest), a row's answers one after another; `there` (rows, answers).
+
+        `reference` (rows, 3) are the log-probabilities before training, where they are known.
+        """
+        assert rows.flags is not None
+        answers = []
+        for row, lengths in enumerate(rows.numbers):
+            start = 0
+            for length in lengths:
+                answers.append((rows.ids[row, start : start + length], rows.flags[row, start : start + length]))
+                start += length
+        longest = -(-max(len(tokens) for tokens, _ in answers) // _ROUND) * _ROUND
+        ids = np.zeros((len(answers), longest), dtype=np.int64)
+        targets = np.full_like(ids, IGNORED)
+        for at, (tokens, flags) in enumerate(answers):
+            ids[at, : len(tokens)] = tokens
+            targets[at, : len(tokens)][flags > 0] = tokens[flags > 0]
+        there = np.array([[length > 0 for length in lengths] for lengths in rows.numbers])
+        there = there & rows.valid[:, None]
+        tensors = {
+            "input_ids": torch.from_numpy(ids[:, :-1].copy()),
+            "targets": torch.from_numpy(targets[:, 1:].copy()),
+            "there": torch.from_numpy(there),
+        }
+        judged = bool((rows.epochs < 0).any())
+        if judged in self._reference:
+            tensors["reference"] = self._reference[judged][torch.from_numpy(rows.indices)]
+        units = there[:, :_OTHER].sum() if self._wanted.loss == "kto" else there[:, :_OTHER].all(axis=1).sum()
+        count = int(rows.numbers[rows.valid][:, :_OTHER].sum())
+        return Batch(tensors, targets=int(units), tokens=count)
+
+    # What the loss compares with
+
+    def remember(self, outputs: np.ndarray, *, judged: bool) -> None:
+        """The log-probabilities (samples, 3) that the model before training gave a part's answers."""
+        self._reference[judged] = torch.from_numpy(outputs).float()
+
+    def survey(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """(2,): sum over the rows of log(policy / reference) of another's answer, and their count."""
+        there = batch.tensors["there"][:, _OTHER]
+        logps = self._logps(model, batch, only=_OTHER)[0]
+        ratios = (logps - batch.tensors["reference"][:, _OTHER])[there]
+        return torch.stack([ratios.sum(), there.sum().float()])
+
+    def surveyed(self, totals: list[float]) -> None:
+        """KTO's reference point: how far the model has moved, never below 0 (Ethayarajh et al. 2024, section 4.1)."""
+        self._kl = torch.tensor(max(0.0, totals[0] / max(1.0, totals[1])))
+
+    # The loss
+
+    def _logps(
+        self, model: PreTrainedModel, batch: Batch, only: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums of the log-probabilities of the answers' tokens and their counts, (rows, sides) each, or (rows,)."""
+        sides = batch.tensors["there"].shape[1]
+        ids, targets = batch.tensors["input_ids"], batch.tensors["targets"]
+        if only is not None:
+            ids, targets = ids[only::sides], targets[only::sides]
+        logits = model(input_ids=ids, use_cache=False).logits.float()
+        losses = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
+        counts = (targets != IGNORED).sum(dim=1)
+        shape = (-1,) if only is not None else (-1, sides)
+        return -losses.sum(dim=1).view(shape), counts.view(shape)
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        return self._sums(*self._answer_logps(model, batch), batch)
+
+    def _answer_logps(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows, 2) each: of the chosen and the rejected answer; what a survey looked at is not run again."""
+        if not self.surveys:
+            return self._logps(model, batch)
+        sides = batch.tensors["there"].shape[1]
+        wanted = torch.arange(batch.tensors["input_ids"].shape[0], device=batch.tensors["input_ids"].device)
+        kept = wanted[wanted % sides != _OTHER]
+        tensors = {
+            "input_ids": batch.tensors["input_ids"][kept],
+            "targets": batch.tensors["targets"][kept],
+            "there": batch.tensors["there"][:, :_OTHER],
+        }
+        return self._logps(model, replace(batch, tensors=tensors))
+
+    def _sums(self, logps: torch.Tensor, counts: torch.Tensor, batch: Batch) -> torch.Tensor:
+        there = batch.tensors["there"][:, :_OTHER]
+        reference = batch.tensors.get("reference")
+        compared = logps if reference is None or not self.compares else logps - reference[:, :_OTHER]
+        rewards = self._rewards(compared, logps, counts)
+        losses = self._losses(compared, logps, counts)
+        both = there.all(dim=1)
+        used = there if losses.ndim == 2 else both
+        right = (rewards[:, _CHOSEN] > rewards[:, _REJECTED]) & both
+        detached = rewards.detach()
+        found = [
+            losses[used].sum(), used.sum(), both.sum(), right.sum(), there[:, _CHOSEN].sum(),
+            detached[:, _CHOSEN][there[:, _CHOSEN]].sum(), there[:, _REJECTED].sum(),
+            detached[:, _REJECTED][there[:, _REJECTED]].sum(),
+        ]  # fmt: skip
+        return torch.stack([number.float() for number in found])
+
+    def _rewards(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """(rows, 2): what the loss takes for the worth of each answer."""
+        if self._wanted.loss in ("orpo", "simpo"):
+            return self._beta * logps / counts.clamp(min=1)
+        if self._wanted.loss == "ipo":
+            return self._beta * compared / counts.clamp(min=1)
+        return self._beta * compared
+
+    def _losses(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """(rows,) of pairs, or for KTO (rows, 2) of answers."""
+        beta, wanted = self._beta, self._wanted
+        means = logps / counts.clamp(min=1)
+        gap = compared[:, _CHOSEN] - compared[:, _REJECTED]
+        if wanted.loss == "dpo":
+            right, swapped = F.logsigmoid(beta * gap), F.logsigmoid(-beta * gap)
+            return -(1 - wanted.smoothing) * right - wanted.smoothing * swapped
+        if wanted.loss == "ipo":
+            # Means over an answer's tokens, as the paper's authors confirmed; sums would punish long answers.
+            per_token = compared / counts.clamp(min=1)
+            return (per_token[:, _CHOSEN] - per_token[:, _REJECTED] - 1 / (2 * beta)) ** 2
+        if wanted.loss == "simpo":
+            return -F.logsigmoid(beta * (means[:, _CHOSEN] - means[:, _REJECTED]) - wanted.margin)
+        if wanted.loss == "orpo":
+            # log odds of an answer: log p - log(1 - p), p the geometric mean of its tokens' probabilities.
+            odds = means - torch.log1p(-torch.exp(means.clamp(max=-1e-6)))
+            return -means[:, _CHOSEN] - beta * F.logsigmoid(odds[:, _CHOSEN] - odds[:, _REJECTED])
+        kl = self._kl.to(compared.device)
+        chosen = wanted.desirable * (1 - torch.sigmoid(beta * (compared[:, _CHOSEN] - kl)))
+        rejected = wanted.undesirable * (1 - torch.sigmoid(beta * (kl - compared[:, _REJECTED])))
+        return torch.stack([chosen, rejected], dim=1)
+
+    def judge(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        logps, counts = self._logps(model, batch)
+        outputs = F.pad(logps, (0, len(self.outputs) - logps.shape[1]))
+        return self._sums(logps[:, :_OTHER], counts[:, :_OTHER], batch), outputs
+
+    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+        """`accuracy`: pairs whose chosen answer has the higher reward; `margin`: mean reward, chosen less rejected."""
+        figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
+        if totals["pairs"]:
+            figures["accuracy"] = totals["right"] / totals["pairs"]
+        for side in ("chosen", "rejected"):
+            if totals[side]:
+                figures[f"{side}_reward"] = totals[f"{side}_reward"] / totals[side]
+        if "chosen_reward" in figures and "rejected_reward" in figures:
+            figures["margin"] = figures["chosen_reward"] - figures["rejected_reward"]
+        return figures
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        return self._chat.show(model, prompt, sampling)
+
+
+class _WithAnother(Alone):
+    """Each sample with the answer of the one after it behind its own prompt: KTO's measure of how far a model moved."""
+
+    def __init__(self, part: StorePart, block: int) -> None:
+        super().__init__(part)
+        self._block = block
+
+    def read(self, index: int) -> Sample:
+        mine, other = super().read(index), super().read((index + 1) % len(self))
+        prompt = _first_answer(mine)[0]
+        answer = _first_answer(other)[1][: max(1, self._block - len(prompt))]
+        assert mine.flags is not None
+        flags = np.concatenate([mine.flags, np.zeros(len(prompt), np.uint8), np.ones(len(answer), np.uint8)])
+        numbers = (*mine.numbers, len(prompt) + len(answer))
+        return Sample(np.concatenate([mine.ids, prompt, answer]), flags, numbers)
+
+
+def _first_answer(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """(ids before it, ids of it) of the chosen answer, or of the rejected one where none was chosen."""
+    assert sample.flags is not None
+    length = sample.numbers[_CHOSEN] or sample.numbers[_REJECTED]
+    first = int(np.flatnonzero(sample.flags[:length])[0])
+    return sample.ids[:first], sample.ids[first:length]

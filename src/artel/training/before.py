@@ -1,0 +1,61 @@
+"""What a model says of each sample before it is trained, for objectives that compare with it: computed once, kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from artel.objectives import Objective
+from artel.parallel import Layout, Processes
+from artel.storage import write_file
+from artel.tokens import StorePart, TokenStore
+from artel.training.judging import Validation
+
+_NAMES = {"train": False, "validation": True}
+
+
+def remember_before(
+    objective: Objective,
+    store: TokenStore,
+    layout: Layout,
+    processes: Processes,
+    micro_batch: int,
+    file: Path,
+    tell: Callable[[str], None],
+) -> None:
+    """Tell the objective what the untrained model of `layout` says of each sample; read from `file` where it is known.
+
+    The file holds `train` and `validation`, float64 (samples, len(objective.outputs)), and the digest of the store.
+    """
+    known = _read(file, store.digest) if file.is_file() else None
+    processes.barrier()  # all look before the first one writes
+    if known is None:
+        tell("computing what the model says of each answer before training")
+        parts = {"train": store.train, "validation": store.validation}
+        known = {
+            name: judged_before(objective, part, layout, processes, micro_batch)
+            for name, part in parts.items()
+            if part.samples
+        }
+        if processes.first:
+            write_file(file, save(known, metadata={"store": store.digest}))
+    for name, outputs in known.items():
+        objective.remember(outputs.numpy(), judged=_NAMES[name])
+
+
+def judged_before(
+    objective: Objective, part: StorePart, layout: Layout, processes: Processes, micro_batch: int
+) -> torch.Tensor:
+    """What the model of `layout` says of each sample of a part, float64 (samples, len(objective.outputs))."""
+    return torch.from_numpy(Validation(objective, part).judge(layout, processes, micro_batch)[1])
+
+
+def _read(file: Path, digest: str) -> dict[str, torch.Tensor] | None:
+    with safe_open(file, framework="pt") as tensors:
+        if (tensors.metadata() or {}).get("store") != digest:
+            return None
+        return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118  # not a mapping

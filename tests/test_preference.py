@@ -1,0 +1,263 @@
+"""The better of two answers: losses beside TRL's and by hand, and what the model before training is good for."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from artel.config import RunConfig, TokenizerTraining
+from artel.objectives import Made, Preferring
+from artel.text import Document, Message, Preference, Record, Rejected, read_documents
+from artel.text.ledger import Ledger
+from artel.tokens import Alone, StoreWriter, TokenStore, rows_to_judge, train_tokenizer
+from helpers import artel, largest_difference, losses, metrics, torchrun, write_run
+from templates import LLAMA_3
+
+MODEL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+CONTROL = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+PAIRS = [
+    ("Say hello.", "Hello, how are you?", "No."),
+    ("Count.", "One, two, three.", "Seven, seven, seven, seven!"),
+    ("Who are you?", "I am a model.", "I will not say that to you."),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(iter([" ".join(map(" ".join, PAIRS))] * 40), TokenizerTraining(vocab=320, special=CONTROL))
+
+
+def preferring(tokenizer, tmp_path, loss, **more):
+    (tmp_path / "template.jinja").write_text(LLAMA_3)
+    run = {"objective": "preference", "data": {"block": 512}, "chat": {"template": str(tmp_path / "template.jinja")},
+           "preference": {"loss": loss, **more}}  # fmt: skip
+    return Preferring(RunConfig.model_validate(run), tokenizer)
+
+
+def stored(objective, folder, pairs=PAIRS):
+    """A store part of the pairs as the objective makes them."""
+    writer = StoreWriter(folder, objective.tokenizer.vocabulary)
+    for question, chosen, rejected in pairs:
+        answers = [Message("assistant", text) if text else None for text in (chosen, rejected)]
+        fields = Preference((Message("user", question),), *answers)
+        (made,) = objective.samples([Document(Record(question, "a:1", "a", fields), "train")])
+        assert isinstance(made, Made), made
+        writer.add("train", made.samples, 1, "a:1")
+    writer.close({"key": "k", "tokenizer": "t", "vocabulary": objective.tokenizer.vocabulary})
+    return TokenStore(folder).train
+
+
+def models(tokenizer):
+    """(a policy, the model that it is compared with)."""
+    torch.manual_seed(0)
+    reference = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocabulary, **MODEL)).eval()
+    policy = LlamaForCausalLM(reference.config).eval()
+    policy.load_state_dict(reference.state_dict())
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return policy, reference
+
+
+def batch_of(objective, part, reference):
+    """All pairs as one batch, with what the reference says of them."""
+    rows = rows_to_judge(objective.view(part), np.arange(len(objective.view(part))), 4)  # one of them is filler
+    with torch.no_grad():
+        outputs = objective.judge(reference, objective.batch(rows))[1][: part.samples]
+    objective.remember(outputs.numpy(), judged=True)
+    return objective.batch(rows)
+
+
+def logps(model, tokenizer, objective):
+    """Sum of log-probabilities and count of tokens of each answer, one sequence at a time: (pairs, 2) each."""
+    sums, counts = torch.zeros(len(PAIRS), 2), torch.zeros(len(PAIRS), 2)
+    for row, (question, *answers) in enumerate(PAIRS):
+        for side, answer in enumerate(answers):
+            messages = [Message("user", question), Message("assistant", answer)]
+            sample = objective._writer.sample(messages, {1})
+            ids = torch.from_numpy(sample.ids)[None]
+            scores = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+            wanted = torch.from_numpy(sample.flags[1:] > 0)
+            sums[row, side], counts[row, side] = scores[wanted].sum(), wanted.sum()
+    return sums, counts
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("dpo", "sigmoid"), ("ipo", "ipo")])
+def test_loss_and_gradient_equal_trl_on_the_same_batch(tokenizer, tmp_path, ours, theirs):
+    trl = pytest.importorskip("trl", reason="the extra trl is not installed")
+    from datasets import Dataset
+
+    objective = preferring(tokenizer, tmp_path, ours, beta=0.3)
+    policy, reference = models(tokenizer)
+    tokenizer.hf.chat_template = LLAMA_3
+    rows = [
+        {name: [{"role": "user" if name == "prompt" else "assistant", "content": text}]
+         for name, text in zip(("prompt", "chosen", "rejected"), pair, strict=True)}
+        for pair in PAIRS
+    ]  # fmt: skip
+    arguments = trl.DPOConfig(output_dir=str(tmp_path / "trl"), beta=0.3, loss_type=[theirs], report_to=[],
+                              per_device_train_batch_size=len(PAIRS), use_cpu=True, bf16=False, max_length=None,
+                              gradient_checkpointing=False, disable_dropout=True)  # fmt: skip
+    trainer = trl.DPOTrainer(policy, reference, arguments, train_dataset=Dataset.from_list(rows),
+                             processing_class=tokenizer.hf)  # fmt: skip
+    batch = trainer.data_collator(list(trainer.train_dataset))
+    expected = trainer.compute_loss(trainer.model, batch)
+    expected.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in policy.named_parameters()}
+    policy.zero_grad()
+
+    sums = objective.loss(policy, batch_of(objective, stored(objective, tmp_path / "store"), reference))
+    loss = sums[0] / sums[1]
+    loss.backward()
+    assert sums[1] == len(PAIRS)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for name, parameter in policy.named_parameters():
+        assert torch.allclose(parameter.grad, gradients[name], rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "orpo", "simpo"])
+def test_losses_by_hand(tokenizer, tmp_path, loss):
+    """Each formula of its paper, written out over sequences one at a time."""
+    objective = preferring(tokenizer, tmp_path, loss, beta=0.5)
+    policy, reference = models(tokenizer)
+    batch = batch_of(objective, stored(objective, tmp_path / "store"), reference)
+    with torch.no_grad():
+        ours, count = logps(policy, tokenizer, objective)
+        theirs, _ = logps(reference, tokenizer, objective)
+        if objective.surveys:
+            objective.surveyed(objective.survey(policy, batch).tolist())
+        sums = objective.loss(policy, batch)
+    ratio, mean = ours - theirs, ours / count
+    log_sigmoid = torch.nn.functional.logsigmoid
+    if loss == "dpo":
+        expected = -log_sigmoid(0.5 * (ratio[:, 0] - ratio[:, 1])).mean()
+    elif loss == "ipo":
+        per_token = ratio / count
+        expected = ((per_token[:, 0] - per_token[:, 1] - 1 / (2 * 0.5)) ** 2).mean()
+    elif loss == "simpo":
+        expected = -log_sigmoid(0.5 * (mean[:, 0] - mean[:, 1]) - 1.0).mean()
+    elif loss == "orpo":
+        odds = mean - torch.log(1 - mean.exp())
+        expected = (-mean[:, 0] - 0.5 * log_sigmoid(odds[:, 0] - odds[:, 1])).mean()
+    else:
+        # Another's answer after this prompt, by the same two models.
+        kl = 0.0
+        for row, (question, *_) in enumerate(PAIRS):
+            other = PAIRS[(row + 1) % len(PAIRS)][1]
+            sample = objective._writer.sample([Message("user", question), Message("assistant", other)], {1})
+            ids, wanted = torch.from_numpy(sample.ids)[None], torch.from_numpy(sample.flags[1:] > 0)
+            for model, sign in ((policy, 1), (reference, -1)):
+                with torch.no_grad():
+                    scores = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+                kl += sign * scores[wanted].sum().item() / len(PAIRS)
+        kl = max(0.0, kl)
+        chosen = 1 - torch.sigmoid(0.5 * (ratio[:, 0] - kl))
+        rejected = 1 - torch.sigmoid(0.5 * (kl - ratio[:, 1]))
+        expected = torch.cat([chosen, rejected]).mean()
+        assert sums[1] == 2 * len(PAIRS)
+    assert (sums[0] / sums[1]).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_unpaired_answers_are_for_kto_alone(tokenizer, tmp_path):
+    unpaired = [("a", "Good.", ""), ("b", "", "Bad, bad."), ("c", "Fine.", "Worse.")]
+    objective = preferring(tokenizer, tmp_path, "kto")
+    policy, reference = models(tokenizer)
+    part = stored(objective, tmp_path / "store", unpaired)
+    batch = batch_of(objective, part, reference)
+    assert batch.targets == 4
+    sums = dict(zip(objective.sums, objective.judge(policy, batch)[0].tolist(), strict=True))
+    assert (sums["chosen"], sums["rejected"], sums["pairs"]) == (2, 2, 1)
+    fields = Preference((Message("user", "a"),), Message("assistant", "Good."), None)
+    (made,) = preferring(tokenizer, tmp_path, "dpo").samples([Document(Record("a", "b.jsonl:3", "b", fields), "train")])
+    assert isinstance(made, Rejected)
+    assert (made.origin, "kto" in made.detail) == ("b.jsonl:3", True)
+
+
+def test_before_any_step_every_loss_is_what_theory_says(tokenizer, tmp_path):
+    """A model compared with itself: -log(1/2) for DPO, (1 / 2 beta)^2 for IPO, 1/2 for KTO."""
+    _, reference = models(tokenizer)
+    for loss, expected in (("dpo", math.log(2)), ("ipo", 25.0), ("kto", 0.5)):
+        objective = preferring(tokenizer, tmp_path, loss)
+        batch = batch_of(objective, stored(objective, tmp_path / f"store-{loss}"), reference)
+        if objective.surveys:
+            objective.surveyed(objective.survey(reference, batch).tolist())
+        sums = objective.loss(reference, batch)
+        assert (sums[0] / sums[1]).item() == pytest.approx(expected, abs=1e-4)
+
+
+def preference_run(path, shared_data, **changes):
+    return write_run(
+        path, objective="preference", tokenizer={"train": {"vocab": 600}},
+        data={"sources": [{"path": str(shared_data / "chat" / "preferences_demo.json"), "format": "preference",
+                           "rows": "[:200]"}], "block": 400, "validation": 0.1},
+        model={"config": {"model_type": "llama", **MODEL}}, **changes,
+    )  # fmt: skip
+
+
+def test_dpo_on_real_preferences_raises_the_margin(shared_data, tmp_path):
+    length = {"steps": 30, "batch": 16, "learning_rate": 3e-3, "warmup": 3}
+    run = preference_run(tmp_path / "dpo.yaml", shared_data, validate={"every": 10}, train=length)
+    done = artel("train", run, timeout=400)
+    assert done.returncode == 0, done.stderr
+    lines = metrics(tmp_path / "dpo")
+    trained = [line["loss"] for line in lines if "loss" in line]
+    assert trained[0] == pytest.approx(math.log(2), abs=1e-4)
+    margins = [line["validation"]["margin"] for line in lines if "validation" in line]
+    assert margins[-1] > margins[0] > 0 or margins[-1] > 0.05
+    assert lines[-1]["validation"]["accuracy"] > 0.5
+    judged = artel("evaluate", tmp_path / "dpo", "--json", timeout=300)
+    assert judged.returncode == 0, judged.stderr
+    assert f'"margin": {margins[-1]:.6f}'[:14] in judged.stdout.replace("\n", "")
+
+
+@pytest.mark.processes
+def test_kto_and_dpo_know_no_micro_batches_and_processes(shared_data, tmp_path):
+    """Batch 12 on 1 and 2 processes, accumulation 1 and 3: losses and gradient norms within 1e-5."""
+    from test_objectives import CASES
+
+    found = {}
+    for processes in (1, 2):
+        files = [
+            preference_run(tmp_path / f"{processes}-{loss}-{accumulation}.yaml", shared_data, preference={"loss": loss},
+                           train={"steps": 4, "batch": 12, "optimizer": "sgd", "learning_rate": 0.05,
+                                  "micro_batch": 12 // processes // accumulation})
+            for loss in ("kto", "dpo") for accumulation in (1, 3)
+        ]  # fmt: skip
+        done = torchrun(processes, CASES, *files, timeout=400)
+        assert done.returncode == 0, done.stderr[-3000:]
+        for file in files:
+            found[file.stem] = losses(file.with_suffix(""))
+    for loss in ("kto", "dpo"):
+        for other, figures in found.items():
+            if f"-{loss}-" in other:
+                assert largest_difference(found[f"1-{loss}-1"], figures) < 1e-5, other
+
+
+def test_real_preferences_are_read_and_none_is_lost(shared_data, tokenizer, tmp_path):
+    data = RunConfig.model_validate({"data": {"validation": 0.0, "sources": [
+        {"path": str(shared_data / "chat" / "preferences_demo.json"), "format": "preference"}]}}).data  # fmt: skip
+    objective = preferring(tokenizer, tmp_path, "dpo")
+    ledger = Ledger()
+    for document in read_documents(data, ledger):
+        (made,) = objective.samples([document])
+        fields = document.record.fields
+        if isinstance(made, Made):
+            (sample,) = made.samples
+            first, second = sample.numbers
+            assert len(sample.ids) == first + second
+            for answer, start, stop in ((fields.chosen, 0, first), (fields.rejected, first, first + second)):
+                learned = sample.ids[start:stop][sample.flags[start:stop] > 0]
+                assert tokenizer.decode(learned) == f"{answer.content.strip()}<|eot_id|>"
+        else:
+            assert made.reason == "longer_than_block"
+    assert ledger.total.kept > 100
+
+
+def test_alone_is_what_kto_extends(tokenizer, tmp_path):
+    objective = preferring(tokenizer, tmp_path, "kto")
+    part = stored(objective, tmp_path / "store")
+    plain, extended = Alone(part).read(0), objective.view(part).read(0)
+    assert extended.ids[: len(plain.ids)].tolist() == plain.ids.tolist()
+    assert "One, two, three." in tokenizer.decode(extended.ids[len(plain.ids) :])
