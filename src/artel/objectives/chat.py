@@ -54,14 +54,15 @@ class Chat(Objective):
         if self._writer.has_control_token(messages):
             return Dropped("control_token")
         sample = self._sample(messages)
-        if not sample.flags.any():
+        if not _learns(sample):
             raise Unfit("no turn of it is learned (chat.train_on, loss_weight)")
         block = self.run.data.block
         if len(sample.ids) <= block:
             return Made([sample])
         if self.run.chat.too_long == "truncate_left":
-            sample = Sample(sample.ids[-block:], sample.flags[-block:])
-            return Made([sample], counted={"truncated": 1}) if sample.flags.any() else Dropped("longer_than_block")
+            assert sample.flags is not None
+            cut = Sample(sample.ids[-block:], sample.flags[-block:])
+            return Made([cut], counted={"truncated": 1}) if _learns(cut) else Dropped("longer_than_block")
         if self.run.chat.too_long == "split":
             return self._split(messages)
         return Dropped("longer_than_block")
@@ -95,7 +96,7 @@ class Chat(Objective):
             if taken is None:  # the exchange alone is too long
                 left_out, start = left_out + 1, max(stop, start + 1)
                 continue
-            if taken.flags.any():
+            if _learns(taken):
                 pieces.append(taken)
             start = stop
         if not pieces:
@@ -185,6 +186,10 @@ def shifted(rows: Rows) -> Batch:
         "targets": torch.from_numpy(targets),
     }
     return Batch(tensors, int((targets != IGNORED).sum()), int((rows.lengths - 1)[rows.valid].sum()))
+
+
+def _learns(sample: Sample) -> bool:
+    return sample.flags is not None and bool(sample.flags.any())
 
 
 def _exchanges(messages: tuple[Message, ...]) -> tuple[list[Message], list[list[Message]]]:
