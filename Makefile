@@ -29,7 +29,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 bench: setup  # make bench TEXT=novel.txt
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash benchmarks/run.sh

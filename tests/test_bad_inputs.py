@@ -39,6 +39,20 @@ def encoder(objective):
     return run
 
 
+def chat(**more):
+    return merged({"objective": "chat", **sources("{here}/a.jsonl", format="chat")}, more)
+
+
+TURNS = '{"messages": [%s]}\n'
+USER, ASSISTANT = '{"role": "user", "content": "word"}', '{"role": "assistant", "content": "word and word"}'
+SYSTEM = '{"role": "system", "content": "word"}'
+
+
+def rows(*turns):
+    return {"a.jsonl": (TURNS % ", ".join(turns)).encode()}
+
+
+LETTERS = {"tokenizer": {"train": {"vocab": 260}}}
 SMALL_VOCABULARY = {"tokenizer": {"train": {"vocab": 262}}}
 TEXT = b"word and word again. " * 500
 SQUAD = b"""{"data": [{"paragraphs": [{"context": "Anna came home.", "qas": [
@@ -159,6 +173,34 @@ CASES = [
          files={"a.json": SQUAD.replace(b"who?", b"who " * 50).replace(b'"Nobody"', b'"Anna"')}),
     Case("question-as-long-as-the-block", ["span_qa.question", "data.block"],
          merged(encoder("span_qa"), {"span_qa": {"question": 60}})),
+    # conversations and preferences
+    Case("conversation-without-turns", ["a.jsonl:1", "data.max_bad"], chat(), files=rows()),
+    Case("unknown-role", ["a.jsonl:1", "wizard", "assistant"], chat(),
+         files=rows(USER.replace("user", "wizard"), ASSISTANT)),
+    Case("two-system-messages", ["a.jsonl:1", "system"], chat(), files=rows(SYSTEM, SYSTEM, USER, ASSISTANT)),
+    Case("conversation-without-answer", ["a.jsonl:1", "assistant"], chat(), files=rows(USER)),
+    Case("row-of-another-form", ["a.jsonl:1", "title", "mapping"], chat(), files={"a.jsonl": b'{"title": "x"}\n'}),
+    Case("template-that-raises", ["chat.template", "not today"],
+         merged(chat(chat={"template": "{here}/t.jinja"}, data={"validation": 0}), LETTERS),
+         files=rows(USER, ASSISTANT) | {"t.jinja": b"{{ raise_exception('not today') }}"}),
+    Case("template-that-is-not-there", ["chat.template", "nowhere.jinja"], chat(chat={"template": "nowhere.jinja"}),
+         files=rows(USER, ASSISTANT)),
+    Case("no-such-converter", ["data.sources.0.converter", "nowhere"],
+         chat(data={"sources": [{"path": "{here}/a.jsonl", "format": "chat", "converter": "nowhere:at_all"}]}),
+         files=rows(USER, ASSISTANT)),
+    Case("wrong-slice", ["data.sources.0.rows"],
+         chat(data={"sources": [{"path": "{here}/a.jsonl", "format": "chat", "rows": "[a:b]"}]}),
+         files=rows(USER, ASSISTANT)),
+    Case("conversations-for-causal", ["data.sources.0", "chat"], sources("{here}/a.jsonl", format="chat"),
+         files=rows(USER, ASSISTANT)),
+    Case("equal-answers", ["a.jsonl:1", "data.max_bad"],
+         {"objective": "preference", **sources("{here}/a.jsonl", format="preference")},
+         files={"a.jsonl": b'{"prompt": "word", "chosen": "a", "rejected": "a"}\n'}),
+    Case("one-answer-for-dpo", ["a.jsonl:1", "kto"],
+         merged(merged({"objective": "preference", **sources("{here}/a.jsonl", format="preference")},
+                       LETTERS), {"data": {"validation": 0}}),
+         files={"a.jsonl": b'{"prompt": "word", "completion": "a", "label": true}\n'}),
+    Case("lora-from-scratch", ["model", "lora"], {"model": {"lora": {"rank": 4}}}),
     Case("a-causal-folder-for-masks", ["model.from", "gpt2"],
          merged(encoder("masked"), {"model": {"config": None, "from": "{here}/m"}}),
          files={"m/config.json": b'{"model_type": "gpt2"}', "m/model.safetensors": b"x"}),
@@ -219,7 +261,8 @@ def test_one_clear_message(case, tmp_path, capfd, monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(b"\xff\xfe\x00binary", "is not a UTF-8 text file"), (b"a: [1", "not valid YAML"),
+    [(b"\xff\xfe\x00binary", "is not a UTF-8 text file"), (b"trainer: {}\nlora: {}\n", "artel config convert"),
+     (b"a: [1", "not valid YAML"),
      (b"- 1\n- 2", "is not a mapping"),
      (b"seed: 1\nseed: 2", "given twice"), (b"", "names no text"), (b"a: &x [*x]", "not valid YAML"),
      (b"!!python/object/apply:os.system ['true']", "not valid YAML")],

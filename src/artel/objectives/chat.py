@@ -21,7 +21,7 @@ from artel.objectives.base import Batch, Better, Made, Objective
 from artel.objectives.turns import Turns, Unfit
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
-from artel.tokens.chat_template import CHATML_TOKENS, prompt_ids, template_of, turn_end
+from artel.tokens.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
 
 
 class Chat(Objective):
@@ -35,6 +35,10 @@ class Chat(Objective):
         self.template = template_of(tokenizer, run.chat.template)
         tokenizer.hf.chat_template = self.template  # so that the folder of the model says how to talk to it
         self._writer = ConversationWriter(tokenizer, self.template)
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        return [*super().problems(run), *template_problems(run)]
 
     @classmethod
     def special_tokens(cls, run: RunConfig) -> list[str]:
@@ -135,6 +139,17 @@ class Chat(Objective):
         first = next(pieces, "").lstrip()  # some templates leave the space before an answer to the model
         yield first
         yield from pieces
+
+
+def template_problems(run: RunConfig) -> list[Problem]:
+    """What is wrong with the file of a template, told before any text is read."""
+    if run.chat.template in NAMED:
+        return []
+    try:
+        read_template(run.chat.template)
+    except InputError as error:
+        return list(error.problems)
+    return []
 
 
 class ConversationWriter:

@@ -23,7 +23,7 @@ from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models import IGNORED, Sampling
 from artel.objectives.base import Batch, Better, Made, Objective
-from artel.objectives.chat import Chat, ConversationWriter
+from artel.objectives.chat import Chat, ConversationWriter, template_problems
 from artel.objectives.turns import Unfit
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
@@ -56,7 +56,7 @@ class Preferring(Objective):
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        found = super().problems(run)
+        found = [*super().problems(run), *template_problems(run)]
         if run.preference.loss != "dpo" and run.preference.smoothing > 0:
             found.append(Problem("preference.smoothing", f"{run.preference.loss} has none", "leave it out"))
         return found

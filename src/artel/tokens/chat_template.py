@@ -50,6 +50,9 @@ class TurnEnd:
     texts: tuple[str, ...] = ()
 
 
+NAMED = ("auto", "chatml", "plain")
+
+
 def template_of(tokenizer: Tokenizer, wanted: str, where: str = "chat.template") -> str:
     """The template that `chat.template` names: auto, chatml, plain, or a Jinja file.
 
@@ -61,17 +64,22 @@ def template_of(tokenizer: Tokenizer, wanted: str, where: str = "chat.template")
         return CHATML if wanted == "chatml" else PLAIN
     if wanted == "auto":
         template = _own(tokenizer, where)
-        _check(tokenizer, template, where, "the tokenizer's chat template")
+        _check(template, where, "the tokenizer's chat template")
         return template
+    return read_template(wanted, where)
+
+
+def read_template(file: str, where: str = "chat.template") -> str:
+    """The Jinja template in a file. Raises InputError when the file is missing or what it holds is no Jinja."""
     try:
-        template = Path(wanted).expanduser().read_text(encoding="utf-8")
+        template = Path(file).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        what = f"{wanted} cannot be read: {error.strerror}"
+        what = f"{file} cannot be read: {error.strerror}"
         raise InputError([Problem(where, what, "write auto, chatml, plain, or the path of a Jinja file")]) from None
     except UnicodeDecodeError as error:
-        what = f"{wanted} is not UTF-8 (byte {error.start})"
+        what = f"{file} is not UTF-8 (byte {error.start})"
         raise InputError([Problem(where, what, "save it as UTF-8")]) from None
-    _check(tokenizer, template, where, wanted)
+    _check(template, where, file)
     return template
 
 
@@ -146,10 +154,12 @@ def _own(tokenizer: Tokenizer, where: str) -> str:
     return CHATML if set(CHATML_TOKENS) <= _added_tokens(tokenizer).keys() else PLAIN
 
 
-def _check(tokenizer: Tokenizer, template: str, where: str, name: str) -> None:
+def _check(template: str, where: str, name: str) -> None:
     """Raise InputError when the template is no Jinja; whether it takes these messages is another matter."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     try:
-        tokenizer.hf.apply_chat_template([{"role": "user", "content": "a"}], chat_template=template, tokenize=False)
+        render_jinja_template([[{"role": "user", "content": "a"}]], chat_template=template)
     except TemplateSyntaxError as error:
         what = f"{name}:{error.lineno}: {error.message}"
         raise InputError([Problem(where, what, "mend it, or write chatml")]) from None
