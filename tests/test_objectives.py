@@ -22,8 +22,9 @@ OBJECTIVES = {
                             "class_loss": "smooth", "balanced_sampling": True},
                 "data": {"block": 64, "sources": [{"format": "dummy", "kind": "questions", "documents": 200}]}},
     "chat": {"objective": "chat", "model": "llama", "data": {"block": 96}},
-    "dpo": {"objective": "preference", "model": "llama", "data": {"block": 96}},
-    "kto": {"objective": "preference", "model": "llama", "data": {"block": 96}, "preference": {"loss": "kto"}},
+    "dpo": {"objective": "preference", "model": "llama", "data": {"block": 96}, "tokenizer": {"train": {"vocab": 300}}},
+    "kto": {"objective": "preference", "model": "llama", "data": {"block": 96}, "tokenizer": {"train": {"vocab": 300}},
+            "preference": {"loss": "kto"}},
 }  # fmt: skip
 OFF = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 NO_DROPOUT = {"roberta": OFF, "bert": OFF, "modernbert": {}, "llama": {}}
