@@ -11,7 +11,7 @@ from helpers import ENVIRONMENT, artel, write_run
 
 VERBS = [["prepare"], ["train"], ["generate"], ["report"], ["recipes", "ls"], ["recipes", "cat"], ["recipes", "cp"],
          ["config", "check"], ["config", "explain"], ["config", "schema"],
-         ["evaluate"], ["chat"], ["export"], ["data", "show"]]  # fmt: skip
+         ["evaluate"], ["chat"], ["export"], ["data", "show"], ["data", "verify"]]  # fmt: skip
 
 
 def test_starting_imports_no_torch():

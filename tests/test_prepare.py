@@ -1,13 +1,15 @@
 """The whole way from real files to the token store: nothing lost, nothing changed, nothing done twice."""
 
+import json
 import time
+from pathlib import Path
 
 import pytest
 
 from artel.config import load_run
 from artel.preparing import prepare
 from artel.text import Ledger, read_documents
-from helpers import kill, start
+from helpers import artel, kill, start, write_run
 
 
 @pytest.fixture
@@ -76,3 +78,15 @@ def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path, nov
     assert not list(stores.glob("*/manifest.json"))
     assert prepare(load_run(str(novels))).made
     assert not list(stores.glob(".*.partial-*"))  # what the dead process left was cleared away
+
+
+def test_a_store_is_verified_and_a_damaged_one_named(tmp_path):
+    run = write_run(tmp_path / "run.yaml")
+    store = Path(json.loads(artel("prepare", run, "--json").stdout)["store"])
+    assert artel("data", "verify", store).returncode == 0
+    tokens = next((store / "train").glob("*.tokens"))
+    content = bytearray(tokens.read_bytes())
+    content[7] ^= 1
+    tokens.write_bytes(content)
+    done = artel("data", "verify", store)
+    assert (done.returncode, str(tokens) in done.stderr) == (2, True)

@@ -59,6 +59,24 @@ def show(
         print("".join(_painted(text, is_learned) for text, is_learned in sample.pieces))
 
 
+@app.command("verify")
+def verify(
+    name: Annotated[str, typer.Argument(metavar="STORE", help="A store's folder, as artel prepare prints it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Read every file of a store and compare its checksum with the one it was written with.
+
+    Example: artel data verify ~/.cache/artel/stores/0a1b2c
+    """
+    from artel.tokens import TokenStore
+
+    store = TokenStore(Path(name))
+    store.verify()
+    tell(f"{name}: whole, {store.train.tokens:,} training and {store.validation.tokens:,} validation tokens")
+    if as_json:
+        print_json({"store": name, "digest": store.digest, "whole": True})
+
+
 def _open(name: str, overrides: list[str]) -> TokenStore:
     """A store, or the one of a run, made when it is not there yet."""
     from artel.config import load_run

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from artel.config.quantities import Bytes, Count, Number
-from artel.config.section import Paths, Section, number_if_it_is_one
+from artel.config.section import Paths, Section, as_list, number_if_it_is_one
 
 
 class SourceConfig(Section):
     path: Paths = Field(
         default=[],
-        description="File, glob, folder or http(s) URL, or a list of them; {stdlib} is Python's own library folder.",
+        description="File, glob, folder, http(s)://, s3://BUCKET/KEY or hf://datasets/OWNER/NAME/FILE (globs there "
+        "too), or a list of them; {stdlib} is Python's own library folder.",
     )
-    format: Literal["auto", "text", "html", "jsonl", "pairs", "nq", "squad", "chat", "preference", "dummy"] = Field(
+    format: Literal[
+        "auto", "text", "html", "jsonl", "parquet", "csv", "pairs", "nq", "squad", "chat", "preference", "dummy"
+    ] = Field(
         "auto",
-        description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, else text). "
+        description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, .parquet, else "
+        "text; .gz .zst .xz .bz2 may stand behind .jsonl .json .txt .csv). csv: tables with a header, .csv or .tsv. "
         "pairs: csv or jsonl with an input and an output; nq: Natural Questions; squad: SQuAD json; chat: "
         "conversations in json or jsonl; preference: prompts with a chosen and a rejected answer; dummy: made up.",
     )
@@ -26,7 +31,14 @@ class SourceConfig(Section):
         "file", description="text: what one document is: a file, a line, or what blank lines separate."
     )
     encoding: str = Field("auto", description="Encoding of the files: auto, utf-8, windows-1251, koi8-r, cp866 …")
-    field: str = Field("text", description="jsonl: the field that holds the text.")
+    field: str = Field("text", description="jsonl, parquet, csv: the field or column that holds the text.")
+    set_field: str = Field(
+        "",
+        description="jsonl, parquet, csv: the field that names the set of a record, NAME or OUTER.NAME; the ledger "
+        "then counts each set. auto is The Pile's meta.pile_set_name where a record has it.",
+    )
+    include: list[str] = Field(default=[], description="Only records of these sets are read (see set_field).")
+    exclude: list[str] = Field(default=[], description="Records of these sets are passed over (see set_field).")
     profile: Literal["none", "lib.ru"] = Field(
         "none", description="html: drop the header and footer of a known site; a page without its marks is kept whole."
     )
@@ -71,6 +83,38 @@ class SourceConfig(Section):
             raise ValueError("a source needs a path (or format: dummy); write path: texts/*.txt")
         return self
 
+    @model_validator(mode="after")
+    def _sets(self) -> SourceConfig:
+        if (self.include or self.exclude) and not self.set_field:
+            raise ValueError("include and exclude go by sets; write set_field: auto, or the field that names the set")
+        if self.include and self.exclude:
+            raise ValueError("both include and exclude are given; keep one")
+        if self.set_field and self.format not in ("auto", "jsonl", "parquet", "csv"):
+            raise ValueError(f"set_field has no meaning for format: {self.format}; leave it out")
+        if self.set_field == "auto" and self.format == "csv":
+            raise ValueError("set_field: auto has no meaning for format: csv; write the name of the column")
+        return self
+
+
+def _regular_expression(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        at = "" if error.pos is None else f" at character {error.pos + 1}"
+        raise ValueError(
+            f"{pattern!r} is no regular expression: {error.msg}{at}; write signs that stand for themselves with a "
+            r"backslash: \( \* \["
+        ) from None
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(f"this regular expression is too large: {error}; write a shorter one") from None
+    if not pattern:
+        raise ValueError("an empty regular expression is found everywhere; write what is to be found")
+    return pattern
+
+
+Patterns = Annotated[list[Annotated[str, AfterValidator(_regular_expression)]], BeforeValidator(as_list)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+
 
 class CleanConfig(Section):
     unicode: Literal["NFC", "NFKC", "none"] = Field("NFC", description="Unicode normal form.")
@@ -78,11 +122,91 @@ class CleanConfig(Section):
     whitespace: bool = Field(
         True, description="CRLF to LF, trailing spaces off each line, at most two blank lines in a row, ends stripped."
     )
+    mojibake: bool = Field(
+        False, description="Repair text that was decoded in a wrong encoding (РџСЂРёРІРµС‚); needs artel-lm[mojibake]."
+    )
+    invisible: bool = Field(
+        False, description="Remove soft hyphens, zero-width spaces and direction marks; joiners of letters stay."
+    )
+    drop_lines: Patterns = Field(
+        default=[],
+        description="Regular expressions: lines in which one is found are removed. Of plain texts only; pairs and "
+        "conversations keep their lines.",
+    )
     minimum: Count = Field(1, ge=1, description="Documents of fewer characters than this are dropped (too_short).")
+    maximum: Count | None = Field(
+        None,
+        ge=1,
+        description="Documents of more characters are dropped (too_long). This rule and those below look at a pair's "
+        "output and at all turns of a conversation together, and never at questions.",
+    )
+    drop_documents: Patterns = Field(
+        default=[],
+        description="Regular expressions: documents in which one is found are dropped (document_filter); ^ and $ are "
+        "the ends of any line.",
+    )
+    keep_documents: Patterns = Field(
+        default=[], description="Regular expressions: documents in which none is found are dropped (document_filter)."
+    )
+    symbols: Share | None = Field(
+        None, description="Largest share of punctuation and symbols among the visible characters; 0.4 leaves code in."
+    )
+    digits: Share | None = Field(None, description="Largest share of digits among the visible characters; try 0.2.")
+    repeated_lines: Share | None = Field(
+        None,
+        description="Largest share of characters in lines that repeat an earlier line of their document; Gopher's is "
+        "0.2. This rule and the next two keep documents of fewer than 50 words. They are made for prose: Gopher's "
+        "values drop one file in six of Python's own library.",
+    )
+    repeated_paragraphs: Share | None = Field(
+        None, description="The same for paragraphs, which blank lines separate; Gopher's is 0.2."
+    )
+    repeated_ngrams: dict[Count, Share] = Field(
+        default={},
+        description="Largest share of characters in repeated runs of n words, by n: below 5 in the most frequent run, "
+        "from 5 in all that repeat an earlier one. Gopher's: {2: 0.2, 3: 0.18, 4: 0.16, 5: 0.15, 6: 0.14, 7: 0.13, "
+        "8: 0.12, 9: 0.11, 10: 0.1}.",
+    )
+    languages: Annotated[list[str], BeforeValidator(as_list)] = Field(
+        default=[],
+        description="Codes (ru, en): documents that are in none of these languages are dropped (language); those under "
+        "100 characters cannot be told and stay. Needs artel-lm[languages].",
+    )
+
+    @field_validator("repeated_ngrams")
+    @classmethod
+    def _lengths(cls, value: dict[int, float]) -> dict[int, float]:
+        for length in value:
+            if not 2 <= length <= 20:
+                raise ValueError(f"runs of {length} words; write lengths from 2 to 20: {{2: 0.2, 5: 0.15}}")
+        return value
+
+
+class NearConfig(Section):
+    threshold: Number = Field(
+        0.8, ge=0.1, le=1, description="Least Jaccard similarity of two documents' word n-grams: counted, no estimate."
+    )
+    permutations: Count = Field(
+        128, ge=16, le=1024, description="Values in a MinHash signature: the more, the fewer comparisons in vain."
+    )
+    words: Count = Field(
+        5, ge=1, le=50, description="Words in an n-gram; documents of fewer words are left to the exact rule."
+    )
 
 
 class DedupConfig(Section):
     exact: bool = Field(True, description="Keep the first of documents with the same cleaned text.")
+    lines: Literal["none", "line", "paragraph"] = Field(
+        "none",
+        description="Remove lines, or paragraphs, of 30 characters and more that stood before, in the same document or "
+        "in another; of plain texts only. Where less than data.clean.minimum is left, the document goes (repeated).",
+    )
+    near: NearConfig | None = Field(
+        None,
+        description="Keep the first of documents that are nearly the same (near_duplicate), and none in training that "
+        "is nearly a validation text given by a path (near_validation). Write {} for the defaults; all texts are read "
+        "once more. Not of questions and preferences. Needs artel-lm[near].",
+    )
 
 
 class DataConfig(Section):
@@ -115,6 +239,17 @@ class DataConfig(Section):
         if isinstance(value, float) and not 0 <= value < 1:
             raise ValueError(f"{value} is not a fraction from 0 to below 1, nor a path; write 0.05")
         return value
+
+    @model_validator(mode="after")
+    def _near(self) -> DataConfig:
+        if self.dedup.near is not None:
+            for number, source in enumerate(self.sources):
+                if source.yields in ("questions", "preferences"):
+                    raise ValueError(
+                        f"dedup.near would take {source.yields} that share a document or a prompt for copies, and "
+                        f"sources.{number} holds such; leave dedup.near out"
+                    )
+        return self
 
 
 class TokenizerTraining(Section):

@@ -18,7 +18,16 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.storage import cache_folder, lock, new_folder, remove_leftovers
-from artel.text import Document, Dropped, Ledger, Rejected, check_sources, read_documents, source_fingerprint
+from artel.text import (
+    Document,
+    Dropped,
+    Ledger,
+    NearDuplicates,
+    Rejected,
+    check_sources,
+    read_documents,
+    source_fingerprint,
+)
 from artel.tokens import StoreWriter, Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.store import FORMAT
 
@@ -114,13 +123,14 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
     from artel.objectives import objective_of, objective_type
 
     kind = objective_type(run)
-    tokenizer = _tokenizer(run, kind.encoder, kind.special_tokens(run), tell)
+    near = NearDuplicates(run.data.dedup.near, tell) if run.data.dedup.near is not None else None
+    tokenizer = _tokenizer(run, kind.encoder, kind.special_tokens(run), near, tell)
     objective = objective_of(run, tokenizer)
     tokenizer.save(folder / "tokenizer")
     ledger = Ledger()
     writer = StoreWriter(folder, tokenizer.vocabulary)
     tell("turning text into tokens")
-    for documents in _chunks(read_documents(run.data, ledger)):
+    for documents in _chunks(read_documents(run.data, ledger, near)):
         for document, made in zip(documents, objective.samples(documents), strict=True):
             record = document.record
             if isinstance(made, Rejected | Dropped):
@@ -138,14 +148,14 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
     (folder / "ledger.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
 
 
-def _tokenizer(run: RunConfig, encoder: bool, special: list[str], tell: Tell) -> Tokenizer:
+def _tokenizer(run: RunConfig, encoder: bool, special: list[str], near: NearDuplicates | None, tell: Tell) -> Tokenizer:
     name = tokenizer_name(run)
     if name is not None:
         return load_tokenizer(name, "tokenizer.from" if run.tokenizer.from_ else "model.from")
     from artel.config import TokenizerTraining
 
     tell("training the tokenizer")
-    documents = read_documents(run.data, Ledger())  # the same documents come again, and are counted, when encoded
+    documents = read_documents(run.data, Ledger(), near)  # the same documents come again, and are counted, when encoded
     texts = (document.record.text for document in documents if document.part == "train")
     wanted = run.tokenizer.train or TokenizerTraining()
     wanted = wanted.model_copy(update={"special": list(dict.fromkeys([*special, *wanted.special]))})

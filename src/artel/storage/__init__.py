@@ -5,13 +5,18 @@ from artel.storage.checksums import checksum
 from artel.storage.fetch import Fetched, fetch
 from artel.storage.locks import lock
 from artel.storage.places import cache_folder, disk_errors
+from artel.storage.remote import RemoteFile, fetch_remote, is_remote, list_remote
 
 __all__ = [
     "Fetched",
+    "RemoteFile",
     "cache_folder",
     "checksum",
     "disk_errors",
     "fetch",
+    "fetch_remote",
+    "is_remote",
+    "list_remote",
     "lock",
     "new_folder",
     "point",

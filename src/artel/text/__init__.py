@@ -2,6 +2,7 @@
 
 from artel.text.html import html_to_text
 from artel.text.ledger import Ledger
+from artel.text.near import NearDuplicates
 from artel.text.pipeline import read_documents, source_fingerprint
 from artel.text.records import (
     AnswerClass,
@@ -24,6 +25,7 @@ __all__ = [
     "Dropped",
     "Ledger",
     "Message",
+    "NearDuplicates",
     "Pair",
     "Preference",
     "Question",

@@ -86,6 +86,8 @@ class Dropped:
     """A good record that is left out for a reason of the run's own making; it does not count as bad."""
 
     reason: str
+    set_name: str = ""
+    """Where a source leaves it out itself: the set that it is counted in."""
 
 
 @dataclass(frozen=True, slots=True)

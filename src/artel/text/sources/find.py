@@ -5,27 +5,33 @@ from __future__ import annotations
 import glob
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
-from artel.text.encodings import is_text_encoding
+from artel.storage import cache_folder, fetch_remote, is_remote, list_remote
+from artel.text.encodings import NotText, is_text_encoding
 from artel.text.sources.conversations import check_converter
+from artel.text.sources.names import file_name, is_url, packed_too, unpacked_name
+from artel.text.sources.pairs import csv_rows
+from artel.text.sources.parquet import check_parquet
 from artel.text.sources.rows import check_rows
 
 SUFFIXES = {
     "html": (".html", ".htm", ".xhtml", ".shtml"),
-    "jsonl": (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst"),
-    "text": (".txt", ".text", ".md", ".rst", ".tex", ".py"),
+    "jsonl": (".ndjson", *packed_too(".jsonl", ".json")),
+    "text": (".text", ".md", ".rst", ".tex", ".py", *packed_too(".txt")),
+    "parquet": (".parquet",),
 }
 # What a folder is searched for when its format is given; by suffix alone these are not told from the ones above.
 _GIVEN_SUFFIXES = {
-    "pairs": (".csv", ".tsv", ".jsonl", ".jsonl.gz", ".jsonl.zst"),
-    "nq": (".jsonl", ".jsonl.gz", ".jsonl.zst"),
+    "csv": packed_too(".csv", ".tsv"),
+    "pairs": (".csv", ".tsv", *packed_too(".jsonl")),
+    "nq": packed_too(".jsonl"),
     "squad": (".json",),
-    "chat": SUFFIXES["jsonl"],
-    "preference": SUFFIXES["jsonl"],
+    "chat": (*SUFFIXES["jsonl"], *SUFFIXES["parquet"]),
+    "preference": (*SUFFIXES["jsonl"], *SUFFIXES["parquet"]),
 }
 _REMEDIES = {
     ".docx": "save it as text, or convert it with pandoc", ".doc": "save it as text", ".rtf": "save it as text",
@@ -48,15 +54,6 @@ def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
         yield f"data.sources.{number}", source
 
 
-def is_url(path: str) -> bool:
-    return path.lower().startswith(("http://", "https://"))
-
-
-def file_name(origin: str) -> str:
-    """The last part of a path or URL, in small letters: it has the suffixes that say what the file holds."""
-    return (urlsplit(origin).path if is_url(origin) else origin).lower().rsplit("/", 1)[-1]
-
-
 def format_of(source: SourceConfig, origin: str, content_type: str = "") -> str:
     """The format of a file: as the source says, else by suffix, else text; a URL with no known suffix is a page."""
     if source.format != "auto":
@@ -76,18 +73,33 @@ def check_sources(data: DataConfig) -> None:
         if where != "data.validation":  # it has what the first source has, and that is judged there
             problems += check_rows(source, where) + check_converter(source, where)
         for path in source.path:
+            if is_remote(path) and source.format != "dummy":
+                problems += _check_remote(path, source, where)
+                continue
             files, found = _find(source, path, where if where == "data.validation" else f"{where}.path")
             problems += found
             for file in files:
-                problems += _check_file(file, source, where)
+                problems += _check_kind(str(file), source, where) or _check_content(file, source, where, data)
     if problems:
         raise InputError(problems)
 
 
 def local_files(source: SourceConfig, where: str) -> Iterator[Path]:
-    """The files of a source in the order they are read: as given, and sorted within a glob or folder."""
+    """The files of a source in the order they are read: as given, and sorted within a glob or folder.
+
+    Those on S3 and on the hub as they lie in the cache folder, where they are fetched to.
+    """
     for path in source.path:
-        yield from files_of(source, path, where)
+        if is_remote(path) and source.format != "dummy":
+            yield from (file for file, _ in fetched_files(path))
+        else:
+            yield from files_of(source, path, where)
+
+
+def fetched_files(path: str) -> Iterator[tuple[Path, str]]:
+    """(file in the cache folder, address) of each file that an address on S3 or on the hub means."""
+    for remote in list_remote(path):
+        yield fetch_remote(remote, cache_folder() / "remote"), remote.address
 
 
 def files_of(source: SourceConfig, path: str, where: str) -> list[Path]:
@@ -102,7 +114,8 @@ def _find(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list
         return [], []
     if "://" in path:
         kind = path.split("://")[0]
-        return [], [Problem(where, f"{kind}:// cannot be read", "give files, globs, folders or http(s) addresses")]
+        fix = "give files, globs, folders, or addresses that begin with http(s)://, s3:// or hf://"
+        return [], [Problem(where, f"{kind}:// cannot be read", fix)]
     try:
         return _find_here(source, path, where)
     except OSError as error:  # a name that is too long, a folder that may not be looked into
@@ -131,17 +144,41 @@ def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path],
     return [], [Problem(where, f"there is no file {path}", f"it is looked for from {Path.cwd()}")]
 
 
-def _check_file(file: Path, source: SourceConfig, where: str) -> list[Problem]:
-    if source.format == "auto" and file.suffix.lower() in (".csv", ".tsv"):
-        return [Problem(f"{where}.format", f"{file} is a table, not text", "for pairs write format: pairs")]
-    if source.format in ("chat", "preference") and file.suffix.lower() in (".csv", ".tsv", ".parquet"):
+def _check_remote(path: str, source: SourceConfig, where: str) -> list[Problem]:
+    try:
+        return [problem for file in list_remote(path) for problem in _check_kind(file.address, source, where)]
+    except InputError as error:
+        return [Problem(f"{where}.path", f"{problem.where}: {problem.what}", problem.fix) for problem in error.problems]
+
+
+def _check_kind(name: str, source: SourceConfig, where: str) -> list[Problem]:
+    """What the name of a file says against reading it."""
+    plain = unpacked_name(name)
+    if source.format == "auto" and plain.endswith((".csv", ".tsv")):
+        fix = "for texts write format: csv and field: COLUMN, for pairs format: pairs"
+        return [Problem(f"{where}.format", f"{name} is a table, not text", fix)]
+    if source.format in ("chat", "preference") and plain.endswith((".csv", ".tsv")):
         fix = "write it as JSON lines, an object a line with a field for each column"
-        return [Problem(f"{where}.path", f"{file} is a table; {source.format} is read from json and jsonl", fix)]
-    remedy = _REMEDIES.get(file.suffix.lower())
-    if remedy:
-        return [Problem(f"{where}.path", f"{file} is not text", remedy)]
+        return [Problem(f"{where}.path", f"{name} is a table; {source.format} is read from json, jsonl, parquet", fix)]
+    remedy = _REMEDIES.get(Path(name).suffix.lower())
+    return [Problem(f"{where}.path", f"{name} is not text", remedy)] if remedy else []
+
+
+def _check_content(file: Path, source: SourceConfig, where: str, data: DataConfig) -> list[Problem]:
+    """What the file itself says against reading it: it may not be opened, or has no column of that name."""
     try:
         with file.open("rb"):
-            return []
+            pass
     except OSError as error:
         return [Problem(f"{where}.path", f"{file} cannot be read: {error.strerror}", "check its permissions")]
+    rows_of_parquet = source.format in ("chat", "preference") and file_name(str(file)).endswith(".parquet")
+    if rows_of_parquet or format_of(source, str(file)) == "parquet":
+        return check_parquet(file, source, where)
+    if source.format == "csv":
+        with suppress(NotText):  # binary data: a record that cannot be read, and told as such
+            columns = [("field", source.field), *([("set_field", source.set_field)] if source.set_field else [])]
+            try:
+                next(csv_rows(file, str(file), tuple(columns), source.encoding, data.max_document), None)
+            except InputError as error:
+                return list(error.problems)
+    return []

@@ -1,4 +1,4 @@
-"""JSON lines (plain, .gz, .zst), or one JSON array of objects: the text stands in a named field."""
+"""JSON lines (plain or compressed), or one JSON array of objects: the text stands in a named field."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.encodings import NotText
 from artel.text.records import Record, Rejected
-from artel.text.sources.find import file_name
 from artel.text.sources.lines import BadLine, read_lines
+from artel.text.sources.names import file_name, packed_too
+from artel.text.sources.parquet import parquet_rows
+from artel.text.sources.sets import set_of
 
 
 def read_jsonl(
@@ -23,14 +25,18 @@ def read_jsonl(
         if isinstance(row, BadLine):
             yield Rejected(where, row.reason, row.detail, set_name)
         else:
-            yield _record(row, where, set_name, source.field)
+            yield _record(row, where, set_name, source)
 
 
 def read_rows(file: Path, origin: str, encoding: str, largest: int) -> Iterator[tuple[str, Any]]:
     """(place, value) of each row, or a BadLine for its value: `file:line` of JSON lines, `file[number]` of an array.
 
-    Raises InputError for a line, or a compressed array, of more than `largest` bytes.
+    Rows of a parquet file, all its columns, are the same to those who read fields. Raises InputError for a line, or a
+    compressed array, of more than `largest` bytes, and for a parquet file that is damaged.
     """
+    if file_name(origin).endswith(".parquet"):
+        yield from parquet_rows(file, origin)
+        return
     try:
         if _is_array(file, origin, encoding, largest):
             yield from _array(file, origin, encoding, largest)
@@ -51,7 +57,7 @@ def _parsed(text: str) -> Any:
         return BadLine("bad_json", f"is not JSON: {error}")
 
 
-_ARRAYS = (".json", ".json.gz", ".json.zst")
+_ARRAYS = packed_too(".json")
 
 
 def _is_array(file: Path, origin: str, encoding: str, largest: int) -> bool:
@@ -89,7 +95,8 @@ def _array(file: Path, origin: str, encoding: str, largest: int) -> Iterator[tup
         yield f"{origin}[{number}]", entry
 
 
-def _record(entry: object, where: str, set_name: str, field: str) -> Record | Rejected:
+def _record(entry: object, where: str, set_name: str, source: SourceConfig) -> Record | Rejected:
+    field = source.field
     if not isinstance(entry, dict):
         return Rejected(where, "bad_json", f"is {type(entry).__name__}, not an object with fields", set_name)
     if field not in entry:
@@ -97,4 +104,5 @@ def _record(entry: object, where: str, set_name: str, field: str) -> Record | Re
         return Rejected(where, "no_field", f"has no field {field!r} (it has: {have}); write field: NAME", set_name)
     if not isinstance(entry[field], str):
         return Rejected(where, "no_text", f"field {field!r} is {type(entry[field]).__name__}, not text", set_name)
-    return Record(entry[field], where, set_name)
+    found = set_of(entry, source, where, set_name)
+    return Record(entry[field], where, found) if isinstance(found, str) else found

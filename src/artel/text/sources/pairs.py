@@ -14,13 +14,13 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.encodings import SAMPLE, NotText, detect_encoding
 from artel.text.records import Pair, Record, Rejected
-from artel.text.sources.find import file_name
-from artel.text.sources.lines import BadLine, read_lines
+from artel.text.sources.lines import DAMAGED, BadLine, damaged, read_lines, unpacked
+from artel.text.sources.names import PACKED, file_name, packed_too, unpacked_name
 
 Row = tuple[str, tuple[str, ...] | BadLine]
 """The place of a row (`file:line`) and its values, or what is wrong with it."""
 
-_JSON = (".jsonl", ".ndjson", ".json", ".gz", ".zst")
+_JSON = (".jsonl", ".ndjson", ".json", *PACKED)
 _TABLES = (".csv", ".tsv")
 _UNDECODED = range(0xDC80, 0xDD00)  # what `surrogateescape` makes of bytes that are no text
 
@@ -78,13 +78,13 @@ def _rows(
 ) -> Iterator[Row]:
     """The values of the columns, each given as (key of the source, name of the column), row by row."""
     name = file_name(origin)
-    if name.endswith((".csv.gz", ".csv.zst", ".tsv.gz", ".tsv.zst")):
+    if name.endswith(packed_too(*_TABLES)[len(_TABLES) :]):
         raise InputError([Problem(origin, "is a compressed csv, which cannot be read", "unpack it")])
     if name.endswith(_JSON):
         return _json_rows(file, origin, columns, source.encoding, data.max_document)
     if source.outputs and not name.endswith(_TABLES):
         return _plain_rows(file, origin, source.encoding, data.max_document)
-    return _csv_rows(file, origin, columns, source.encoding, data.max_document)
+    return csv_rows(file, origin, columns, source.encoding, data.max_document)
 
 
 def _plain_rows(file: Path, origin: str, encoding: str, largest: int) -> Iterator[Row]:
@@ -124,18 +124,23 @@ def _fields(line: str, columns: tuple[tuple[str, str], ...]) -> tuple[str, ...] 
     return tuple(entry[name] for _, name in columns)
 
 
-def _csv_rows(
+def csv_rows(
     file: Path, origin: str, columns: tuple[tuple[str, str], ...], encoding: str, largest: int
 ) -> Iterator[Row]:
+    """The values of the columns, each given as (key of the source, name in the header), row by row; .tsv by tabs.
+
+    Raises NotText for binary data, InputError for a header, quote or compressed file that is wrong.
+    """
     csv.field_size_limit(largest)  # the module's own, 131,072 characters, is less than many a document has
-    with file.open("rb") as stream:
+    with unpacked(file, origin) as stream:
         if encoding == "auto":
-            head = stream.read(SAMPLE)
-            stream.seek(0)
-            encoding = detect_encoding(head, cut=len(head) == SAMPLE)
+            try:
+                encoding = detect_encoding(stream.peek(SAMPLE)[:SAMPLE], cut=True)
+            except DAMAGED as error:
+                raise _is_damaged(f"{origin}:1", error) from None
         # Bytes that are no text must cost their row only, and the quotes around them still count.
         text = TextIOWrapper(stream, encoding, errors="surrogateescape", newline="")
-        delimiter = "\t" if file_name(origin).endswith(".tsv") else ","
+        delimiter = "\t" if unpacked_name(origin).endswith(".tsv") else ","
         reader = csv.reader(_pieces(text, origin, largest), delimiter=delimiter, strict=True)
         rows = _parsed(reader, origin, largest)
         where, header = next(rows, (f"{origin}:1", []))
@@ -158,6 +163,12 @@ def _pieces(text: TextIOWrapper, origin: str, largest: int) -> Iterator[str]:
     except UnicodeError as error:  # only of encodings in which a byte is no character: UTF-16, UTF-32
         what = f"is not {text.encoding}: {error}"
         raise InputError([Problem(f"{origin}:{number + 1}", what, "save the file as UTF-8")]) from None
+    except DAMAGED as error:
+        raise _is_damaged(f"{origin}:{number + 1}", error) from None
+
+
+def _is_damaged(where: str, error: Exception) -> InputError:
+    return InputError([Problem(where, damaged(error).detail, "leave the file out until then")])
 
 
 def _too_long(where: str, what: str, largest: int) -> InputError:

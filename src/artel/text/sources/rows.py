@@ -6,13 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
 
 from artel.config import SourceConfig
 from artel.errors import InputError, Problem
-from artel.text.records import Record, Rejected
+from artel.text.records import Dropped, Record, Rejected
 
-Items = Iterator[Record | Rejected]
+Items = Iterator[Record | Rejected | Dropped]
 
 _BOUND = r"\s*(-?\d[\d_]*|-?\d+(?:\.\d+)?%)?\s*"
 _SLICE = re.compile(rf"\[{_BOUND}:{_BOUND}\]")
@@ -55,15 +54,23 @@ def taken(source: SourceConfig, where: str, read: Callable[[], Items]) -> Items:
     """
     start, stop = _bounds(source.rows)
     if any(bound is not None and (bound.percent or bound.value < 0) for bound in (start, stop)):
-        count = sum(1 for _ in read())
+        count = sum(1 for item in read() if not isinstance(item, Dropped))
         first = start.place(count) if start else 0
         last: int | None = stop.place(count) if stop else count
     else:
         first, last = int(start.value) if start else 0, int(stop.value) if stop else None
     found = False
-    for item in islice(read(), first, last):
-        found = True
-        yield item
+    place = 0
+    for item in read():
+        if isinstance(item, Dropped):  # of a set that the source leaves out: none of those that are counted here
+            yield item
+            continue
+        if last is not None and place >= last:
+            break
+        if place >= first:
+            found = True
+            yield item
+        place += 1
     if not found:
         name = source.name or " ".join(source.path)
         raise InputError([Problem(f"{where}.rows", f"{source.rows} takes no record of {name}", "write a wider slice")])

@@ -8,7 +8,7 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.text.encodings import NotText, decode
 from artel.text.records import Record, Rejected
-from artel.text.sources.lines import BadLine, read_lines
+from artel.text.sources.lines import BadLine, read_lines, read_whole
 
 
 def read_text(
@@ -16,7 +16,8 @@ def read_text(
 ) -> Iterator[Record | Rejected]:
     if source.document == "file":
         try:
-            yield Record(decode(file.read_bytes(), source.encoding), origin, set_name)
+            content = read_whole(file, origin, data.max_document)
+            yield Record(decode(content, source.encoding), origin, set_name)
         except NotText as error:
             yield Rejected(origin, error.reason, error.detail, set_name)
         return

@@ -1,0 +1,55 @@
+"""Sets inside a source, like those of The Pile: which one a record belongs to, and which are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from artel.config import SourceConfig
+from artel.errors import InputError, Problem
+from artel.text.records import Dropped, Record, Rejected
+from artel.text.sources.rows import Items
+
+_PILE = "meta.pile_set_name"
+
+
+def set_of(entry: Mapping[str, Any], source: SourceConfig, where: str, otherwise: str) -> str | Rejected:
+    """The set that the fields of a record name by the source's `set_field`; `otherwise` where they need not name one.
+
+    A named field that is not there, or is no text, makes the record a bad one: it would be counted in the wrong set.
+    """
+    if not source.set_field:
+        return otherwise
+    found: Any = entry
+    for name in (_PILE if source.set_field == "auto" else source.set_field).split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if isinstance(found, str) and found:
+        return found
+    if source.set_field == "auto":
+        return otherwise
+    detail = f"has no text in the field {source.set_field!r} that names its set; write set_field: NAME or auto"
+    return Rejected(where, "no_set", detail, otherwise)
+
+
+def column_of_sets(source: SourceConfig) -> str:
+    """The outermost field or column that `set_field` looks into; empty when it looks into none."""
+    return (_PILE if source.set_field == "auto" else source.set_field).split(".")[0]
+
+
+def of_sets(items: Items, source: SourceConfig, where: str) -> Items:
+    """The items; in place of records of sets that the source does not `include`, or does `exclude`, that they are out.
+
+    What could not be read passes. Raises InputError at the end when a set that is named never came: a misspelled name
+    would let in what was to be left out. (A file of validation texts need not have them all.)
+    """
+    seen: set[str] = set()
+    for item in items:
+        seen.add(item.set_name)
+        excluded = item.set_name in source.exclude or (source.include and item.set_name not in source.include)
+        yield Dropped("excluded_set", item.set_name) if excluded and isinstance(item, Record) else item
+    missing = [name for name in (*source.include, *source.exclude) if name not in seen]
+    if missing and where != "data.validation":
+        key = f"{where}.include" if source.include else f"{where}.exclude"
+        have = ", ".join(sorted(seen)[:40]) or "none"
+        what = f"no record is of the set{'s' * (len(missing) > 1)} {', '.join(missing)} (there are: {have})"
+        raise InputError([Problem(key, what, "write the names as they stand in the data, or leave these out")])

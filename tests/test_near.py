@@ -1,0 +1,292 @@
+"""Near-duplicates: found, verified, left out but the first, never on both sides of the split; each accounted for."""
+
+import json
+import random
+import sys
+from itertools import combinations
+
+import pytest
+
+from artel.config import DataConfig, NearConfig, load_run
+from artel.config.load import run_from
+from artel.errors import InputError, WorkError
+from artel.preparing import prepare
+from artel.preparing.prepare import store_key
+from artel.text import Ledger, NearDuplicates, read_documents
+from artel.text import near as near_module
+from artel.text.near import Grams, as_set, bands_and_rows, jaccard
+
+
+@pytest.fixture
+def read(tmp_path):
+    """(documents, ledger as JSON) of sources given as in a run file, with near-duplicates left out."""
+
+    def read(near=None, dedup=None, **data):
+        ledger = Ledger()
+        given = {"validation": 0.0, "store": str(tmp_path / "stores"), "dedup": {"near": near or {}, **(dedup or {})}}
+        documents = list(read_documents(DataConfig.model_validate({**given, **data}), ledger))
+        ledger.check()
+        told = ledger.to_json()
+        assert told["documents"]["read"] == len(documents) + sum(told["documents"]["dropped"].values())
+        assert told["documents"]["kept"] == len(documents)
+        assert list((tmp_path / "stores").iterdir()) == []  # the temporary files are gone
+        return documents, told
+
+    return read
+
+
+def lines_of(path, texts):
+    path.write_text("\n".join(texts))
+    return {"path": str(path), "document": "line"}
+
+
+def texts_of(documents):
+    return [document.record.text for document in documents]
+
+
+def words_from(start, end):
+    return " ".join(f"w{number}" for number in range(start, end))
+
+
+def similarity(one, other, words=5):
+    grams = Grams(words)
+    return jaccard(as_set(grams.of(one)), as_set(grams.of(other)))
+
+
+def families(count, seed=0):
+    """(texts in mixed order, similarities of all pairs that share anything, by number): copies from alike to unlike."""
+    chance = random.Random(seed)
+    texts = []
+    for _ in range(count):
+        words = [f"слово{chance.randrange(20_000)}" for _ in range(chance.randrange(20, 120))]
+        texts.append(" ".join(words))
+        for _ in range(chance.randrange(4)):
+            for _ in range(chance.randrange(1, 4)):  # a copy of the copy: chains
+                words[chance.randrange(len(words))] = f"слово{chance.randrange(20_000)}"
+            texts.append(" ".join(words))
+    chance.shuffle(texts)
+    texts = list(dict.fromkeys(texts))
+    sets = [{tuple(words[place : place + 5]) for place in range(len(words) - 4)} for words in map(str.split, texts)]
+    alike = {(one, other): len(sets[one] & sets[other]) / len(sets[one] | sets[other])
+             for one, other in combinations(range(len(texts)), 2) if sets[one] & sets[other]}  # fmt: skip
+    return texts, alike
+
+
+def clusters_of(count, alike, threshold):
+    """The first number of each text's cluster, by the plainest way there is."""
+    first = list(range(count))
+    changed = True
+    while changed:
+        changed = False
+        for (one, other), value in alike.items():
+            if value >= threshold and first[one] != first[other]:
+                first[one] = first[other] = min(first[one], first[other])
+                changed = True
+    return first
+
+
+def test_the_articles_pairs_are_found_and_nothing_else(shared_data, read):
+    """Measured: recall 1.0, precision 1.0."""
+    folder = shared_data / "dedup"
+    documents, told = read(sources=[{"path": str(folder / "articles_1000.train"), "document": "line"}])
+    names = [line.split()[0] for line in (folder / "articles_1000.train").read_text().splitlines()]
+    kept = {text.split()[0] for text in texts_of(documents)}
+    dropped = set(names) - kept
+    assert told["documents"]["dropped"] == {"near_duplicate": len(dropped)}
+    later = {max(line.split(), key=names.index) for line in (folder / "articles_1000.truth").read_text().splitlines()}
+    assert len(later) == 10
+    assert later <= dropped
+    assert len(later) / len(dropped) >= 0.95
+
+
+def test_the_editions_of_a_novel_are_one(shared_data, read):
+    names = ["anna_karenina.txt", "anna_karenina.other_edition.txt", "anna_karenina.cp1251.txt", "oblomov.txt"]
+    documents, told = read(sources=[{"path": [str(shared_data / "literature" / name) for name in names]}])
+    assert [document.record.origin.rpartition("/")[2] for document in documents] == [names[0], names[3]]
+    assert told["documents"]["dropped"] == {"near_duplicate": 2}
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9])
+def test_what_is_left_is_what_comparing_all_pairs_leaves(tmp_path, read, threshold):
+    texts, alike = families(150)
+    first = clusters_of(len(texts), alike, threshold)
+    expected = [text for number, text in enumerate(texts) if first[number] == number]
+    assert len(texts) - len(expected) > 20
+    documents, told = read({"threshold": threshold}, sources=[lines_of(tmp_path / "a.txt", texts)])
+    assert texts_of(documents) == expected
+    assert told["documents"]["dropped"] == {"near_duplicate": len(texts) - len(expected)}
+
+
+def test_no_cluster_stands_on_both_sides_of_the_split(tmp_path, read):
+    texts, alike = families(200, seed=1)
+    number = {text: place for place, text in enumerate(texts)}
+
+    def across(documents):
+        part = {number[document.record.text]: document.part for document in documents}
+        return [value for (one, other), value in alike.items() if {part.get(one), part.get(other)} == {"train", "validation"}]  # fmt: skip  # noqa: E501
+
+    source = lines_of(tmp_path / "a.txt", texts)
+    documents, told = read({"threshold": 0.7}, sources=[source], validation=0.5)
+    assert min(told["parts"][part]["documents"] for part in ("train", "validation")) > 50
+    assert max(across(documents), default=0.0) < 0.7
+    without = DataConfig.model_validate({"sources": [source], "validation": 0.5})
+    assert max(across(read_documents(without, Ledger()))) > 0.9  # the texts do offer the mistake
+
+
+def test_a_pair_just_under_the_threshold_stays_and_one_at_it_goes(tmp_path, read):
+    """Sets of 100 words in all. With 79 in both, 9,998 pairs of 10,000 have an equal key and are compared."""
+    under, at = [], []
+    for place in range(0, 50_000, 1000):
+        under += [words_from(place, place + 90), words_from(place + 11, place + 100)]  # 79 of 100
+        at += [words_from(place + 500, place + 590), words_from(place + 510, place + 600)]  # 80 of 100
+    assert similarity(*under[:2], words=1) == 0.79
+    assert similarity(*at[:2], words=1) == 0.8
+    documents, _ = read({"words": 1}, sources=[lines_of(tmp_path / "a.txt", [*under, *at])])
+    assert texts_of(documents) == [*under, *at[::2]]
+
+
+def test_equal_texts_are_duplicates_and_not_near_ones(tmp_path, read):
+    text, near = words_from(0, 60), words_from(1, 60)
+    source = lines_of(tmp_path / "a.txt", [text, text, near, text.upper() + "!", text])
+    documents, told = read(sources=[source])
+    assert texts_of(documents) == [text]
+    assert told["documents"]["dropped"] == {"duplicate": 2, "near_duplicate": 2}
+    assert read(dedup={"exact": False}, sources=[source])[1]["documents"]["dropped"] == {"near_duplicate": 4}
+
+
+def test_texts_of_too_few_words_are_left_to_the_exact_rule(tmp_path, read):
+    short = ["— Да!", "— Да?", "один два три четыре", "один, два, три, четыре", "...", "!!!"]
+    whole = ["один два три четыре пять", "Один, два, три, четыре, пять!"]
+    documents, _ = read(sources=[lines_of(tmp_path / "a.txt", [*short, *whole])])
+    assert texts_of(documents) == [*short, whole[0]]
+
+
+def test_writing_without_spaces_has_words_too():
+    text = "吾輩は猫である。名前はまだ無い。どこで生れたかとんと見当がつかぬ。"
+    assert similarity(text, text.replace("無い", "ない")) == pytest.approx(20 / 33, abs=0.1)
+    assert similarity(text, text.replace("。", "！")) == 1.0
+
+
+def test_training_texts_near_given_validation_texts_are_dropped(tmp_path, read):
+    held = [words_from(0, 100), words_from(3, 100), words_from(1000, 1100)]  # the first two are near each other
+    near = [words_from(1, 99), words_from(1000, 1098), words_from(1000, 1098) + " end"]
+    alone = [words_from(5000, 5100), words_from(5000, 5099)]
+    (tmp_path / "held.txt").write_text("\n".join(held))
+    source = lines_of(tmp_path / "a.txt", [near[0], alone[0], *near[1:], held[0], alone[1]])
+    documents, told = read(sources=[source], validation=str(tmp_path / "held.txt"))
+    assert [(document.record.text, document.part) for document in documents] == [
+        *((text, "validation") for text in held), (alone[0], "train")
+    ]  # fmt: skip
+    assert told["documents"]["dropped"] == {"duplicate": 1, "near_duplicate": 1, "near_validation": 3}
+
+
+def test_validation_texts_do_not_depend_on_training_texts(tmp_path, read):
+    """A training text between two validation texts makes all three one cluster; both validation texts stay."""
+    held = [words_from(0, 100), words_from(16, 116)]
+    between = words_from(8, 108)
+    assert similarity(*held) < 0.8 <= min(similarity(text, between) for text in held)
+    (tmp_path / "held.txt").write_text("\n".join(held))
+    source = lines_of(tmp_path / "a.txt", [between, words_from(500, 600)])
+    documents, told = read(sources=[source], validation=str(tmp_path / "held.txt"))
+    assert texts_of(documents) == [*held, words_from(500, 600)]
+    assert told["documents"]["dropped"] == {"near_validation": 1}
+
+
+def test_small_batches_give_what_large_ones_give(tmp_path, monkeypatch):
+    texts, _ = families(60, seed=2)
+
+    def reasons():
+        near = NearDuplicates(NearConfig())
+        near.find(((text, False) for text in texts), tmp_path)
+        return [near.reason(place, text, "") for place, text in enumerate(texts)]
+
+    expected = reasons()
+    assert len(set(expected)) == 2
+    monkeypatch.setattr(near_module, "_BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr(near_module, "_KNOWN_WORDS", 10)
+    assert reasons() == expected
+
+
+def test_a_template_is_compared_with_a_bounded_number(tmp_path, monkeypatch):
+    """Pages alike but under the threshold: each is compared with so many others of its key and no more."""
+    pages = [f"{words_from(0, 60)} {words_from(place, place + 40)}" for place in range(1000, 5000, 40)]  # 0.4
+    compared = []
+    counted = near_module.jaccard
+    monkeypatch.setattr(near_module, "jaccard", lambda one, other: compared.append(1) or counted(one, other))
+    monkeypatch.setattr(near_module, "_COMPARISONS", 3)
+    near = NearDuplicates(NearConfig(threshold=0.8))
+    near.find(((page, False) for page in pages), tmp_path)
+    bands, _ = bands_and_rows(0.8, 128)
+    assert 0 < len(compared) <= 3 * bands * len(pages)
+    assert not any(near.reason(place, page, "") for place, page in enumerate(pages))
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 0.9])
+@pytest.mark.parametrize("permutations", [112, 128, 256])
+def test_bands_find_a_pair_at_the_threshold(threshold, permutations):
+    def found(rows):
+        return 1 - (1 - threshold**rows) ** (permutations // rows)
+
+    bands, rows = bands_and_rows(threshold, permutations)
+    assert bands == permutations // rows
+    assert found(rows) >= 0.999 > found(rows + 1)
+
+
+def test_pairs_and_conversations_are_compared_by_their_texts(tmp_path, read):
+    answers = [words_from(0, 60), words_from(1, 60), words_from(100, 160)]
+    pairs = [{"input": f"question {number}", "output": answer} for number, answer in enumerate(answers)]
+    chats = [{"instruction": row["input"], "output": row["output"]} for row in pairs]
+    for name, rows, kind in (("a", pairs, "pairs"), ("b", chats, "chat")):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("\n".join(map(json.dumps, rows)))
+        documents, told = read(sources=[{"path": str(file), "format": kind}])
+        assert len(documents) == 2
+        assert told["documents"]["dropped"] == {"near_duplicate": 1}
+
+
+@pytest.mark.parametrize("source", [{"path": "a.json", "format": "squad"}, {"path": "a.jsonl", "format": "preference"}])
+def test_what_shares_a_document_or_a_prompt_is_refused(source):
+    with pytest.raises(InputError, match=r"(?s)data.*dedup\.near.*sources\.1") as error:
+        run_from({"data": {"sources": [{"path": "x.txt"}, source], "dedup": {"near": {}}}}, [], {(): "run.yaml"})
+    assert "leave dedup.near out" in str(error.value)
+
+
+def test_a_missing_package_is_told_before_any_text_is_read(tmp_path, monkeypatch):
+    source = lines_of(tmp_path / "a.txt", ["one"])
+    monkeypatch.setitem(sys.modules, "rensa", None)
+    ledger = Ledger()
+    with pytest.raises(InputError, match=r"(?s)data\.dedup\.near: .*rensa.*artel-lm\[near\]"):
+        next(read_documents(DataConfig.model_validate({"sources": [source], "dedup": {"near": {}}}), ledger))
+    assert ledger.total.read == 0
+    next(read_documents(DataConfig.model_validate({"sources": [source]}), ledger))  # nobody else needs it
+
+
+def test_texts_that_change_while_they_are_read_are_told(tmp_path):
+    near = NearDuplicates(NearConfig())
+    near.find([("one", False), ("two", False)], tmp_path)
+    assert near.reason(1, "two", "a.txt:2") is None
+    for place, text in ((1, "three"), (2, "two")):
+        with pytest.raises(WorkError, match=r"a\.txt:2: the texts changed"):
+            near.reason(place, text, "a.txt:2")
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        NearDuplicates(NearConfig()).find([("one", False)], tmp_path / "file")
+
+
+def test_prepare_looks_for_them_once(tmp_path):
+    texts, alike = families(100, seed=3)
+    first = clusters_of(len(texts), alike, 0.8)
+    source = lines_of(tmp_path / "a.txt", texts)
+    given = [f"data.store={tmp_path}/stores", f"data.sources={json.dumps([source])}", "tokenizer.train.vocab=300",
+             "data.block=8"]  # fmt: skip
+    run = load_run("demo", [*given, "data.dedup.near={}"])
+    told = []
+    ledger = prepare(run, told.append).ledger()  # the texts are read for the tokenizer and again for the tokens
+    assert told.count("looking for near-duplicates") == 1
+    kept = len(set(first))
+    assert ledger["documents"] == {"read": len(texts), "kept": kept, "dropped": {"near_duplicate": len(texts) - kept}}
+    keys = {store_key(load_run("demo", [*given, f"data.dedup.near={near}"])) for near in ("null", "{}", "{words: 4}")}
+    assert len(keys) == 3

@@ -1,0 +1,620 @@
+"""Parquet, tables, compressed files, sets inside a source, S3 and the hub: the same records, each accounted for."""
+
+import bz2
+import functools
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import boto3
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError, WorkError
+from artel.storage import fetch_remote, list_remote
+from artel.text import Ledger, read_documents, source_fingerprint
+from artel.text.records import Record, Rejected
+from artel.text.sources import check_sources, read_source
+
+PACKERS = {"gz": gzip.compress, "zst": zstandard.compress, "xz": lzma.compress, "bz2": bz2.compress}
+TEXTS = [f"Строка {number}, и в ней слова" for number in range(500)]
+LINES = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS).encode()
+
+
+def read(path, *, max_bad=0.0, **source):
+    """(texts, ledger as told) of one source, through the whole pipeline."""
+    ledger = Ledger()
+    data = {"validation": 0.0, "max_bad": max_bad, "sources": [{"path": str(path), **source}]}
+    texts = [document.record.text for document in read_documents(DataConfig.model_validate(data), ledger)]
+    ledger.check()
+    return texts, ledger.to_json()
+
+
+def items(path, *, max_document=100_000_000, **source):
+    """What a source yields, unchecked beforehand."""
+    data = DataConfig(sources=[SourceConfig(path=[str(path)], **source)], max_document=max_document)
+    return list(read_source(data.sources[0], "data.sources.0", data))
+
+
+def checked(path, **source):
+    check_sources(DataConfig(sources=[SourceConfig(path=[str(path)], **source)]))
+
+
+def parquet(file: Path, columns, **more) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), file, **more)
+    return file
+
+
+# Parquet
+
+
+def test_parquet_of_several_row_groups_is_read_by_suffix_with_the_row_as_origin(tmp_path):
+    file = parquet(tmp_path / "a.parquet", {"id": range(500), "text": TEXTS}, row_group_size=64)
+    found = items(file)
+    assert found == [Record(text, f"{file}[{row}]", str(file)) for row, text in enumerate(TEXTS)]
+    parquet(tmp_path / "b.parquet", {"body": ["one"]})
+    with pytest.raises(InputError, match=r"b\.parquet has no column 'text' \(it has: body\)"):
+        checked(tmp_path)  # the folder holds both
+    assert read(tmp_path / "b.parquet", field="body")[0] == ["one"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(), pyarrow.binary(), pyarrow.large_binary(),
+     pyarrow.dictionary(pyarrow.int32(), pyarrow.string())],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("compression", ["none", "zstd", "snappy"])
+def test_parquet_of_every_kind_of_text(tmp_path, kind, compression):
+    array = pyarrow.array([text.encode() for text in TEXTS] if "binary" in str(kind) else TEXTS).cast(kind)
+    assert read(parquet(tmp_path / "a.parquet", {"text": array}, compression=compression))[0] == TEXTS
+
+
+def test_parquet_rows_that_are_no_text_cost_themselves_only(tmp_path):
+    wrong = pyarrow.array([b"one", b"\xff\xfe\x00", None, "слово".encode()]).cast(pyarrow.binary())
+    text = pyarrow.StringArray.from_buffers(4, *wrong.buffers()[1:], wrong.buffers()[0])  # says it is UTF-8, and is not
+    texts, told = read(parquet(tmp_path / "a.parquet", {"text": text}), max_bad=0.5)
+    assert texts == ["one", "слово"]
+    bad = [(entry["origin"][-3:], entry["reason"]) for entry in told["rejected"]]
+    assert bad == [("[1]", "unreadable"), ("[2]", "no_text")]
+    cyrillic = parquet(tmp_path / "b.parquet", {"text": [text.encode("koi8-r") for text in TEXTS]})
+    assert read(cyrillic, encoding="koi8-r")[0] == TEXTS
+
+
+def test_a_text_that_is_too_large_is_told_with_its_row(tmp_path):
+    file = parquet(tmp_path / "a.parquet", {"text": ["one", "x" * 2000]})
+    with pytest.raises(InputError, match=r"a\.parquet\[1\].*1,000 bytes \(data\.max_document\)"):
+        items(file, max_document=1000)
+
+
+@pytest.mark.parametrize(
+    ("columns", "field", "said"),
+    [
+        ({"text": [1, 2]}, "text", "has int64, not text, in the column 'text'"),
+        ({"text": [["a"], []]}, "text", "has list<element: string>, not text, in the column 'text'"),
+        ({"body": ["a"], "id": [1]}, "text", r"has no column 'text' \(it has: body, id\)"),
+        ({}, "text", r"has no column 'text' \(it has: none\)"),
+    ],
+)
+def test_a_wrong_column_is_told_before_reading_and_at_reading(tmp_path, columns, field, said):
+    file = parquet(tmp_path / "a.parquet", columns)
+    with pytest.raises(InputError, match=rf"data\.sources\.0\.field: .*a\.parquet {said}\n.*field: NAME"):
+        checked(file, field=field)
+    with pytest.raises(InputError, match=rf"a\.parquet: {said}\n.*field: NAME"):
+        items(file, field=field)
+
+
+def test_without_the_packages_it_says_what_to_install(tmp_path, monkeypatch):
+    file = parquet(tmp_path / "a.parquet", {"text": ["a"]})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # importing it fails, as where it is not installed
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(InputError, match=r"needs the package pyarrow.*\n.*pip install 'artel-lm\[parquet\]'"):
+        checked(file)
+    with pytest.raises(InputError, match=r"needs the package s3fs.*\n.*pip install 'artel-lm\[s3\]'"):
+        checked("s3://bucket/a.jsonl")
+
+
+@pytest.mark.parametrize("cut", [0, 3, 8, 100, -1, -9])
+def test_truncated_parquet(tmp_path, cut):
+    file = parquet(tmp_path / "a.parquet", {"text": TEXTS})
+    file.write_bytes(file.read_bytes()[:cut])
+    for action in (checked, items, functools.partial(items, format="chat")):
+        with pytest.raises(InputError, match=r"a\.parquet: cannot be read as parquet: .*\n.*fetch or write it anew"):
+            action(file)
+
+
+def test_parquet_with_a_column_name_that_is_no_text(tmp_path):
+    file = parquet(tmp_path / "a.parquet", {"text": ["one"], "name": [1]}, store_schema=False)
+    file.write_bytes(file.read_bytes().replace(b"name", b"n\xffme"))
+    with pytest.raises(InputError, match=r"a\.parquet: cannot be read as parquet: 'utf-8' codec"):
+        checked(file)
+
+
+def test_parquet_damaged_in_the_middle_yields_what_stands_before_and_tells(tmp_path):
+    file = parquet(tmp_path / "a.parquet", {"text": TEXTS * 20}, row_group_size=1000, compression="zstd",
+                   use_dictionary=False)  # fmt: skip
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 2000] = bytes(2000)
+    file.write_bytes(content)
+    found = []
+    reader = read_source(SourceConfig(path=[str(file)]), "data.sources.0", DataConfig())
+    with pytest.raises(InputError, match=r"a\.parquet: cannot be read as parquet"):
+        found.extend(item.text for item in reader)
+    assert 1000 <= len(found) < 9000
+    assert found == (TEXTS * 20)[: len(found)]
+
+
+def test_chat_and_preferences_in_parquet_are_those_in_json_lines(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]}
+            for n in range(300)]  # fmt: skip
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    checked(tmp_path / "a.parquet", format="chat")
+    of_parquet, of_lines = (items(tmp_path / name, format="chat") for name in ("a.parquet", "a.jsonl"))
+    assert [item.fields for item in of_parquet] == [item.fields for item in of_lines]
+    assert of_parquet[299].origin.endswith("a.parquet[299]")
+    parquet(tmp_path / "p.parquet", {"prompt": ["q"], "chosen": ["yes"], "rejected": ["no"]})
+    (found,) = items(tmp_path / "p.parquet", format="preference")
+    assert (found.fields.chosen.content, found.fields.rejected.content) == ("yes", "no")
+
+
+def _sample_parquet() -> bytes:
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS[:50]}), stream)
+    return stream.getvalue()
+
+
+# Tables
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".xz", ".bz2"])
+def test_texts_in_csv_and_tsv_plain_and_compressed(tmp_path, suffix):
+    pack = PACKERS.get(suffix[1:], bytes)
+    (tmp_path / f"a.csv{suffix}").write_bytes(pack('id,body\n1,"one, ""two""\nthree"\n2,слово\n'.encode()))
+    (tmp_path / f"b.tsv{suffix}").write_bytes(pack("body\tid\nчетыре, пять\t3\n".encode()))
+    found = items(tmp_path, format="csv", field="body")
+    assert [item.text for item in found] == ['one, "two"\nthree', "слово", "четыре, пять"]
+    assert [Path(item.origin).name for item in found] == [f"a.csv{suffix}:2", f"a.csv{suffix}:4", f"b.tsv{suffix}:2"]
+
+
+def test_a_table_says_what_to_write(tmp_path):
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"id,body\n1,one\n"))
+    with pytest.raises(InputError, match=r"a\.csv\.gz is a table, not text\n.*format: csv and field: COLUMN"):
+        checked(tmp_path / "a.csv.gz")
+    with pytest.raises(InputError, match=r"no column 'text' \(it has: id, body\)\n.*field: NAME"):
+        checked(tmp_path / "a.csv.gz", format="csv")
+
+
+def test_hostile_tables(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_bytes(b"text\none\nt\0wo\n")
+    (found,) = items(file, format="csv")
+    assert (found.origin, found.reason) == (str(file), "binary")
+    checked(file, format="csv")
+    file.write_bytes(b"text\n" + b"word\n" * 300_000 + b"t\0wo\n")  # beyond the sample
+    assert read(file, format="csv")[0] == ["word", "two"]  # cleaned of it
+    file.write_bytes(b"")
+    with pytest.raises(InputError, match=r"a\.csv:1: the header has no column 'text' \(it has: none\)"):
+        checked(file, format="csv")
+    packed = tmp_path / "b.csv.gz"
+    packed.write_bytes(gzip.compress(b"text\n" + os.urandom(300_000).hex().encode())[:-40])
+    with pytest.raises(InputError, match=r"b\.csv\.gz:\d: the compressed file is damaged here"):
+        items(packed, format="csv")
+
+
+# Compressed files
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_compressed_lines_whole_in_members_cut_and_empty(tmp_path, suffix):
+    pack = PACKERS[suffix]
+    file = tmp_path / f"a.jsonl.{suffix}"
+    file.write_bytes(pack(LINES))
+    assert read(file)[0] == TEXTS
+    file.write_bytes(pack(LINES[:1000]) + pack(LINES[1000:]))
+    assert read(file)[0] == TEXTS
+    file.write_bytes(pack(LINES[:1000]) + pack(LINES[1000:])[:-30])
+    with pytest.raises(InputError, match=rf"\.{suffix}:\d+: the compressed file is damaged here: .*pack it anew"):
+        read(file)
+    file.write_bytes(pack(LINES) + b"no such thing as this")
+    with pytest.raises(InputError, match=rf"a\.jsonl\.{suffix}:\d+: the compressed file is damaged here"):
+        read(file)
+    file.write_bytes(b"")
+    with pytest.raises(InputError, match="no document is left"):
+        read(file)
+
+
+def test_padding_of_xz_is_no_damage(tmp_path):
+    content = lzma.compress(LINES[:1000]) + bytes(8) + lzma.compress(LINES[1000:]) + bytes(4)
+    (tmp_path / "a.jsonl.xz").write_bytes(content)
+    assert read(tmp_path / "a.jsonl.xz")[0] == TEXTS
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_a_compressed_text_is_a_document_or_lines(tmp_path, suffix):
+    file = tmp_path / f"a.txt.{suffix}"
+    file.write_bytes(PACKERS[suffix]("\n".join(TEXTS).encode("cp1251")))
+    assert read(tmp_path)[0] == ["\n".join(TEXTS)]
+    assert read(file, document="line")[0] == TEXTS
+    with pytest.raises(InputError, match=r"it unpacks to are more than data\.max_document"):
+        items(file, max_document=1000)
+    file.write_bytes(file.read_bytes()[:-20])
+    (found,) = items(file)
+    assert (found.origin, found.reason) == (str(file), "truncated")
+
+
+# Any bytes
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.xz", "a.jsonl.bz2", "a.txt.xz", "a.csv", "a.tsv.gz"])
+@pytest.mark.parametrize("whole", ["random", "mutated"])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_give_records_reasons_or_an_input_error(tmp_path, name, whole, data):
+    content = bytearray(_VALID[name])
+    if whole == "random":
+        content = bytearray(data.draw(st.binary(max_size=300)))
+        if name.endswith("parquet") and data.draw(st.booleans()):
+            content = bytearray(b"PAR1" + content + len(content).to_bytes(4, "little") + b"PAR1")
+    for place, value in data.draw(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=6)):
+        if content:
+            content[place % len(content)] = value
+    (tmp_path / name).write_bytes(content)
+    kind = {"format": "csv"} if name.startswith(("a.csv", "a.tsv")) else {}
+    for source in (kind, {"format": "chat"}) if name.endswith("parquet") else (kind,):
+        try:
+            checked(tmp_path / name, **source)
+            found = items(tmp_path / name, **source)
+        except InputError as error:
+            found = list(error.problems)
+        # A problem names the file and the remedy.
+        assert all(
+            isinstance(item, Record | Rejected) or (name in f"{item.where} {item.what}" and item.fix) for item in found
+        )
+
+
+_VALID = {
+    "a.parquet": _sample_parquet(),
+    "a.jsonl.xz": lzma.compress(LINES[:3000]),
+    "a.jsonl.bz2": bz2.compress(LINES[:3000]),
+    "a.txt.xz": lzma.compress(LINES[:3000]),
+    "a.csv": b'id,text\n1,one\n2,"two, and ""three"""\n' * 20,
+    "a.tsv.gz": gzip.compress(b"id\ttext\n1\tone\n" * 20),
+}
+
+
+# Sets
+
+
+def pile_counts(shared_data: Path) -> tuple[Counter, list[str]]:
+    """Documents of each set, counted apart from the readers under test."""
+    counts, files = Counter(), sorted((shared_data / "pile").glob("*.jsonl.zst"))
+    for file in files:
+        with zstandard.open(file, "rt", encoding="utf-8") as stream:
+            counts.update(json.loads(line)["meta"]["pile_set_name"] for line in stream)
+    return counts, [str(file) for file in files]
+
+
+def test_the_piles_documents_are_counted_by_their_sets(shared_data):
+    counts, _ = pile_counts(shared_data)
+    assert len(counts) == 6
+    _, told = read(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
+    assert {name: entry["read"] for name, entry in told["sets"].items()} == counts
+    _, told = read(shared_data / "pile" / "*.jsonl.zst", set_field="meta.pile_set_name", name="pile")
+    assert {name: entry["read"] for name, entry in told["sets"].items()} == counts
+    _, told = read(shared_data / "pile" / "*.jsonl.zst", name="pile")
+    assert told["sets"]["pile"]["read"] == counts.total()
+
+
+def test_sets_are_included_or_excluded(shared_data):
+    counts, _ = pile_counts(shared_data)
+    (one, _), (two, _) = counts.most_common(2)
+    _, told = read(shared_data / "pile" / "*.jsonl.zst", set_field="auto", include=[one, two])
+    assert {name: entry["read"] for name, entry in told["sets"].items()} == counts
+    assert {name for name, entry in told["sets"].items() if entry["kept"]} == {one, two}
+    assert told["documents"]["dropped"]["excluded_set"] == counts.total() - counts[one] - counts[two]
+    _, told = read(shared_data / "pile" / "*.jsonl.zst", set_field="auto", exclude=[one])
+    assert told["sets"][one] == {"read": counts[one], "kept": 0, "dropped": {"excluded_set": counts[one]}}
+    taken = items(shared_data / "pile" / "*.jsonl.zst", set_field="auto", include=[one], rows="[1:3]")
+    assert sum(isinstance(item, Record) for item in taken) == 2
+
+
+def test_a_misspelled_set_is_told(shared_data):
+    for key in ("include", "exclude"):
+        with pytest.raises(InputError, match=rf"sources\.0\.{key}: no record is of the set Books \(there are: .*"):
+            read(shared_data / "pile" / "*.jsonl.zst", set_field="auto", **{key: ["Books"]})
+
+
+def test_pile_as_parquet_has_the_same_sets(shared_data, tmp_path):
+    rows = []
+    for file in pile_counts(shared_data)[1]:
+        with zstandard.open(file, "rt", encoding="utf-8") as stream:
+            rows += map(json.loads, stream)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pile.parquet")
+    of_lines, told_of_lines = read(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
+    of_parquet, told = read(tmp_path / "pile.parquet", set_field="auto")
+    assert (sorted(of_parquet), told["sets"]) == (sorted(of_lines), told_of_lines["sets"])
+
+
+def test_set_fields_that_are_missing(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "kind": "A"}\n{"text": "two"}\n{"text": "three", "kind": 3}\n')
+    found = items(tmp_path / "a.jsonl", set_field="kind", name="all")
+    assert (found[0].set_name, found[1].reason, found[2].reason) == ("A", "no_set", "no_set")
+    assert [item.set_name for item in items(tmp_path / "a.jsonl", set_field="auto", name="all")] == ["all"] * 3
+    (tmp_path / "a.csv").write_text("text,kind\none,A\ntwo,\n")
+    found = items(tmp_path / "a.csv", format="csv", set_field="kind")
+    assert (found[0].set_name, found[1].reason) == ("A", "no_set")
+    file = parquet(tmp_path / "a.parquet", {"text": ["one", "two"], "kind": ["A", None]})
+    found = items(file, set_field="kind")
+    assert (found[0].set_name, found[1].reason) == ("A", "no_set")
+    found = items(file, set_field="kind", include=["A"])  # what cannot be read is never passed over in silence
+    assert [type(item) for item in found] == [Record, Rejected]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"include": ["A"]}, "write set_field: auto"),
+        ({"include": ["A"], "exclude": ["B"], "set_field": "kind"}, "keep one"),
+        ({"set_field": "kind", "format": "text"}, "has no meaning for format: text"),
+        ({"set_field": "auto", "format": "csv"}, "write the name of the column"),
+    ],
+)
+def test_keys_of_sets_that_contradict(source, said):
+    with pytest.raises(ValueError, match=said):
+        SourceConfig(path=["a"], **source)
+
+
+# S3
+
+
+@pytest.fixture(scope="module")
+def s3_server():
+    """The address of a real S3 server (moto) on the loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        for _ in range(300):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=5):
+                    break
+            except OSError:
+                assert process.poll() is None
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+def bucket(s3_server, monkeypatch, tmp_path):
+    """An empty bucket called texts; the environment leads to it."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    urllib.request.urlopen(urllib.request.Request(f"{s3_server}/moto-api/reset", method="POST"), timeout=10).close()
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="texts")
+    return client
+
+
+def test_s3_objects_and_globs_are_read_as_files_are(bucket, tmp_path):
+    bucket.put_object(Bucket="texts", Key="a/deep/3.parquet", Body=_sample_parquet())
+    cut = LINES[:2000].rfind(b"\n") + 1
+    bucket.put_object(Bucket="texts", Key="a/1.jsonl.zst", Body=zstandard.compress(LINES[:cut]))
+    bucket.put_object(Bucket="texts", Key="a/2.jsonl.xz", Body=lzma.compress(LINES[cut:]))
+    texts, told = read("s3://texts/a/*.jsonl*")
+    assert texts == TEXTS
+    assert list(told["sets"]) == ["s3://texts/a/*.jsonl*"]
+    assert items("s3://texts/a/1.jsonl.zst")[0].origin == "s3://texts/a/1.jsonl.zst:1"
+    assert items("s3://texts/**/*.parquet")[3] == Record(
+        TEXTS[3], "s3://texts/a/deep/3.parquet[3]", "s3://texts/**/*.parquet"
+    )
+    assert not [path for path in (tmp_path / "cache").rglob("*") if ".partial-" in path.name]
+
+
+def test_s3_objects_are_fetched_once_and_anew_when_they_change(bucket, tmp_path):
+    data = DataConfig(sources=[SourceConfig(path=["s3://texts/a.txt"])])
+    bucket.put_object(Bucket="texts", Key="a.txt", Body=b"one")
+    assert read("s3://texts/a.txt")[0] == ["one"]
+    (body,) = (tmp_path / "cache").rglob("body")
+    before, inode = source_fingerprint(data), body.stat().st_ino
+    assert read("s3://texts/a.txt")[0] == ["one"]
+    assert body.stat().st_ino == inode
+    body.unlink()
+    body.parent.rmdir()
+    assert source_fingerprint(data) == before  # fetched anew, it is the same
+    bucket.put_object(Bucket="texts", Key="a.txt", Body=b"two")
+    assert read("s3://texts/a.txt")[0] == ["two"]
+    assert source_fingerprint(data) != before
+
+
+def test_an_s3_object_that_changes_after_it_was_listed_is_not_taken(bucket, tmp_path):
+    bucket.put_object(Bucket="texts", Key="a.txt", Body=b"one")
+    (listed,) = list_remote("s3://texts/a.txt")
+    bucket.put_object(Bucket="texts", Key="a.txt", Body=b"two, and longer")
+    with pytest.raises(WorkError, match=r"s3://texts/a\.txt: changed while it was fetched"):
+        fetch_remote(listed, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("s3://texts/none.jsonl", r"s3://texts/none\.jsonl: there is no such file\n.*s3://BUCKET/KEY"),
+        ("s3://no-such-bucket/a.jsonl", "there is no such file"),
+        ("s3://no-such-bucket/*.jsonl", "no file matches|there is no such file"),
+        ("s3://texts/*.none", "no file matches"),
+        ("s3://texts/a", r"is a folder\n.*write a glob: s3://texts/a/\*"),
+        ("s3://texts", "is a folder"),
+        ("s3://", "s3://"),
+        ("s3://A_/x", "s3://A_/x"),
+        ("s3://texts/a/b.pdf", r"b\.pdf is not text\n.*pdftotext"),
+        ("s3://texts/a/b.csv", r"b\.csv is a table"),
+    ],
+)
+def test_s3_addresses_that_lead_nowhere(bucket, path, said):
+    bucket.put_object(Bucket="texts", Key="a/b.pdf", Body=b"x")
+    bucket.put_object(Bucket="texts", Key="a/b.csv", Body=b"x")
+    with pytest.raises(InputError, match=said) as caught:
+        checked(path)
+    assert all(problem.where.startswith("data.sources.0") and problem.fix for problem in caught.value.problems)
+
+
+def test_s3_without_keys_and_without_a_server(bucket, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(InputError, match=r"no keys are found(.|\n)*AWS_ACCESS_KEY_ID"):
+        checked("s3://texts/a.txt")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(WorkError, match=r"s3://texts/a\.txt: cannot be reached(.|\n)*AWS_ENDPOINT_URL"):
+        checked("s3://texts/a.txt")
+
+
+# The hub
+
+
+FILES = {"data/1.jsonl": LINES[: LINES.find(b"\n") + 1], "data/2.parquet": _sample_parquet(), "README.md": b"# Texts\n"}
+
+
+@pytest.fixture
+def hub():
+    """The address of a server that answers what the hub is asked for the data set me/texts; me/secret is gated."""
+
+    def entry(path: str) -> dict:
+        blob = hashlib.sha1(FILES[path]).hexdigest()
+        return {"type": "file", "path": path, "size": len(FILES[path]), "oid": blob}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            path = self.path.split("?")[0]
+            tree, resolve = "/api/datasets/me/texts/tree/main", "/datasets/me/texts/resolve/main/"
+            if path.startswith("/api/datasets/me/secret"):
+                self.answer(403, b"{}", **{"X-Error-Code": "GatedRepo", "X-Error-Message": "ask for access"})
+            elif path in ("/api/datasets/me/texts", "/api/datasets/me/texts/revision/main"):
+                self.answer(200, b'{"id": "me/texts", "sha": "0", "siblings": []}')
+            elif path.startswith(tree):
+                folder = path[len(tree) :].strip("/")
+                inside = [entry(name) for name in FILES if str(Path(name).parent).removeprefix(".") == folder]
+                folders = [{"type": "directory", "path": "data", "oid": "0", "size": 0}] if not folder else []
+                if "recursive=true" in self.path.lower():
+                    inside = [entry(name) for name in FILES if name.startswith(folder)]
+                if inside:
+                    self.answer(200, json.dumps(inside + folders).encode())
+                else:
+                    self.answer(404, b"{}", **{"X-Error-Code": "EntryNotFound"})
+            elif path.startswith(resolve) and path[len(resolve) :] in FILES:
+                self.answer(200, FILES[path[len(resolve) :]])
+            else:
+                self.answer(404, b"{}", **{"X-Error-Code": "RepoNotFound"})
+
+        def answer(self, code: int, body: bytes, **headers: str) -> None:
+            self.send_response(code)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def on_the_hub(address: str, cache: Path, *paths: str, **environment: str) -> list:
+    """Texts, or what was told instead, of each path, read by another process: the hub's address is read at import."""
+    program = """
+import json, sys
+from artel.config import DataConfig, SourceConfig
+from artel.errors import ArtelError
+from artel.text.sources import check_sources, read_source
+told = []
+for path in sys.argv[1:]:
+    data = DataConfig(sources=[SourceConfig(path=[path])])
+    try:
+        check_sources(data)
+        told.append([[item.text, item.origin] for item in read_source(data.sources[0], "data.sources.0", data)])
+    except ArtelError as error:
+        told.append(f"{type(error).__name__} {error}")
+print(json.dumps(told))
+"""
+    ours = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(cache / "hf"), "ARTEL_CACHE": str(cache),
+            "no_proxy": "127.0.0.1"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, *paths], env=os.environ | ours | environment, capture_output=True,
+        text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_files_on_the_hub(hub, tmp_path):
+    home = "hf://datasets/me/texts"
+    one, glob, readme, everything, none, folder, nobody, secret, nonsense = on_the_hub(
+        hub, tmp_path, f"{home}/data/1.jsonl", f"{home}/data/*.parquet", f"{home}/README.md", f"{home}/**",
+        f"{home}/none.txt", f"{home}/data", "hf://datasets/me/none/a.txt", "hf://datasets/me/secret/a.txt", "hf://datasets",
+    )  # fmt: skip
+    assert one == [[TEXTS[0], f"{home}/data/1.jsonl:1"]]
+    assert glob == [[text, f"{home}/data/2.parquet[{row}]"] for row, text in enumerate(TEXTS[:50])]
+    assert readme == [["# Texts\n", f"{home}/README.md"]]
+    assert len(everything) == 52
+    for told in (none, nobody):
+        assert "InputError data.sources.0.path: hf://datasets/me" in told
+        assert "there is no such file" in told
+    assert f"is a folder\n    write a glob: {home}/data/*" in folder
+    assert "may not be read" in secret
+    assert "hf auth login" in secret
+    assert nonsense.startswith("InputError")
+
+
+def test_the_hub_offline_and_out_of_reach(tmp_path):
+    path = "hf://datasets/me/texts/a.txt"
+    (told,) = on_the_hub("http://127.0.0.1:9", tmp_path, path, HF_HUB_OFFLINE="1")
+    assert told.startswith(f"InputError data.sources.0.path: {path}: is on the hub, and HF_HUB_OFFLINE says")
+    assert "give the folder" in told
+    (told,) = on_the_hub("http://127.0.0.1:9", tmp_path, path)
+    assert told.startswith(f"WorkError {path}: cannot be reached: ")
+    assert "HF_ENDPOINT" in told
