@@ -193,6 +193,7 @@ CASES = [
          files=rows(USER, ASSISTANT)),
     Case("conversations-for-causal", ["data.sources.0", "chat"], sources("{here}/a.jsonl", format="chat"),
          files=rows(USER, ASSISTANT)),
+    Case("unknown-language", ["data.clean.languages", "klingon"], {"data": {"clean": {"languages": ["klingon"]}}}),
     Case("equal-answers", ["a.jsonl:1", "data.max_bad"],
          {"objective": "preference", **sources("{here}/a.jsonl", format="preference")},
          files={"a.jsonl": b'{"prompt": "word", "chosen": "a", "rejected": "a"}\n'}),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -159,6 +160,45 @@ def test_losses_by_hand(tokenizer, tmp_path, loss):
         expected = torch.cat([chosen, rejected]).mean()
         assert sums[1] == 2 * len(PAIRS)
     assert (sums[0] / sums[1]).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_kto_is_judged_by_the_part_itself(tokenizer, tmp_path):
+    """Whatever batch was trained on before, the loss of a part is the same."""
+    objective = preferring(tokenizer, tmp_path, "kto", beta=0.5)
+    policy, reference = models(tokenizer)
+    part = stored(objective, tmp_path / "store")
+    batch = batch_of(objective, part, reference)
+    found = []
+    for kl in (0.0, 3.0):
+        objective.surveyed([kl, 1.0])
+        with torch.no_grad():
+            sums, outputs = objective.judge(policy, batch)
+        totals = dict(zip(objective.sums, sums.tolist(), strict=True))
+        found.append(objective.figures(totals, outputs[: part.samples].numpy(), part)["loss"])
+    with torch.no_grad():
+        objective.surveyed(objective.survey(policy, batch).tolist())
+        sums = objective.loss(policy, batch)
+    assert found == pytest.approx([(sums[0] / sums[1]).item()] * 2, rel=1e-5)
+
+
+def test_what_another_model_said_is_not_taken_for_what_this_one_says(tokenizer, tmp_path):
+    """A run that ends before its first checkpoint and begins again with another model: losses begin at -log(1/2)."""
+    rows = [{"prompt": question, "chosen": chosen, "rejected": rejected} for question, chosen, rejected in PAIRS * 5]
+    rows = [{**row, "prompt": f"{row['prompt']} {number}"} for number, row in enumerate(rows)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = write_run(
+        tmp_path / "run.yaml", objective="preference", tokenizer={"train": {"vocab": 300}},
+        data={"sources": [{"path": str(tmp_path / "a.jsonl"), "format": "preference"}], "block": 64, "validation": 0.0},
+        model={"config": {"model_type": "llama", **MODEL}}, train={"steps": 2, "batch": 8},
+    )  # fmt: skip
+    assert artel("train", run).returncode == 0
+    folder = tmp_path / "run"
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(folder / name)
+    (folder / "metrics.jsonl").unlink()
+    done = artel("train", run, "model.config.intermediate_size=48")
+    assert done.returncode == 0, done.stderr
+    assert next(line["loss"] for line in metrics(folder)) == pytest.approx(math.log(2), abs=1e-4)
 
 
 def test_unpaired_answers_are_for_kto_alone(tokenizer, tmp_path):

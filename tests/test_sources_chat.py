@@ -660,3 +660,12 @@ def test_a_slice_leaves_the_validation_file_whole(tmp_path):
     other = rows_of(tmp_path, [{"messages": [f"v{number}", "x"]} for number in range(5)], "v.jsonl")
     found, _ = documents(sources=[{"path": str(file), "format": "chat", "rows": "[:2]"}], validation=str(other))
     assert [document.part for document in found] == ["validation"] * 5 + ["train"] * 2
+
+
+def test_turns_that_nothing_answers_are_counted(tmp_path):
+    file = rows_of(tmp_path, [{"messages": [message("user", "a"), message("assistant", "b"), message("user", "c")]}])
+    data = DataConfig.model_validate({"sources": [{"path": str(file), "format": "chat"}], "validation": 0.0})
+    ledger = Ledger()
+    (document,) = read_documents(data, ledger)
+    assert [turn.content for turn in document.record.fields.messages] == ["a", "b"]
+    assert ledger.to_json()["changed"] == {"turns_left_out": 1}

@@ -37,8 +37,8 @@ class SourceConfig(Section):
         description="jsonl, parquet, csv: the field that names the set of a record, NAME or OUTER.NAME; the ledger "
         "then counts each set. auto is The Pile's meta.pile_set_name where a record has it.",
     )
-    include: list[str] = Field(default=[], description="Only records of these sets are read (see set_field).")
-    exclude: list[str] = Field(default=[], description="Records of these sets are passed over (see set_field).")
+    include: list[str] = Field(default=[], description="Only records of these sets are kept (see set_field).")
+    exclude: list[str] = Field(default=[], description="Records of these sets are dropped (see set_field).")
     profile: Literal["none", "lib.ru"] = Field(
         "none", description="html: drop the header and footer of a known site; a page without its marks is kept whole."
     )

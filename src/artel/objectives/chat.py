@@ -98,10 +98,11 @@ class Chat(Objective):
                     taken = longer
                 stop += 1
             if taken is None:  # the exchange alone is too long
-                left_out, start = left_out + 1, max(stop, start + 1)
-                continue
-            if _learns(taken):
+                stop = max(stop, start + 1)
+            if taken is not None and _learns(taken):
                 pieces.append(taken)
+            else:
+                left_out += stop - start
             start = stop
         if not pieces:
             return Dropped("longer_than_block")

@@ -181,7 +181,7 @@ class Preferring(Objective):
         reference = batch.tensors.get("reference")
         compared = logps if reference is None or not self.compares else logps - reference[:, :_OTHER]
         rewards = self._rewards(compared, logps, counts)
-        losses = self._losses(compared, logps, counts)
+        losses = self._losses(compared, logps, counts, self._kl)
         both = there.all(dim=1)
         used = there if losses.ndim == 2 else both
         right = (rewards[:, _CHOSEN] > rewards[:, _REJECTED]) & both
@@ -201,8 +201,10 @@ class Preferring(Objective):
             return self._beta * compared / counts.clamp(min=1)
         return self._beta * compared
 
-    def _losses(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """(rows,) of pairs, or for KTO (rows, 2) of answers."""
+    def _losses(
+        self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor, kl: torch.Tensor
+    ) -> torch.Tensor:
+        """(rows,) of pairs, or for KTO (rows, 2) of answers, its reference point `kl`."""
         beta, wanted = self._beta, self._wanted
         means = logps / counts.clamp(min=1)
         gap = compared[:, _CHOSEN] - compared[:, _REJECTED]
@@ -219,7 +221,7 @@ class Preferring(Objective):
             # log odds of an answer: log p - log(1 - p), p the geometric mean of its tokens' probabilities.
             odds = means - torch.log1p(-torch.exp(means.clamp(max=-1e-6)))
             return -means[:, _CHOSEN] - beta * F.logsigmoid(odds[:, _CHOSEN] - odds[:, _REJECTED])
-        kl = self._kl.to(compared.device)
+        kl = kl.to(compared.device)
         chosen = wanted.desirable * (1 - torch.sigmoid(beta * (compared[:, _CHOSEN] - kl)))
         rejected = wanted.undesirable * (1 - torch.sigmoid(beta * (kl - compared[:, _REJECTED])))
         return torch.stack([chosen, rejected], dim=1)
@@ -232,6 +234,8 @@ class Preferring(Objective):
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """`accuracy`: pairs whose chosen answer has the higher reward; `margin`: mean reward, chosen less rejected."""
         figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
+        if self.surveys:
+            figures["loss"] = self._loss_of_part(torch.from_numpy(outputs), part)
         if totals["pairs"]:
             figures["accuracy"] = totals["right"] / totals["pairs"]
         for side in ("chosen", "rejected"):
@@ -241,12 +245,24 @@ class Preferring(Objective):
             figures["margin"] = figures["chosen_reward"] - figures["rejected_reward"]
         return figures
 
+    def _loss_of_part(self, logps: torch.Tensor, part: StorePart) -> float:
+        """KTO's mean loss by the reference point of the part itself, not of the training batch that came before."""
+        there = torch.from_numpy(part.numbers()[: len(logps), :_OTHER] > 0)
+        reference = self._reference.get(True)
+        compared = logps if reference is None else logps - reference[: len(logps)]
+        kl = compared[:, _OTHER].mean().clamp(min=0)
+        answers = compared[:, :_OTHER]
+        return float(self._losses(answers, answers, torch.ones_like(answers), kl)[there].mean())
+
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         return self._chat.show(model, prompt, sampling)
 
 
 class _WithAnother(Alone):
-    """Each sample with the answer of the one after it behind its own prompt: KTO's measure of how far a model moved."""
+    """Each sample with the answer of the one after it behind its own prompt: KTO's measure of how far a model moved.
+
+    That answer is not learned; it ends where the block does.
+    """
 
     def __init__(self, part: StorePart, block: int) -> None:
         super().__init__(part)

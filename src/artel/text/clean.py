@@ -8,6 +8,7 @@ from collections import Counter
 
 from artel.config import CleanConfig
 from artel.errors import missing_extra
+from artel.text.language import share_of_languages
 
 # Everything below space but line feed and tab, delete, the C1 block, and the byte order mark wherever it strayed.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
@@ -23,6 +24,14 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 # What a rule removes may bring mojibake together that was apart: the rules go round until nothing changes. Real texts
 # need two rounds; the bound is for texts made up to need many.
 _ROUNDS = 10
+
+
+def check_packages(rules: CleanConfig) -> None:
+    """Raise InputError for rules whose package is not installed, or knows no such language, before any text is read."""
+    if rules.mojibake:
+        _without_mojibake("")
+    if rules.languages:
+        share_of_languages("", tuple(rules.languages))
 
 
 def clean(text: str, rules: CleanConfig, counted: Counter[str] | None = None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from artel.config import CleanConfig, DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.storage import cache_folder
-from artel.text.clean import clean, without_lines
+from artel.text.clean import check_packages, clean, without_lines
 from artel.text.ledger import Ledger
 from artel.text.near import NearDuplicates
 from artel.text.pairs import without_commas
@@ -33,6 +33,7 @@ def read_documents(data: DataConfig, ledger: Ledger, near: NearDuplicates | None
     (`check_sources`, a package that is missing), and when too much was unreadable or nothing was left.
     """
     check_sources(data)
+    check_packages(data.clean)
     if data.dedup.near is not None:
         near = near or NearDuplicates(data.dedup.near)
         if not near.found:
@@ -157,6 +158,7 @@ def _cleaned_turns(
         return replace(message, content=content, thought=thought)
 
     if isinstance(fields, Conversation):
+        changed.update({"turns_left_out": fields.left_out} if fields.left_out else {})
         turns = tuple(map(cleaned, fields.messages))
         fields = Conversation(turns)
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 AnswerClass = Literal["yes", "no", "short", "long", "unknown"]
@@ -47,6 +47,8 @@ class Conversation:
     """Turns in their order: at most one system message, and it stands first."""
 
     messages: tuple[Message, ...]
+    left_out: int = field(default=0, repr=False, compare=False)
+    """Turns after the assistant's last one, which nothing answers."""
 
 
 @dataclass(frozen=True, slots=True)

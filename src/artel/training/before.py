@@ -25,13 +25,17 @@ def remember_before(
     processes: Processes,
     micro_batch: int,
     file: Path,
+    resumed: bool,
     tell: Callable[[str], None],
 ) -> None:
-    """Tell the objective what the untrained model of `layout` says of each sample; read from `file` where it is known.
+    """Tell an objective that compares what the untrained model of `layout` says of each sample.
 
-    The file holds `train` and `validation`, float64 (samples, len(objective.outputs)), and the digest of the store.
+    When the run is `resumed`, `file` knows it; that of a run which never reached a checkpoint may be of another model.
+    It holds `train` and `validation`, float64 (samples, len(objective.outputs)), and the store's digest.
     """
-    known = _read(file, store.digest) if file.is_file() else None
+    if not objective.compares:
+        return
+    known = _read(file, store.digest) if resumed and file.is_file() else None
     processes.barrier()  # all look before the first one writes
     if known is None:
         tell("computing what the model says of each answer before training")

@@ -30,7 +30,7 @@ from artel.preparing import Prepared
 from artel.storage import write_file
 from artel.tokens import BalancedOrder, Blocks, Order, Samples, StorePart, Tokenizer, micro_batches, step_numbers
 from artel.training.before import remember_before
-from artel.training.checkpoint import Progress, load_checkpoint, load_weights
+from artel.training.checkpoint import Progress, list_checkpoints, load_checkpoint, load_weights
 from artel.training.judging import Validation, micro_batch_size
 from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate, Watch, not_finite
 from artel.training.optimizer import Optimizer
@@ -200,8 +200,9 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     built.model.train()
     layout = Replicated(built.model, objective, processes, precision)
     optimizer = Optimizer(built.model, config.train)
-    if objective.compares:
-        remember_before(objective, store, layout, processes, micro_batch_size(config, processes), folder.before, tell)
+    micro_batch = micro_batch_size(config, processes)
+    resumed = bool(list_checkpoints(folder.checkpoints))
+    remember_before(objective, store, layout, processes, micro_batch, folder.before, resumed, tell)
     progress = load_checkpoint(folder.checkpoints, built.model, optimizer, tell) or Progress(store=store.digest)
     _check_same_store(progress, store.digest)
     _check_same_step(progress, layout, processes)
@@ -225,7 +226,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
         validation=validation,
         order=objective.order(store.train, len(samples)),
         length=length,
-        micro_batch=micro_batch_size(config, processes),
+        micro_batch=micro_batch,
         layout=layout,
         optimizer=optimizer,
         trackers=Trackers(config if first else config.model_copy(update={"track": []}), folder, **steps),

@@ -1,7 +1,8 @@
 """Rows of chat data to conversations: the common forms, told by a row's fields, or a function of the user's own.
 
 What is decided here, besides what `turns` does:
-- What follows the assistant's last turn is cut off, since nothing answers it. Without any answer the row is rejected.
+- What follows the assistant's last turn is left out and counted, since nothing answers it; a row without any answer is
+  rejected.
 - An assistant may speak first (the greeting of a role-play).
 - Of a tree of replies the main branch is taken: at each message the reply of the lowest rank, the first where none has
   one; deleted replies are passed over. All paths of a tree would repeat its beginnings.
@@ -129,11 +130,11 @@ def _conversation(messages: list[Message]) -> Conversation:
         raise WrongRow("empty_conversation", "has no messages; leave it out")
     if all(message.role != "user" for message in messages):
         raise WrongRow("no_question", "has no message of the user; an answer needs a question, write one before it")
-    while messages and messages[-1].role != "assistant":
-        messages.pop()
-    if not any(message.role == "user" for message in messages):
+    last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
+    kept = tuple(messages[: last + 1])
+    if not any(message.role == "user" for message in kept):
         raise WrongRow("no_answer", "has no answer of the assistant to the user; write one, or leave it out")
-    return Conversation(tuple(messages))
+    return Conversation(kept, len(messages) - len(kept))
 
 
 # The forms of rows
