@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from artel.models import IGNORED, Sampling, position_limit, token_losses, write
+from artel.models import IGNORED, Sampling, position_limit, write
 from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.per_token import SUMS, token_figures, token_sums
 from artel.text import Document
 from artel.tokens import Blocks, Rows, Sample, StorePart
 
 
 class Causal(Objective):
     auto_class = "AutoModelForCausalLM"
-    sums = ("loss", "targets", "right")
+    sums = SUMS
     better: ClassVar[dict[str, Better]] = {
         "loss": "lower", "perplexity": "lower", "accuracy": "higher", "bits_per_byte": "lower"
     }  # fmt: skip
@@ -42,10 +43,7 @@ class Causal(Objective):
         return Batch(tensors, targets=count, tokens=count)
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        logits = model(input_ids=batch.tensors["input_ids"], use_cache=False).logits
-        loss, guesses = token_losses(logits, batch.tensors["targets"])
-        right = (guesses == batch.tensors["targets"]).sum()
-        return torch.stack([loss, torch.tensor(float(batch.targets), device=loss.device), right.float()])
+        return token_sums(model(input_ids=batch.tensors["input_ids"], use_cache=False).logits, batch)
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Perplexity is per token; bits per byte divide by the bytes of the text and compare across tokenizers.
@@ -53,13 +51,8 @@ class Causal(Objective):
         Bits per byte = mean loss in nats x tokens per byte of the part / ln 2 (Gao et al. 2020, "The Pile", section
         3.1): end tokens count as tokens to be paid for and as no bytes.
         """
-        loss = totals["loss"] / totals["targets"]
-        return {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),  # exp(710) overflows a double
-            "accuracy": totals["right"] / totals["targets"],
-            "bits_per_byte": loss * part.tokens / part.bytes / math.log(2),
-        }
+        figures = token_figures(totals)
+        return figures | {"bits_per_byte": figures["loss"] * part.tokens / part.bytes / math.log(2)}
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         return write(model, self.tokenizer, prompt, sampling, position_limit(model))

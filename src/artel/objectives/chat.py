@@ -6,7 +6,6 @@ what the model reads in training is token for token what it is given when it ans
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -16,8 +15,9 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models import IGNORED, Sampling, position_limit, token_losses, write_ids
+from artel.models import IGNORED, Sampling, position_limit, write_ids
 from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.per_token import SUMS, token_figures, token_sums
 from artel.objectives.turns import Turns, Unfit
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
@@ -27,7 +27,7 @@ from artel.tokens.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_te
 class Chat(Objective):
     auto_class = "AutoModelForCausalLM"
     continues = False
-    sums = ("loss", "targets", "right")
+    sums = SUMS
     better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
@@ -116,20 +116,11 @@ class Chat(Objective):
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         # Filler stands on the right: with a causal mask no real token sees it, and no attention mask is needed.
-        targets = batch.tensors["targets"]
-        logits = model(input_ids=batch.tensors["input_ids"], use_cache=False).logits
-        loss, guesses = token_losses(logits, targets)
-        right = ((guesses == targets) & (targets != IGNORED)).sum()
-        return torch.stack([loss, torch.tensor(float(batch.targets), device=loss.device), right.float()])
+        return token_sums(model(input_ids=batch.tensors["input_ids"], use_cache=False).logits, batch)
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Per token that is learned: the assistant's, unless the run says otherwise."""
-        loss = totals["loss"] / totals["targets"]
-        return {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
-            "accuracy": totals["right"] / totals["targets"],
-        }
+        return token_figures(totals)
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         """The answer to a user's message."""

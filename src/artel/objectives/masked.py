@@ -6,7 +6,6 @@ Which tokens are hidden is a function of (seed, epoch, sample): new in each epoc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -17,9 +16,10 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import Problem
-from artel.models import IGNORED, Sampling, token_losses
+from artel.models import IGNORED, Sampling
 from artel.objectives.base import Batch, Better, Made, Objective
 from artel.objectives.filling import fill_masks
+from artel.objectives.per_token import SUMS, token_figures, token_sums
 from artel.text import Document
 from artel.tokens import Blocks, Rows, Sample, StorePart, Tokenizer
 
@@ -28,7 +28,7 @@ class Masked(Objective):
     auto_class = "AutoModelForMaskedLM"
     continues = False
     encoder = True
-    sums = ("loss", "targets", "right")
+    sums = SUMS
     better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
@@ -104,20 +104,11 @@ class Masked(Objective):
         return candidates[np.isin(words, names[taken if len(taken) else mixed[:1]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        targets = batch.tensors["targets"]
-        loss, guesses = token_losses(model(input_ids=batch.tensors["input_ids"]).logits, targets)
-        right = ((guesses == targets) & (targets != IGNORED)).sum()
-        return torch.stack([loss, torch.tensor(float(batch.targets), device=loss.device), right.float()])
+        return token_sums(model(input_ids=batch.tensors["input_ids"]).logits, batch)
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """`accuracy` of the hidden tokens; `commonest_token` is the accuracy of always guessing the commonest one."""
-        loss = totals["loss"] / totals["targets"]
-        return {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
-            "accuracy": totals["right"] / totals["targets"],
-            "commonest_token": self._commonest_share(part),
-        }
+        return token_figures(totals) | {"commonest_token": self._commonest_share(part)}
 
     def _commonest_share(self, part: StorePart) -> float:
         if part not in self._commonest:

@@ -7,7 +7,6 @@ is missing and what. The store holds the output's tokens, flagged by what each i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -19,6 +18,7 @@ from artel.config import RunConfig
 from artel.models import IGNORED, Sampling, token_losses
 from artel.objectives.base import Batch, Better, Made, Objective
 from artel.objectives.comma_rules import comma_places
+from artel.objectives.per_token import SUMS, token_figures
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Alone, Encoded, Rows, Sample, StorePart, Tokenizer
 
@@ -29,7 +29,7 @@ class Restoring(Objective):
     auto_class = "AutoModelForMaskedLM"
     continues = False
     encoder = True
-    sums = ("loss", "targets", "right", "missing", "guessed", "found", "by_rule", "found_by_rule")
+    sums = (*SUMS, "missing", "guessed", "found", "by_rule", "found_by_rule")
     better: ClassVar[dict[str, Better]] = {
         "loss": "lower", "perplexity": "lower", "accuracy": "higher", "precision": "higher", "recall": "higher",
         "f1": "higher",
@@ -130,13 +130,7 @@ class Restoring(Objective):
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Precision, recall and F1 of what was put in (place and token right), and of the rule for Russian commas."""
-        loss = totals["loss"] / totals["targets"]
-        found = {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
-            "accuracy": totals["right"] / totals["targets"],
-            **_scores("", totals["found"], totals["guessed"], totals["missing"]),
-        }
+        found = token_figures(totals) | _scores("", totals["found"], totals["guessed"], totals["missing"])
         if totals["by_rule"]:
             found |= _scores("rule_", totals["found_by_rule"], totals["by_rule"], totals["missing"])
         return found
