@@ -23,8 +23,7 @@ from artel.text import (
     read_documents,
     source_fingerprint,
 )
-from artel.text.sources.chat import read_chat
-from artel.text.sources.preferences import read_preferences
+from artel.text.sources.chat import read_chat, read_preferences
 from artel.text.sources.rows import check_rows
 
 ASKED = [("user", "who?"), ("assistant", "me")]

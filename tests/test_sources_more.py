@@ -29,22 +29,14 @@ from hypothesis import strategies as st
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, WorkError
 from artel.storage import fetch_remote, list_remote
-from artel.text import Ledger, read_documents, source_fingerprint
+from artel.text import source_fingerprint
 from artel.text.records import Record, Rejected
 from artel.text.sources import check_sources, read_source
+from helpers import read_texts
 
 PACKERS = {"gz": gzip.compress, "zst": zstandard.compress, "xz": lzma.compress, "bz2": bz2.compress}
 TEXTS = [f"Строка {number}, и в ней слова" for number in range(500)]
 LINES = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS).encode()
-
-
-def read(path, *, max_bad=0.0, **source):
-    """(texts, ledger as told) of one source, through the whole pipeline."""
-    ledger = Ledger()
-    data = {"validation": 0.0, "max_bad": max_bad, "sources": [{"path": str(path), **source}]}
-    texts = [document.record.text for document in read_documents(DataConfig.model_validate(data), ledger)]
-    ledger.check()
-    return texts, ledger.to_json()
 
 
 def items(path, *, max_document=100_000_000, **source):
@@ -72,7 +64,7 @@ def test_parquet_of_several_row_groups_is_read_by_suffix_with_the_row_as_origin(
     parquet(tmp_path / "b.parquet", {"body": ["one"]})
     with pytest.raises(InputError, match=r"b\.parquet has no column 'text' \(it has: body\)"):
         checked(tmp_path)  # the folder holds both
-    assert read(tmp_path / "b.parquet", field="body")[0] == ["one"]
+    assert read_texts(tmp_path / "b.parquet", field="body")[0] == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -84,18 +76,18 @@ def test_parquet_of_several_row_groups_is_read_by_suffix_with_the_row_as_origin(
 @pytest.mark.parametrize("compression", ["none", "zstd", "snappy"])
 def test_parquet_of_every_kind_of_text(tmp_path, kind, compression):
     array = pyarrow.array([text.encode() for text in TEXTS] if "binary" in str(kind) else TEXTS).cast(kind)
-    assert read(parquet(tmp_path / "a.parquet", {"text": array}, compression=compression))[0] == TEXTS
+    assert read_texts(parquet(tmp_path / "a.parquet", {"text": array}, compression=compression))[0] == TEXTS
 
 
 def test_parquet_rows_that_are_no_text_cost_themselves_only(tmp_path):
     wrong = pyarrow.array([b"one", b"\xff\xfe\x00", None, "слово".encode()]).cast(pyarrow.binary())
     text = pyarrow.StringArray.from_buffers(4, *wrong.buffers()[1:], wrong.buffers()[0])  # says it is UTF-8, and is not
-    texts, told = read(parquet(tmp_path / "a.parquet", {"text": text}), max_bad=0.5)
+    texts, told = read_texts(parquet(tmp_path / "a.parquet", {"text": text}), max_bad=0.5)
     assert texts == ["one", "слово"]
     bad = [(entry["origin"][-3:], entry["reason"]) for entry in told["rejected"]]
     assert bad == [("[1]", "unreadable"), ("[2]", "no_text")]
     cyrillic = parquet(tmp_path / "b.parquet", {"text": [text.encode("koi8-r") for text in TEXTS]})
-    assert read(cyrillic, encoding="koi8-r")[0] == TEXTS
+    assert read_texts(cyrillic, encoding="koi8-r")[0] == TEXTS
 
 
 def test_a_text_that_is_too_large_is_told_with_its_row(tmp_path):
@@ -210,7 +202,7 @@ def test_hostile_tables(tmp_path):
     assert (found.origin, found.reason) == (str(file), "binary")
     checked(file, format="csv")
     file.write_bytes(b"text\n" + b"word\n" * 300_000 + b"t\0wo\n")  # beyond the sample
-    assert read(file, format="csv")[0] == ["word", "two"]  # cleaned of it
+    assert read_texts(file, format="csv")[0] == ["word", "two"]  # cleaned of it
     file.write_bytes(b"")
     with pytest.raises(InputError, match=r"a\.csv:1: the header has no column 'text' \(it has: none\)"):
         checked(file, format="csv")
@@ -228,32 +220,32 @@ def test_compressed_lines_whole_in_members_cut_and_empty(tmp_path, suffix):
     pack = PACKERS[suffix]
     file = tmp_path / f"a.jsonl.{suffix}"
     file.write_bytes(pack(LINES))
-    assert read(file)[0] == TEXTS
+    assert read_texts(file)[0] == TEXTS
     file.write_bytes(pack(LINES[:1000]) + pack(LINES[1000:]))
-    assert read(file)[0] == TEXTS
+    assert read_texts(file)[0] == TEXTS
     file.write_bytes(pack(LINES[:1000]) + pack(LINES[1000:])[:-30])
     with pytest.raises(InputError, match=rf"\.{suffix}:\d+: the compressed file is damaged here: .*pack it anew"):
-        read(file)
+        read_texts(file)
     file.write_bytes(pack(LINES) + b"no such thing as this")
     with pytest.raises(InputError, match=rf"a\.jsonl\.{suffix}:\d+: the compressed file is damaged here"):
-        read(file)
+        read_texts(file)
     file.write_bytes(b"")
     with pytest.raises(InputError, match="no document is left"):
-        read(file)
+        read_texts(file)
 
 
 def test_padding_of_xz_is_no_damage(tmp_path):
     content = lzma.compress(LINES[:1000]) + bytes(8) + lzma.compress(LINES[1000:]) + bytes(4)
     (tmp_path / "a.jsonl.xz").write_bytes(content)
-    assert read(tmp_path / "a.jsonl.xz")[0] == TEXTS
+    assert read_texts(tmp_path / "a.jsonl.xz")[0] == TEXTS
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
 def test_a_compressed_text_is_a_document_or_lines(tmp_path, suffix):
     file = tmp_path / f"a.txt.{suffix}"
     file.write_bytes(PACKERS[suffix]("\n".join(TEXTS).encode("cp1251")))
-    assert read(tmp_path)[0] == ["\n".join(TEXTS)]
-    assert read(file, document="line")[0] == TEXTS
+    assert read_texts(tmp_path)[0] == ["\n".join(TEXTS)]
+    assert read_texts(file, document="line")[0] == TEXTS
     with pytest.raises(InputError, match=r"it unpacks to are more than data\.max_document"):
         items(file, max_document=1000)
     file.write_bytes(file.read_bytes()[:-20])
@@ -316,22 +308,22 @@ def pile_counts(shared_data: Path) -> tuple[Counter, list[str]]:
 def test_the_piles_documents_are_counted_by_their_sets(shared_data):
     counts, _ = pile_counts(shared_data)
     assert len(counts) == 6
-    _, told = read(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
+    _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
     assert {name: entry["read"] for name, entry in told["sets"].items()} == counts
-    _, told = read(shared_data / "pile" / "*.jsonl.zst", set_field="meta.pile_set_name", name="pile")
+    _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="meta.pile_set_name", name="pile")
     assert {name: entry["read"] for name, entry in told["sets"].items()} == counts
-    _, told = read(shared_data / "pile" / "*.jsonl.zst", name="pile")
+    _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", name="pile")
     assert told["sets"]["pile"]["read"] == counts.total()
 
 
 def test_sets_are_included_or_excluded(shared_data):
     counts, _ = pile_counts(shared_data)
     (one, _), (two, _) = counts.most_common(2)
-    _, told = read(shared_data / "pile" / "*.jsonl.zst", set_field="auto", include=[one, two])
+    _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto", include=[one, two])
     assert {name: entry["read"] for name, entry in told["sets"].items()} == counts
     assert {name for name, entry in told["sets"].items() if entry["kept"]} == {one, two}
     assert told["documents"]["dropped"]["excluded_set"] == counts.total() - counts[one] - counts[two]
-    _, told = read(shared_data / "pile" / "*.jsonl.zst", set_field="auto", exclude=[one])
+    _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto", exclude=[one])
     assert told["sets"][one] == {"read": counts[one], "kept": 0, "dropped": {"excluded_set": counts[one]}}
     taken = items(shared_data / "pile" / "*.jsonl.zst", set_field="auto", include=[one], rows="[1:3]")
     assert sum(isinstance(item, Record) for item in taken) == 2
@@ -340,7 +332,7 @@ def test_sets_are_included_or_excluded(shared_data):
 def test_a_misspelled_set_is_told(shared_data):
     for key in ("include", "exclude"):
         with pytest.raises(InputError, match=rf"sources\.0\.{key}: no record is of the set Books \(there are: .*"):
-            read(shared_data / "pile" / "*.jsonl.zst", set_field="auto", **{key: ["Books"]})
+            read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto", **{key: ["Books"]})
 
 
 def test_pile_as_parquet_has_the_same_sets(shared_data, tmp_path):
@@ -349,8 +341,8 @@ def test_pile_as_parquet_has_the_same_sets(shared_data, tmp_path):
         with zstandard.open(file, "rt", encoding="utf-8") as stream:
             rows += map(json.loads, stream)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pile.parquet")
-    of_lines, told_of_lines = read(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
-    of_parquet, told = read(tmp_path / "pile.parquet", set_field="auto")
+    of_lines, told_of_lines = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
+    of_parquet, told = read_texts(tmp_path / "pile.parquet", set_field="auto")
     assert (sorted(of_parquet), told["sets"]) == (sorted(of_lines), told_of_lines["sets"])
 
 
@@ -435,7 +427,7 @@ def test_s3_objects_and_globs_are_read_as_files_are(bucket, tmp_path):
     cut = LINES[:2000].rfind(b"\n") + 1
     bucket.put_object(Bucket="texts", Key="a/1.jsonl.zst", Body=zstandard.compress(LINES[:cut]))
     bucket.put_object(Bucket="texts", Key="a/2.jsonl.xz", Body=lzma.compress(LINES[cut:]))
-    texts, told = read("s3://texts/a/*.jsonl*")
+    texts, told = read_texts("s3://texts/a/*.jsonl*")
     assert texts == TEXTS
     assert list(told["sets"]) == ["s3://texts/a/*.jsonl*"]
     assert items("s3://texts/a/1.jsonl.zst")[0].origin == "s3://texts/a/1.jsonl.zst:1"
@@ -448,16 +440,16 @@ def test_s3_objects_and_globs_are_read_as_files_are(bucket, tmp_path):
 def test_s3_objects_are_fetched_once_and_anew_when_they_change(bucket, tmp_path):
     data = DataConfig(sources=[SourceConfig(path=["s3://texts/a.txt"])])
     bucket.put_object(Bucket="texts", Key="a.txt", Body=b"one")
-    assert read("s3://texts/a.txt")[0] == ["one"]
+    assert read_texts("s3://texts/a.txt")[0] == ["one"]
     (body,) = (tmp_path / "cache").rglob("body")
     before, inode = source_fingerprint(data), body.stat().st_ino
-    assert read("s3://texts/a.txt")[0] == ["one"]
+    assert read_texts("s3://texts/a.txt")[0] == ["one"]
     assert body.stat().st_ino == inode
     body.unlink()
     body.parent.rmdir()
     assert source_fingerprint(data) == before  # fetched anew, it is the same
     bucket.put_object(Bucket="texts", Key="a.txt", Body=b"two")
-    assert read("s3://texts/a.txt")[0] == ["two"]
+    assert read_texts("s3://texts/a.txt")[0] == ["two"]
     assert source_fingerprint(data) != before
 
 

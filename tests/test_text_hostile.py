@@ -10,22 +10,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artel.config import CleanConfig, DataConfig
+from artel.config import CleanConfig
 from artel.errors import ArtelError, InputError
-from artel.text import Ledger, html_to_text, read_documents
+from artel.text import html_to_text
 from artel.text.clean import clean
 from artel.text.encodings import NotText, decode, detect_encoding
+from helpers import read_texts
 
 LINES = "".join(f'{{"text": "Строка {number}, и в ней слова"}}\n' for number in range(3000)).encode()
-
-
-def read(path, *, max_bad=0.0, **source):
-    """(texts, ledger as told) of one source."""
-    ledger = Ledger()
-    data = {"validation": 0.0, "max_bad": max_bad, "sources": [{"path": str(path), **source}]}
-    texts = [document.record.text for document in read_documents(DataConfig.model_validate(data), ledger)]
-    ledger.check()
-    return texts, ledger.to_json()
 
 
 @pytest.mark.parametrize("upper", [False, True])
@@ -57,26 +49,26 @@ def test_a_novel_in_utf_8_with_one_bad_byte_is_named_and_not_guessed_at(shared_d
     data = (shared_data / "literature/oblomov.txt").read_bytes()
     (tmp_path / "a.txt").write_bytes(data[:500_001] + b"\xff" + data[500_001:])
     with pytest.raises(InputError, match=r"a\.txt: is not utf-8: byte 0xff at 500001"):
-        read(tmp_path / "a.txt")
+        read_texts(tmp_path / "a.txt")
     (tmp_path / "cut.txt").write_bytes(data[:501])  # in the middle of a letter
     with pytest.raises(InputError, match=r"cut\.txt: is not utf-8"):
-        read(tmp_path / "cut.txt")
+        read_texts(tmp_path / "cut.txt")
 
 
 def test_an_encoding_that_is_given_is_taken_strictly(tmp_path):
     (tmp_path / "a.txt").write_bytes("Привет".encode("cp1251"))
-    assert read(tmp_path / "a.txt", encoding="windows-1251")[0] == ["Привет"]
+    assert read_texts(tmp_path / "a.txt", encoding="windows-1251")[0] == ["Привет"]
     with pytest.raises(InputError, match=r"is not utf-8: byte 0xcf at 0"):
-        read(tmp_path / "a.txt", encoding="utf-8")
+        read_texts(tmp_path / "a.txt", encoding="utf-8")
     for name in ("hex", "zlib", "undefined", "utf-8\0", "nonsense"):
         with pytest.raises(InputError, match=r"data\.sources\.0\.encoding: there is no encoding"):
-            read(tmp_path / "a.txt", encoding=name)
+            read_texts(tmp_path / "a.txt", encoding=name)
 
 
 def test_a_late_line_in_another_encoding_is_rejected_alone(tmp_path):
     lines = [f"строка {number}" for number in range(60_000)]
     (tmp_path / "a.txt").write_bytes("\n".join(lines).encode() + "\nчужая\n".encode("koi8-r") + "конец".encode())
-    texts, told = read(tmp_path / "a.txt", document="line", max_bad=0.01)
+    texts, told = read_texts(tmp_path / "a.txt", document="line", max_bad=0.01)
     assert texts == [*lines, "конец"]
     assert told["rejected"][0]["origin"].endswith("a.txt:60001")
 
@@ -86,17 +78,17 @@ def test_compressed_files_that_are_whole_cut_or_nonsense(tmp_path, pack):
     suffix = "gz" if pack is gzip.compress else "zst"
     file = tmp_path / f"a.jsonl.{suffix}"
     file.write_bytes(pack(LINES) + pack(LINES.replace("Строка".encode(), "Вторая".encode())))  # two members, one file
-    assert len(read(file)[0]) == 6000
+    assert len(read_texts(file)[0]) == 6000
     file.write_bytes(pack(LINES)[:-40])
     with pytest.raises(InputError, match=r"a\.jsonl\.\w+:\d+: the compressed file is damaged here: "):
-        read(file)
+        read_texts(file)
     file.write_bytes(b"nonsense")
     with pytest.raises(InputError, match=r"a\.jsonl\.\w+:1: the compressed file is damaged here: "):
-        read(file)
+        read_texts(file)
 
 
 def test_the_piles_own_files_are_read(shared_data):
-    texts, told = read(shared_data / "pile" / "*.jsonl.zst")
+    texts, told = read_texts(shared_data / "pile" / "*.jsonl.zst")
     assert told["documents"]["read"] == 171
     assert len(texts) == told["documents"]["kept"]
 
@@ -133,7 +125,7 @@ def test_nothing_takes_quadratic_time():
 def test_paths_that_cannot_be(tmp_path):
     for path in ("a" * 5000, "nul\0byte.txt", str(tmp_path / "x.txt" / "deeper")):
         with pytest.raises(InputError, match=r"data\.sources\.0\.path"):
-            read(path)
+            read_texts(path)
 
 
 def test_binary_data_is_told(tmp_path):
@@ -157,6 +149,6 @@ def test_any_bytes_give_documents_or_an_error_for_people(tmp_path_factory, suffi
     file = tmp_path_factory.getbasetemp() / f"any{suffix}"
     file.write_bytes(data)
     with contextlib.suppress(ArtelError):
-        texts, told = read(file, max_bad=1.0, **source)
+        texts, told = read_texts(file, max_bad=1.0, **source)
         assert len(texts) == told["documents"]["kept"]
         assert all(text.encode() for text in texts)

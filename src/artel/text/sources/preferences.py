@@ -11,16 +11,12 @@ The forms are told by the fields of a row:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
-from artel.config import DataConfig, SourceConfig
-from artel.text.records import Message, Preference, Record, Rejected
-from artel.text.sources.conversations import converted, own_converter, record_of
-from artel.text.sources.jsonl import read_rows
-from artel.text.sources.lines import BadLine
+from artel.config import SourceConfig
+from artel.text.records import Message, Preference
+from artel.text.sources.conversations import converted, own_converter
 from artel.text.sources.turns import RowReader, Turn, WrongRow, names_of
 
 _PROMPTS = {
@@ -30,22 +26,7 @@ _ANY_PROMPT = tuple(name for names in _PROMPTS.values() for name in names)
 _SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]*")
 
 
-def read_preferences(
-    file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig
-) -> Iterator[Record | Rejected]:
-    """A record a row."""
-    reader = _PreferenceReader(source)
-    for where, row in read_rows(file, origin, source.encoding, data.max_document):
-        if isinstance(row, BadLine):
-            yield Rejected(where, row.reason, row.detail, set_name)
-            continue
-        try:
-            yield record_of(reader.preference(row), where, set_name)
-        except WrongRow as wrong:
-            yield Rejected(where, wrong.reason, wrong.detail, set_name)
-
-
-class _PreferenceReader:
+class PreferenceReader:
     """Rows of one source to preferences."""
 
     def __init__(self, source: SourceConfig) -> None:

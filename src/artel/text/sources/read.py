@@ -6,7 +6,7 @@ from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.storage import cache_folder, fetch, is_remote
-from artel.text.sources.chat import read_chat
+from artel.text.sources.chat import read_chat, read_preferences
 from artel.text.sources.dummy import read_dummy
 from artel.text.sources.dummy_questions import read_dummy_questions
 from artel.text.sources.find import fetched_files, files_of, format_of
@@ -16,7 +16,6 @@ from artel.text.sources.lines import too_large
 from artel.text.sources.names import is_url
 from artel.text.sources.pairs import read_pairs
 from artel.text.sources.parquet import read_parquet
-from artel.text.sources.preferences import read_preferences
 from artel.text.sources.questions import read_nq, read_squad
 from artel.text.sources.rows import Items, taken
 from artel.text.sources.sets import of_sets
