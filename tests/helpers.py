@@ -122,15 +122,3 @@ def roberta_of_2019(folder: Path, source: Path) -> dict:
     weights = RobertaForMaskedLM(RobertaConfig(**config)).state_dict()
     torch.save(weights, folder / "pytorch_model.bin")
     return weights
-
-
-def read_texts(path, *, max_bad=0.0, **source):
-    """(texts, ledger as told) of one source, through the whole pipeline."""
-    from artel.config import DataConfig
-    from artel.text import Ledger, read_documents
-
-    ledger = Ledger()
-    data = {"validation": 0.0, "max_bad": max_bad, "sources": [{"path": str(path), **source}]}
-    texts = [document.record.text for document in read_documents(DataConfig.model_validate(data), ledger)]
-    ledger.check()
-    return texts, ledger.to_json()

@@ -10,7 +10,7 @@ import orjson
 import pytest
 import zstandard
 
-from artel.config import DataConfig, SourceConfig
+from artel.config import DataConfig
 from artel.errors import InputError
 from artel.text import (
     Conversation,
@@ -24,21 +24,9 @@ from artel.text import (
     source_fingerprint,
 )
 from artel.text.sources.chat import read_chat, read_preferences
-from artel.text.sources.rows import check_rows
+from reading import MESSAGES, PROMPT, SHAREGPT, documents, message, read, rows_of, sides, turns
 
 ASKED = [("user", "who?"), ("assistant", "me")]
-
-
-def rows_of(folder: Path, rows, name="a.jsonl") -> Path:
-    file = folder / name
-    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
-    file.write_text("".join(f"{line}\n" for line in lines))
-    return file
-
-
-def read(reader, file: Path, *, max_document=100_000_000, **source):
-    data = DataConfig.model_validate({"max_document": max_document})
-    return list(reader(file, file.name, "set", SourceConfig.model_validate({"path": str(file), **source}), data))
 
 
 def chat(folder, *rows, **source):
@@ -49,33 +37,7 @@ def preferences(folder, *rows, **source):
     return read(read_preferences, rows_of(folder, rows), format="preference", **source)
 
 
-def turns(item):
-    assert isinstance(item, Record), item
-    return [(message.role, message.content) for message in item.fields.messages]
-
-
-def sides(item):
-    assert isinstance(item, Record), item
-    fields = item.fields
-    prompt = [(message.role, message.content) for message in fields.prompt]
-    return prompt, fields.chosen and fields.chosen.content, fields.rejected and fields.rejected.content
-
-
-def documents(**data):
-    ledger = Ledger()
-    found = list(read_documents(DataConfig.model_validate({"validation": 0.0, **data}), ledger))
-    ledger.check()
-    return found, ledger
-
-
-def message(role, content, **more):
-    return {"role": role, "content": content, **more}
-
-
 # Forms of conversations
-
-MESSAGES = [message("user", "who?"), message("assistant", "me")]
-SHAREGPT = [{"from": "human", "value": "who?"}, {"from": "gpt", "value": "me"}]
 
 
 @pytest.mark.parametrize(
@@ -414,95 +376,6 @@ def test_the_ledger_of_real_files_adds_up(shared_data):
     assert set(parts.values()) == {"train", "validation"}
 
 
-# Preferences
-
-PROMPT = [("user", "who?")]
-USER, GOOD, BAD = message("user", "who?"), message("assistant", "me"), message("assistant", "no")
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "who?", "chosen": "me", "rejected": "no"},
-        {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
-        {"prompt": USER, "chosen": GOOD, "rejected": BAD},
-        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
-        {"prompt": "who?", "prompt_id": 3, "messages": [USER, GOOD], "chosen": [USER, GOOD], "rejected": [USER, BAD]},
-        {"messages": [USER], "chosen": GOOD, "rejected": BAD},
-        {"conversations": SHAREGPT[:1], "chosen": SHAREGPT[1], "rejected": {"from": "gpt", "value": "no"}},
-        {"instruction": "who?", "input": "", "chosen": "me", "rejected": "no"},
-        {"instruction": "who?", "output": ["me", "no"]},
-        {"chosen": "\n\nHuman: who?\n\nAssistant: me", "rejected": "\n\nHuman: who?\n\nAssistant: no"},
-    ],
-)
-def test_every_form_of_preferences(tmp_path, row):
-    (found,) = preferences(tmp_path, row)
-    assert sides(found) == (PROMPT, "me", "no")
-    assert (found.text, found.group, found.origin) == ("who?\n\nme\n\nno", "who?", "a.jsonl:1")
-
-
-@pytest.mark.parametrize(
-    ("row", "wanted"),
-    [
-        ({"prompt": "who?", "completion": "me", "label": True}, ("me", None)),
-        ({"prompt": "who?", "completion": "me", "label": False}, (None, "me")),
-        ({"prompt": [USER], "completion": [GOOD], "label": 1}, ("me", None)),
-        ({"messages": [USER, GOOD], "label": False}, (None, "me")),
-        ({"conversations": SHAREGPT, "label": True}, ("me", None)),
-    ],
-)
-def test_unpaired_preferences(tmp_path, row, wanted):
-    (found,) = preferences(tmp_path, row)
-    assert sides(found) == (PROMPT, *wanted)
-    assert (found.text, found.group) == ("who?\n\nme", "who?")
-
-
-def test_preferences_with_system_history_thoughts_and_names(tmp_path):
-    longer = [message("system", "s"), message("user", "a"), message("assistant", "b"), USER]
-    rows = [
-        {"system": "s", "prompt": longer[1:], "chosen": "<think>t</think>me", "rejected": "no"},
-        {"chosen": [*longer, message("assistant", "<think>t</think>me")], "rejected": [*longer, BAD]},
-        {"system": "s", "chosen": [*longer[1:], {**GOOD, "thinking": "t"}], "rejected": [*longer[1:], BAD]},
-        {"system": "s", "history": [["a", "b"]], "instruction": "who?", "output": ["<think>t</think>me", "no"]},
-    ]  # fmt: skip
-    prompt = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "who?")]
-    for found in preferences(tmp_path, *rows):
-        assert sides(found) == (prompt, "me", "no")
-        assert found.fields.chosen.thought == "t"
-    named = {"question": "{{x}}?", "good": {"text": "me"}, "bad": "no"}
-    mapping = {"prompt": "question", "chosen": "good.text", "rejected": "bad"}
-    assert sides(*preferences(tmp_path, named, mapping=mapping, fill={"x": "who"})) == (PROMPT, "me", "no")
-
-
-@pytest.mark.parametrize(
-    ("row", "reason", "said"),
-    [
-        ({"prompt": "a", "chosen": "b"}, "no_field", r"it has: prompt, chosen\); .*mapping: \{chosen: NAME"),
-        ({"prompt": "a", "chosen": "b", "rejected": "b "}, "equal_answers", "same"),
-        ({"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "equal_answers", "same"),
-        ({"prompt": "a", "chosen": "b", "rejected": ""}, "empty_message", "rejected: message 1"),
-        ({"prompt": "a", "chosen": "b", "rejected": []}, "no_answer", "rejected is empty"),
-        ({"prompt": "a", "chosen": "b", "rejected": 3}, "no_messages", "rejected is int"),
-        ({"prompt": " ", "chosen": "b", "rejected": "c"}, "empty_message", "prompt: message 1"),
-        ({"question": "a", "chosen": "b", "rejected": "c"}, "no_prompt", r"'prompt' \(it has: question, chosen, rej"),
-        ({"prompt": [USER, GOOD], "chosen": "b", "rejected": "c"}, "no_question", "ends with the assistant"),
-        ({"chosen": [USER, GOOD], "rejected": [message("user", "else"), BAD]}, "no_single_answer", "user, assistant"),
-        ({"chosen": [USER, GOOD, USER, GOOD], "rejected": [USER, BAD, USER, GOOD]}, "no_single_answer", "cut both"),
-        ({"prompt": "a", "chosen": USER, "rejected": BAD}, "no_single_answer", "chosen is user"),
-        ({"system": "s", "chosen": [message("system", "t"), USER, GOOD],
-          "rejected": [message("system", "t"), USER, BAD]}, "two_systems", "'system'"),
-        ({"prompt": "a", "completion": "b", "label": "good"}, "bad_label", "label is 'good'; write true"),
-        ({"prompt": "a", "label": True}, "no_answer", "no answer"),
-        ("3", "bad_json", "is int"),
-    ],
-)  # fmt: skip
-def test_bad_preferences(tmp_path, row, reason, said):
-    found = preferences(tmp_path, {"prompt": "who?", "chosen": "me", "rejected": "no"}, row)
-    assert [type(item) for item in found] == [Record, Rejected]
-    assert (found[1].origin, found[1].reason) == ("a.jsonl:2", reason)
-    assert re.search(said, found[1].detail)
-
-
 # Functions of the user's own
 
 
@@ -604,61 +477,6 @@ def test_too_many_bad_rows_end_the_run(tmp_path):
     file = rows_of(tmp_path, [{"messages": MESSAGES}, {"question": "a"}])
     with pytest.raises(InputError, match=r"a\.jsonl:2: is no conversation(.|\n)*data\.max_bad"):
         documents(sources=[{"path": str(file), "format": "chat"}])
-
-
-# Slices
-
-
-@pytest.mark.parametrize(
-    ("rows", "wanted"),
-    [
-        ("[:3]", slice(0, 3)), ("[ 2 : 5 ]", slice(2, 5)), ("[97:]", slice(97, 100)), ("[:]", slice(0, 100)),
-        ("[:10%]", slice(0, 10)), ("[10%:]", slice(10, 100)), ("[33.3%:66.6%]", slice(33, 66)),
-        ("[:1_000]", slice(0, 100)),
-        ("[-5:]", slice(95, 100)), ("[:-95]", slice(0, 5)), ("[-10%:]", slice(90, 100)), ("[-500:]", slice(0, 100)),
-        ("[98:-1]", slice(98, 99)), ("[50%:-20]", slice(50, 80)),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("kind", ["chat", "text"])
-def test_slices_of_every_format(tmp_path, rows, wanted, kind):
-    lines = [json.dumps({"messages": [str(number), "x"]}) if kind == "chat" else str(number) for number in range(100)]
-    for name, part in (("a", lines[:60]), ("b", lines[60:])):  # a slice goes over all files of its source
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(part))
-    source = {"path": str(tmp_path / "*.jsonl"), "format": kind, "document": "line", "rows": rows}
-    found, ledger = documents(sources=[source])
-    said = [document.record.group or document.record.text for document in found]
-    assert said == [str(number) for number in range(100)][wanted]
-    assert ledger.total.read == len(said)
-
-
-def test_bad_rows_count_as_rows_of_a_slice(tmp_path):
-    file = rows_of(tmp_path, [{"messages": ["a", "b"]}, {}, {"messages": ["c", "d"]}])
-    found, ledger = documents(sources=[{"path": str(file), "format": "chat", "rows": "[1:]"}], max_bad=0.5)
-    assert [document.record.group for document in found] == ["c"]
-    assert (ledger.total.read, ledger.total.dropped) == (2, {"unknown_form": 1})
-
-
-@pytest.mark.parametrize("rows", ["1000", "[1000]", "[::2]", "[a:b]", "[1.5:]", "[:200%]", "[:0]", "[5:5]", "[20:10]",
-                                  "[-5:-9]", "[90%:10%]", "[:0%]", "(1:2)"])  # fmt: skip
-def test_wrong_slices(tmp_path, rows):
-    source = {"path": str(rows_of(tmp_path, [{"messages": MESSAGES}])), "format": "chat", "rows": rows}
-    with pytest.raises(InputError, match=r'data\.sources\.0\.rows(.|\n)*write rows: "\[:1000\]"'):
-        check_sources(DataConfig.model_validate({"sources": [source]}))
-    assert check_rows(SourceConfig.model_validate({**source, "rows": ""}), "data.sources.0") == []
-
-
-@pytest.mark.parametrize("rows", ["[5:]", "[:10%]", "[:-1]"])
-def test_a_slice_that_takes_nothing(tmp_path, rows):
-    source = {"path": str(rows_of(tmp_path, [{"messages": MESSAGES}])), "format": "chat", "rows": rows}
-    with pytest.raises(InputError, match=r"data\.sources\.0\.rows.*takes no record of"):
-        documents(sources=[source])
-
-
-def test_a_slice_leaves_the_validation_file_whole(tmp_path):
-    file = rows_of(tmp_path, [{"messages": [str(number), "x"]} for number in range(9)])
-    other = rows_of(tmp_path, [{"messages": [f"v{number}", "x"]} for number in range(5)], "v.jsonl")
-    found, _ = documents(sources=[{"path": str(file), "format": "chat", "rows": "[:2]"}], validation=str(other))
-    assert [document.part for document in found] == ["validation"] * 5 + ["train"] * 2
 
 
 def test_turns_that_nothing_answers_are_counted(tmp_path):

@@ -15,7 +15,7 @@ from artel.errors import ArtelError, InputError
 from artel.text import html_to_text
 from artel.text.clean import clean
 from artel.text.encodings import NotText, decode, detect_encoding
-from helpers import read_texts
+from reading import read_texts
 
 LINES = "".join(f'{{"text": "Строка {number}, и в ней слова"}}\n' for number in range(3000)).encode()
 

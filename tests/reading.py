@@ -1,0 +1,75 @@
+"""What tests of sources have in common: reading one source, alone or through the whole pipeline."""
+
+import json
+from pathlib import Path
+
+from artel.config import DataConfig, SourceConfig
+from artel.text import Ledger, Record, read_documents
+from artel.text.sources import check_sources, read_source
+
+
+def read_texts(path, *, max_bad=0.0, **source):
+    """(texts, ledger as told) of one source, through the whole pipeline."""
+    ledger = Ledger()
+    data = {"validation": 0.0, "max_bad": max_bad, "sources": [{"path": str(path), **source}]}
+    texts = [document.record.text for document in read_documents(DataConfig.model_validate(data), ledger)]
+    ledger.check()
+    return texts, ledger.to_json()
+
+
+def items(path, *, max_document=100_000_000, **source):
+    """What a source yields, unchecked beforehand."""
+    data = DataConfig(sources=[SourceConfig(path=[str(path)], **source)], max_document=max_document)
+    return list(read_source(data.sources[0], "data.sources.0", data))
+
+
+def checked(path, **source):
+    check_sources(DataConfig(sources=[SourceConfig(path=[str(path)], **source)]))
+
+
+def read(reader, file: Path, *, max_document=100_000_000, **source):
+    data = DataConfig.model_validate({"max_document": max_document})
+    config = SourceConfig.model_validate({"path": str(file), **source})
+    return list(reader(file, file.name, "set", config, data))
+
+
+def written(folder: Path, name: str, content: str | bytes) -> Path:
+    file = folder / name
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def rows_of(folder: Path, rows, name="a.jsonl") -> Path:
+    file = folder / name
+    lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return file
+
+
+def turns(item):
+    assert isinstance(item, Record), item
+    return [(message.role, message.content) for message in item.fields.messages]
+
+
+def sides(item):
+    assert isinstance(item, Record), item
+    fields = item.fields
+    prompt = [(message.role, message.content) for message in fields.prompt]
+    return prompt, fields.chosen and fields.chosen.content, fields.rejected and fields.rejected.content
+
+
+def documents(**data):
+    ledger = Ledger()
+    found = list(read_documents(DataConfig.model_validate({"validation": 0.0, **data}), ledger))
+    ledger.check()
+    return found, ledger
+
+
+def message(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+# The same short talk as the kinds of files have it, and as it is read.
+MESSAGES = [message("user", "who?"), message("assistant", "me")]
+SHAREGPT = [{"from": "human", "value": "who?"}, {"from": "gpt", "value": "me"}]
+PROMPT = [("user", "who?")]

@@ -1,0 +1,169 @@
+"""Pairs: csv, JSON lines and two files that go row for row; bad rows cost themselves only."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from artel.errors import InputError
+from artel.text import Pair, Record, Rejected
+from artel.text.sources.pairs import read_pairs
+from reading import read, written
+
+
+def pairs(folder, content, name="a.csv", **source):
+    return read(read_pairs, written(folder, name, content), **source)
+
+
+def values(items):
+    return [(item.fields.input, item.fields.output) for item in items]
+
+
+def bad(items):
+    """(origin, reason) of what was rejected; each says what is wrong and what to do."""
+    rejected = [item for item in items if isinstance(item, Rejected)]
+    assert all(item.set_name == "set" and ("; " in item.detail or item.reason == "unreadable") for item in rejected)
+    return [(item.origin, item.reason) for item in rejected]
+
+
+def test_csv_with_quoted_commas_quotes_and_line_feeds(tmp_path):
+    text = 'id,input,output\r\n1,"a, b","one\r\ntwo"\r\n\r\n2,"say ""hi""",c\r\n3,x,y'
+    found = pairs(tmp_path, text)
+    assert values(found) == [("a, b", "one\ntwo"), ('say "hi"', "c"), ("x", "y")]
+    assert [item.origin for item in found] == ["a.csv:2", "a.csv:5", "a.csv:6"]
+    assert found[0] == Record("one\ntwo", "a.csv:2", "set", Pair("a, b", "one\ntwo"), group="a, b")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "windows-1251", "koi8-r", "utf-16"])
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_csv_in_any_encoding_with_any_line_ends(tmp_path, encoding, ends):
+    lines = ["input,output", "мама мыла раму но не пол,«мама мыла раму, но не пол»", 'она сказала,"она,', 'сказала"']
+    text = ends.join(lines).replace("«", '"').replace("»", '"')
+    found = pairs(tmp_path, text.encode(encoding))
+    assert values(found) == [
+        ("мама мыла раму но не пол", "мама мыла раму, но не пол"),
+        ("она сказала", "она,\nсказала"),
+    ]
+    assert [item.origin for item in found] == ["a.csv:2", "a.csv:3"]
+
+
+def test_csv_with_a_mark_and_the_encoding_named(tmp_path):
+    assert values(pairs(tmp_path, "\ufeffinput,output\na,b\n".encode(), encoding="utf-8")) == [("a", "b")]
+
+
+def test_tsv_and_other_names_of_columns(tmp_path):
+    found = pairs(tmp_path, "source\ttarget\na, b\tc\n", "a.tsv", input="source", output="target")
+    assert values(found) == [("a, b", "c")]
+
+
+def test_a_cell_longer_than_the_csv_module_allows(tmp_path):
+    assert values(pairs(tmp_path, f"input,output\na,{'x' * 200_000}\n")) == [("a", "x" * 200_000)]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz", ".jsonl.zst"])
+def test_json_lines(tmp_path, suffix):
+    text = '{"input": "a", "output": "b", "more": 1}\n\n{"input": "в", "output": "г"}\n'.encode()
+    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(suffix).suffix, bytes)(text)
+    found = pairs(tmp_path, packed, f"a{suffix}")
+    assert values(found) == [("a", "b"), ("в", "г")]
+    assert found[1].origin == f"a{suffix}:3"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "other", "wanted"),
+    [
+        ("a.csv", "input\na\nb\n", "b.csv", "output\nA\nB\n"),
+        ("a.jsonl", '{"input": "a"}\n{"input": "b"}\n', "b.csv", "n,output\n1,A\n2,B\n"),
+        ("a.txt", "a\nb\n", "b.txt", "A\nB\n"),
+    ],
+)
+def test_outputs_of_another_file_go_row_for_row(tmp_path, name, given, other, wanted):
+    file = written(tmp_path, other, wanted)
+    assert values(pairs(tmp_path, given, name, outputs=str(file))) == [("a", "A"), ("b", "B")]
+    file.write_text(wanted + wanted.splitlines()[-1])
+    with pytest.raises(InputError, match=r"has 2 rows and .* has 3") as error:
+        pairs(tmp_path, given, name, outputs=str(file))
+    assert name in str(error.value)
+    assert other in str(error.value)
+
+
+def test_a_bad_row_of_one_file_keeps_the_rows_of_both_together(tmp_path):
+    file = written(tmp_path, "b.csv", "output,n\nA,1\nB\nC,3\n")
+    found = pairs(tmp_path, "input\na\nb\nc\n", outputs=str(file))
+    assert values(item for item in found if isinstance(item, Record)) == [("a", "A"), ("c", "C")]
+    assert bad(found) == [(f"{file}:3", "bad_row")]
+
+
+def test_outputs_that_name_the_file_itself(tmp_path):
+    assert values(pairs(tmp_path, "input,output\na,b\n", outputs=str(tmp_path / "a.csv"))) == [("a", "b")]
+
+
+def test_outputs_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        pairs(tmp_path, "input\na\n", outputs=str(tmp_path / "none.csv"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("question,answer\na,b\n", r"a\.csv:1.*no column 'input' \(it has: question, answer\)\n.*input: NAME"),
+        ("input,answer\na,b\n", "no column 'output'"),
+        ("input,output,output\na,b,c\n", "2 columns 'output'"),
+        ("input;output\na;b\n", "not by semicolons"),
+        ("", r"a\.csv:1.*it has: none"),
+        ('input,"out\na,b\n', "never closed"),
+        ('input,output\na,b\nc,"d\ne,f\ng,h\n', r"a\.csv:3.*never closed"),
+        (f'input,output\na,"b\n{"c,d" * 400}\n', r"a\.csv:3.*data\.max_document"),
+        ('input,output\na,"b\n' + "c,d\n" * 400, r"a\.csv:2.*data\.max_document"),
+        ("input,output\nмама,раму\n".encode("utf-16")[:-1], "UTF-8"),
+    ],
+)
+def test_a_csv_that_is_wrong_as_a_whole(tmp_path, text, said):
+    with pytest.raises(InputError, match=said):
+        pairs(tmp_path, text, max_document=1000)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("a", "bad_row"),
+        ("a,b,c", "bad_row"),
+        ('"a"b,c', "bad_row"),
+        (",b", "empty_side"),
+        ("a, ", "empty_side"),
+        (b"\xd0\xbf\xd1\x80\xff,b", "unreadable"),
+        (b'"a\nb \xff",b', "unreadable"),
+    ],
+)
+def test_bad_rows_cost_themselves_only(tmp_path, row, reason):
+    row = row if isinstance(row, bytes) else row.encode()
+    good = "привет мир,привет всем\n" * 20
+    found = pairs(tmp_path, b"input,output\n" + good.encode() + row + b"\nlast,row\n")
+    assert bad(found) == [("a.csv:22", reason)]
+    assert len(found) == 22
+    assert values(found[-1:]) == [("last", "row")]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"input": "a"}', "no_field"),
+        ('{"input": "a", "output": 3}', "no_text"),
+        ('{"input": "a", "output"', "bad_json"),
+        ("[1]", "bad_json"),
+        ('{"input": "a", "output": " \\n"}', "empty_side"),
+    ],
+)
+def test_bad_json_lines_of_pairs(tmp_path, line, reason):
+    found = pairs(tmp_path, f'{{"input": "a", "output": "b"}}\n{line}\n', "a.jsonl")
+    assert bad(found) == [("a.jsonl:2", reason)]
+
+
+def test_pairs_in_a_file_of_the_wrong_kind(tmp_path):
+    with pytest.raises(InputError, match="an object a line"):
+        pairs(tmp_path, '[{"input": "a", "output": "b"}]', "a.json")
+    with pytest.raises(InputError, match="unpack it"):
+        pairs(tmp_path, gzip.compress(b"input,output\na,b\n"), "a.csv.gz")
+    (found,) = pairs(tmp_path, b"\0\1\2" * 100)
+    assert (found.origin, found.reason) == ("a.csv", "binary")

@@ -1,0 +1,274 @@
+"""Files on S3 and on the hub: fetched once, whole, and read as files here are."""
+
+import hashlib
+import io
+import json
+import lzma
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import boto3
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError, WorkError
+from artel.storage import fetch_remote, list_remote
+from artel.text import source_fingerprint
+from artel.text.records import Record
+from reading import checked, items, read_texts
+
+TEXTS = [f"Строка {number}, и в ней слова" for number in range(500)]
+LINES = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS).encode()
+
+
+def _sample_parquet() -> bytes:
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS[:50]}), stream)
+    return stream.getvalue()
+
+
+# S3
+
+
+@pytest.fixture(scope="module")
+def s3_server():
+    """The address of a real S3 server (moto) on the loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        for _ in range(300):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=5):
+                    break
+            except OSError:
+                assert process.poll() is None
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+def bucket(s3_server, monkeypatch, tmp_path):
+    """An empty bucket called texts; the environment leads to it."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    urllib.request.urlopen(urllib.request.Request(f"{s3_server}/moto-api/reset", method="POST"), timeout=10).close()
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="texts")
+    return client
+
+
+def test_s3_objects_and_globs_are_read_as_files_are(bucket, tmp_path):
+    bucket.put_object(Bucket="texts", Key="a/deep/3.parquet", Body=_sample_parquet())
+    cut = LINES[:2000].rfind(b"\n") + 1
+    bucket.put_object(Bucket="texts", Key="a/1.jsonl.zst", Body=zstandard.compress(LINES[:cut]))
+    bucket.put_object(Bucket="texts", Key="a/2.jsonl.xz", Body=lzma.compress(LINES[cut:]))
+    texts, told = read_texts("s3://texts/a/*.jsonl*")
+    assert texts == TEXTS
+    assert list(told["sets"]) == ["s3://texts/a/*.jsonl*"]
+    assert items("s3://texts/a/1.jsonl.zst")[0].origin == "s3://texts/a/1.jsonl.zst:1"
+    assert items("s3://texts/**/*.parquet")[3] == Record(
+        TEXTS[3], "s3://texts/a/deep/3.parquet[3]", "s3://texts/**/*.parquet"
+    )
+    assert not [path for path in (tmp_path / "cache").rglob("*") if ".partial-" in path.name]
+
+
+def test_s3_objects_are_fetched_once_and_anew_when_they_change(bucket, tmp_path):
+    data = DataConfig(sources=[SourceConfig(path=["s3://texts/a.txt"])])
+    bucket.put_object(Bucket="texts", Key="a.txt", Body=b"one")
+    assert read_texts("s3://texts/a.txt")[0] == ["one"]
+    (body,) = (tmp_path / "cache").rglob("body")
+    before, inode = source_fingerprint(data), body.stat().st_ino
+    assert read_texts("s3://texts/a.txt")[0] == ["one"]
+    assert body.stat().st_ino == inode
+    body.unlink()
+    body.parent.rmdir()
+    assert source_fingerprint(data) == before  # fetched anew, it is the same
+    bucket.put_object(Bucket="texts", Key="a.txt", Body=b"two")
+    assert read_texts("s3://texts/a.txt")[0] == ["two"]
+    assert source_fingerprint(data) != before
+
+
+def test_an_s3_object_that_changes_after_it_was_listed_is_not_taken(bucket, tmp_path):
+    bucket.put_object(Bucket="texts", Key="a.txt", Body=b"one")
+    (listed,) = list_remote("s3://texts/a.txt")
+    bucket.put_object(Bucket="texts", Key="a.txt", Body=b"two, and longer")
+    with pytest.raises(WorkError, match=r"s3://texts/a\.txt: changed while it was fetched"):
+        fetch_remote(listed, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("s3://texts/none.jsonl", r"s3://texts/none\.jsonl: there is no such file\n.*s3://BUCKET/KEY"),
+        ("s3://no-such-bucket/a.jsonl", "there is no such file"),
+        ("s3://no-such-bucket/*.jsonl", "no file matches|there is no such file"),
+        ("s3://texts/*.none", "no file matches"),
+        ("s3://texts/a", r"is a folder\n.*write a glob: s3://texts/a/\*"),
+        ("s3://texts", "is a folder"),
+        ("s3://", "s3://"),
+        ("s3://A_/x", "s3://A_/x"),
+        ("s3://texts/a/b.pdf", r"b\.pdf is not text\n.*pdftotext"),
+        ("s3://texts/a/b.csv", r"b\.csv is a table"),
+    ],
+)
+def test_s3_addresses_that_lead_nowhere(bucket, path, said):
+    bucket.put_object(Bucket="texts", Key="a/b.pdf", Body=b"x")
+    bucket.put_object(Bucket="texts", Key="a/b.csv", Body=b"x")
+    with pytest.raises(InputError, match=said) as caught:
+        checked(path)
+    assert all(problem.where.startswith("data.sources.0") and problem.fix for problem in caught.value.problems)
+
+
+def test_s3_without_keys_and_without_a_server(bucket, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(InputError, match=r"no keys are found(.|\n)*AWS_ACCESS_KEY_ID"):
+        checked("s3://texts/a.txt")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(WorkError, match=r"s3://texts/a\.txt: cannot be reached(.|\n)*AWS_ENDPOINT_URL"):
+        checked("s3://texts/a.txt")
+
+
+# The hub
+
+
+FILES = {"data/1.jsonl": LINES[: LINES.find(b"\n") + 1], "data/2.parquet": _sample_parquet(), "README.md": b"# Texts\n"}
+
+
+@pytest.fixture
+def hub():
+    """The address of a server that answers what the hub is asked for the data set me/texts; me/secret is gated."""
+
+    def entry(path: str) -> dict:
+        blob = hashlib.sha1(FILES[path]).hexdigest()
+        return {"type": "file", "path": path, "size": len(FILES[path]), "oid": blob}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            path = self.path.split("?")[0]
+            tree, resolve = "/api/datasets/me/texts/tree/main", "/datasets/me/texts/resolve/main/"
+            if path.startswith("/api/datasets/me/secret"):
+                self.answer(403, b"{}", **{"X-Error-Code": "GatedRepo", "X-Error-Message": "ask for access"})
+            elif path in ("/api/datasets/me/texts", "/api/datasets/me/texts/revision/main"):
+                self.answer(200, b'{"id": "me/texts", "sha": "0", "siblings": []}')
+            elif path.startswith(tree):
+                folder = path[len(tree) :].strip("/")
+                inside = [entry(name) for name in FILES if str(Path(name).parent).removeprefix(".") == folder]
+                folders = [{"type": "directory", "path": "data", "oid": "0", "size": 0}] if not folder else []
+                if "recursive=true" in self.path.lower():
+                    inside = [entry(name) for name in FILES if name.startswith(folder)]
+                if inside:
+                    self.answer(200, json.dumps(inside + folders).encode())
+                else:
+                    self.answer(404, b"{}", **{"X-Error-Code": "EntryNotFound"})
+            elif path.startswith(resolve) and path[len(resolve) :] in FILES:
+                self.answer(200, FILES[path[len(resolve) :]])
+            else:
+                self.answer(404, b"{}", **{"X-Error-Code": "RepoNotFound"})
+
+        def answer(self, code: int, body: bytes, **headers: str) -> None:
+            self.send_response(code)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def on_the_hub(address: str, cache: Path, *paths: str, **environment: str) -> list:
+    """Texts, or what was told instead, of each path, read by another process: the hub's address is read at import."""
+    program = """
+import json, sys
+from artel.config import DataConfig, SourceConfig
+from artel.errors import ArtelError
+from artel.text.sources import check_sources, read_source
+told = []
+for path in sys.argv[1:]:
+    data = DataConfig(sources=[SourceConfig(path=[path])])
+    try:
+        check_sources(data)
+        told.append([[item.text, item.origin] for item in read_source(data.sources[0], "data.sources.0", data)])
+    except ArtelError as error:
+        told.append(f"{type(error).__name__} {error}")
+print(json.dumps(told))
+"""
+    ours = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(cache / "hf"), "ARTEL_CACHE": str(cache),
+            "no_proxy": "127.0.0.1"}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, *paths], env=os.environ | ours | environment, capture_output=True,
+        text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_files_on_the_hub(hub, tmp_path):
+    home = "hf://datasets/me/texts"
+    one, glob, readme, everything, none, folder, nobody, secret, nonsense = on_the_hub(
+        hub, tmp_path, f"{home}/data/1.jsonl", f"{home}/data/*.parquet", f"{home}/README.md", f"{home}/**",
+        f"{home}/none.txt", f"{home}/data", "hf://datasets/me/none/a.txt", "hf://datasets/me/secret/a.txt", "hf://datasets",
+    )  # fmt: skip
+    assert one == [[TEXTS[0], f"{home}/data/1.jsonl:1"]]
+    assert glob == [[text, f"{home}/data/2.parquet[{row}]"] for row, text in enumerate(TEXTS[:50])]
+    assert readme == [["# Texts\n", f"{home}/README.md"]]
+    assert len(everything) == 52
+    for told in (none, nobody):
+        assert "InputError data.sources.0.path: hf://datasets/me" in told
+        assert "there is no such file" in told
+    assert f"is a folder\n    write a glob: {home}/data/*" in folder
+    assert "may not be read" in secret
+    assert "hf auth login" in secret
+    assert nonsense.startswith("InputError")
+
+
+def test_the_hub_offline_and_out_of_reach(tmp_path):
+    path = "hf://datasets/me/texts/a.txt"
+    (told,) = on_the_hub("http://127.0.0.1:9", tmp_path, path, HF_HUB_OFFLINE="1")
+    assert told.startswith(f"InputError data.sources.0.path: {path}: is on the hub, and HF_HUB_OFFLINE says")
+    assert "give the folder" in told
+    (told,) = on_the_hub("http://127.0.0.1:9", tmp_path, path)
+    assert told.startswith(f"WorkError {path}: cannot be reached: ")
+    assert "HF_ENDPOINT" in told
