@@ -11,6 +11,7 @@ from artel.config.data_sections import (
 )
 from artel.config.load import dump_run, load_run, result_differences, run_from
 from artel.config.objective_sections import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
+from artel.config.prepare_sections import PrepareConfig, SlurmConfig
 from artel.config.sections import (
     CheckpointConfig,
     LogConfig,
@@ -36,7 +37,9 @@ __all__ = [
     "NearConfig",
     "ParallelConfig",
     "PreferenceConfig",
+    "PrepareConfig",
     "RunConfig",
+    "SlurmConfig",
     "SourceConfig",
     "SpanQAConfig",
     "TokenizerConfig",

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from artel.config.quantities import Bytes, Count, Number
-from artel.config.section import Paths, Section, as_list, number_if_it_is_one
+from artel.config.section import Paths, Section, as_list, number_if_it_is_one, number_or_numbers
 
 
 class SourceConfig(Section):
@@ -18,13 +18,26 @@ class SourceConfig(Section):
         "too), or a list of them; {stdlib} is Python's own library folder.",
     )
     format: Literal[
-        "auto", "text", "html", "jsonl", "parquet", "csv", "pairs", "nq", "squad", "chat", "preference", "dummy"
+        "auto",
+        "text",
+        "html",
+        "jsonl",
+        "parquet",
+        "csv",
+        "warc",
+        "pairs",
+        "nq",
+        "squad",
+        "chat",
+        "preference",
+        "dummy",
     ] = Field(
         "auto",
-        description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, .parquet, else "
-        "text; .gz .zst .xz .bz2 may stand behind .jsonl .json .txt .csv). csv: tables with a header, .csv or .tsv. "
-        "pairs: csv or jsonl with an input and an output; nq: Natural Questions; squad: SQuAD json; chat: "
-        "conversations in json or jsonl; preference: prompts with a chosen and a rejected answer; dummy: made up.",
+        description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, .parquet, "
+        ".warc, else text; .gz .zst .xz .bz2 may stand behind .jsonl .json .txt .csv, .gz behind .warc). csv: tables "
+        "with a header, .csv or .tsv; warc: crawled pages (extra `warc`); pairs: csv or jsonl with an input and an output; "
+        "nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts with a "
+        "chosen and a rejected answer; dummy: made up.",
     )
     name: str = Field("", description="Name of this source in the ledger; the path when silent.")
     document: Literal["file", "line", "paragraph"] = Field(
@@ -41,6 +54,22 @@ class SourceConfig(Section):
     exclude: list[str] = Field(default=[], description="Records of these sets are dropped (see set_field).")
     profile: Literal["none", "lib.ru"] = Field(
         "none", description="html: drop the header and footer of a known site; a page without its marks is kept whole."
+    )
+    extract: Literal["all", "main"] = Field(
+        "all",
+        description="html, warc: all the text of a page, or its main text without menus and boilerplate (trafilatura; "
+        "needs artel-lm[pages]).",
+    )
+    weight: Annotated[float | dict[str, Number], BeforeValidator(number_or_numbers)] = Field(
+        1.0,
+        description="How often a training document comes in an epoch: 2 is twice, 0.5 is every second one, chosen by "
+        "the run's seed; or by sets, those not named once: {Wikipedia (en): 3, Github: 0.5}.",
+    )
+    budget_bytes: Bytes | None = Field(
+        None, ge=1, description="At most so much training text of this source (2G), chosen at random by the run's seed."
+    )
+    budget_documents: Count | None = Field(
+        None, ge=1, description="At most so many training documents of this source, chosen at random by the run's seed."
     )
     pairs: Literal["none", "commas"] = Field(
         "none", description="Make pairs of plain texts: commas (input is the text without its commas, output the text)."
@@ -82,6 +111,14 @@ class SourceConfig(Section):
         if self.format != "dummy" and not self.path:
             raise ValueError("a source needs a path (or format: dummy); write path: texts/*.txt")
         return self
+
+    @field_validator("weight")
+    @classmethod
+    def _weights(cls, value: float | dict[str, float]) -> float | dict[str, float]:
+        for name, weight in value.items() if isinstance(value, dict) else [("", value)]:
+            if not 0 <= weight <= 1000:
+                raise ValueError(f"{name} {weight:g} is no weight; write a number from 0 to 1000: 0.5, 2".strip())
+        return value
 
     @model_validator(mode="after")
     def _sets(self) -> SourceConfig:
@@ -224,6 +261,16 @@ class DataConfig(Section):
     block: Count = Field(
         1024, ge=2, description="Tokens in a block; the longest window or pair where samples stand alone."
     )
+    packing: Literal["concatenate", "best_fit"] = Field(
+        "concatenate",
+        description="How documents fill blocks (causal, masked): joined and cut every `block` tokens; or best_fit, "
+        "several whole documents to a block where they fit, the rest filler (Ding et al. 2024).",
+    )
+    document_mask: bool | None = Field(
+        None,
+        description="Whether tokens see only their own document, with positions from 0 in each (causal, masked); null: "
+        "yes with best_fit.",
+    )
     max_bad: Number = Field(0.001, ge=0, le=1, description="Share of unreadable records that is borne; each is listed.")
     max_document: Bytes = Field(
         100_000_000, ge=1, description="Largest file or line read as one document, in bytes; a larger one is an error."
@@ -253,6 +300,12 @@ class DataConfig(Section):
 
 
 class TokenizerTraining(Section):
+    pattern: Literal["gpt2", "gpt4", "whitespace"] = Field(
+        "gpt2",
+        description="What a text is cut into before merging. gpt2: words with the space before them; gpt4: the same, "
+        "numbers in threes, letters of any case: fewer tokens on Russian and code; whitespace: words and punctuation, "
+        "spaces are lost.",
+    )
     vocab: Count = Field(16384, ge=257, description="Ids in the vocabulary, the special tokens included.")
     end: str | None = Field(
         None, min_length=1, description="The end-of-document token; <|endoftext|>, for encoders </s>, when null."

@@ -33,6 +33,11 @@ def number_if_it_is_one(value: object) -> object:
     return value
 
 
+def number_or_numbers(value: object) -> object:
+    """One number, or numbers by name; the names' values are read by their own type."""
+    return value if isinstance(value, dict) else read_number(value)
+
+
 def on_or_off(value: object) -> object:
     """YAML 1.1 reads `on` and `off` as booleans; here they are words."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from artel.config.data_sections import DataConfig, TokenizerConfig
 from artel.config.objective_sections import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
+from artel.config.prepare_sections import PrepareConfig
 from artel.config.quantities import Count, Interval, Number, Warmup
 from artel.config.section import Section, as_list, free, on_or_off
 
@@ -149,6 +150,7 @@ class RunConfig(Section):
     run: str = free("", "Folder of this run: everything it writes goes here. runs/NAME-OF-RUN-FILE when silent.")
     seed: Count = Field(42, ge=0, description="Fixes order, initial weights and dropout.")
     data: DataConfig = Field(DataConfig(), description="The text: sources, cleaning, split, blocks.")
+    prepare: PrepareConfig = free(PrepareConfig(), "Where and by how many processes the text is prepared.")
     tokenizer: TokenizerConfig = Field(
         TokenizerConfig(), description="Trained or taken; when silent, that of model.from, or one of 16384 is trained."
     )
