@@ -36,8 +36,8 @@ class SourceConfig(Section):
         description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, .parquet, "
         ".warc, else text; .gz .zst .xz .bz2 may stand behind .jsonl .json .txt .csv, .gz behind .warc). csv: tables "
         "with a header, .csv or .tsv; warc: crawled pages (extra `warc`); pairs: csv or jsonl with an input and an "
-        "output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts with "
-        "a chosen and a rejected answer; dummy: made up.",
+        "output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts "
+        "with a chosen and a rejected answer; dummy: made up.",
     )
     name: str = Field("", description="Name of this source in the ledger; the path when silent.")
     document: Literal["file", "line", "paragraph"] = Field(
