@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,23 @@ def test_a_held_lock_says_who_holds_it_and_falls_with_its_process(tmp_path: Path
         pass
     killer.join()
     assert len(waited) == 1
+
+
+def test_a_lock_that_is_removed_each_time_is_still_held_by_one(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    count.write_text("0")
+
+    def add(_: int) -> None:
+        for _ in range(8):
+            with lock(tmp_path / "lock", keep=False):
+                before = int(count.read_text())
+                time.sleep(0.002)
+                count.write_text(str(before + 1))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    assert count.read_text() == "32"
+    assert not (tmp_path / "lock").exists()
 
 
 def test_a_full_disk_and_a_refused_folder_have_a_remedy(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from artel.storage.checksums import checksum
 from artel.storage.fetch import Fetched, fetch
 from artel.storage.locks import lock
 from artel.storage.places import cache_folder, disk_errors
-from artel.storage.remote import RemoteFile, fetch_remote, is_remote, list_remote
+from artel.storage.remote import RemoteFile, fetch_remote, list_remote
+from artel.storage.remote_access import is_remote
+from artel.storage.remote_folders import exists, pull_folder, push_folder, read_bytes, write_bytes
 
 __all__ = [
     "Fetched",
@@ -13,6 +15,7 @@ __all__ = [
     "cache_folder",
     "checksum",
     "disk_errors",
+    "exists",
     "fetch",
     "fetch_remote",
     "is_remote",
@@ -20,6 +23,10 @@ __all__ = [
     "lock",
     "new_folder",
     "point",
+    "pull_folder",
+    "push_folder",
+    "read_bytes",
     "remove_leftovers",
+    "write_bytes",
     "write_file",
 ]

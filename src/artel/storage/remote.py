@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from artel.errors import ArtelError, InputError, Problem, WorkError, missing_extra
-from artel.storage.atomic import new_folder
+from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.storage.atomic import write_file
+from artel.storage.places import cache_folder
+from artel.storage.remote_access import (
+    READ,
+    Offline,
+    OutOfReach,
+    endpoint,
+    fix_address,
+    normal,
+    open_remote,
+    remote_errors,
+    scheme,
+)
+from artel.storage.unfinished import Unfinished, fetch_once
 
-_SCHEMES = ("s3://", "hf://")
-_FIX_ADDRESS = {
-    "s3": "write s3://BUCKET/KEY or a glob, s3://BUCKET/texts/*.jsonl.zst; look with: aws s3 ls",
-    "hf": "write hf://datasets/OWNER/NAME/FILE or a glob, .../NAME/data/*.parquet; where it is private: hf auth login",
-}
-_FIX_ACCESS = {
-    "s3": "give keys that may read it: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-    "hf": "log in (hf auth login, or HF_TOKEN), and accept the conditions on the page of the data set",
-}
-_FIX_NETWORK = {
-    "s3": "check the network and the address of the service (AWS_ENDPOINT_URL), and start again",
-    "hf": "check the network and the address of the hub (HF_ENDPOINT), and start again",
-}
+# S3 gives one reader about 80 MB/s: eight pieces at a time, in 64 MiB of memory, fill a fast line.
+_PIECE = 8 << 20
+_PIECES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,107 +42,110 @@ class RemoteFile:
     version: str
 
 
-def is_remote(path: str) -> bool:
-    """Whether a path is an address on S3 or on the hub."""
-    return path.lower().startswith(_SCHEMES)
-
-
-def list_remote(path: str) -> list[RemoteFile]:
+def list_remote(path: str, tell: Callable[[str], None] | None = None) -> list[RemoteFile]:
     """The file of that address, or those that a glob matches, sorted by name.
 
-    S3 is asked as its own tools are: keys, region and AWS_ENDPOINT_URL are those of the environment. Raises InputError
-    (no such file, no right to it, offline, a package that is missing), WorkError (the network or the server fails).
+    What was listed last is recorded in the cache folder. A service that does not answer, or HF_HUB_OFFLINE, is then
+    as good as one that says the same again, and `tell` is told so: nodes without a network train on what was fetched
+    before. Raises InputError (no such file, no right to it, offline, a package that is missing), WorkError (the
+    network or the server fails).
     """
-    is_glob = any(mark in path for mark in "*?[")
-    with _errors(path), _open(path) as files:
-        found = files.glob(path, detail=True).values() if is_glob else [files.info(path)]
-        listed = [_described(entry, path) for entry in found if entry["type"] == "file"]
-    if listed:
-        return sorted(listed, key=lambda file: file.address)
-    if is_glob:
-        raise InputError([Problem(path, "no file matches", _FIX_ADDRESS[_scheme(path)])])
-    raise InputError([Problem(path, "is a folder", f"write a glob: {path.rstrip('/')}/*")])
+    path = normal(path)
+    key = xxhash.xxh3_128_hexdigest(f"{endpoint(path)}\n{path}".encode())
+    record = cache_folder() / "listings" / f"{key}.json"
+    try:
+        listed = _ask(path)
+    except (OutOfReach, Offline) as error:
+        if (recorded := _recorded(record)) is None:
+            raise
+        listed, asked = recorded
+        if tell is not None:
+            tell(f"{path} {error.problems[0].what.split(':')[0]}; the listing of {asked} is used")
+        return listed
+    content = {"path": path, "asked": datetime.now().astimezone().isoformat(" ", "minutes")}
+    with suppress(ArtelError):  # a cache that cannot be written to: there is a network, and nothing is lost
+        write_file(record, json.dumps({**content, "files": [asdict(file) for file in listed]}, ensure_ascii=False))
+    return listed
 
 
 def fetch_remote(file: RemoteFile, cache: Path | str) -> Path:
     """The content of a listed file, from `cache` if that version of it was fetched before.
 
-    Raises what `list_remote` does, and WorkError when the file has changed since it was listed.
+    A fetch that was cut, also by a kill, goes on where it was. Raises what `list_remote` does, and WorkError when the
+    file has changed since it was listed.
     """
-    key = f"{_endpoint(file.address)}\n{file.address}\n{file.version}\n{file.size}"
-    folder = Path(cache) / xxhash.xxh3_128_hexdigest(key.encode())
-    body = folder / "body"
-    if not folder.is_dir():
-        with new_folder(folder) as partial, _errors(file.address), _open(file.address) as files:
-            files.get_file(file.address, str(partial / "body"))
-            size, now = (partial / "body").stat().st_size, _described(files.info(file.address), file.address)
-            if size != file.size or now.version != file.version:
-                what = f"changed while it was fetched ({size:,} bytes came of {file.size:,})"
-                raise WorkError([Problem(file.address, what, "start again when it is no longer written")])
-            # Which content it is stands in the folder's name: fetched anew, it is the same file to those who compare.
-            os.utime(partial / "body", (0, 0))
-    return body
+    key = f"{endpoint(file.address)}\n{file.address}\n{file.version}\n{file.size}"
+    digest = xxhash.xxh3_128_hexdigest(key.encode())
+    return fetch_once(Path(cache), digest, lambda unfinished: _download(file, unfinished)) / "body"
 
 
-def _scheme(path: str) -> str:
-    return path.split("://")[0].lower()
-
-
-def _endpoint(path: str) -> str:
-    """Two services may have the same names."""
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if _scheme(path) == "s3" else ("HF_ENDPOINT",)
-    return next((os.environ[name] for name in names if os.environ.get(name)), "")
-
-
-def _described(entry: dict[str, Any], path: str) -> RemoteFile:
+def described(entry: dict[str, Any], path: str) -> RemoteFile:
+    """A file as its file system tells of it."""
     version = entry.get("ETag") or entry.get("blob_id")
     if not version:
         raise WorkError([Problem(path, "is listed without a version (ETag)", "fetch it yourself, and give the file")])
-    return RemoteFile(f"{_scheme(path)}://{entry['name']}", int(entry["size"]), str(version).strip('"'))
+    return RemoteFile(f"{scheme(path)}://{entry['name']}", int(entry["size"]), str(version).strip('"'))
 
 
-@contextmanager
-def _open(path: str) -> Iterator[Any]:
-    """The file system of an address, with nothing remembered from earlier listings."""
-    if _scheme(path) == "s3":
-        try:
-            import s3fs
-        except ImportError:
-            raise missing_extra("s3fs", "s3", path) from None
-        yield s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
-    else:
-        from huggingface_hub import HfFileSystem, constants
-
-        if constants.HF_HUB_OFFLINE:
-            fix = "unset HF_HUB_OFFLINE, or fetch it where there is a network (hf download) and give the folder"
-            raise InputError([Problem(path, "is on the hub, and HF_HUB_OFFLINE says not to go there", fix)])
-        yield HfFileSystem(skip_instance_cache=True, use_listings_cache=False)
+def _ask(path: str) -> list[RemoteFile]:
+    is_glob = any(mark in path for mark in "*?[")
+    with remote_errors(path), open_remote(path) as files:
+        files.retries = 1  # s3fs' five times botocore's five would be half a minute before a node is known to be alone
+        found = files.glob(path, detail=True).values() if is_glob else [files.info(path)]
+        listed = [described(entry, path) for entry in found if entry["type"] == "file"]
+    if listed:
+        return sorted(listed, key=lambda file: file.address)
+    if is_glob:
+        raise InputError([Problem(path, "no file matches", fix_address(path))])
+    raise InputError([Problem(path, "is a folder", f"write a glob: {path}/*")])
 
 
-@contextmanager
-def _errors(path: str) -> Iterator[None]:
-    """What the file systems raise, told with the address and the remedy."""
+def _recorded(record: Path) -> tuple[list[RemoteFile], str] | None:
     try:
-        yield
-    except ArtelError:
-        raise
-    except Exception as error:
-        raise _told(path, error) from error
+        content = json.loads(record.read_bytes())
+        return [RemoteFile(**file) for file in content["files"]], str(content["asked"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
-def _told(path: str, error: Exception) -> Exception:
-    kind = _scheme(path)
-    said = " ".join(str(error).split())[:300]
-    # The hub's file system says "no such file" also where the cause is that there is no right to it.
-    causes = [error, *([error.__cause__] if error.__cause__ else [])]
-    names = {each.__name__ for cause in causes for each in type(cause).__mro__}
-    statuses = {getattr(getattr(cause, "response", None), "status_code", None) for cause in causes}
-    if names & {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}:
-        return InputError([Problem(path, f"no keys are found: {said}", _FIX_ACCESS[kind])])
-    if names & {"PermissionError", "GatedRepoError"} or statuses & {401, 403}:
-        return InputError([Problem(path, f"may not be read: {said}", _FIX_ACCESS[kind])])
-    if names & {"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"} or 404 in statuses:
-        return InputError([Problem(path, "there is no such file", _FIX_ADDRESS[kind])])
-    if names & {"ParamValidationError", "ValueError", "NotImplementedError", "InvalidRegionError"}:
-        return InputError([Problem(path, f"is no address of a file: {said}", _FIX_ADDRESS[kind])])
-    return WorkError([Problem(path, f"cannot be reached: {type(error).__name__}: {said}", _FIX_NETWORK[kind])])
+def _download(file: RemoteFile, unfinished: Unfinished) -> dict[str, Any]:
+    about = {"address": file.address, "version": file.version}
+    with remote_errors(file.address, READ), open_remote(file.address) as files:
+        if unfinished.about != about:
+            unfinished.start(about)
+        else:
+            _check_version(files, file, unfinished)  # the parts of another version need not have the same places
+        for piece in _pieces(files, file, unfinished.size):
+            unfinished.write(piece)
+        _check_version(files, file, unfinished)
+        if unfinished.size != file.size:
+            raise _changed(file, unfinished)
+    return about
+
+
+def _pieces(files: Any, file: RemoteFile, start: int) -> Iterator[bytes]:
+    """The content from byte `start` on; memory does not grow with the size of the file."""
+    if scheme(file.address) == "s3":
+        for first in range(start, file.size, _PIECE * _PIECES):
+            starts = list(range(first, min(first + _PIECE * _PIECES, file.size), _PIECE))
+            ends = [min(piece + _PIECE, file.size) for piece in starts]
+            for piece in files.cat_ranges([file.address] * len(starts), starts, ends):
+                if isinstance(piece, Exception):
+                    raise piece
+                yield piece
+    elif start < file.size:
+        with files.open(file.address, "rb", block_size=_PIECE, cache_type="none") as stream:
+            stream.seek(start)
+            while piece := stream.read(_PIECE):
+                yield piece
+
+
+def _check_version(files: Any, file: RemoteFile, unfinished: Unfinished) -> None:
+    if described(files.info(file.address), file.address).version != file.version:
+        raise _changed(file, unfinished)
+
+
+def _changed(file: RemoteFile, unfinished: Unfinished) -> WorkError:
+    what = f"changed while it was fetched ({unfinished.size:,} bytes came of {file.size:,})"
+    unfinished.start({})
+    return WorkError([Problem(file.address, what, "start again when it is no longer written")])

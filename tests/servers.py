@@ -1,0 +1,75 @@
+"""What tests of far files have in common: the files that are there, and a relay to the server that can stop."""
+
+import io
+import json
+import socket
+import threading
+from contextlib import suppress
+
+import pyarrow
+import pyarrow.parquet
+
+TEXTS = [f"Строка {number}, и в ней слова" for number in range(500)]
+LINES = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS).encode()
+
+
+def sample_parquet() -> bytes:
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS[:50]}), stream)
+    return stream.getvalue()
+
+
+FILES = {"data/1.jsonl": LINES[: LINES.find(b"\n") + 1], "data/2.parquet": sample_parquet(), "README.md": b"# Texts\n"}
+
+
+class Relay:
+    """Passes what goes to a server and comes from it on, byte by byte, and holds it back when told to."""
+
+    def __init__(self, target: str) -> None:
+        self._host, port = target.removeprefix("http://").split(":")
+        self._port = int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.held, self._free, self._counting = threading.Event(), threading.Event(), threading.Lock()
+        self.go_on()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def hold_after(self, *, up: float = float("inf"), down: float = float("inf")) -> None:
+        """Stop when so many bytes have gone up to the server, or come down from it."""
+        self.passed, self._limits = {"up": 0, "down": 0}, {"up": up, "down": down}
+        self.held.clear()
+        self._free.clear()
+
+    def go_on(self) -> None:
+        """Pass everything, and count anew."""
+        self.passed, self._limits = {"up": 0, "down": 0}, {"up": float("inf"), "down": float("inf")}
+        self._free.set()
+
+    def close(self) -> None:
+        self._free.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone would let one more in
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection((self._host, self._port))
+                for way, source, target in (("up", client, server), ("down", server, client)):
+                    threading.Thread(target=self._pass, args=(way, source, target), daemon=True).start()
+
+    def _pass(self, way: str, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while piece := source.recv(1 << 16):
+                with self._counting:
+                    self.passed[way] += len(piece)
+                    holds = self.passed[way] > self._limits[way]
+                if holds:
+                    self.held.set()
+                    self._free.wait()
+                target.sendall(piece)
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
