@@ -1,7 +1,8 @@
 """One attention function for training, registered with transformers under the name `artel`.
 
 It is registered in `AttentionInterface` only: transformers then builds no T×T mask for it, and PyTorch's causal fast
-path stays open. A model that needs more than a causal mask (a sliding window) gets its mask made here.
+path stays open. A model that needs more than a causal mask (a sliding window) gets its mask made here. Masks that are
+made for it, (rows, 1, length, length), come through transformers as they are; the window is added to them.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ def attention(
     """query (rows, heads, length, size), key and value (rows, key heads, length, size) -> query's, heads third."""
     causal = module.is_causal if is_causal is None else is_causal
     length = query.shape[2]
-    if attention_mask is None and sliding_window is not None and sliding_window < length:
+    if sliding_window is not None and sliding_window < length:
         positions = torch.arange(length, device=query.device)
         distance = positions[:, None] - positions[None, :]
-        attention_mask = (distance < sliding_window) & ((distance >= 0) if causal else (distance > -sliding_window))
+        window = (distance < sliding_window) & ((distance >= 0) if causal else (distance > -sliding_window))
+        attention_mask = window if attention_mask is None else attention_mask & window
     mixed = F.scaled_dot_product_attention(
         query,
         key,

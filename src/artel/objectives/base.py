@@ -55,8 +55,12 @@ class Objective(ABC):
     """Whether what a model shows goes on where the prompt ends; else it is an answer."""
     encoder: ClassVar[bool] = False
     """Whether texts are framed by special tokens, and a tokenizer is trained with them."""
+    joins: ClassVar[bool] = False
+    """Whether texts stand together in blocks; else each sample stands alone."""
     sums: ClassVar[tuple[str, ...]]
     """Names of what `loss` returns, in order; the first two are always `loss` and `targets`."""
+    document_number: ClassVar[int | None] = None
+    """Which of a sample's numbers is the number of its document in its part of the store; the store counts them."""
     outputs: ClassVar[tuple[str, ...]] = ()
     """Names of the numbers that `judge` finds for each sample."""
     better: ClassVar[dict[str, Better]]
@@ -76,6 +80,12 @@ class Objective(ABC):
                                  f"write one of: {', '.join(cls.better)}; or null"))  # fmt: skip
         if best is None and run.validate_.patience is not None:
             found.append(Problem("validate.patience", "needs a figure to go by", "write checkpoint: {best: loss}"))
+        if not cls.joins:
+            alone = "has no meaning here: each sample stands alone, in a row of its own"
+            if run.data.packing != "concatenate":
+                found.append(Problem("data.packing", f"{run.data.packing} {alone}", "leave it out"))
+            if run.data.document_mask:
+                found.append(Problem("data.document_mask", f"true {alone}", "leave it out"))
         return found
 
     @classmethod
@@ -99,6 +109,9 @@ class Objective(ABC):
     def order(self, part: StorePart, samples: int) -> Order | BalancedOrder:
         """In which order the training part's samples come."""
         return Order(samples, self.run.seed)
+
+    def check(self, model: PreTrainedModel) -> None:  # noqa: B027  # most objectives go with every model of their class
+        """Raise InputError when a built model cannot compute this loss; before it is compiled, split or judged."""
 
     def study(self, part: StorePart) -> None:  # noqa: B027  # most objectives need to know nothing of it
         """Learn what the loss must know of the training part (shares of classes), before the first batch."""

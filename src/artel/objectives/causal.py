@@ -1,4 +1,9 @@
-"""Causal language modelling: each token predicted from those before it (Radford et al. 2019)."""
+"""Causal language modelling: each token predicted from those before it (Radford et al. 2019).
+
+What is predicted does not depend on whether documents see one another: the first token of a document is predicted from
+the end token before it in either case, so that a model knows how texts begin. Filler is not predicted, nor is the token
+that a document goes on with behind another document: the piece before it has predicted it.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +16,47 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.models import IGNORED, Sampling, position_limit, write
-from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.base import Batch, Better
 from artel.objectives.per_token import SUMS, token_figures, token_sums
-from artel.text import Document
-from artel.tokens import Blocks, Rows, Sample, StorePart
+from artel.objectives.texts import Texts, document_tensors, inputs_of
+from artel.tokens import Blocks, Rows, StorePart
+from artel.tokens.blocks import document_numbers, may_be_predicted
 
 
-class Causal(Objective):
+class Causal(Texts):
     auto_class = "AutoModelForCausalLM"
+    causal = True
     sums = SUMS
     better: ClassVar[dict[str, Better]] = {
         "loss": "lower", "perplexity": "lower", "accuracy": "higher", "bits_per_byte": "lower"
     }  # fmt: skip
 
-    def samples(self, documents: list[Document]) -> Iterator[Made]:
-        """The text's tokens and the end token."""
-        for ids in self.tokenizer.encode([document.record.text for document in documents]):
-            yield Made([Sample(np.append(ids, self.tokenizer.end_id))])
-
     def view(self, part: StorePart) -> Blocks:
-        return Blocks(part, self.run.data.block, lookahead=1)
+        return self.blocks(part, self.run.data.block, lookahead=1)
 
     def batch(self, rows: Rows) -> Batch:
         targets = rows.ids[:, 1:].copy()
         targets[~rows.valid] = IGNORED
-        tensors = {
-            "input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1])),
-            "targets": torch.from_numpy(targets),
-        }
-        count = int(rows.valid.sum()) * targets.shape[1]
-        return Batch(tensors, targets=count, tokens=count)
+        tensors = {"input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1]))}
+        tokens = int(rows.valid.sum()) * targets.shape[1]
+        if rows.flags is not None:
+            targets[~may_be_predicted(rows.flags[:, 1:])] = IGNORED
+            numbers = document_numbers(rows.flags[:, :-1])
+            tokens = int(np.count_nonzero(numbers[rows.valid]))
+            if self.apart:
+                tensors |= document_tensors(numbers)
+        tensors["targets"] = torch.from_numpy(targets)
+        return Batch(tensors, targets=int((targets != IGNORED).sum()), tokens=tokens)
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        return token_sums(model(input_ids=batch.tensors["input_ids"], use_cache=False).logits, batch)
+        return token_sums(model(**inputs_of(model, batch, causal=True), use_cache=False).logits, batch)
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Perplexity is per token; bits per byte divide by the bytes of the text and compare across tokenizers.
 
         Bits per byte = mean loss in nats x tokens per byte of the part / ln 2 (Gao et al. 2020, "The Pile", section
-        3.1): end tokens count as tokens to be paid for and as no bytes.
+        3.1): end tokens count as tokens to be paid for and as no bytes. The few tokens that no block predicts (the
+        first of the part; of packed blocks the first of each) are taken to cost what the others cost.
         """
         figures = token_figures(totals)
         return figures | {"bits_per_byte": figures["loss"] * part.tokens / part.bytes / math.log(2)}

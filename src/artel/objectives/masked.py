@@ -1,6 +1,7 @@
 """Masked language modelling: hidden tokens predicted from both sides (Devlin et al. 2019; Liu et al. 2019, RoBERTa).
 
-Texts are joined, an end token after each, and cut into blocks framed by special tokens (RoBERTa's FULL-SENTENCES).
+Texts are joined, an end token after each, and cut into blocks framed by special tokens (RoBERTa's FULL-SENTENCES), or
+packed whole into blocks so framed.
 Which tokens are hidden is a function of (seed, epoch, sample): new in each epoch, the same after a restart.
 """
 
@@ -17,15 +18,17 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models import IGNORED, Sampling
-from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.base import Batch, Better
 from artel.objectives.filling import fill_masks
 from artel.objectives.per_token import SUMS, token_figures, token_sums
-from artel.text import Document
-from artel.tokens import Blocks, Rows, Sample, StorePart, Tokenizer
+from artel.objectives.texts import Texts, document_tensors, inputs_of
+from artel.tokens import Blocks, Rows, StorePart, Tokenizer
+from artel.tokens.blocks import document_numbers
 
 
-class Masked(Objective):
+class Masked(Texts):
     auto_class = "AutoModelForMaskedLM"
+    causal = False
     continues = False
     encoder = True
     sums = SUMS
@@ -49,28 +52,28 @@ class Masked(Objective):
                                  "write 8 or more"))  # fmt: skip
         return found
 
-    def samples(self, documents: list[Document]) -> Iterator[Made]:
-        """The text's tokens and the end token."""
-        for ids in self.tokenizer.encode([document.record.text for document in documents]):
-            yield Made([Sample(np.append(ids, self.tokenizer.end_id))])
-
     def view(self, part: StorePart) -> Blocks:
-        return Blocks(part, self.run.data.block - self._frame.size, lookahead=0)
+        return self.blocks(part, self.run.data.block - self._frame.size, lookahead=0)
 
     def batch(self, rows: Rows) -> Batch:
         before, after = self._frame.before, self._frame.after
         count, length = rows.ids.shape
-        ids = np.empty((count, length + self._frame.size), dtype=np.int64)
-        ids[:, : len(before)], ids[:, len(before) + length :] = before, after
-        targets = np.full_like(ids, IGNORED)
-        inside = slice(len(before), len(before) + length)
+        ids = np.full((count, length + self._frame.size), self.tokenizer.pad_id, dtype=np.int64)
+        targets, numbers = np.full_like(ids, IGNORED), np.zeros_like(ids)
+        packed = np.ones_like(rows.ids) if rows.flags is None else document_numbers(rows.flags)
         for row in range(count):
-            shown, wanted = self.hide(rows.ids[row], int(rows.epochs[row]), int(rows.indices[row]))
-            ids[row, inside] = shown
+            here = packed[row][packed[row] > 0]  # filler stands at the end
+            shown, wanted = self.hide(rows.ids[row, : len(here)], int(rows.epochs[row]), int(rows.indices[row]))
+            inside, end = slice(len(before), len(before) + len(here)), len(here) + self._frame.size
+            ids[row, :end] = np.concatenate([before, shown, after])
+            # The special tokens of the frame belong to the first and to the last document.
+            numbers[row, :end] = np.pad(here, (len(before), len(after)), mode="edge")
             if rows.valid[row]:
                 targets[row, inside] = wanted
         tensors = {"input_ids": torch.from_numpy(ids), "targets": torch.from_numpy(targets)}
-        return Batch(tensors, int((targets != IGNORED).sum()), int(rows.valid.sum()) * ids.shape[1])
+        if rows.flags is not None:
+            tensors |= document_tensors(numbers if self.apart else np.minimum(numbers, 1))
+        return Batch(tensors, int((targets != IGNORED).sum()), int(np.count_nonzero(numbers[rows.valid])))
 
     def hide(self, ids: np.ndarray, epoch: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids as shown to the model, targets): a pure function of the run's seed, the epoch and the sample.
@@ -104,7 +107,7 @@ class Masked(Objective):
         return candidates[np.isin(words, names[taken if len(taken) else mixed[:1]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        return token_sums(model(input_ids=batch.tensors["input_ids"]).logits, batch)
+        return token_sums(model(**inputs_of(model, batch, causal=False)).logits, batch)
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """`accuracy` of the hidden tokens; `commonest_token` is the accuracy of always guessing the commonest one."""

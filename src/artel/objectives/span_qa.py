@@ -7,7 +7,6 @@ that does not hold the answer whole is `unknown`, and its start and end are the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -38,6 +37,7 @@ class SpanQA(Objective):
     continues = False
     encoder = True
     sums = ("loss", "targets")
+    document_number = _DOCUMENT
     outputs = ("start", "end", "score", "null", *(f"class_{name}" for name in CLASSES))
     better: ClassVar[dict[str, Better]] = {
         "loss": "lower", "exact_match": "higher", "f1": "higher", "start_accuracy": "higher", "end_accuracy": "higher",
@@ -50,7 +50,6 @@ class SpanQA(Objective):
         self._five = run.span_qa.heads == "five"
         tokenizer.isolate_punctuation()
         self._frame = tokenizer.frame(pair=True)
-        self._documents: Counter[str] = Counter()
         self._class_weights = torch.ones(len(CLASSES))
 
     @classmethod
@@ -89,10 +88,7 @@ class SpanQA(Objective):
             [record.context for record in asked if isinstance(record, Question)]
         )
         for document, question, context in zip(documents, questions, contexts, strict=True):
-            made = self._windows(document, question, context)
-            if isinstance(made, Made):
-                self._documents[document.part] += 1
-            yield made
+            yield self._windows(document, question, context)
 
     def _windows(self, document: Document, question: np.ndarray, context: Encoded) -> Made | Rejected | Dropped:
         record, asked = document.record, document.record.fields
@@ -138,7 +134,7 @@ class SpanQA(Objective):
         if answer is not None and first <= answer[0] and answer[1] < last:
             start, end = answer[0] - first + begins, answer[1] - first + begins
             answer_class = CLASSES.index(asked.answer_class)
-        numbers = (self._documents[document.part], first, begins, start, end, answer_class)
+        numbers = (0, first, begins, start, end, answer_class)  # the store counts the documents
         if document.part == "train":
             return Sample(ids.astype(np.int64), None, numbers)
         # Where each token stands in the document, so that a predicted span becomes text again: start << 32 | end.

@@ -3,8 +3,10 @@
 from artel.tokens.batches import Rows, Samples, micro_batches, one_row, rows_to_judge, step_numbers
 from artel.tokens.blocks import Alone, Blocks
 from artel.tokens.order import BalancedOrder, Order
-from artel.tokens.store import Sample, StorePart, StoreWriter, TokenStore
-from artel.tokens.tokenizer import Encoded, Frame, Tokenizer, load_tokenizer, train_tokenizer
+from artel.tokens.shards import StoreWriter
+from artel.tokens.store import Sample, StorePart, TokenStore
+from artel.tokens.tokenizer import Encoded, Frame, Tokenizer, load_tokenizer
+from artel.tokens.training import train_tokenizer
 
 __all__ = [
     "Alone",

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import orjson
@@ -34,8 +34,6 @@ from artel.storage import checksum
 
 FORMAT = 2
 PARTS = ("train", "validation")
-# 2**27 tokens: 256 MiB of uint16. Large enough that 400 billion tokens are 3,000 files, small enough to copy again.
-SHARD_TOKENS = 2**27
 SOURCES = "sources.jsonl"
 
 
@@ -48,112 +46,6 @@ class Sample:
     """A number for each token, uint8 or uint64 (tokens,)."""
     numbers: tuple[int, ...] = ()
     """Numbers of the sample as a whole, as many for every sample of a store."""
-
-
-@dataclass(slots=True)
-class _OpenShard:
-    name: str
-    tokens: BinaryIO
-    origins: BinaryIO
-    flags: BinaryIO | None
-    ends: list[int]
-    numbers: list[tuple[int, ...]]
-    written: int = 0
-
-
-class StoreWriter:
-    """Writes samples into a folder that the caller makes whole (`storage.new_folder`)."""
-
-    def __init__(self, folder: Path, vocabulary: int, shard_tokens: int = SHARD_TOKENS) -> None:
-        self.folder = folder
-        self.dtype = "uint16" if vocabulary <= 2**16 else "uint32"
-        self._shard_tokens = shard_tokens
-        self._open: dict[str, _OpenShard] = {}
-        self._sources: dict[str, BinaryIO] = {}
-        self._parts: dict[str, dict[str, Any]] = {
-            part: {"tokens": 0, "samples": 0, "documents": 0, "bytes": 0, "flags": None, "numbers": 0, "files": {},
-                   "shards": []}
-            for part in PARTS
-        }  # fmt: skip
-        for part in PARTS:
-            (folder / part).mkdir(parents=True)
-
-    def add(
-        self, part: str, samples: list[Sample], text_bytes: int, origin: str, source: dict[str, Any] | None = None
-    ) -> None:
-        """The samples of one document, the UTF-8 bytes of its text, its `file:line`, and what it is judged by."""
-        for sample in samples:
-            self._add(part, sample, origin)
-        counts = self._parts[part]
-        counts["documents"] += 1
-        counts["bytes"] += text_bytes
-        if source is not None:
-            if part not in self._sources:
-                self._sources[part] = (self.folder / part / SOURCES).open("wb")
-            self._sources[part].write(orjson.dumps(source) + b"\n")
-
-    def _add(self, part: str, sample: Sample, origin: str) -> None:
-        shard = self._open.get(part) or self._start(part, sample)
-        shard.tokens.write(np.ascontiguousarray(sample.ids, dtype=self.dtype).tobytes())
-        shard.origins.write(origin.replace("\n", " ").encode("utf-8", "surrogateescape") + b"\n")
-        if sample.flags is not None:
-            assert shard.flags is not None
-            shard.flags.write(sample.flags.tobytes())
-        shard.numbers.append(sample.numbers)
-        shard.written += len(sample.ids)
-        shard.ends.append(shard.written)
-        counts = self._parts[part]
-        counts["tokens"] += len(sample.ids)
-        counts["samples"] += 1
-        if shard.written >= self._shard_tokens:
-            self._finish(part)
-
-    def close(self, about: dict[str, Any]) -> dict[str, Any]:
-        """Finish the shards and write the manifest, `about` added to it; returned as written."""
-        for part in list(self._open):
-            self._finish(part)
-        for part, stream in self._sources.items():
-            stream.close()
-            self._parts[part]["files"] = _facts([self.folder / part / SOURCES])
-        manifest = {"format": FORMAT, "dtype": self.dtype, **about, "parts": self._parts}
-        (self.folder / "manifest.json").write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
-        return manifest
-
-    def _start(self, part: str, sample: Sample) -> _OpenShard:
-        counts = self._parts[part]
-        name = f"{len(counts['shards']):05d}"
-        base = self.folder / part / name
-        flags = None
-        if sample.flags is not None:
-            counts["flags"] = str(sample.flags.dtype)
-            flags = base.with_suffix(".flags").open("wb")
-        counts["numbers"] = len(sample.numbers)
-        shard = _OpenShard(
-            name, base.with_suffix(".tokens").open("wb"), base.with_suffix(".origins").open("wb"), flags, [], []
-        )
-        self._open[part] = shard
-        return shard
-
-    def _finish(self, part: str) -> None:
-        shard = self._open.pop(part)
-        base = self.folder / part / shard.name
-        files = [base.with_suffix(suffix) for suffix in (".tokens", ".ends", ".origins")]
-        shard.tokens.close()
-        shard.origins.close()
-        files[1].write_bytes(np.array(shard.ends, dtype="<u8").tobytes())
-        if shard.flags is not None:
-            shard.flags.close()
-            files.append(base.with_suffix(".flags"))
-        if self._parts[part]["numbers"]:
-            files.append(base.with_suffix(".numbers"))
-            files[-1].write_bytes(np.array(shard.numbers, dtype="<i8").tobytes())
-        self._parts[part]["shards"].append(
-            {"name": shard.name, "tokens": shard.written, "samples": len(shard.ends), "files": _facts(files)}
-        )
-
-
-def _facts(files: list[Path]) -> dict[str, dict[str, Any]]:
-    return {file.name: {"bytes": file.stat().st_size, "xxh3_128": checksum(file)} for file in files}
 
 
 class StorePart:
@@ -215,6 +107,11 @@ class StorePart:
             filled += len(piece)
             shard += 1
         return result
+
+    def ends(self) -> np.ndarray:
+        """The position after the last token of each sample in the stream of the whole part, uint64 (samples,)."""
+        ends = [self._ends(shard["name"]) + np.uint64(self._starts[at]) for at, shard in enumerate(self._shards)]
+        return np.concatenate([np.empty(0, dtype=np.uint64), *ends])
 
     def each_sample(self) -> Iterator[tuple[str, np.ndarray]]:
         """(`file:line`, ids) of every sample, in the order of the store."""

@@ -1,0 +1,75 @@
+"""What causal and masked language models share: texts that stand together in blocks, joined or packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.errors import Problem
+from artel.models.documents import check_documents, document_inputs, document_problems
+from artel.objectives.base import Batch, Made, Objective
+from artel.text import Document
+from artel.tokens import Blocks, Sample, StorePart, Tokenizer
+from artel.tokens.packing import PackedBlocks
+
+
+class Texts(Objective):
+    """Blocks of texts, an end token after each, which see one another or not."""
+
+    joins = True
+    causal: ClassVar[bool]
+    """Whether a token sees only those before it."""
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self.apart = keeps_apart(run)
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        found = super().problems(run)
+        if keeps_apart(run):
+            found += document_problems(run.model, cls.auto_class)
+        return found
+
+    def check(self, model: PreTrainedModel) -> None:
+        if self.apart:
+            check_documents(model, causal=self.causal)
+
+    def samples(self, documents: list[Document]) -> Iterator[Made]:
+        """The text's tokens and the end token."""
+        for ids in self.tokenizer.encode([document.record.text for document in documents]):
+            yield Made([Sample(np.append(ids, self.tokenizer.end_id))])
+
+    def blocks(self, part: StorePart, length: int, lookahead: int) -> Blocks:
+        if self.run.data.packing == "best_fit":
+            return PackedBlocks(part, length, lookahead)
+        return Blocks(part, length, lookahead, documents=self.apart)
+
+
+def keeps_apart(run: RunConfig) -> bool:
+    """Whether tokens see only their own document."""
+    asked = run.data.document_mask
+    return run.data.packing == "best_fit" if asked is None else asked
+
+
+def document_tensors(numbers: np.ndarray) -> dict[str, torch.Tensor]:
+    """`documents` as given, int64 (rows, length), and `positions`: the place of each token in its document, from 0."""
+    places = np.arange(numbers.shape[1])
+    begins = np.zeros_like(numbers)
+    begins[:, 1:] = np.where(numbers[:, 1:] != numbers[:, :-1], places[1:], 0)
+    positions = places - np.maximum.accumulate(begins, axis=1)
+    return {"documents": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
+
+
+def inputs_of(model: PreTrainedModel, batch: Batch, *, causal: bool) -> dict[str, Any]:
+    """What to call the model with: the ids and, where the batch names documents, what keeps them apart."""
+    tensors = batch.tensors
+    inputs = {"input_ids": tensors["input_ids"]}
+    if "documents" in tensors:
+        inputs |= document_inputs(model, tensors["documents"], tensors["positions"], causal=causal)
+    return inputs
