@@ -5,7 +5,7 @@ from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.text import Ledger, Record, read_documents
-from artel.text.sources import check_sources, read_source
+from artel.text.sources import check_sources, parts_of, read_part
 
 
 def read_texts(path, *, max_bad=0.0, **source):
@@ -20,7 +20,12 @@ def read_texts(path, *, max_bad=0.0, **source):
 def items(path, *, max_document=100_000_000, **source):
     """What a source yields, unchecked beforehand."""
     data = DataConfig(sources=[SourceConfig(path=[str(path)], **source)], max_document=max_document)
-    return list(read_source(data.sources[0], "data.sources.0", data))
+    return list(items_of(data))
+
+
+def items_of(data):
+    """What the sources of a run yield, one after another."""
+    return (item for part in parts_of(data) for item in read_part(part, data))
 
 
 def checked(path, **source):

@@ -3,33 +3,32 @@
 import json
 import random
 import sys
-from itertools import combinations
+from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 
-from artel.config import DataConfig, NearConfig, load_run
+from artel.config import NearConfig, load_run
 from artel.config.load import run_from
-from artel.errors import InputError, WorkError
+from artel.errors import InputError
 from artel.preparing import prepare
 from artel.preparing.prepare import store_key
-from artel.text import Ledger, NearDuplicates, read_documents
+from artel.text import grams as grams_module
 from artel.text import near as near_module
-from artel.text.near import Grams, as_set, bands_and_rows, jaccard
+from artel.text.grams import Grams, as_set, jaccard
+from artel.text.near import BAND_GROUPS, Signatures, Signer, alike, bands_and_rows, reasons
+from stores import stored
 
 
 @pytest.fixture
 def read(tmp_path):
-    """(documents, ledger as JSON) of sources given as in a run file, with near-duplicates left out."""
+    """(documents, ledger) of sources given as in a run file, with near-duplicates left out."""
 
-    def read(near=None, dedup=None, **data):
-        ledger = Ledger()
-        given = {"validation": 0.0, "store": str(tmp_path / "stores"), "dedup": {"near": near or {}, **(dedup or {})}}
-        documents = list(read_documents(DataConfig.model_validate({**given, **data}), ledger))
-        ledger.check()
-        told = ledger.to_json()
+    def read(near=None, dedup=None, objective="causal", **data):
+        given = {"dedup": {"near": near or {}, **(dedup or {})}, **data}
+        documents, told = stored(tmp_path, data=given, objective=objective)
         assert told["documents"]["read"] == len(documents) + sum(told["documents"]["dropped"].values())
         assert told["documents"]["kept"] == len(documents)
-        assert list((tmp_path / "stores").iterdir()) == []  # the temporary files are gone
         return documents, told
 
     return read
@@ -41,7 +40,7 @@ def lines_of(path, texts):
 
 
 def texts_of(documents):
-    return [document.record.text for document in documents]
+    return [document.text for document in documents]
 
 
 def words_from(start, end):
@@ -102,7 +101,7 @@ def test_the_articles_pairs_are_found_and_nothing_else(shared_data, read):
 def test_the_editions_of_a_novel_are_one(shared_data, read):
     names = ["anna_karenina.txt", "anna_karenina.other_edition.txt", "anna_karenina.cp1251.txt", "oblomov.txt"]
     documents, told = read(sources=[{"path": [str(shared_data / "literature" / name) for name in names]}])
-    assert [document.record.origin.rpartition("/")[2] for document in documents] == [names[0], names[3]]
+    assert [document.origin.rpartition("/")[2] for document in documents] == [names[0], names[3]]
     assert told["documents"]["dropped"] == {"near_duplicate": 2}
 
 
@@ -122,15 +121,15 @@ def test_no_cluster_stands_on_both_sides_of_the_split(tmp_path, read):
     number = {text: place for place, text in enumerate(texts)}
 
     def across(documents):
-        part = {number[document.record.text]: document.part for document in documents}
+        part = {number[document.text]: document.part for document in documents}
         return [value for (one, other), value in alike.items() if {part.get(one), part.get(other)} == {"train", "validation"}]  # fmt: skip  # noqa: E501
 
     source = lines_of(tmp_path / "a.txt", texts)
     documents, told = read({"threshold": 0.7}, sources=[source], validation=0.5)
     assert min(told["parts"][part]["documents"] for part in ("train", "validation")) > 50
     assert max(across(documents), default=0.0) < 0.7
-    without = DataConfig.model_validate({"sources": [source], "validation": 0.5})
-    assert max(across(read_documents(without, Ledger()))) > 0.9  # the texts do offer the mistake
+    without, _ = stored(tmp_path, data={"sources": [source], "validation": 0.5})
+    assert max(across(without)) > 0.9  # the texts do offer the mistake
 
 
 def test_a_pair_just_under_the_threshold_stays_and_one_at_it_goes(tmp_path, read):
@@ -174,7 +173,7 @@ def test_training_texts_near_given_validation_texts_are_dropped(tmp_path, read):
     (tmp_path / "held.txt").write_text("\n".join(held))
     source = lines_of(tmp_path / "a.txt", [near[0], alone[0], *near[1:], held[0], alone[1]])
     documents, told = read(sources=[source], validation=str(tmp_path / "held.txt"))
-    assert [(document.record.text, document.part) for document in documents] == [
+    assert [(document.text, document.part) for document in documents] == [
         *((text, "validation") for text in held), (alone[0], "train")
     ]  # fmt: skip
     assert told["documents"]["dropped"] == {"duplicate": 1, "near_duplicate": 1, "near_validation": 3}
@@ -192,19 +191,31 @@ def test_validation_texts_do_not_depend_on_training_texts(tmp_path, read):
     assert told["documents"]["dropped"] == {"near_validation": 1}
 
 
-def test_small_batches_give_what_large_ones_give(tmp_path, monkeypatch):
+def left_out(folder, texts, cuts=(), **near):
+    """Numbers of the texts that are left out, when signers share them by the cuts."""
+    config = NearConfig(**near)
+    shares = [texts[start:stop] for start, stop in pairwise([0, *cuts, len(texts)])]
+    folders = [folder / f"{len(list(folder.iterdir())) + number}" for number in range(len(shares))]
+    for share, place in zip(shares, folders, strict=True):
+        with Signer(place, config) as signer:
+            for number, text in enumerate(share):
+                signer.add(number, text)
+    signatures = Signatures(folders, [len(share) for share in shares], np.ones(len(texts), bool))
+    bands, _ = bands_and_rows(config.threshold, config.permutations)
+    pairs = [alike(signatures, range(group, bands, BAND_GROUPS), config.threshold) for group in range(BAND_GROUPS)]
+    found = reasons(signatures, pairs, np.zeros(len(texts), bool))
+    return sorted(np.concatenate(list(found.values())).tolist())
+
+
+def test_small_batches_and_shares_give_what_large_ones_give(tmp_path, monkeypatch):
     texts, _ = families(60, seed=2)
-
-    def reasons():
-        near = NearDuplicates(NearConfig())
-        near.find(((text, False) for text in texts), tmp_path)
-        return [near.reason(place, text, "") for place, text in enumerate(texts)]
-
-    expected = reasons()
-    assert len(set(expected)) == 2
+    expected = left_out(tmp_path, texts)
+    assert 0 < len(expected) < len(texts)
+    assert left_out(tmp_path, texts, cuts=(1, 40, 40, len(texts) - 1)) == expected
     monkeypatch.setattr(near_module, "_BATCH_DOCUMENTS", 7)
-    monkeypatch.setattr(near_module, "_KNOWN_WORDS", 10)
-    assert reasons() == expected
+    monkeypatch.setattr(near_module, "_OPEN_FILES", 1)
+    monkeypatch.setattr(grams_module, "_KNOWN_WORDS", 10)
+    assert left_out(tmp_path, texts, cuts=(50,)) == expected
 
 
 def test_a_template_is_compared_with_a_bounded_number(tmp_path, monkeypatch):
@@ -214,11 +225,9 @@ def test_a_template_is_compared_with_a_bounded_number(tmp_path, monkeypatch):
     counted = near_module.jaccard
     monkeypatch.setattr(near_module, "jaccard", lambda one, other: compared.append(1) or counted(one, other))
     monkeypatch.setattr(near_module, "_COMPARISONS", 3)
-    near = NearDuplicates(NearConfig(threshold=0.8))
-    near.find(((page, False) for page in pages), tmp_path)
+    assert left_out(tmp_path, pages, threshold=0.8) == []
     bands, _ = bands_and_rows(0.8, 128)
     assert 0 < len(compared) <= 3 * bands * len(pages)
-    assert not any(near.reason(place, page, "") for place, page in enumerate(pages))
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 0.9])
@@ -236,10 +245,10 @@ def test_pairs_and_conversations_are_compared_by_their_texts(tmp_path, read):
     answers = [words_from(0, 60), words_from(1, 60), words_from(100, 160)]
     pairs = [{"input": f"question {number}", "output": answer} for number, answer in enumerate(answers)]
     chats = [{"instruction": row["input"], "output": row["output"]} for row in pairs]
-    for name, rows, kind in (("a", pairs, "pairs"), ("b", chats, "chat")):
-        file = tmp_path / f"{name}.jsonl"
+    for objective, rows, kind in (("chat", chats, "chat"), ("causal", pairs, "jsonl")):
+        file = tmp_path / f"{kind}.jsonl"
         file.write_text("\n".join(map(json.dumps, rows)))
-        documents, told = read(sources=[{"path": str(file), "format": kind}])
+        documents, told = read(sources=[{"path": str(file), "format": kind, "field": "output"}], objective=objective)
         assert len(documents) == 2
         assert told["documents"]["dropped"] == {"near_duplicate": 1}
 
@@ -251,29 +260,13 @@ def test_what_shares_a_document_or_a_prompt_is_refused(source):
     assert "leave dedup.near out" in str(error.value)
 
 
-def test_a_missing_package_is_told_before_any_text_is_read(tmp_path, monkeypatch):
+def test_a_missing_package_is_told_before_any_text_is_read(tmp_path, read, monkeypatch):
     source = lines_of(tmp_path / "a.txt", ["one"])
     monkeypatch.setitem(sys.modules, "rensa", None)
-    ledger = Ledger()
     with pytest.raises(InputError, match=r"(?s)data\.dedup\.near: .*rensa.*artel-lm\[near\]"):
-        next(read_documents(DataConfig.model_validate({"sources": [source], "dedup": {"near": {}}}), ledger))
-    assert ledger.total.read == 0
-    next(read_documents(DataConfig.model_validate({"sources": [source]}), ledger))  # nobody else needs it
-
-
-def test_texts_that_change_while_they_are_read_are_told(tmp_path):
-    near = NearDuplicates(NearConfig())
-    near.find([("one", False), ("two", False)], tmp_path)
-    assert near.reason(1, "two", "a.txt:2") is None
-    for place, text in ((1, "three"), (2, "two")):
-        with pytest.raises(WorkError, match=r"a\.txt:2: the texts changed"):
-            near.reason(place, text, "a.txt:2")
-
-
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
-        NearDuplicates(NearConfig()).find([("one", False)], tmp_path / "file")
+        read(sources=[source])
+    assert not (tmp_path / "stores").exists()
+    stored(tmp_path, data={"sources": [source]})  # nobody else needs it
 
 
 def test_prepare_looks_for_them_once(tmp_path):

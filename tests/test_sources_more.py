@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.text.records import Record, Rejected
-from artel.text.sources import read_source
-from reading import checked, items, read_texts
+from reading import checked, items, items_of, read_texts
 
 PACKERS = {"gz": gzip.compress, "zst": zstandard.compress, "xz": lzma.compress, "bz2": bz2.compress}
 TEXTS = [f"Строка {number}, и в ней слова" for number in range(500)]
@@ -127,7 +126,7 @@ def test_parquet_damaged_in_the_middle_yields_what_stands_before_and_tells(tmp_p
     content[middle : middle + 2000] = bytes(2000)
     file.write_bytes(content)
     found = []
-    reader = read_source(SourceConfig(path=[str(file)]), "data.sources.0", DataConfig())
+    reader = items_of(DataConfig(sources=[SourceConfig(path=[str(file)])]))
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read as parquet"):
         found.extend(item.text for item in reader)
     assert 1000 <= len(found) < 9000
@@ -304,7 +303,8 @@ def test_sets_are_included_or_excluded(shared_data):
     assert {name for name, entry in told["sets"].items() if entry["kept"]} == {one, two}
     assert told["documents"]["dropped"]["excluded_set"] == counts.total() - counts[one] - counts[two]
     _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto", exclude=[one])
-    assert told["sets"][one] == {"read": counts[one], "kept": 0, "dropped": {"excluded_set": counts[one]}}
+    assert told["sets"][one]["kept"] == 0
+    assert told["sets"][one]["dropped"] == {"excluded_set": counts[one]}
     taken = items(shared_data / "pile" / "*.jsonl.zst", set_field="auto", include=[one], rows="[1:3]")
     assert sum(isinstance(item, Record) for item in taken) == 2
 

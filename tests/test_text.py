@@ -221,5 +221,8 @@ def test_the_novels_and_pages_are_all_accounted_for(shared_data):
     assert told["documents"]["read"] == told["documents"]["kept"] + sum(told["documents"]["dropped"].values())
     assert told["documents"]["kept"] == len(documents)
     assert told["rejected"] == []
-    assert told["sets"]["pages"] == {"read": 4, "kept": 2, "dropped": {"duplicate": 2}}
+    assert told["sets"]["pages"]["read"] == 4
+    assert told["sets"]["pages"]["dropped"] == {"duplicate": 2}
+    written = [told["sets"][name][part]["bytes"] for name in told["sets"] for part in ("train", "validation")]
+    assert sum(written) == sum(told["bytes"].values()) == sum(len(d.record.text.encode()) for d in documents)
     assert not any("\r" in d.record.text or "\ufffd" in d.record.text for d in documents)

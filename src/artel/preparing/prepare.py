@@ -1,14 +1,17 @@
 """From sources to a token store: find it by its key, or make it.
 
 All text work of a run is here, and it is over before any process group exists. Processes that start together meet at
-a file lock: the first makes the store, the others find it. A store appears whole or not at all.
+a file lock: the first makes the store, the others find it. A store appears whole or not at all. It is made part by
+part in a folder beside it (`workspace.py`); a start after a kill goes on from the parts that are finished, and what
+comes out depends neither on that, nor on how many worked at it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +20,18 @@ import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.storage import cache_folder, lock, new_folder, remove_leftovers
-from artel.text import (
-    Document,
-    Dropped,
-    Ledger,
-    NearDuplicates,
-    Rejected,
-    check_sources,
-    read_documents,
-    source_fingerprint,
-)
-from artel.tokens import StoreWriter, Tokenizer, TokenStore, load_tokenizer, train_tokenizer
+from artel.preparing.mixture import depends_on_seed
+from artel.preparing.workspace import Workspace
+from artel.storage import cache_folder, lock, new_folder, remove_leftovers, write_file
+from artel.text import Ledger, check_text, read_documents, source_fingerprint
+from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.store import FORMAT
 
-# Documents encoded together: enough to keep all cores of `tokenizers` busy, little enough to stay under 100 MB.
-_CHUNK_DOCUMENTS = 256
-_CHUNK_CHARACTERS = 4_000_000
-
 Tell = Callable[[str], None]
+
+# Unfinished work that nobody went on with for so long is cleared away.
+_FORGOTTEN_SECONDS = 7 * 86400
+_SECONDS_BETWEEN_NEWS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +52,28 @@ class Prepared:
 
 
 def prepare(run: RunConfig, tell: Tell = lambda _: None) -> Prepared:
-    """The token store of a run: found when its inputs were seen before, else made. Raises InputError, WorkError."""
-    check_sources(run.data)
+    """The token store of a run: found when its inputs were seen before, else made. Raises InputError, WorkError.
+
+    RUN/rejected.jsonl has the records that could not be used, also where they are too many.
+    """
+    check_text(run.data, tell)
     stores = Path(run.data.store) if run.data.store else cache_folder() / "stores"
     key = store_key(run)
     folder = stores / key
     if _is_whole(folder):
-        return Prepared(folder, made=False)
+        return _found(run, folder)
     with lock(stores / f"{key}.lock", lambda: tell("waiting for another process that prepares the same text")):
         if _is_whole(folder):
-            return Prepared(folder, made=False)
+            return _found(run, folder)
         remove_leftovers(stores)
-        with new_folder(folder) as partial:
-            _make(run, partial, key, tell)
+        _remove_forgotten(stores)
+        _make(run, folder, key, tell)
     return Prepared(folder, made=True)
 
 
 def store_key(run: RunConfig) -> str:
     """One short text for everything that the store's content depends on; cheap, no file is read."""
-    data = run.data.model_dump(mode="json", exclude={"block", "store", "max_bad"})
+    data = run.data.model_dump(mode="json", exclude={"block", "packing", "document_mask", "store", "max_bad"})
     # Samples that stand alone are cut when they are made; blocks are cut when they are read.
     cut = {
         "masked": [run.data.block] if any(source.yields == "pairs" for source in run.data.sources) else None,
@@ -89,6 +88,7 @@ def store_key(run: RunConfig) -> str:
         "tokenizer": run.tokenizer.model_dump(mode="json"),
         "tokenizer_files": _tokenizer_files(run),
         "objective": [run.objective, cut.get(run.objective)],
+        "seed": run.seed if depends_on_seed(run) else None,
     }
     return xxhash.xxh3_128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
 
@@ -118,63 +118,95 @@ def _is_whole(folder: Path) -> bool:
     return (folder / "manifest.json").is_file()
 
 
+def _found(run: RunConfig, folder: Path) -> Prepared:
+    rejected = (folder / "rejected.jsonl").read_bytes()
+    if rejected:
+        write_file(_rejected_file(run), rejected)
+    return Prepared(folder, made=False)
+
+
+def _rejected_file(run: RunConfig) -> Path:
+    return Path(run.run) / "rejected.jsonl"
+
+
+def _remove_forgotten(stores: Path) -> None:
+    for workspace in stores.glob("*.parts"):
+        if time.time() - workspace.stat().st_mtime > _FORGOTTEN_SECONDS:
+            shutil.rmtree(workspace, ignore_errors=True)
+
+
 def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
-    # The objectives are imported late: they stand on torch, and a store that is found needs neither.
+    """The store of a run into `folder`, stage by stage; what an earlier start finished is not done again."""
+    # These stand on torch, and a store that is found does not need it.
+    from artel.preparing.assembly import write_store
+    from artel.preparing.engines import run_stage
+    from artel.preparing.tasks import Stage, Tasks
+    from artel.preparing.verdict import Verdict, find_earlier_lines, find_exact
+
+    workspace = Workspace.of(folder.with_name(f"{key}.parts"), run)
+    tokenizer = _tokenizer(run, workspace, tell)
+    tasks = Tasks(workspace)
+
+    def work(stage: Stage, what: str) -> None:
+        if tasks.left(stage):
+            tell(what)
+            run_stage(tasks, stage, run.prepare, _News(tell, what))
+
+    if not workspace.verdict.exists():
+        if run.data.dedup.lines != "none" and tasks.left("text"):
+            work("lines", "looking for repeated lines")
+            find_earlier_lines(workspace)
+        work("text", "turning text into tokens")
+        find_exact(workspace)
+        if run.data.dedup.near is not None:
+            work("near", "looking for near-duplicates")
+        Verdict(workspace).write(workspace.verdict, _rejected_file(run))
+    work("shards", "writing the store")
+    with new_folder(folder) as partial:
+        about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
+        manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
+        _check_parts(run, manifest)
+    shutil.rmtree(workspace.path)
+
+
+class _News:
+    """How far a stage is, told now and then."""
+
+    def __init__(self, tell: Tell, what: str) -> None:
+        self._tell, self._what = tell, what
+        self._next = time.monotonic() + _SECONDS_BETWEEN_NEWS
+
+    def __call__(self, done: int, count: int) -> None:
+        if time.monotonic() > self._next:
+            self._tell(f"{self._what}: {done:,} of {count:,} parts")
+            self._next = time.monotonic() + _SECONDS_BETWEEN_NEWS
+
+
+def _tokenizer(run: RunConfig, workspace: Workspace, tell: Tell) -> Tokenizer:
+    """The run's tokenizer as the objective uses it, from the workspace, where it is put first."""
     from artel.objectives import objective_of, objective_type
 
-    kind = objective_type(run)
-    near = NearDuplicates(run.data.dedup.near, tell) if run.data.dedup.near is not None else None
-    tokenizer = _tokenizer(run, kind.encoder, kind.special_tokens(run), near, tell)
-    objective = objective_of(run, tokenizer)
-    tokenizer.save(folder / "tokenizer")
-    ledger = Ledger()
-    writer = StoreWriter(folder, tokenizer.vocabulary)
-    tell("turning text into tokens")
-    for documents in _chunks(read_documents(run.data, ledger, near)):
-        for document, made in zip(documents, objective.samples(documents), strict=True):
-            record = document.record
-            if isinstance(made, Rejected | Dropped):
-                ledger.take_back(document, made)
-                continue
-            ledger.changed.update(made.counted)
-            writer.add(document.part, made.samples, len(record.text.encode("utf-8")), record.origin, made.source)
-    ledger.judge(run.data.max_bad)
-    ledger.check()
-    about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
-    manifest = writer.close({**about, "vocabulary": tokenizer.vocabulary})
-    _check_parts(run, manifest)
-    counts = {name: {part: found[name] for part, found in manifest["parts"].items()} for name in ("tokens", "samples")}
-    report = {**ledger.to_json(), **counts}
-    (folder / "ledger.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+    if not workspace.tokenizer.exists():
+        kind = objective_type(run)
+        tokenizer = _new_tokenizer(run, kind.encoder, kind.special_tokens(run), tell)
+        objective_of(run, tokenizer)
+        with new_folder(workspace.tokenizer) as partial:
+            tokenizer.save(partial)
+    return load_tokenizer(str(workspace.tokenizer))
 
 
-def _tokenizer(run: RunConfig, encoder: bool, special: list[str], near: NearDuplicates | None, tell: Tell) -> Tokenizer:
+def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], tell: Tell) -> Tokenizer:
     name = tokenizer_name(run)
     if name is not None:
         return load_tokenizer(name, "tokenizer.from" if run.tokenizer.from_ else "model.from")
     from artel.config import TokenizerTraining
 
     tell("training the tokenizer")
-    documents = read_documents(run.data, Ledger(), near)  # the same documents come again, and are counted, when encoded
-    texts = (document.record.text for document in documents if document.part == "train")
     wanted = run.tokenizer.train or TokenizerTraining()
     wanted = wanted.model_copy(update={"special": list(dict.fromkeys([*special, *wanted.special]))})
+    documents = read_documents(run.data, Ledger(), wanted.sample)
+    texts = (document.record.text for document in documents if document.part == "train")
     return train_tokenizer(texts, wanted, encoder=encoder)
-
-
-def _chunks(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Documents in groups that are encoded together; a group ends early when it has many characters."""
-    while True:
-        chunk: list[Document] = []
-        characters = 0
-        for document in islice(documents, _CHUNK_DOCUMENTS):
-            chunk.append(document)
-            characters += len(document.record.text)
-            if characters >= _CHUNK_CHARACTERS:
-                break
-        if not chunk:
-            return
-        yield chunk
 
 
 def _check_parts(run: RunConfig, manifest: dict[str, Any]) -> None:

@@ -1,9 +1,8 @@
 """Sources, cleaning, duplicates, split: raw text to documents, each accounted for. Knows no tokens."""
 
 from artel.text.html import html_to_text
-from artel.text.ledger import Ledger
-from artel.text.near import NearDuplicates
-from artel.text.pipeline import read_documents, source_fingerprint
+from artel.text.ledger import Counts, Ledger
+from artel.text.pipeline import Cleaned, check_text, clean_part, judge, read_documents
 from artel.text.records import (
     AnswerClass,
     Conversation,
@@ -16,23 +15,32 @@ from artel.text.records import (
     Record,
     Rejected,
 )
-from artel.text.sources import check_sources
+from artel.text.sources import Part, check_sets, check_sources, count_lines, parts_of, source_fingerprint, source_of
 
 __all__ = [
     "AnswerClass",
+    "Cleaned",
     "Conversation",
+    "Counts",
     "Document",
     "Dropped",
     "Ledger",
     "Message",
-    "NearDuplicates",
     "Pair",
+    "Part",
     "Preference",
     "Question",
     "Record",
     "Rejected",
+    "check_sets",
     "check_sources",
+    "check_text",
+    "clean_part",
+    "count_lines",
     "html_to_text",
+    "judge",
+    "parts_of",
     "read_documents",
     "source_fingerprint",
+    "source_of",
 ]

@@ -3,103 +3,126 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from artel.errors import InputError, Problem, WorkError
-from artel.text.records import Document, Dropped, Rejected
+from artel.text.records import Document, Rejected
 
 _LISTED = 1000
 
 
+def _no_parts() -> dict[str, Counter[str]]:
+    return {
+        "train": Counter(documents=0, characters=0, bytes=0),
+        "validation": Counter(documents=0, characters=0, bytes=0),
+    }
+
+
 @dataclass(slots=True)
-class _Counts:
+class Counts:
+    """Of one set of documents, or of all."""
+
     read: int = 0
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    parts: dict[str, Counter[str]] = field(default_factory=_no_parts)
+    """What was written: documents, characters, bytes (and of a store tokens and samples); of a document that comes
+    several times in an epoch each time."""
 
-    def to_json(self) -> dict[str, Any]:
+    def add(self, other: Counts) -> None:
+        self.read += other.read
+        self.kept += other.kept
+        self.dropped.update(other.dropped)
+        for part, counts in other.parts.items():
+            self.parts[part].update(counts)
+
+    def documents(self) -> dict[str, Any]:
         return {"read": self.read, "kept": self.kept, "dropped": dict(sorted(self.dropped.items()))}
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts in total and for each set of documents (a source's name)."""
+    """Counts of each set of documents (a source's name, or what its `set_field` says)."""
 
-    total: _Counts = field(default_factory=_Counts)
-    sets: dict[str, _Counts] = field(default_factory=dict)
-    parts: dict[str, dict[str, int]] = field(
-        default_factory=lambda: {
-            part: {"documents": 0, "characters": 0, "bytes": 0} for part in ("train", "validation")
-        }
-    )
+    sets: dict[str, Counts] = field(default_factory=dict)
     changed: Counter[str] = field(default_factory=Counter)
     """What was done to documents that were kept: truncated, split."""
     rejected: int = 0
     listed: list[Rejected] = field(default_factory=list)
+    """The first thousand of the records that could not be used."""
+    on_reject: Callable[[Rejected], object] | None = None
+    """Told of each of them."""
+
+    @property
+    def total(self) -> Counts:
+        total = Counts()
+        for counts in self.sets.values():
+            total.add(counts)
+        return total
+
+    def of(self, set_name: str) -> Counts:
+        return self.sets.setdefault(set_name, Counts())
 
     def read(self, set_name: str) -> None:
-        for counts in (self.total, self._set(set_name)):
-            counts.read += 1
+        self.of(set_name).read += 1
 
     def drop(self, set_name: str, reason: str) -> None:
-        for counts in (self.total, self._set(set_name)):
-            counts.dropped[reason] += 1
+        self.of(set_name).dropped[reason] += 1
 
     def reject(self, rejected: Rejected) -> None:
-        """A record that could not be read: dropped with its reason, and listed (the first thousand)."""
+        """A record that could not be used: dropped with its reason, and listed."""
         self.drop(rejected.set_name, rejected.reason)
+        self.list(rejected)
+
+    def list(self, rejected: Rejected) -> None:
+        """The same where it is counted as dropped already."""
         self.rejected += 1
         if len(self.listed) < _LISTED:
             self.listed.append(rejected)
+        if self.on_reject is not None:
+            self.on_reject(rejected)
 
     def keep(self, document: Document) -> None:
-        for counts in (self.total, self._set(document.record.set_name)):
-            counts.kept += 1
-        self._count(document, 1)
+        counts = self.of(document.record.set_name)
+        counts.kept += 1
+        text = document.record.text
+        counts.parts[document.part].update(documents=1, characters=len(text), bytes=len(text.encode()))
 
-    def take_back(self, document: Document, why: Rejected | Dropped) -> None:
-        """A document that was kept and of which no sample can be made: dropped after all, and listed when it is bad."""
-        for counts in (self.total, self._set(document.record.set_name)):
-            counts.kept -= 1
-        self._count(document, -1)
-        if isinstance(why, Rejected):
-            self.reject(why)
-        else:
-            self.drop(document.record.set_name, why.reason)
+    def add(self, other: Ledger) -> None:
+        for name, counts in other.sets.items():
+            self.of(name).add(counts)
+        self.changed.update(other.changed)
+        self.rejected += other.rejected
+        self.listed += other.listed[: _LISTED - len(self.listed)]
 
     def judge(self, max_bad: float) -> None:
         """Raise InputError, with the first of those that could not be used, when they are over `max_bad` of all."""
-        if self.rejected > max_bad * self.total.read:
+        read = self.total.read
+        if self.rejected > max_bad * read:
             problems = [Problem(item.origin, item.detail) for item in self.listed[:10]]
-            share = (
-                f"{self.rejected:,} of {self.total.read:,} records cannot be used, more than data.max_bad ({max_bad:g})"
-            )
+            share = f"{self.rejected:,} of {read:,} records cannot be used, more than data.max_bad ({max_bad:g})"
             raise InputError([*problems, Problem("data", share, "mend them, or raise data.max_bad")])
 
     def check(self) -> None:
         """Raise WorkError unless everything read is kept or dropped."""
-        for name, counts in [("all", self.total), *self.sets.items()]:
+        for name, counts in self.sets.items():
             if counts.read != counts.kept + counts.dropped.total():
-                raise WorkError(
-                    [Problem("ledger", f"{name}: {counts.to_json()} does not add up", "this is a bug of artel")]
-                )
+                what = f"{name}: {counts.documents()} does not add up"
+                raise WorkError([Problem("ledger", what, "this is a bug of artel")])
 
     def to_json(self) -> dict[str, Any]:
+        total = self.total
+        written = {part: dict(counts) for part, counts in total.parts.items()}
         return {
-            "documents": self.total.to_json(),
-            "sets": {name: counts.to_json() for name, counts in self.sets.items()},
-            "parts": self.parts,
-            "bytes": {part: counts["bytes"] for part, counts in self.parts.items()},
+            "documents": total.documents(),
+            "sets": {
+                name: counts.documents() | {part: dict(found) for part, found in counts.parts.items()}
+                for name, counts in self.sets.items()
+            },
+            "parts": written,
+            "bytes": {part: counts["bytes"] for part, counts in written.items()},
             "changed": dict(sorted(self.changed.items())),
             "rejected": [{"origin": item.origin, "reason": item.reason, "detail": item.detail} for item in self.listed],
         }
-
-    def _count(self, document: Document, sign: int) -> None:
-        part = self.parts[document.part]
-        part["documents"] += sign
-        part["characters"] += sign * len(document.record.text)
-        part["bytes"] += sign * len(document.record.text.encode())
-
-    def _set(self, name: str) -> _Counts:
-        return self.sets.setdefault(name, _Counts())

@@ -1,47 +1,44 @@
 """Near-duplicates: documents whose sets of word n-grams are alike, found by MinHash, verified, left out but the first.
 
-Every text is read once before the first is handed on. Of each document of `words` words and more are kept, in unnamed
-temporary files: the hashes of its different n-grams, 4 bytes each (of English about 0.7 bytes for a byte of text, of
-Russian in UTF-8 0.4), and of its signature a key of 8 bytes for each band (128 permutations at a threshold of 0.8: 25
-bands, 200 bytes). Two documents with an equal key are candidates. They are one cluster when their Jaccard similarity,
-counted on the n-grams themselves, reaches the threshold; so are chains of such pairs.
+Four steps, each over files, so that workers can share the first and the second:
 
-Memory: at most 70 bytes a document (25 while texts are read: where it stands and its n-grams end, digest, verdict; then
-10 for clusters and reasons, and 33 to sort the keys of one band), and under 150 MB for the documents being signed, of a
-single one of 100 MB 540 MB; 200 million documents are 14 GB. On disk each costs 200 bytes and its n-grams: those 200
-million, of 4,000 bytes, 0.6 TB.
+1. Of each document of `words` words and more are written (`Signer`): the hashes of its different n-grams, 4 bytes each
+   (of English about 0.7 bytes for a byte of text, of Russian in UTF-8 0.4), and of its MinHash signature a key of 8
+   bytes for each band (128 permutations at a threshold of 0.8: 25 bands, 200 bytes).
+2. Two documents with an equal key in a band are candidates; they are a pair when their Jaccard similarity, counted on
+   the n-grams themselves, reaches the threshold (`alike`, for some of the bands).
+3. Chains of pairs are clusters (`reasons`), by union-find.
+4. The first of a cluster is kept.
+
+Memory: 33 bytes a document to sort the keys of one band, and under 150 MB for the documents being signed, of a single
+one of 100 MB 540 MB. On disk each costs 200 bytes and its n-grams: 200 million of 4,000 bytes 0.6 TB.
 
 Shorter documents have no n-gram and are left to the exact rule: "Yes!" and "Yes?" are no copies of one another.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
 from array import array
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from itertools import islice
-from operator import itemgetter
+from itertools import accumulate, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from artel.config import NearConfig
-from artel.errors import Problem, WorkError, missing_extra
-from artel.storage import disk_errors
+from artel.errors import missing_extra
+from artel.text.grams import Grams, as_set, jaccard
 
-NearReason = Literal["near_duplicate", "near_validation"]
-_REASONS: tuple[NearReason | None, ...] = (None, "near_duplicate", "near_validation")
-
-# A word is a run of letters and digits; case and punctuation are no difference. Kana and Han are written without
-# spaces, so each of their characters is a word.
-_APART = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_WORD = re.compile(rf"[^\W{_APART}]+|[{_APART}]")
+NEAR_DUPLICATE, NEAR_VALIDATION = "near_duplicate", "near_validation"
+# The bands are looked at in so many tasks, each knowing nothing of the others' pairs: more of them would compare the
+# same documents more often.
+BAND_GROUPS = 4
 
 # Any constant would do; the run's seed does not enter, so that runs of all seeds leave out the same documents.
 _SEED = 20_261_121
@@ -51,63 +48,11 @@ _FOUND = 0.999
 # Documents are signed together: 8 MB of n-grams, or 4096 documents, whose signatures pass through Python's integers.
 _BATCH_GRAMS = 1_000_000
 _BATCH_DOCUMENTS = 4096
-# Different words remembered with their hashes: 30 to 40 MB.
-_KNOWN_WORDS = 200_000
 # A document is compared with at most so many others that share one of its keys and are not of its cluster: a million
 # pages from one template, alike but under the threshold, would else be 10^12 comparisons.
 _COMPARISONS = 1000
-
-
-class NearDuplicates:
-    """Which of a run's documents are near-duplicates. Found once, by `find`; then asked in the same order, many times.
-
-    Raises InputError at `data.dedup.near` where rensa is not installed.
-    """
-
-    def __init__(self, config: NearConfig, tell: Callable[[str], None] = lambda _: None) -> None:
-        _signatures()
-        self.found = False
-        self._config = config
-        self._tell = tell
-        self._digests = array("I")  # by which a document is known again
-        self._reasons = b""
-
-    def find(self, texts: Iterable[tuple[str, bool]], folder: Path) -> None:
-        """Read all texts, each with whether it must stay (a validation text), and judge them.
-
-        Those that must stay do, however alike; the others go when one that must stay is in their cluster
-        (near_validation) or one that came before (near_duplicate). The result depends on texts and order alone.
-        `folder` has room for the temporary files; it is made. Raises WorkError when its disk is full, InputError when
-        it cannot be written.
-        """
-        self._tell("looking for near-duplicates")
-        self._digests = array("I")
-        stays = bytearray()
-        with _Signed(self._config, folder) as signed:
-            for place, (text, must_stay) in enumerate(texts):
-                self._digests.append(_digest(text))
-                stays.append(must_stay)
-                signed.add(place, text)
-            signed.write()
-            roots = _clusters(signed, self._config.threshold)
-            self._reasons = _judged(signed.places, roots, stays)
-        self.found = True
-
-    def reason(self, place: int, text: str, origin: str) -> NearReason | None:
-        """Why the document at this place (from 0) is left out; None when it is kept.
-
-        Raises WorkError when another text stood there when they were compared.
-        """
-        if place >= len(self._digests) or self._digests[place] != _digest(text):
-            what = "the texts changed between the reading that compares them and this one"
-            raise WorkError([Problem(origin, what, "start again when the files (or your converter) are at rest")])
-        return _REASONS[self._reasons[place]]
-
-
-def jaccard(first: NDArray[np.uint32], second: NDArray[np.uint32]) -> float:
-    """The similarity of two sorted sets (0 to 1): what they share, of all that is in either."""
-    shared = np.intersect1d(first, second, assume_unique=True).size
-    return shared / (first.size + second.size - shared)
+# Files of n-grams held open at a time, of one part each.
+_OPEN_FILES = 200
 
 
 def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
@@ -122,125 +67,184 @@ def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
     return permutations, 1
 
 
-class Grams:
-    """The n-grams of texts, as hashes."""
-
-    def __init__(self, words: int) -> None:
-        self._known = _WordHashes()
-        # Odd, so that no two words give the same product.
-        self._factors = [np.uint64(xxhash.xxh3_64_intdigest(bytes([place])) | 1) for place in range(words)]
-
-    def of(self, text: str) -> NDArray[np.uint64]:
-        """The 64-bit hash of each n-gram in its order, repeats and all; empty for texts of fewer words."""
-        if len(self._known) > _KNOWN_WORDS:
-            self._known.clear()
-        words = map(itemgetter(0), _WORD.finditer(text.casefold()))
-        hashes = np.fromiter(map(self._known.__getitem__, words), np.uint64)
-        count = hashes.size - len(self._factors) + 1
-        if count <= 0:
-            return hashes[:0]
-        grams = hashes[:count] * self._factors[0]
-        for place, factor in enumerate(self._factors[1:], 1):
-            grams += hashes[place : place + count] * factor
-        return grams
+def check_near() -> None:
+    """Raise InputError at `data.dedup.near` where rensa is not installed."""
+    _signatures()
 
 
-def as_set(grams: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """The different n-grams, sorted, by the upper half of their hashes.
+class Signer:
+    """Writes the n-grams and the band keys of a part's documents into a folder; use it with `with`.
 
-    Of n n-grams that another text does not have, n / 2^32 are taken for one of its own by chance: the similarity of
-    books of a million words is wrong by 0.0003, that of a page by nothing.
+        grams    uint32: the sorted n-gram hashes of each signed document, one document after another
+        ends     int64: for each of them where its n-grams end
+        places   int64: and which document of the part it is, from 0
+        blocks   int64: how many documents were signed together, each time
+        keys     uint64: of each block (bands, documents), the documents' keys in each band
+
+    Raises InputError where rensa is not installed.
     """
-    return np.unique((grams >> np.uint64(32)).astype(np.uint32))
 
-
-class _WordHashes(dict[str, int]):
-    def __missing__(self, word: str) -> int:
-        self[word] = found = xxhash.xxh3_64_intdigest(word.encode())
-        return found
-
-
-class _Signed:
-    """The n-grams and the band keys of documents, in two temporary files that vanish with the process."""
-
-    def __init__(self, config: NearConfig, folder: Path) -> None:
-        self.places = array("q")
-        """Of each signed document its place among all; signed documents are numbered in their order."""
-        self.bands, self._rows = bands_and_rows(config.threshold, config.permutations)
+    def __init__(self, folder: Path, config: NearConfig) -> None:
+        self._folder = folder
+        self._bands, self._rows = bands_and_rows(config.threshold, config.permutations)
         self._permutations = config.permutations
         self._grams = Grams(config.words)
         self._sign = _signatures()
         self._factors = np.array([xxhash.xxh3_64_intdigest(bytes([0, row % 256, row // 256])) | 1
                                   for row in range(self._rows)], np.uint64)  # fmt: skip
-        self._folder = folder
-        self._ends = array("q", [0])  # of each document, in n-grams from the start of the file
-        self._blocks: list[int] = []  # documents in each written batch
+        self._places = array("q")
+        self._ends = array("q")
+        self._blocks = array("q")
+        self._written = 0
         self._batch: list[NDArray[np.uint64]] = []
         self._batch_grams = 0
 
-    def __enter__(self) -> _Signed:
-        with disk_errors(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._gram_file = tempfile.TemporaryFile(dir=self._folder)
-            self._band_file = tempfile.TemporaryFile(dir=self._folder)
+    def __enter__(self) -> Signer:
+        self._folder.mkdir(parents=True)
+        self._gram_file = (self._folder / "grams").open("wb")
+        self._key_file = (self._folder / "keys").open("wb")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self._write()
+            for name, numbers in (("ends", self._ends), ("places", self._places), ("blocks", self._blocks)):
+                (self._folder / name).write_bytes(numbers.tobytes())
         self._gram_file.close()
-        self._band_file.close()
-
-    def __len__(self) -> int:
-        return len(self.places)
+        self._key_file.close()
 
     def add(self, place: int, text: str) -> None:
+        """The document at this place in the part, unless it is too short to have an n-gram."""
         grams = self._grams.of(text)
         if not grams.size:
             return
-        self.places.append(place)
+        self._places.append(place)
         self._batch.append(grams)
         self._batch_grams += grams.size
         if self._batch_grams >= _BATCH_GRAMS or len(self._batch) == _BATCH_DOCUMENTS:
-            self.write()
+            self._write()
 
-    def write(self) -> None:
-        """Sign the documents that wait for it."""
+    def _write(self) -> None:
         if not self._batch:
             return
         ends = np.cumsum([0, *(grams.size for grams in self._batch)], dtype=np.uint64)
         signatures = self._sign(np.concatenate(self._batch), ends, self._permutations, _SEED).to_rows()
-        cut = np.array(signatures, np.uint64)[:, : self.bands * self._rows].reshape(-1, self.bands, self._rows)
-        keys = (cut * self._factors).sum(axis=2, dtype=np.uint64)
-        with disk_errors(self._folder):
-            for grams in self._batch:
-                found = as_set(grams)
-                self._gram_file.write(found.data)
-                self._ends.append(self._ends[-1] + found.size)
-            self._band_file.write(keys.T.tobytes())
-            self._gram_file.flush()
-            self._band_file.flush()
+        cut = np.array(signatures, np.uint64)[:, : self._bands * self._rows].reshape(-1, self._bands, self._rows)
+        self._key_file.write((cut * self._factors).sum(axis=2, dtype=np.uint64).T.tobytes())
         self._blocks.append(len(self._batch))
+        for grams in self._batch:
+            found = as_set(grams)
+            self._gram_file.write(found.data)
+            self._written += found.size
+            self._ends.append(self._written)
         self._batch = []
         self._batch_grams = 0
 
-    def size(self, number: int) -> int:
-        """How many different n-grams a document has."""
-        return self._ends[number + 1] - self._ends[number]
+
+class Signatures:
+    """What signers wrote for the parts of a run, seen as one: signed documents are numbered in the order of all.
+
+    `counts` are the documents of each part, `alive` (all documents,) bool says which are still there: the others are
+    no one's copies.
+    """
+
+    def __init__(self, folders: list[Path], counts: list[int], alive: NDArray[np.bool_]) -> None:
+        self._folders = folders
+        starts = list(accumulate(counts, initial=0))
+        local = [np.fromfile(folder / "places", np.int64) for folder in folders]
+        kept = [alive[start + places] for start, places in zip(starts, local, strict=False)]
+        self._numbers = [np.flatnonzero(each) for each in kept]
+        """Of each part, which of its signed documents are alive."""
+        self._firsts = list(accumulate((each.size for each in self._numbers), initial=0))
+        self.places = np.concatenate(
+            [np.empty(0, np.int64), *(start + places[each] for start, places, each in
+                                      zip(starts, local, self._numbers, strict=False))]
+        )  # fmt: skip
+        """int64: of each its place among all documents."""
+        self._open: OrderedDict[int, tuple[NDArray[np.uint32], NDArray[np.int64]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
 
     def grams(self, number: int) -> NDArray[np.uint32]:
-        data = os.pread(self._gram_file.fileno(), self.size(number) * 4, self._ends[number] * 4)
-        return np.frombuffer(data, np.uint32)
+        part = bisect_right(self._firsts, number) - 1
+        grams, ends = self._files(part)
+        local = int(self._numbers[part][number - self._firsts[part]])
+        return grams[int(ends[local - 1]) if local else 0 : int(ends[local])]
 
     def keys(self, band: int) -> NDArray[np.uint64]:
         """The key of each document in one band."""
-        keys = np.empty(len(self), np.uint64)
-        start = 0
-        for count in self._blocks:  # a block holds the keys of its documents band after band
-            at = (start * self.bands + band * count) * 8
-            keys[start : start + count] = np.frombuffer(os.pread(self._band_file.fileno(), count * 8, at), np.uint64)
-            start += count
-        return keys
+        found = [np.empty(0, np.uint64)]
+        for folder, numbers in zip(self._folders, self._numbers, strict=True):
+            if numbers.size:
+                found.append(_band(folder, band)[numbers])
+        return np.concatenate(found)
+
+    def _files(self, part: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        if part not in self._open:
+            folder = self._folders[part]
+            self._open[part] = (np.memmap(folder / "grams", np.uint32, "r"), np.fromfile(folder / "ends", np.int64))
+            if len(self._open) > _OPEN_FILES:
+                self._open.popitem(last=False)
+        self._open.move_to_end(part)
+        return self._open[part]
+
+
+def alike(signatures: Signatures, bands: Iterable[int], threshold: float) -> NDArray[np.int64]:
+    """int64 (pairs, 2): numbers of documents that share a key in one of the bands and are as alike as `threshold`.
+
+    Of a cluster as many pairs as hold it together.
+    """
+    clusters = _Clusters(len(signatures))
+    pairs: list[tuple[int, int]] = []
+    for band in bands:
+        keys = signatures.keys(band)
+        order = np.argsort(keys, kind="stable")  # documents of one key stay in their order
+        keys = keys[order]
+        again = np.flatnonzero(keys[1:] == keys[:-1])  # those whose successor has the same key
+        starts = again[np.diff(again, prepend=-2) != 1]
+        ends = again[np.diff(again, append=keys.size + 1) != 1] + 2
+        for start, end in zip(starts, ends, strict=True):
+            _join(order[start:end].tolist(), signatures, clusters, threshold, pairs)
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def reasons(signatures: Signatures, pairs: Iterable[NDArray[np.int64]], stays: NDArray[np.bool_]) -> dict[str, Any]:
+    """For each reason the places (int64) of the documents that are left out for it.
+
+    `stays` (all documents,): those that stay however alike, validation texts given by a path. The others go when one
+    of these is in their cluster (near_validation), or one that came before (near_duplicate).
+    """
+    clusters = _Clusters(len(signatures))
+    for some in pairs:
+        for one, other in some.tolist():
+            clusters.join(clusters.root(one), clusters.root(other))
+    held = {clusters.root(number) for number in np.flatnonzero(stays[signatures.places]).tolist()}
+    found: dict[str, list[int]] = {NEAR_DUPLICATE: [], NEAR_VALIDATION: []}
+    for number, place in enumerate(signatures.places.tolist()):
+        root = clusters.root(number)
+        if stays[place]:
+            continue
+        if root in held:
+            found[NEAR_VALIDATION].append(place)
+        elif root != number:
+            found[NEAR_DUPLICATE].append(place)
+    return {reason: np.array(places, np.int64) for reason, places in found.items()}
+
+
+def _band(folder: Path, band: int) -> NDArray[np.uint64]:
+    """The keys of all documents that were signed into a folder, in one band."""
+    blocks = np.fromfile(folder / "blocks", np.int64)
+    bands = (folder / "keys").stat().st_size // 8 // int(blocks.sum())
+    keys, start = [], 0
+    with (folder / "keys").open("rb") as file:
+        for count in blocks.tolist():
+            file.seek((start + band * count) * 8)
+            keys.append(np.frombuffer(file.read(count * 8), np.uint64))
+            start += count * bands
+    return np.concatenate(keys)
 
 
 class _Clusters:
@@ -262,21 +266,9 @@ class _Clusters:
         return first
 
 
-def _clusters(signed: _Signed, threshold: float) -> _Clusters:
-    clusters = _Clusters(len(signed))
-    for band in range(signed.bands):
-        keys = signed.keys(band)
-        order = np.argsort(keys, kind="stable")  # documents of one key stay in their order
-        keys = keys[order]
-        again = np.flatnonzero(keys[1:] == keys[:-1])  # those whose successor has the same key
-        starts = again[np.diff(again, prepend=-2) != 1]
-        ends = again[np.diff(again, append=keys.size + 1) != 1] + 2
-        for start, end in zip(starts, ends, strict=True):
-            _join(order[start:end].tolist(), signed, clusters, threshold)
-    return clusters
-
-
-def _join(candidates: list[int], signed: _Signed, clusters: _Clusters, threshold: float) -> None:
+def _join(
+    candidates: list[int], signatures: Signatures, clusters: _Clusters, threshold: float, pairs: list[tuple[int, int]]
+) -> None:
     """Compare the documents of one key, each with those before it that are not of its cluster already."""
     groups: dict[int, list[int]] = {}  # by the root of their cluster
     for number in candidates:
@@ -286,7 +278,9 @@ def _join(candidates: list[int], signed: _Signed, clusters: _Clusters, threshold
             if root == own or root not in groups:  # it may have been joined just now
                 continue
             compared = groups[root][:left]
-            if any(_alike(signed, number, member, threshold) for member in compared):
+            match = next((member for member in compared if _are_alike(signatures, number, member, threshold)), None)
+            if match is not None:
+                pairs.append((match, number))
                 members = groups.pop(root) + groups.pop(own, [])
                 own = clusters.join(own, root)
                 groups[own] = members
@@ -297,31 +291,12 @@ def _join(candidates: list[int], signed: _Signed, clusters: _Clusters, threshold
         groups.setdefault(own, []).append(number)
 
 
-def _alike(signed: _Signed, one: int, other: int, threshold: float) -> bool:
-    smaller, larger = sorted((signed.size(one), signed.size(other)))
+def _are_alike(signatures: Signatures, one: int, other: int, threshold: float) -> bool:
+    first, second = signatures.grams(one), signatures.grams(other)
+    smaller, larger = sorted((first.size, second.size))
     if smaller / larger < threshold:  # they cannot share enough
         return False
-    return jaccard(signed.grams(one), signed.grams(other)) >= threshold
-
-
-def _judged(places: array[int], clusters: _Clusters, stays: bytearray) -> bytes:
-    """Of each document the number of its reason in _REASONS."""
-    kept, near_duplicate, near_validation = range(3)
-    reasons = bytearray(len(stays))
-    held = {clusters.root(number) for number, place in enumerate(places) if stays[place]}
-    for number, place in enumerate(places):
-        root = clusters.root(number)
-        if stays[place]:
-            reasons[place] = kept
-        elif root in held:
-            reasons[place] = near_validation
-        elif root != number:
-            reasons[place] = near_duplicate
-    return bytes(reasons)
-
-
-def _digest(text: str) -> int:
-    return xxhash.xxh3_64_intdigest(text.encode()) >> 32
+    return jaccard(first, second) >= threshold
 
 
 def _signatures() -> Callable[..., Any]:

@@ -1,118 +1,142 @@
-"""Sources to documents: read, clean, keep what is unique, split; each record counted."""
+"""Sources to documents: read, clean, keep what is unique, split; each record counted.
+
+What a record becomes by itself is `clean_part`'s; whether it is a duplicate takes all others. Here one is known by
+having read everything before it (`read_documents`); a store is made part by part, and its duplicates are found after.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import xxhash
 
 from artel.config import CleanConfig, DataConfig, SourceConfig
 from artel.errors import InputError, Problem
-from artel.storage import cache_folder
 from artel.text.clean import check_packages, clean, without_lines
 from artel.text.ledger import Ledger
-from artel.text.near import NearDuplicates
+from artel.text.near import check_near
 from artel.text.pairs import without_commas
 from artel.text.quality import why_dropped
 from artel.text.records import Conversation, Document, Dropped, Message, Pair, Preference, Question, Record, Rejected
 from artel.text.repeats import RepeatedUnits
-from artel.text.sources import all_sources, check_sources, is_url, local_files, read_source
-from artel.text.sources.conversations import converter_file, record_of
+from artel.text.sources import Part, check_sets, check_sources, parts_of, read_part, source_of
+from artel.text.sources.conversations import record_of
 from artel.text.split import in_validation
 from artel.text.unique import Unique
 
 
-def read_documents(data: DataConfig, ledger: Ledger, near: NearDuplicates | None = None) -> Iterator[Document]:
-    """Every document of a run, in the order of its sources; memory holds digests only.
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """A record that is cleaned and passed every rule that looks at it alone."""
 
-    Validation texts given by a path come first, so that equal training documents are the duplicates. Near-duplicates,
-    where `data.dedup.near` is set, are found by reading everything once before; who reads the documents several times
-    gives the same `near` each time, and they are found once. Raises InputError before anything is read
-    (`check_sources`, a package that is missing), and when too much was unreadable or nothing was left.
+    document: Document
+    digest: bytes
+    """128 bits of what equal records have in common."""
+    changed: Counter[str] = field(default_factory=Counter)
+    """What was done to it that its user should know, by name."""
+    is_left: bool = True
+    """False when too little is left of it beside what stood in earlier documents."""
+
+
+def clean_part(part: Part, data: DataConfig, ledger: Ledger, units: RepeatedUnits | None = None) -> Iterator[Cleaned]:
+    """The records of a part, cleaned; what is dropped for what it is by itself is counted in `ledger`.
+
+    `units` takes away the lines or paragraphs that stood before.
     """
-    check_sources(data)
-    check_packages(data.clean)
-    if data.dedup.near is not None:
-        near = near or NearDuplicates(data.dedup.near)
-        if not near.found:
-            near.find(_compared_texts(data), Path(data.store) if data.store else cache_folder())
-    for place, document in enumerate(_unique_documents(data, ledger)):
-        record = document.record
-        reason = near.reason(place, record.text, record.origin) if near is not None else None
+    source = source_of(data, part.where)
+    for item in read_part(part, data):
+        ledger.read(item.set_name)
+        if isinstance(item, Rejected):
+            ledger.reject(item)
+            continue
+        if isinstance(item, Dropped):
+            ledger.drop(item.set_name, item.reason)
+            continue
+        changed: Counter[str] = Counter()
+        record = _cleaned(item, source, data.clean, changed)
+        reason = why_dropped(record, data.clean)
+        if reason is None and isinstance(record.fields, Preference) and record.fields.chosen == record.fields.rejected:
+            reason = "equal_answers"  # cleaned, nothing is left between them
         if reason is not None:
             ledger.drop(record.set_name, reason)
             continue
-        ledger.keep(document)
-        yield document
-    _judge(data, ledger)
+        digest = xxhash.xxh3_128_digest(_compared(record).encode())
+        is_left = True
+        if units is not None and record.fields is None:
+            record = replace(record, text=units.without(record.text, changed))
+            is_left = len(record.text) >= data.clean.minimum
+        yield Cleaned(_split(record, part.where, data), digest, changed, is_left)
 
 
-def _compared_texts(data: DataConfig) -> Iterator[tuple[str, bool]]:
-    """The text of each document, and whether it stays however alike: validation texts given by a path do."""
-    ledger = Ledger()
-    given = isinstance(data.validation, str)
-    for document in _unique_documents(data, ledger):
-        yield document.record.text, given and document.part == "validation"
-    ledger.judge(data.max_bad)
+def read_documents(data: DataConfig, ledger: Ledger, most_bytes: int | None = None) -> Iterator[Document]:
+    """Every document of a run, in the order of its sources, each but once; memory holds digests only.
 
-
-def _unique_documents(data: DataConfig, ledger: Ledger) -> Iterator[Document]:
-    """Every document that is cleaned and no exact duplicate; the ledger holds what was read and dropped."""
+    Validation texts given by a path come first, so that equal training documents are the duplicates. With `most_bytes`
+    about so much text is taken, from each file in proportion to its size. Near-duplicates are not looked for. Raises
+    InputError before anything is read (`check_text`), and when too much was unreadable or nothing was left.
+    """
+    check_text(data)
     unique = Unique()
     units = RepeatedUnits(data.dedup.lines) if data.dedup.lines != "none" else None
-    for where, source in all_sources(data):
-        for item in read_source(source, where, data):
-            ledger.read(item.set_name)
-            if isinstance(item, Rejected):
-                ledger.reject(item)
-                continue
-            if isinstance(item, Dropped):
-                ledger.drop(item.set_name, item.reason)
-                continue
-            document = _document(item, where, source, data, unique, units, ledger)
-            if document is not None:
-                yield document
+    parts = parts_of(data)
+    total = sum(part.size for part in parts)
+    everything = most_bytes is None or total <= most_bytes
+    problems: list[Problem] = []
+    for where, files in groupby(parts, key=lambda part: part.where):
+        own = Ledger()
+        for file in files:
+            left = math.inf if everything or not file.size else (most_bytes or 0) * file.size / total
+            for found in clean_part(file, data, own, units):
+                record = found.document.record
+                if data.dedup.exact and not unique.is_new(found.digest):
+                    own.drop(record.set_name, "duplicate")
+                elif not found.is_left:
+                    own.drop(record.set_name, "repeated")
+                else:
+                    own.keep(found.document)
+                    own.changed.update(found.changed)
+                    yield found.document
+                    left -= len(record.text.encode())
+                    if left <= 0:
+                        break
+        problems += check_sets(source_of(data, where), where, set(own.sets))
+        ledger.add(own)
+    if everything:
+        if problems:
+            raise InputError(problems)
+        judge(data, ledger)
 
 
-def source_fingerprint(data: DataConfig) -> list[Any]:
-    """What the sources are, without reading them: (path, size, time of change) of each file, and each URL.
+def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -> None:
+    """Raise InputError for all that is wrong with the sources, or a package that is missing, before any is read.
 
-    The file of a converter of the user's own is one of them.
+    `tell` hears of sources that are out of reach and known from an earlier start.
     """
-    found: list[Any] = []
-    for where, source in all_sources(data):
-        found += [name for name in source.path if is_url(name)]
-        for file in (*local_files(source, where), *converter_file(source, where)):
-            status = file.stat()
-            found.append([str(file.resolve()), status.st_size, status.st_mtime_ns])
-    return found
+    check_sources(data, tell)
+    check_packages(data.clean)
+    if data.dedup.near is not None:
+        check_near()
 
 
-def _document(
-    record: Record,
-    where: str,
-    source: SourceConfig,
-    data: DataConfig,
-    unique: Unique,
-    units: RepeatedUnits | None,
-    ledger: Ledger,
-) -> Document | None:
-    changed: Counter[str] = Counter()
-    record = _cleaned(record, source, data.clean, changed)
-    reason = why_dropped(record, data.clean)
-    if reason is None and isinstance(record.fields, Preference) and record.fields.chosen == record.fields.rejected:
-        reason = "equal_answers"  # cleaned, nothing is left between them
-    if reason is None and data.dedup.exact and not unique.is_new(_compared(record)):
-        reason = "duplicate"
-    if reason is None and units is not None and record.fields is None:
-        record = replace(record, text=units.without(record.text, changed))
-        reason = "repeated" if len(record.text) < data.clean.minimum else None
-    if reason is not None:
-        ledger.drop(record.set_name, reason)
-        return None
-    ledger.changed.update(changed)
+def judge(data: DataConfig, ledger: Ledger) -> None:
+    """Raise InputError when too much was unreadable, nothing was left, or nothing of it for training."""
+    total = ledger.total
+    ledger.judge(data.max_bad)
+    if total.kept == 0:
+        dropped = ", ".join(f"{count:,} {reason}" for reason, count in total.dropped.items()) or "none were there"
+        raise InputError([Problem("data.sources", f"no document is left: {dropped}", "give files with text in them")])
+    if total.parts["train"]["documents"] == 0 and data.validation != 1.0:  # 1: all of it is there to be judged
+        raise InputError(
+            [Problem("data.validation", "no document is left for training: all fell into the validation part",
+                     "write a smaller data.validation, or cut the text into more documents (data.sources.0.document)")]
+        )  # fmt: skip
+
+
+def _split(record: Record, where: str, data: DataConfig) -> Document:
     if isinstance(data.validation, str):
         return Document(record, "validation" if where == "data.validation" else "train")
     return Document(record, "validation" if in_validation(record.group or record.text, data.validation) else "train")
@@ -169,16 +193,3 @@ def _cleaned_turns(
     if not all(message.content for message in turns):
         return replace(record, text="")
     return record_of(fields, record.origin, record.set_name)
-
-
-def _judge(data: DataConfig, ledger: Ledger) -> None:
-    total = ledger.total
-    ledger.judge(data.max_bad)
-    if total.kept == 0:
-        dropped = ", ".join(f"{count:,} {reason}" for reason, count in total.dropped.items()) or "none were there"
-        raise InputError([Problem("data.sources", f"no document is left: {dropped}", "give files with text in them")])
-    if ledger.parts["train"]["documents"] == 0 and data.validation != 1.0:  # 1: all of it is there to be judged
-        raise InputError(
-            [Problem("data.validation", "no document is left for training: all fell into the validation part",
-                     "write a smaller data.validation, or cut the text into more documents (data.sources.0.document)")]
-        )  # fmt: skip

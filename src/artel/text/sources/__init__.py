@@ -1,7 +1,20 @@
 """Where text comes from: files, globs, folders, URLs; one small module a format."""
 
-from artel.text.sources.find import all_sources, check_sources, local_files
-from artel.text.sources.names import is_url
-from artel.text.sources.read import read_source
+from artel.text.sources.find import all_sources, check_sources
+from artel.text.sources.inputs import Part, inputs_of, parts_of, source_fingerprint, source_of
+from artel.text.sources.lines import count_lines
+from artel.text.sources.read import read_part
+from artel.text.sources.sets import check_sets
 
-__all__ = ["all_sources", "check_sources", "is_url", "local_files", "read_source"]
+__all__ = [
+    "Part",
+    "all_sources",
+    "check_sets",
+    "check_sources",
+    "count_lines",
+    "inputs_of",
+    "parts_of",
+    "read_part",
+    "source_fingerprint",
+    "source_of",
+]

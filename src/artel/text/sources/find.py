@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import glob
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
-from artel.storage import cache_folder, fetch_remote, is_remote, list_remote
+from artel.storage import is_remote, list_remote
 from artel.text.encodings import NotText, is_text_encoding
 from artel.text.sources.conversations import check_converter
 from artel.text.sources.names import file_name, is_url, packed_too, unpacked_name
@@ -62,7 +62,7 @@ def format_of(source: SourceConfig, origin: str, content_type: str = "") -> str:
     return found or ("html" if is_url(origin) and not content_type.startswith("text/plain") else "text")
 
 
-def check_sources(data: DataConfig) -> None:
+def check_sources(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -> None:
     """Raise InputError with every path that is missing, unreadable or of no use, every unknown encoding,
     wrong slice of records and converter that is not there."""
     problems: list[Problem] = []
@@ -74,7 +74,7 @@ def check_sources(data: DataConfig) -> None:
             problems += check_rows(source, where) + check_converter(source, where)
         for path in source.path:
             if is_remote(path) and source.format != "dummy":
-                problems += _check_remote(path, source, where)
+                problems += _check_remote(path, source, where, tell)
                 continue
             files, found = _find(source, path, where if where == "data.validation" else f"{where}.path")
             problems += found
@@ -82,24 +82,6 @@ def check_sources(data: DataConfig) -> None:
                 problems += _check_kind(str(file), source, where) or _check_content(file, source, where, data)
     if problems:
         raise InputError(problems)
-
-
-def local_files(source: SourceConfig, where: str) -> Iterator[Path]:
-    """The files of a source in the order they are read: as given, and sorted within a glob or folder.
-
-    Those on S3 and on the hub as they lie in the cache folder, where they are fetched to.
-    """
-    for path in source.path:
-        if is_remote(path) and source.format != "dummy":
-            yield from (file for file, _ in fetched_files(path))
-        else:
-            yield from files_of(source, path, where)
-
-
-def fetched_files(path: str) -> Iterator[tuple[Path, str]]:
-    """(file in the cache folder, address) of each file that an address on S3 or on the hub means."""
-    for remote in list_remote(path):
-        yield fetch_remote(remote, cache_folder() / "remote"), remote.address
 
 
 def files_of(source: SourceConfig, path: str, where: str) -> list[Path]:
@@ -144,9 +126,9 @@ def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path],
     return [], [Problem(where, f"there is no file {path}", f"it is looked for from {Path.cwd()}")]
 
 
-def _check_remote(path: str, source: SourceConfig, where: str) -> list[Problem]:
+def _check_remote(path: str, source: SourceConfig, where: str, tell: Callable[[str], None]) -> list[Problem]:
     try:
-        return [problem for file in list_remote(path) for problem in _check_kind(file.address, source, where)]
+        return [problem for file in list_remote(path, tell) for problem in _check_kind(file.address, source, where)]
     except InputError as error:
         return [Problem(f"{where}.path", f"{problem.where}: {problem.what}", problem.fix) for problem in error.problems]
 

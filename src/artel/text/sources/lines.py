@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import zstandard
 
 from artel.errors import InputError, Problem
-from artel.text.encodings import SAMPLE, NotText, decode, detect_encoding
+from artel.text.encodings import SAMPLE, NotText, decode, detect_encoding, one_line_end
 from artel.text.sources.names import PACKED, file_name
 
 if TYPE_CHECKING:
@@ -30,6 +32,14 @@ class BadLine:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The lines of a plain file that begin at one of the bytes from `start` up to, not including, `stop`."""
+
+    start: int
+    stop: int
+
+
 _PIECE = 1 << 14  # compressed bytes undone at once; what comes out may be thousands of times larger
 DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
 """What reading a compressed file raises where it is cut off or no such file."""
@@ -39,25 +49,35 @@ def damaged(error: Exception) -> BadLine:
     return BadLine("truncated", f"the compressed file is damaged here: {error}; fetch or pack it anew")
 
 
-def read_lines(file: Path, origin: str, encoding: str, largest: int) -> Iterator[tuple[int, str | BadLine]]:
-    """(line number from 1, the line without its end, or what is wrong with it).
+def read_lines(
+    file: Path, origin: str, encoding: str, largest: int, span: Span | None = None
+) -> Iterator[tuple[int, str | BadLine]]:
+    """(line number from 1, the line without its end, or what is wrong with it); of a span, counted in it.
 
-    The encoding is judged by the first megabyte. Raises NotText for binary data, InputError for a line over `largest`
-    bytes; a compressed file that ends too early gives a last bad line.
+    The encoding is judged by the first megabyte of the file. Raises NotText for binary data, InputError for a line over
+    `largest` bytes; a compressed file that ends too early gives a last bad line. Only a file that `can_be_divided` has
+    spans.
     """
-    with unpacked(file, origin) as stream:
+    name = line_encoding(file, origin, encoding)
+    if not _ends_lines_in_bytes(name):
+        yield from _wide_lines(file, origin, name, largest)
+        return
+    for number, line in read_byte_lines(file, origin, largest, span):
         try:
-            head = stream.peek(SAMPLE)[:SAMPLE]
-        except DAMAGED as error:
-            yield 1, damaged(error)
-            return
-        # A compressed stream may show less than its whole: the sample always counts as cut.
-        name = detect_encoding(head, cut=True) if encoding == "auto" else encoding
-        if name.startswith(("utf-16", "utf-32")):  # their line feeds are not bytes of their own
-            yield from enumerate(decode(stream.read(), name).split("\n"), 1)
-            return
+            yield number, line if isinstance(line, BadLine) else decode(line, name)
+        except NotText as error:
+            yield number, BadLine(error.reason, error.detail)
+
+
+def read_byte_lines(
+    file: Path, origin: str, largest: int, span: Span | None = None
+) -> Iterator[tuple[int, bytes | BadLine]]:
+    """The same before it is decoded, for those who do so faster; the file is in an encoding like ASCII."""
+    with unpacked(file, origin) as stream:
+        at = _first_line(stream, span.start) if span else 0
+        stop = span.stop if span else sys.maxsize
         number = 0
-        while True:
+        while at < stop:
             number += 1
             try:
                 line = stream.readline(largest + 1)
@@ -67,13 +87,101 @@ def read_lines(file: Path, origin: str, encoding: str, largest: int) -> Iterator
             if not line:
                 return
             if len(line) > largest:
-                fix = "write a larger data.max_document"
-                what = f"the line is over {largest:,} bytes (data.max_document)"
-                raise InputError([Problem(f"{origin}:{number}", what, fix)])
+                raise _too_long(origin, number, largest)
+            at += len(line)
+            yield number, line.rstrip(b"\r\n")
+
+
+def line_encoding(file: Path, origin: str, encoding: str) -> str:
+    """The encoding that is given, or when it is auto the one found by the first megabyte. Raises NotText for binary
+    data."""
+    if encoding != "auto":
+        return encoding
+    with unpacked(file, origin) as stream:
+        try:
+            # A compressed stream may show less than its whole: the sample always counts as cut.
+            return detect_encoding(stream.peek(SAMPLE)[:SAMPLE], cut=True)
+        except DAMAGED:
+            return "utf-8"  # nothing can be read of it, as those who read it will be told
+
+
+def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
+    """Whether a file has lines that can be found from its middle: it is not packed, binary, in UTF-16 or -32, and no
+    JSON array."""
+    if file_name(origin).endswith(PACKED):
+        return False
+    try:
+        if not _ends_lines_in_bytes(line_encoding(file, origin, encoding)):
+            return False
+    except NotText:
+        return False
+    if not file_name(origin).endswith(".json"):
+        return True
+    with file.open("rb") as stream:
+        begin = stream.read(SAMPLE).removeprefix(codecs.BOM_UTF8).lstrip()
+    return begin != b"" and not begin.startswith(b"[")
+
+
+def count_lines(file: Path, span: Span) -> int:
+    """How many lines of a plain file begin in the span."""
+    with file.open("rb", buffering=0) as stream:
+        stop = min(span.stop, stream.seek(0, io.SEEK_END))
+        if stop <= span.start:
+            return 0
+        # A line begins behind each line feed, and at the beginning of the file.
+        count = 1 if span.start == 0 else 0
+        at = stream.seek(max(span.start - 1, 0))
+        while at < stop - 1 and (piece := stream.read(min(SAMPLE, stop - 1 - at))):
+            count += piece.count(b"\n")
+            at += len(piece)
+    return count
+
+
+def _first_line(stream: io.BufferedReader, start: int) -> int:
+    """Go to the first line that begins at `start` or behind it; returns the byte at which it does."""
+    if start == 0:
+        return 0
+    at = stream.seek(start - 1)
+    while piece := stream.readline(SAMPLE):
+        at += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return at
+
+
+def _ends_lines_in_bytes(name: str) -> bool:
+    """Whether a line feed is a byte of its own; in UTF-16 and UTF-32 it is not."""
+    try:
+        return b"\n\n".decode(name) == "\n\n"
+    except UnicodeError:
+        return False
+
+
+def _wide_lines(file: Path, origin: str, name: str, largest: int) -> Iterator[tuple[int, str | BadLine]]:
+    """Lines of an encoding in which characters are several bytes. They end at what cannot be read: it stands for
+    the 8 KB that were decoded with it."""
+    number = 0
+    with unpacked(file, origin) as stream, io.TextIOWrapper(stream, name, newline="\n") as text:
+        while True:
+            number += 1
             try:
-                yield number, decode(line.rstrip(b"\r\n"), name)
-            except NotText as error:
-                yield number, BadLine(error.reason, error.detail)
+                line = text.readline(largest + 1)
+            except DAMAGED as error:
+                yield number, damaged(error)
+                return
+            except UnicodeError as error:
+                yield number, BadLine("unreadable", f"is not {name} from here on: {error}")
+                return
+            if not line:
+                return
+            if len(line) > largest:
+                raise _too_long(origin, number, largest)
+            yield number, one_line_end(line.rstrip("\r\n"))
+
+
+def _too_long(origin: str, number: int, largest: int) -> InputError:
+    what = f"the line is over {largest:,} bytes (data.max_document)"
+    return InputError([Problem(f"{origin}:{number}", what, "write a larger data.max_document")])
 
 
 def read_whole(file: Path, origin: str, largest: int) -> bytes:

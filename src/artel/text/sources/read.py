@@ -1,16 +1,18 @@
-"""Reading a source: file after file, each by its format."""
+"""Reading a part of a source: file after file, each by its format."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
-from artel.storage import cache_folder, fetch, is_remote
+from artel.storage import RemoteFile, cache_folder, fetch, fetch_remote, is_remote
 from artel.text.sources.chat import read_chat, read_preferences
 from artel.text.sources.dummy import read_dummy
 from artel.text.sources.dummy_questions import read_dummy_questions
-from artel.text.sources.find import fetched_files, files_of, format_of
+from artel.text.sources.find import format_of
 from artel.text.sources.html import read_html
+from artel.text.sources.inputs import Input, Part, inputs_of, source_of
 from artel.text.sources.jsonl import read_jsonl
 from artel.text.sources.lines import too_large
 from artel.text.sources.names import is_url
@@ -23,50 +25,59 @@ from artel.text.sources.table import read_table
 from artel.text.sources.text import read_text
 
 
-def read_source(source: SourceConfig, where: str, data: DataConfig) -> Items:
-    """The records of a source: of the sets it includes, those that its `rows` takes. `where` is its key."""
-    if source.rows:
-        yield from taken(source, where, lambda: _read_sets(source, where, data))
-    else:
-        yield from _read_sets(source, where, data)
+def read_part(part: Part, data: DataConfig) -> Items:
+    """The records of a part of a source that are of the sets it includes; those of a span have their line in it."""
+    source = source_of(data, part.where)
+    items = _read_inputs(part.inputs, source, data)
+    if not part.inputs:
+        items = _read_whole(source, part.where, data)
+    elif source.include or source.exclude:
+        items = of_sets(items, source)
+    yield from items
 
 
-def _read_sets(source: SourceConfig, where: str, data: DataConfig) -> Items:
-    items = _read_all(source, where, data)
-    return of_sets(items, source, where) if source.include or source.exclude else items
+def _read_whole(source: SourceConfig, where: str, data: DataConfig) -> Items:
+    def read() -> Items:
+        items: Items
+        if source.format == "dummy":
+            items = read_dummy(source) if source.kind == "text" else read_dummy_questions(source)
+        else:
+            items = _read_inputs(inputs_of(source, where, data), source, data)
+        return of_sets(items, source) if source.include or source.exclude else items
+
+    return taken(source, where, read) if source.rows else read()
 
 
-def _read_all(source: SourceConfig, where: str, data: DataConfig) -> Items:
-    if source.format == "dummy":
-        yield from read_dummy(source) if source.kind == "text" else read_dummy_questions(source)
-    for path in source.path:
-        name = source.name or path
-        if is_url(path):
-            fetched = fetch(path, cache_folder() / "downloads", max_bytes=data.max_document)
-            yield from _read(fetched.path, path, fetched.content_type, name, source, data)
-            continue
-        if is_remote(path):
-            for file, address in fetched_files(path):
-                yield from _read(file, address, "", name, source, data)
-            continue
-        for file in files_of(source, path, where):
-            yield from _read(file, str(file), "", name, source, data)
+def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig) -> Items:
+    for each in inputs:
+        name = source.name or each.path
+        if is_url(each.address):
+            fetched = fetch(each.address, cache_folder() / "downloads", max_bytes=data.max_document)
+            yield from _read(fetched.path, each, fetched.content_type, name, source, data)
+        elif is_remote(each.address):
+            file = fetch_remote(RemoteFile(each.address, each.size, each.version), cache_folder() / "remote")
+            yield from _read(file, each, "", name, source, data)
+        else:
+            yield from _read(Path(each.address), each, "", name, source, data)
 
 
-def _read(file: Path, origin: str, content_type: str, set_name: str, source: SourceConfig, data: DataConfig) -> Items:
+def _read(file: Path, what: Input, content_type: str, set_name: str, source: SourceConfig, data: DataConfig) -> Items:
+    origin = what.address
     kind = format_of(source, origin, content_type)
     if kind == "html":
         size = file.stat().st_size
         if size > data.max_document:
             raise too_large(origin, f"{size:,} bytes are", data.max_document)
         yield from read_html(file, origin, content_type, set_name, source)
+    elif kind == "jsonl":
+        yield from read_jsonl(file, origin, set_name, source, data, span=what.span)
     elif kind in _BY_FIELDS:
         yield from _BY_FIELDS[kind](file, origin, set_name, source, data)
     else:
-        yield from read_text(file, origin, set_name, source, data)
+        yield from read_text(file, origin, set_name, source, data, span=what.span)
 
 
 _BY_FIELDS = {
-    "jsonl": read_jsonl, "parquet": read_parquet, "csv": read_table, "pairs": read_pairs,
+    "parquet": read_parquet, "csv": read_table, "pairs": read_pairs,
     "nq": read_nq, "squad": read_squad, "chat": read_chat, "preference": read_preferences,
 }  # fmt: skip

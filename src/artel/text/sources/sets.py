@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from artel.config import SourceConfig
-from artel.errors import InputError, Problem
+from artel.errors import Problem
 from artel.text.records import Dropped, Record, Rejected
 from artel.text.sources.rows import Items
 
@@ -36,20 +36,30 @@ def column_of_sets(source: SourceConfig) -> str:
     return (_PILE if source.set_field == "auto" else source.set_field).split(".")[0]
 
 
-def of_sets(items: Items, source: SourceConfig, where: str) -> Items:
+def of_sets(items: Items, source: SourceConfig) -> Items:
     """The items; in place of records of sets that the source does not `include`, or does `exclude`, that they are out.
 
-    What could not be read passes. Raises InputError at the end when a set that is named never came: a misspelled name
-    would let in what was to be left out. (A file of validation texts need not have them all.)
+    What could not be read passes.
     """
-    seen: set[str] = set()
     for item in items:
-        seen.add(item.set_name)
         excluded = item.set_name in source.exclude or (source.include and item.set_name not in source.include)
         yield Dropped("excluded_set", item.set_name) if excluded and isinstance(item, Record) else item
-    missing = [name for name in (*source.include, *source.exclude) if name not in seen]
-    if missing and where != "data.validation":
-        key = f"{where}.include" if source.include else f"{where}.exclude"
-        have = ", ".join(sorted(seen)[:40]) or "none"
-        what = f"no record is of the set{'s' * (len(missing) > 1)} {', '.join(missing)} (there are: {have})"
-        raise InputError([Problem(key, what, "write the names as they stand in the data, or leave these out")])
+
+
+def check_sets(source: SourceConfig, where: str, seen: set[str]) -> list[Problem]:
+    """What is wrong with the sets that a source names, when those it has were `seen`.
+
+    A misspelled name would let in what was to be left out, or weigh nothing. A file of validation texts need not have
+    them all.
+    """
+    if where == "data.validation":
+        return []
+    weighed = source.weight if isinstance(source.weight, dict) else {}
+    problems = []
+    for key, names in (("include", source.include), ("exclude", source.exclude), ("weight", list(weighed))):
+        missing = [name for name in names if name not in seen]
+        if missing:
+            have = ", ".join(sorted(seen)[:40]) or "none"
+            what = f"no record is of the set{'s' * (len(missing) > 1)} {', '.join(missing)} (there are: {have})"
+            problems.append(Problem(f"{where}.{key}", what, "write the names as they stand in the data, or leave out"))
+    return problems

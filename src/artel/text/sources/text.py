@@ -8,12 +8,13 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.text.encodings import NotText, decode
 from artel.text.records import Record, Rejected
-from artel.text.sources.lines import BadLine, read_lines, read_whole
+from artel.text.sources.lines import BadLine, Span, read_lines, read_whole
 
 
 def read_text(
-    file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig
+    file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig, *, span: Span | None = None
 ) -> Iterator[Record | Rejected]:
+    """`span` is for documents that are lines: they are numbered from its beginning."""
     if source.document == "file":
         try:
             content = read_whole(file, origin, data.max_document)
@@ -24,7 +25,7 @@ def read_text(
     paragraph: list[str] = []
     first = 1
     try:
-        for number, line in read_lines(file, origin, source.encoding, data.max_document):
+        for number, line in read_lines(file, origin, source.encoding, data.max_document, span):
             if isinstance(line, BadLine):
                 yield Rejected(f"{origin}:{number}", line.reason, line.detail, set_name)
             elif source.document == "line":

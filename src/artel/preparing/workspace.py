@@ -1,0 +1,110 @@
+"""The folder in which a store is made: the plan, and what each task has finished, so that a killed run goes on.
+
+    KEY.parts/run.yaml            the run
+    KEY.parts/plan.json           the parts of its sources, in their order
+    KEY.parts/tokenizer/          the tokenizer
+    KEY.parts/lines/00000/        of each part the digests of its lines or paragraphs (where repeated ones go)
+    KEY.parts/earlier/00000       and those of them that stand in an earlier part
+    KEY.parts/text/00000/         of each part its documents, as tokens, and the ledger of what was dropped
+    KEY.parts/alive               which documents are no exact duplicates
+    KEY.parts/near/00000.npy      near-duplicates found in a group of bands
+    KEY.parts/verdict/            how often each document is written, the ledger, and what each shard holds
+    KEY.parts/shards/train-00000/ a finished shard
+    KEY.parts/errors/             what went wrong, in tasks of other processes
+
+A task's result is there whole or not at all; one that is there is not made again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from artel.config import RunConfig, dump_run, load_run
+from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.storage import remove_leftovers, write_file
+from artel.text import Part, parts_of
+
+
+@dataclass(frozen=True)
+class Workspace:
+    path: Path
+    run: RunConfig
+
+    @classmethod
+    def of(cls, path: Path, run: RunConfig) -> Workspace:
+        """The workspace at `path`, planned now unless an earlier start did."""
+        workspace = cls(path, run)
+        if not workspace._plan.is_file():
+            parts = [part.to_json() for part in parts_of(run.data, run.prepare.part)]
+            write_file(workspace._plan, orjson.dumps({"parts": parts}))
+        write_file(path / "run.yaml", dump_run(run))  # what does not shape the store may be another than before
+        for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
+            remove_leftovers(folder)
+        workspace.forget_errors()
+        return workspace
+
+    @classmethod
+    def at(cls, path: Path) -> Workspace:
+        """A workspace that another process planned."""
+        return cls(path, load_run(str(path / "run.yaml")))
+
+    @property
+    def _plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        return [Part.from_json(told) for told in orjson.loads(self._plan.read_bytes())["parts"]]
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
+    def lines(self, part: int) -> Path:
+        return self.path / "lines" / f"{part:05d}"
+
+    def earlier(self, part: int) -> Path:
+        return self.path / "earlier" / f"{part:05d}"
+
+    def text(self, part: int) -> Path:
+        return self.path / "text" / f"{part:05d}"
+
+    @property
+    def alive(self) -> Path:
+        return self.path / "alive"
+
+    def near(self, group: int) -> Path:
+        return self.path / "near" / f"{group:05d}.npy"
+
+    @property
+    def verdict(self) -> Path:
+        return self.path / "verdict"
+
+    def shard(self, name: str) -> Path:
+        return self.path / "shards" / name
+
+    @property
+    def _errors(self) -> Path:
+        return self.path / "errors"
+
+    def note_error(self, task: str, error: ArtelError) -> None:
+        """Keep what a task of another process raised, for the one who waits for it."""
+        problems = [[problem.where, problem.what, problem.fix] for problem in error.problems]
+        told = {"is_input": isinstance(error, InputError), "problems": problems}
+        write_file(self._errors / f"{task}.json", orjson.dumps(told))
+
+    def raise_errors(self) -> None:
+        """Raise what tasks of other processes raised, all problems together."""
+        found: list[dict[str, Any]] = [orjson.loads(file.read_bytes()) for file in sorted(self._errors.glob("*.json"))]
+        if found:
+            problems = dict.fromkeys(Problem(*row) for told in found for row in told["problems"])
+            raise (InputError if all(told["is_input"] for told in found) else WorkError)(problems)
+
+    def forget_errors(self) -> None:
+        for file in self._errors.glob("*.json"):
+            file.unlink()
