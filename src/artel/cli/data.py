@@ -1,4 +1,4 @@
-"""`artel data`: looking into a token store."""
+"""`artel data`: looking into a token store, and making one of tokens that are there already."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, print_json, tell
+from artel.cli.common import AsJson, Overrides, print_json, quiet_libraries, tell
 
 if TYPE_CHECKING:
     from artel.tokens import TokenStore
 
-app = typer.Typer(help="Look into a token store.", no_args_is_help=True)
+app = typer.Typer(help="Look into a token store, or make one of another program's tokens.", no_args_is_help=True)
 
 
 @app.callback()
 def data() -> None:
-    """Look into a token store: what a run reads, token for token."""
+    """Look into a token store (what a run reads, token for token), or make one of another program's tokens."""
 
 
 @app.command("show")
@@ -75,6 +75,54 @@ def verify(
     tell(f"{name}: whole, {store.train.tokens:,} training and {store.validation.tokens:,} validation tokens")
     if as_json:
         print_json({"store": name, "digest": store.digest, "whole": True})
+
+
+@app.command("import")
+def import_(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="NAME.bin, Megatron-LM's prefix of .bin and .idx, or a quoted glob.")
+    ],
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="The folder to write; it is not there yet.")],
+    tokenizer: Annotated[str, typer.Option(help="The tokenizer that made the tokens: a folder or a hub id.")],
+    validation: Annotated[
+        str, typer.Option(help="Share of the documents held out, or PATH of those that are for validation.")
+    ] = "0.05",
+    as_json: AsJson = False,
+) -> None:
+    """Write tokens of Megatron-LM (.bin and .idx), nanoGPT or llm.c (.bin) as a token store.
+
+    Example: artel data import 'fineweb/train_*.bin' stores/fineweb --tokenizer gpt2 --validation fineweb/val_0.bin
+    """
+    from artel.preparing.imported import import_tokens
+
+    quiet_libraries()
+    imported = import_tokens(path, store, tokenizer, _share_or_path(validation), tell)
+    ledger = imported.ledger
+    documents, tokens, changed = ledger["documents"], ledger["tokens"], ledger["changed"]
+    rate = sum(tokens.values()) / imported.seconds
+    added = f" · an end token was added to {changed['end_added']:,} of them" if changed else ""
+    tell(
+        f"{documents['read']:,} documents read, {documents['kept']:,} kept, dropped {documents['dropped'] or 'none'}"
+        f"{added}\n{tokens['train']:,} training and {tokens['validation']:,} validation tokens in "
+        f"{imported.seconds:.1f} s, {rate / 1e6:.1f} million a second\n{imported.folder}"
+    )
+    if as_json:
+        result = {"documents": documents, "tokens": tokens, "bytes": ledger["bytes"], "changed": changed}
+        timing = {"seconds": imported.seconds, "tokens_per_second": rate}
+        print_json({**result, "store": str(imported.folder), **timing})
+
+
+def _share_or_path(validation: str) -> float | str:
+    from artel.errors import InputError, Problem
+
+    try:
+        share = float(validation)
+    except ValueError:
+        return validation
+    if not 0 <= share < 1:
+        fix = "write 0.05, or the path of a file of tokens"
+        raise InputError([Problem("--validation", f"{validation} is not a fraction from 0 to below 1", fix)])
+    return share
 
 
 def _open(name: str, overrides: list[str]) -> TokenStore:

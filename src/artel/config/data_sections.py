@@ -276,9 +276,16 @@ class DataConfig(Section):
         100_000_000, ge=1, description="Largest file or line read as one document, in bytes; a larger one is an error."
     )
     store: str = Field(
-        "", description="Folder for token stores; by default in the cache folder (ARTEL_CACHE).",
+        "", description="Folder for token stores, also s3://BUCKET/PREFIX; by default in the cache folder (ARTEL_CACHE).",
         json_schema_extra={"shapes_result": False},
     )  # fmt: skip
+
+    @field_validator("store")
+    @classmethod
+    def _writable(cls, value: str) -> str:
+        if "://" in value and not value.lower().startswith("s3://"):
+            raise ValueError(f"{value} cannot be written to; write a folder, or s3://BUCKET/PREFIX")
+        return value
 
     @field_validator("validation")
     @classmethod

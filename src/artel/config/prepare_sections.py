@@ -11,7 +11,10 @@ from artel.config.section import Section, free
 class SlurmConfig(Section):
     partition: str = free("", "Partition of the jobs; the cluster's default when silent.")
     time: str = free("24:00:00", "Time limit of a job, as sbatch takes it.")
-    memory: Bytes = free(4_000_000_000, "Memory of a worker, in bytes.", ge=1)
+    cpus: Count = free(
+        1, "Processes of a job, each with a core: as many as a node has where only whole nodes are given out."
+    )
+    memory: Bytes = free(4_000_000_000, "Memory of a process, in bytes.", ge=1)
     setup: list[str] = free([], "Shell lines run before the work: module load python, source .venv/bin/activate.")
     options: dict[str, str] = free({}, "Further options of sbatch: {account: nlp, qos: high}.")
 

@@ -22,10 +22,22 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.preparing.mixture import depends_on_seed
 from artel.preparing.workspace import Workspace
-from artel.storage import cache_folder, lock, new_folder, remove_leftovers, write_file
+from artel.storage import (
+    cache_folder,
+    exists,
+    is_remote,
+    lock,
+    new_folder,
+    pull_folder,
+    push_folder,
+    read_bytes,
+    remove_leftovers,
+    write_bytes,
+    write_file,
+)
 from artel.text import Ledger, check_text, read_documents, source_fingerprint
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
-from artel.tokens.store import FORMAT
+from artel.tokens.store import FORMAT, stored_files
 
 Tell = Callable[[str], None]
 
@@ -57,18 +69,28 @@ def prepare(run: RunConfig, tell: Tell = lambda _: None) -> Prepared:
     RUN/rejected.jsonl has the records that could not be used, also where they are too many.
     """
     check_text(run.data, tell)
-    stores = Path(run.data.store) if run.data.store else cache_folder() / "stores"
+    there = run.data.store.rstrip("/") if is_remote(run.data.store) else ""
+    stores = Path(run.data.store) if run.data.store and not there else cache_folder() / "stores"
     key = store_key(run)
-    folder = stores / key
-    if _is_whole(folder):
-        return _found(run, folder)
-    with lock(stores / f"{key}.lock", lambda: tell("waiting for another process that prepares the same text")):
-        if _is_whole(folder):
-            return _found(run, folder)
-        remove_leftovers(stores)
-        _remove_forgotten(stores)
-        _make(run, folder, key, tell)
-    return Prepared(folder, made=True)
+    folder, made = stores / key, False
+    address = there and f"{there}/{key}"
+    if not _is_whole(folder, address):
+        with lock(stores / f"{key}.lock", lambda: tell("waiting for another process that prepares the same text")):
+            if address and not folder.exists():
+                _fetch(folder, address, tell)
+            if not _is_whole(folder):
+                if address:  # a right that is missing is told now, not when all is done
+                    write_bytes(f"{address}.begun", b"")
+                remove_leftovers(stores)
+                _remove_forgotten(stores)
+                _make(run, folder, key, tell)
+                made = True
+            if not _is_whole(folder, address):
+                tell(f"writing the store to {address}")
+                push_folder(folder, address)
+                write_file(_copy_note(folder), address)
+    _copy_rejected(run, folder)
+    return Prepared(folder, made)
 
 
 def store_key(run: RunConfig) -> str:
@@ -114,15 +136,33 @@ def _template_file(run: RunConfig) -> list[Any]:
     return [file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else []
 
 
-def _is_whole(folder: Path) -> bool:
-    return (folder / "manifest.json").is_file()
+def _is_whole(folder: Path, address: str = "") -> bool:
+    """Whether the store is finished here and, where it belongs to an address on S3, is there too."""
+    if not (folder / "manifest.json").is_file():
+        return False
+    return not address or (_copy_note(folder).is_file() and _copy_note(folder).read_text() == address)
 
 
-def _found(run: RunConfig, folder: Path) -> Prepared:
+def _copy_note(folder: Path) -> Path:
+    """The file that says where a copy of a store lies: with it no network is needed to start."""
+    return folder.with_name(f"{folder.name}.copy")
+
+
+def _fetch(folder: Path, address: str, tell: Tell) -> None:
+    """The store from S3, where another machine wrote it."""
+    if exists(f"{address}/manifest.json"):
+        tell(f"fetching the store {address}")
+        manifest = orjson.loads(read_bytes(f"{address}/manifest.json"))
+        pull_folder(address, folder, stored_files(manifest))
+        write_file(_copy_note(folder), address)
+
+
+def _copy_rejected(run: RunConfig, folder: Path) -> None:
     rejected = (folder / "rejected.jsonl").read_bytes()
     if rejected:
         write_file(_rejected_file(run), rejected)
-    return Prepared(folder, made=False)
+    else:
+        _rejected_file(run).unlink(missing_ok=True)  # an earlier start's, before the texts were mended
 
 
 def _rejected_file(run: RunConfig) -> Path:
@@ -139,10 +179,11 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
     """The store of a run into `folder`, stage by stage; what an earlier start finished is not done again."""
     # These stand on torch, and a store that is found does not need it.
     from artel.preparing.assembly import write_store
-    from artel.preparing.engines import run_stage
+    from artel.preparing.engines import check_engine, run_stage
     from artel.preparing.tasks import Stage, Tasks
     from artel.preparing.verdict import Verdict, find_earlier_lines, find_exact
 
+    check_engine(run.prepare)
     workspace = Workspace.of(folder.with_name(f"{key}.parts"), run)
     tokenizer = _tokenizer(run, workspace, tell)
     tasks = Tasks(workspace)

@@ -15,7 +15,7 @@ _MARKS = (
 )
 _CYRILLIC = ("windows-1251", "koi8-r", "cp866")
 # Control characters that no text holds. Form feed, tab, line feeds and escape do occur in real files.
-_BINARY = bytes([*range(0x00, 0x09), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
+_BINARY = bytes([*range(0x09), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 SAMPLE = 1_000_000
 
 

@@ -28,7 +28,7 @@ _LIB_RU = (
 )
 # Put into the tree as text, to be found in the text of the whole page, which has no zeros of its own.
 _LINE, _PRE, _PRE_END = "\0 ", "\0\1", "\0\2"
-_MARKS = bytes(range(4))
+_MARKS = "\0\1\2\3"
 # While white space is folded, that of <pre> goes by other characters.
 _STAND_INS = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
 
@@ -40,13 +40,7 @@ def html_to_text(
 
     The encoding is the one given, else by byte order mark, HTTP header, `<meta>` or XML declaration, else detected.
     """
-    page = (_decode(data, content_type) if encoding == "auto" else characters(data, encoding)).removeprefix("\ufeff")
-    if profile == "lib.ru":
-        page = _lib_ru(page)
-    # Removed before parsing: an unclosed comment would swallow the rest of the page.
-    code = _without_comments(page).encode("utf-8", "replace")
-    if any(mark in code for mark in _MARKS):
-        code = code.translate(None, _MARKS)
+    code = page_source(data, content_type, profile, encoding).encode("utf-8", "replace")
     if code.count(b"<") > _MANY_TAGS and _is_deep(code):
         code = _flat(code)
     # Twice as fast without events, which scripts would listen to.
@@ -55,19 +49,35 @@ def html_to_text(
     return _lines(_marked_text(root)) if root is not None else ""
 
 
+def page_source(data: bytes, content_type: str, profile: Literal["none", "lib.ru"], encoding: str) -> str:
+    """The HTML of a page, without its comments; by the profile of its site only of the work itself."""
+    page = (_decode(data, content_type) if encoding == "auto" else characters(data, encoding)).removeprefix("\ufeff")
+    if any(mark in page for mark in _MARKS):
+        page = re.sub(f"[{_MARKS}]", "", page)
+    if profile == "lib.ru":
+        page = _lib_ru(page)
+    # Removed before parsing: an unclosed comment would swallow the rest of the page.
+    return _without_comments(page)
+
+
 def _decode(data: bytes, content_type: str) -> str:
     """The page's characters; its line ends are the parser's affair."""
     if marked_encoding(data):
         return characters(data)
-    named = _HEADER.search(content_type)
     declared = _DECLARED.search(data[:4096])
-    for name in (named and named[1], declared and (declared[1] or declared[2]).decode()):
+    for name in (named_encoding(content_type), declared and (declared[1] or declared[2]).decode()):
         if name and not name.lower().startswith("utf-16"):  # a page that can be read so far is not in it
             try:
                 return characters(data, _MEANT.get(name.lower(), name))
             except (NotText, LookupError):
                 continue  # a wrong declaration is common; the bytes decide
     return characters(data)
+
+
+def named_encoding(content_type: str) -> str:
+    """The encoding that an HTTP header Content-Type names, if any."""
+    found = _HEADER.search(content_type)
+    return found[1] if found else ""
 
 
 def _without_comments(page: str) -> str:
@@ -133,6 +143,7 @@ def _marked_text(root: LexborNode) -> str:
             found.append(node)
     for node in gone:
         node.decompose(recursive=False)
+    preformatted = _inside([node for node in blocks if node.tag_id == _PRE_ID])
     for node in blocks:
         if node.mem_id == root.mem_id:
             continue
@@ -141,13 +152,23 @@ def _marked_text(root: LexborNode) -> str:
             node.insert_after(_PRE_END)
             continue
         node.insert_before(_LINE)
-        if not _ends_with_others(node):
+        # A mark costs three times as much as to look; but in <pre> white space is a line too.
+        if node.mem_id in preformatted or not _ends_with_others(node):
             node.insert_after(_LINE)
     return root.text()
 
 
+def _inside(nodes: list[LexborNode]) -> set[int]:
+    """The elements in some, given in their order."""
+    found: set[int] = set()
+    for node in nodes:
+        if node.mem_id not in found:
+            found.update(each.mem_id for each in node.traverse())
+    return found
+
+
 def _ends_with_others(node: LexborNode) -> bool:
-    """Whether a line ends behind a block anyway, for what follows it; a mark costs three times as much as to look."""
+    """Whether a line ends behind a block anyway, for what follows it."""
     after = node.next
     if after is not None and after.is_empty_text_node:
         after = after.next

@@ -148,6 +148,15 @@ class StorePart:
         return text.split("\n")[:-1]
 
 
+def stored_files(manifest: dict[str, Any]) -> Iterator[tuple[str, int, str]]:
+    """(name within the store, bytes, xxh3-128) of each file with samples."""
+    for part in PARTS:
+        counts = manifest["parts"][part]
+        for files in [*(shard["files"] for shard in counts["shards"]), counts["files"]]:
+            for name, facts in files.items():
+                yield f"{part}/{name}", facts["bytes"], facts["xxh3_128"]
+
+
 class TokenStore:
     """An opened store. Opening checks that every file is there in its size; `verify` reads all checksums."""
 
@@ -161,8 +170,8 @@ class TokenStore:
             raise self._damaged("manifest.json", f"is not JSON ({error})") from None
         if self.manifest.get("format") != FORMAT:
             raise self._damaged("manifest.json", f"has format {self.manifest.get('format')}, this artel reads {FORMAT}")
-        for file, facts in self._files():
-            if not file.is_file() or file.stat().st_size != facts["bytes"]:
+        for file, size, _ in self._files():
+            if not file.is_file() or file.stat().st_size != size:
                 raise self._damaged(str(file.relative_to(folder)), "is missing or has another size than was written")
         parts = self.manifest["parts"]
         self.train = StorePart(folder / "train", parts["train"], self.manifest["dtype"])
@@ -172,25 +181,21 @@ class TokenStore:
     def digest(self) -> str:
         """What the store holds, as one short text: equal digests mean equal tokens in equal order."""
         digest = xxhash.xxh3_128()
-        for file, facts in self._files():
+        for file, _, found in self._files():
             if file.suffix != ".origins":  # where a document stood on this machine does not change what is learned
-                digest.update(f"{file.relative_to(self.folder)} {facts['xxh3_128']}\n".encode())
+                digest.update(f"{file.relative_to(self.folder)} {found}\n".encode())
         return digest.hexdigest()
 
     def verify(self) -> None:
         """Read every file and compare its checksum. Raises InputError that names a damaged file."""
-        for file, facts in self._files():
-            if checksum(file) != facts["xxh3_128"]:
+        for file, _, found in self._files():
+            if checksum(file) != found:
                 raise self._damaged(
                     str(file.relative_to(self.folder)), "does not have the checksum it was written with"
                 )
 
-    def _files(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        for part in PARTS:
-            counts = self.manifest["parts"][part]
-            for files in [*(shard["files"] for shard in counts["shards"]), counts["files"]]:
-                for name, facts in files.items():
-                    yield self.folder / part / name, facts
+    def _files(self) -> Iterator[tuple[Path, int, str]]:
+        return ((self.folder / name, size, found) for name, size, found in stored_files(self.manifest))
 
     def _damaged(self, name: str, what: str) -> InputError:
         return InputError(

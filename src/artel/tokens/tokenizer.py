@@ -1,4 +1,4 @@
-"""Tokenizers: train a byte-level BPE, or take one from a folder or a hub id.
+"""Tokenizers: what artel asks of one, and taking one from a folder or a hub id.
 
 Text is encoded as plain text: a document that happens to contain `<|endoftext|>` gets the tokens of those letters,
 never the special token, so that no text can end a document or play a role.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from artel.config import TokenizerTraining
 from artel.errors import InputError, Problem
+from artel.tokens.fast import Encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -64,6 +65,12 @@ class Tokenizer:
             )
         self.end_id: int = int(end)
         self._where = where
+        self._encoder: Encoder | None = None
+        self._added = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which makes its own encoder: fastokens cannot be sent."""
+        return self.__dict__ | {"_encoder": None}
 
     @property
     def vocabulary(self) -> int:
@@ -73,31 +80,63 @@ class Tokenizer:
     @property
     def fingerprint(self) -> str:
         """Equal fingerprints give equal ids for every text."""
-        return xxhash.xxh3_128_hexdigest(self._backend.to_str().encode() + str(self.end_id).encode())
+        return xxhash.xxh3_128_hexdigest(self._whole.to_str().encode() + str(self.end_id).encode())
 
     def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
-        """Ids of each text, int64 (tokens,), without special tokens."""
-        before = self._backend.encode_special_tokens
-        self._backend.encode_special_tokens = True  # "as text" is meant: the library's name says the opposite
-        try:
-            for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False):
-                yield np.array(encoding.ids, dtype=np.int64)
-        finally:
-            self._backend.encode_special_tokens = before
+        """Ids of each text, int64 (tokens,), without special tokens; by fastokens where it gives the same ids."""
+        added = len(self._backend.get_added_tokens_decoder())
+        if self._encoder is None or added != self._added:  # what was added through `hf` meanwhile, fastokens lacks
+            self._encoder, self._added = Encoder(self._exact, lambda: self._whole.to_str()), added
+        return iter(self._encoder.encode(texts))
+
+    def _exact(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of each text by tokenizers, in its own threads."""
+        with self._special_tokens_read(False):
+            encodings = self._whole.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    @property
+    def encoder(self) -> str:
+        """What `encode` uses now: fastokens, or tokenizers."""
+        return "tokenizers" if self._encoder is None else self._encoder.name
+
+    @property
+    def encoder_note(self) -> str:
+        """Why that one encodes, a sentence for the user."""
+        return "nothing was encoded" if self._encoder is None else self._encoder.note
+
+    @property
+    def doubtful_texts(self) -> int:
+        """Texts that fastokens encoded before one was found to which it gave other ids than tokenizers: 0 but then."""
+        return 0 if self._encoder is None else self._encoder.doubtful
 
     def encode_with_places(self, texts: list[str], *, control: bool = False) -> Iterator[Encoded]:
         """Ids of each text and their places in it, none put around it; slower than `encode`.
 
         With `control`, special tokens that are written in a text are read as such: for what a chat template wrote.
         """
+        with self._special_tokens_read(control):
+            encodings = self._whole.encode_batch(texts, add_special_tokens=False)
+        for encoding in encodings:
+            places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+            yield Encoded(np.array(encoding.ids, dtype=np.int64), places[:, 0], places[:, 1])
+
+    @contextmanager
+    def _special_tokens_read(self, wanted: bool) -> Iterator[None]:
+        """Whether special tokens written in a text are read as such (`tokenizers` names it the other way round)."""
         before = self._backend.encode_special_tokens
-        self._backend.encode_special_tokens = not control
+        self._backend.encode_special_tokens = not wanted
         try:
-            for encoding in self._backend.encode_batch(texts, add_special_tokens=False):
-                places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-                yield Encoded(np.array(encoding.ids, dtype=np.int64), places[:, 0], places[:, 1])
+            yield
         finally:
             self._backend.encode_special_tokens = before
+
+    @property
+    def _whole(self) -> Any:
+        """The backend, cutting no text off and filling none up, as its file or an earlier call of `hf` may want."""
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        return self._backend
 
     @property
     def mask_id(self) -> int:
@@ -126,7 +165,7 @@ class Tokenizer:
     def frame(self, pair: bool = False) -> Frame:
         """What stands around one text (`<s> … </s>`) or two, found by asking the tokenizer."""
         arguments = ("a", "a") if pair else ("a",)
-        encoding = self._backend.encode(*arguments)
+        encoding = self._whole.encode(*arguments)
         pieces: list[list[int]] = [[] for _ in range(len(arguments) + 1)]
         at = 0
         for token, text, special in zip(encoding.ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True):
@@ -146,11 +185,14 @@ class Tokenizer:
     def word_starts(self) -> np.ndarray:
         """bool (vocabulary,): whether a token begins a word; punctuation is a word of its own.
 
-        Read off the tokens as each kind of tokenizer writes them: `##` goes on (WordPiece), `Ġ` and `▁` begin.
+        Read off the tokens as each kind of tokenizer writes them: `##` goes on (WordPiece), `Ġ` and `▁` begin. The
+        tokens of pattern whitespace do not tell: each counts as a word.
         """
         starts = np.ones(self.vocabulary, dtype=bool)
         tokens = self._backend.get_vocab(with_added_tokens=True)
         pieces = json.loads(self._backend.to_str())["model"]["type"] == "WordPiece"
+        if not pieces and "Whitespace" in _kinds(self._backend.pre_tokenizer):
+            return starts
         for token, number in tokens.items():
             if pieces:
                 starts[number] = not token.startswith("##")
@@ -168,12 +210,20 @@ class Tokenizer:
         """
         from tokenizers import pre_tokenizers
 
+        self._encoder = None  # fastokens, if it encodes, was made from what is changed here
         before = self._backend.pre_tokenizer
         mark = pre_tokenizers.Punctuation(behavior="isolated")
         if before is None:
             self._backend.pre_tokenizer = mark
         elif not {"Punctuation", "BertPreTokenizer"} & _kinds(before):
             self._backend.pre_tokenizer = pre_tokenizers.Sequence([mark, before])
+
+    @property
+    def spacing_is_lost(self) -> bool:
+        """Whether a decoded text has other white space than the encoded one, as with pattern whitespace and BERT's."""
+        white = " ", "  ", "\n\n", " "
+        decoded = self.decode(self._exact(["a".join(["", *white, ""])])[0])
+        return [c for c in decoded if c.isspace()] != list("".join(white))
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens written out, exactly as encoded (no clean-up of spaces)."""
@@ -182,49 +232,6 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Write it so that `AutoTokenizer.from_pretrained(folder)` opens it."""
         self.hf.save_pretrained(str(folder))
-
-
-def train_tokenizer(
-    texts: Iterator[str], wanted: TokenizerTraining, *, encoder: bool = False, where: str = "tokenizer.train"
-) -> Tokenizer:
-    """Byte-level BPE (Sennrich et al. 2016 over the bytes of UTF-8, as GPT-2 has it): every text comes back exactly.
-
-    For an encoder it has RoBERTa's special tokens in RoBERTa's order, and puts them around a text. Raises InputError
-    when the text does not yield the vocabulary asked for.
-    """
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
-
-    names = _special_tokens(wanted, encoder)
-    special = list(dict.fromkeys([*names.values(), *wanted.special]))
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    if encoder:
-        around = [(names[role], special.index(names[role])) for role in ("eos_token", "bos_token")]
-        backend.post_processor = processors.RobertaProcessing(around[0], around[1], add_prefix_space=False)
-    else:
-        backend.post_processor = processors.ByteLevel(trim_offsets=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=wanted.vocab,
-        min_frequency=wanted.minimum_frequency,
-        special_tokens=[_mask_token(name) if name == names.get("mask_token") else name for name in special],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(_up_to(texts, wanted.sample), trainer)
-    reached = backend.get_vocab_size(with_added_tokens=True)
-    if reached < wanted.vocab:
-        raise InputError(
-            [
-                Problem(
-                    f"{where}.vocab",
-                    f"{wanted.vocab:,} tokens are more than this text yields: it has {reached:,}",
-                    f"write tokenizer.train.vocab: {reached} or less, give more text, or lower minimum_frequency",
-                )
-            ]
-        )
-    return Tokenizer(_as_transformers(backend, names), where)
 
 
 def load_tokenizer(name: str, where: str = "tokenizer.from") -> Tokenizer:
@@ -269,7 +276,7 @@ def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
         # vocabulary does: RoBERTa's has <s> and </s>, GPT-2's has only <|endoftext|>.
         words = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
         if {"<s>", "</s>"} <= words.keys():
-            return RobertaTokenizer.from_pretrained(name, mask_token=_mask_token("<mask>"))
+            return RobertaTokenizer.from_pretrained(name, mask_token=mask_token("<mask>"))
         return GPT2Tokenizer.from_pretrained(name)
     return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
@@ -285,46 +292,15 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def _up_to(texts: Iterator[str], budget: int) -> Iterator[str]:
-    """Texts until `budget` bytes of UTF-8 have gone through."""
-    for text in texts:
-        yield text
-        budget -= len(text.encode("utf-8", "surrogatepass"))
-        if budget <= 0:
-            return
-
-
 def _kinds(pre_tokenizer: Any) -> set[str]:
-    """The names of a pre-tokenizer's parts."""
+    """The names of a pre-tokenizer's parts; none where there is no pre-tokenizer."""
+    if pre_tokenizer is None:
+        return set()
     state = json.loads(pre_tokenizer.__getstate__())
     return {part["type"] for part in state.get("pretokenizers", [state])}
 
 
-def _special_tokens(wanted: TokenizerTraining, encoder: bool) -> dict[str, str]:
-    """Special tokens by the role that transformers knows them by, in the order of their ids."""
-    if encoder:
-        return {
-            "bos_token": "<s>",
-            "pad_token": wanted.pad or "<pad>",
-            "eos_token": wanted.end or "</s>",
-            "unk_token": "<unk>",
-            "mask_token": "<mask>",
-        }
-    return {"eos_token": wanted.end or "<|endoftext|>", "pad_token": wanted.pad or "<|pad|>"}
-
-
-def _as_transformers(backend: Any, names: dict[str, str]) -> PreTrainedTokenizerFast:
-    from transformers import PreTrainedTokenizerFast
-
-    roles: dict[str, Any] = dict(names)
-    if "mask_token" in roles:
-        roles |= {"cls_token": names["bos_token"], "sep_token": names["eos_token"]}
-    else:
-        roles["bos_token"] = names["eos_token"]
-    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **roles)
-
-
-def _mask_token(name: str) -> Any:
+def mask_token(name: str) -> Any:
     """A mask takes the space before it in, as RoBERTa's does: what is hidden is a word with its space."""
     from tokenizers import AddedToken
 

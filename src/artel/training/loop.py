@@ -195,6 +195,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     for note in built.notes:
         tell(note)
     use_for_training(built.model)
+    objective.check(built.model)
     compiled = compile_layers(built.model, config.train.compile, processes.device, length.steps)
     precision = pick_precision(config.train.precision, processes.device)
     built.model.train()

@@ -52,6 +52,7 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], processes: 
     run = _judged_run(opened, data, overrides)
     check_positions(opened.model, run.data.block)
     objective = objective_of(run, opened.tokenizer)
+    objective.check(opened.model)
     prepared = prepare(run, tell)
     store = prepared.open()
     if data is None:

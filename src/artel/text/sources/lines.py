@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import codecs
-import gzip
 import io
 import lzma
 import sys
@@ -12,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import zstandard
 
@@ -216,8 +215,6 @@ def too_large(origin: str, size: str, largest: int) -> InputError:
 def unpacked(file: Path, origin: str) -> io.BufferedReader:
     """The content of a file, by the suffix of its origin; reading it may raise one of DAMAGED."""
     name = file_name(origin)
-    if name.endswith(".gz"):
-        return io.BufferedReader(cast(io.RawIOBase, gzip.open(file, "rb")), SAMPLE)
     new_frame = next((new for suffix, new in _FRAMES.items() if name.endswith(suffix)), None)
     raw = _Frames(file, new_frame) if new_frame else file.open("rb", buffering=0)
     return io.BufferedReader(raw, SAMPLE)
@@ -234,6 +231,7 @@ class _Frame(Protocol):
 
 
 _FRAMES: dict[str, Callable[[], _Frame]] = {
+    ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
     ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
     ".bz2": bz2.BZ2Decompressor,

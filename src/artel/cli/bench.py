@@ -1,0 +1,76 @@
+"""`artel bench`: what this machine makes of it, each figure with its definition."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from artel.cli.common import AsJson, print_json, quiet_libraries, tell
+
+app = typer.Typer(help="Measure artel on this machine.", no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure artel on this machine: every figure with its unit and its definition."""
+
+
+@app.command("prepare")
+def prepare(
+    input_: Annotated[
+        str, typer.Option("--input", help="Texts to measure on (JSON lines, text …); made up when silent.")
+    ] = "",
+    size: Annotated[str, typer.Option(help="Bytes of text; memory is measured on 10 and 40 times as much.")] = "100M",
+    tokenizer: Annotated[
+        str, typer.Option(help="Folder or hub id; a byte-level BPE of 32,768 ids is trained when silent.")
+    ] = "",
+    workers: Annotated[str, typer.Option(help="Processes, of artel and of the peer; auto: the cores here.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; the median counts.")] = 3,
+    peer: Annotated[bool, typer.Option(help="Run Hugging Face datasets, as run_clm.py uses it, in turn.")] = True,
+    only: Annotated[str, typer.Option(help="Some of: end_to_end, near, html, jsonl_zst, read_back, memory.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Text to store and store to batches, measured here, beside Hugging Face datasets doing the same.
+
+    Example: artel bench prepare --size 100M --only end_to_end,html
+    """
+    quiet_libraries()
+    from artel.errors import InputError, Problem
+    from artel.using.bench import MEASURES, Settings, measure_prepare, table
+
+    problems = []
+    names = tuple(name.strip() for name in only.split(",") if name.strip()) or MEASURES
+    unknown = [name for name in names if name not in MEASURES]
+    if unknown:
+        problems.append(Problem("--only", f"measures no {', '.join(unknown)}", f"write some of: {', '.join(MEASURES)}"))
+    size_bytes, count = _read(size, "--size", problems), _read(workers, "--workers", problems)
+    if problems:
+        raise InputError(problems)
+    settings = Settings(size_bytes, count, rounds, peer, names, input_, tokenizer)
+    measured = measure_prepare(settings, tell)
+    tell(table(measured.figures))
+    if measured.peer is None:
+        tell(f"no peer: {measured.why_no_peer}")
+    if as_json:
+        print_json(measured.to_json())
+
+
+def _read(value: str, option: str, problems: list) -> int:
+    """A size or a number of processes from 1 on; what is wrong with it goes to `problems`."""
+    from artel.config.quantities import read_bytes, read_count
+    from artel.errors import Problem
+
+    if option == "--workers" and value == "auto":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        found = read_bytes(value) if option == "--size" else read_count(value)
+    except ValueError as error:
+        what, _, fix = str(error).partition("; ")
+        problems.append(Problem(option, what, fix))
+        return 0
+    least = 500_000 if option == "--size" else 1
+    if found < least:
+        problems.append(Problem(option, f"{value} is less than {least:,}", f"write {least:,} or more"))
+    return found
