@@ -115,6 +115,8 @@ def test_wide_encodings_have_the_same_lines_and_a_bound(tmp_path, encoding):
     text = "one\r\n\nпять\n𝄞 last"
     file = written(tmp_path, "a.txt", text.encode(encoding))
     assert lines_of(file, encoding=encoding) == ["one", "", "пять", "𝄞 last"]
+    with pytest.raises(ValueError, match="cannot be divided"):
+        lines_of(file, Span(0, 10), encoding)
     file.write_bytes("good\n".encode(encoding) * 9999 + b"\xd8\xd8\xd8\xd8\xd8")
     *good, bad = lines_of(file, encoding=encoding)
     assert set(good) == {"good"}

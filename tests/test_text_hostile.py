@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import random
 import time
+import tracemalloc
 
 import pytest
 import zstandard
@@ -15,7 +16,7 @@ from artel.errors import ArtelError, InputError
 from artel.text import html_to_text
 from artel.text.clean import clean
 from artel.text.encodings import NotText, decode, detect_encoding
-from reading import read_texts
+from reading import items, read_texts
 
 LINES = "".join(f'{{"text": "Строка {number}, и в ней слова"}}\n' for number in range(3000)).encode()
 
@@ -85,6 +86,41 @@ def test_compressed_files_that_are_whole_cut_or_nonsense(tmp_path, pack):
     file.write_bytes(b"nonsense")
     with pytest.raises(InputError, match=r"a\.jsonl\.\w+:1: the compressed file is damaged here: "):
         read_texts(file)
+
+
+def test_json_lines_that_the_parser_refuses_are_told_by_their_reason(tmp_path):
+    lines = [
+        b'\xef\xbb\xbf{"text": "marked"}', b'{"text": "cr"}\r', b" \t", b"\x1c\xc2\xa0", b'{"text": "\xff"}',
+        b'{"text": "a\rb"}', b'{"text":\r"between"}', b'{"text": "\\ud800"}', b'{"text": "last"}',
+    ]  # fmt: skip
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    texts, told = read_texts(tmp_path / "a.jsonl", max_bad=1.0)
+    assert texts == ["marked", "cr", "between", "last"]
+    bad = [(each["origin"].rsplit(":", 1)[1], each["reason"]) for each in told["rejected"]]
+    assert bad == [("5", "unreadable"), ("6", "bad_json"), ("8", "bad_json")]
+    assert "byte 0xff at 10" in told["rejected"][0]["detail"]
+
+
+@pytest.mark.parametrize(("pack", "most"), [(gzip.compress, 20_000_000), (zstandard.compress, 300_000_000)])
+def test_a_line_that_unpacks_to_more_than_a_document_may_have_stops_the_reading(tmp_path, pack, most):
+    file = tmp_path / ("a.jsonl.gz" if pack is gzip.compress else "a.jsonl.zst")
+    file.write_bytes(pack(b'{"text": "one"}\n' + b" " * 400_000_000))
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"a\.jsonl\.\w+:2: the line is over 1,000,000 bytes"):
+        items(file, max_document=1_000_000)
+    assert tracemalloc.get_traced_memory()[1] < most
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_the_encoding_of_a_packed_file_is_judged_by_its_first_megabyte(tmp_path, suffix):
+    pack = gzip.compress if suffix == "gz" else zstandard.compress
+    lines = [f"line {number}" for number in range(50_000)]
+    content = "\n".join([*lines, "Все счастливые семьи похожи друг на друга"]).encode("koi8-r")
+    (tmp_path / f"a.txt.{suffix}").write_bytes(pack(content))
+    assert (
+        read_texts(tmp_path / f"a.txt.{suffix}", document="line")[0][-1] == "Все счастливые семьи похожи друг на друга"
+    )
 
 
 def test_the_piles_own_files_are_read(shared_data):

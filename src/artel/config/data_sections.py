@@ -35,7 +35,7 @@ class SourceConfig(Section):
         "auto",
         description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, .parquet, "
         ".warc, else text; .gz .zst .xz .bz2 may stand behind .jsonl .json .txt .csv, .gz behind .warc). csv: tables "
-        "with a header, .csv or .tsv; warc: crawled pages (extra `warc`); pairs: csv or jsonl with an input and an "
+        "with a header, .csv or .tsv; warc: crawled pages; pairs: csv or jsonl with an input and an "
         "output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts "
         "with a chosen and a rejected answer; dummy: made up.",
     )
@@ -119,6 +119,12 @@ class SourceConfig(Section):
             if not 0 <= weight <= 1000:
                 raise ValueError(f"{name} {weight:g} is no weight; write a number from 0 to 1000: 0.5, 2".strip())
         return value
+
+    @model_validator(mode="after")
+    def _pages(self) -> SourceConfig:
+        if self.extract == "main" and self.format not in ("auto", "html", "warc"):
+            raise ValueError(f"extract: main is for pages and has no meaning for format: {self.format}; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _sets(self) -> SourceConfig:

@@ -15,7 +15,7 @@ from datatrove.utils.logging import logger  # type: ignore[import-untyped]
 
 from artel.config import PrepareConfig
 from artel.errors import InputError, Problem, WorkError
-from artel.preparing.cluster import SHARED, Watch, Work, lost, new_work, seen
+from artel.preparing.cluster import SHARED, Watch, Work, lost, new_work
 from artel.preparing.tasks import Stage, Tasks
 
 _START_SECONDS = 120
@@ -88,19 +88,27 @@ def _check_nodes(ray: Any, work: Work) -> None:
     """Raise InputError where a node that would work does not see the workspace, or has no artel."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    def look(
+        file: str,
+    ) -> tuple[bool, list[str]]:  # it travels as it is: artel need not be there to tell that it is not
+        return os.path.isfile(file), [name for name in ("artel", "datatrove") if find_spec(name) is None]  # noqa: PTH113
+
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    look = ray.remote(num_cpus=0, max_retries=0)(seen)
-    asked = [look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-             .remote(work.workspace) for node in nodes]  # fmt: skip
+    asked = [ray.remote(num_cpus=0, max_retries=0)(look)
+             .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+             .remote(f"{work.workspace}/plan.json") for node in nodes]  # fmt: skip
     problems = []
     for node, answer in zip(nodes, asked, strict=True):
         name = f"the node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
         try:
-            if not ray.get(answer, timeout=_START_SECONDS):
-                problems.append(Problem("data.store", f"{name} does not see {work.workspace}", SHARED))
-        except ray.exceptions.RayError as error:
-            fix = "install the same artel, with its extra `cluster`, in the environment in which Ray was started there"
-            problems.append(Problem("prepare.engine", f"{name} cannot work: {str(error).splitlines()[-1]}", fix))
+            is_seen, missing = ray.get(answer, timeout=_START_SECONDS)
+        except ray.exceptions.RayError:
+            continue  # it went away meanwhile: its work goes to another
+        if not is_seen:
+            problems.append(Problem("data.store", f"{name} does not see {work.workspace}", SHARED))
+        if missing:
+            fix = "install the same artel, with its extra `cluster`, in the environment in which Ray is started there"
+            problems.append(Problem("prepare.engine", f"{name} has no package {' and no '.join(missing)}", fix))
     if problems:
         raise InputError(problems)
     if not nodes:

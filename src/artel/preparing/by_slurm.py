@@ -31,6 +31,7 @@ _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_ME
 # Why a job waits that will not start by waiting, as Slurm says it.
 _HOPELESS = {"BadConstraints", "JobHeldAdmin", "JobHeldUser", "launch_failed_requeued_held", "PartitionTimeLimit",
              "PartitionNodeLimit", "InvalidAccount", "InvalidQOS", "DependencyNeverSatisfied"}  # fmt: skip
+_REFUSED = "write partition, time, memory and options as the cluster has them (scontrol show partition)"
 # A folder's listing over NFS may be a minute old: so long a result may be there and not be seen.
 _UNSEEN_SECONDS = 60
 _CANCEL_SECONDS = 60
@@ -98,8 +99,7 @@ class Array(SlurmPipelineExecutor):
                 script = self.logging_dir.resolve_paths("launch_script.slurm")
                 told = _run("sbatch", "--test-only", script).stderr.strip().splitlines()
                 what = f"Slurm refuses the job {script}: {told[-1].removeprefix('sbatch: error: ') if told else ''}"
-                fix = "write partition, time, memory, options as your cluster has them (sinfo lists its partitions)"
-                raise InputError([Problem("prepare.slurm", what, fix)]) from None
+                raise InputError([Problem("prepare.slurm", what, _REFUSED)]) from None
         return str(self.job_id)
 
 
@@ -126,7 +126,7 @@ class _Job:
             self.states[element] = state
             if state == "PENDING" and reason in _HOPELESS:
                 what = f"the job {self.number} cannot start: {reason}"
-                raise WorkError([Problem("prepare.slurm", what, f"see scontrol show job {self.number}")])
+                raise WorkError([Problem("prepare.slurm", what, _REFUSED)])
         return all(state in _ENDED for _, state, _ in found)
 
     def failures(self) -> list[str]:

@@ -1,6 +1,7 @@
 """What happens on a node of a cluster, and what the starter of its jobs needs to know of them.
 
     KEY.parts/jobs/text-0/claims/12    a link to the name of the process that took task 12
+    KEY.parts/jobs/text-0/killed/3     what is to be said of rank 3, of which a process was killed
     KEY.parts/jobs/text-0/completions  ranks that ended well          }
     KEY.parts/jobs/text-0/logs         what each rank told            } datatrove's
     KEY.parts/jobs/text-0/slurm_logs   and all that its job printed   }
@@ -29,6 +30,7 @@ from datatrove.utils.logging import logger  # type: ignore[import-untyped]
 from artel.errors import ArtelError, Problem, WorkError
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
+from artel.storage import write_file
 
 SHARED = "set data.store to a folder on a disk that all nodes see under the same path"
 GO_ON = "then run the same command: it goes on from the finished parts"
@@ -56,7 +58,8 @@ class Work:
     """Of each rank."""
 
     def __call__(self, _data: Any, rank: int, ranks: int) -> None:
-        if not seen(self.workspace):
+        # Its folder alone proves nothing: where it is not seen, it is made for the logs.
+        if not Path(self.workspace, "plan.json").is_file():
             node = socket.gethostname()
             raise WorkError([Problem("data.store", f"the node {node} does not see {self.workspace}", SHARED)])
         workspace = Workspace.at(Path(self.workspace))
@@ -81,11 +84,11 @@ class Work:
             process.join()
         codes = [process.exitcode or 0 for process in processes]
         if killed := [signal.Signals(-code).name for code in codes if code < 0]:
-            fix = f"if memory ran out, give each process more (prepare.slurm.memory), or have fewer on a node; {GO_ON}"
-            what = f"a process that prepares text on {socket.gethostname()} was ended by {killed[0]}"
-            raise WorkError([Problem("prepare.workers", what, fix)])
+            what = f"a process on {socket.gethostname()} was ended by {killed[0]}"
+            write_file(Path(self.folder, "killed", str(rank)), what)
+            raise WorkError([Problem("prepare.workers", what)])
         if any(codes):
-            raise WorkError([Problem("prepare.workers", "a process that prepares text failed", "see above")])
+            raise WorkError([Problem("prepare.workers", "a process failed; its log tells why")])
 
     def _do_tasks(self, workspace: Workspace, name: str, first: int, starter: int) -> None:
         threading.Thread(target=_end_with, args=(starter,), daemon=True).start()
@@ -123,11 +126,6 @@ class Work:
                 yield number
 
 
-def seen(workspace: str) -> bool:
-    """Whether this node sees the workspace. Its folder alone proves nothing: logs are written into made ones."""
-    return Path(workspace, "plan.json").is_file()
-
-
 def new_work(tasks: Tasks, stage: Stage, processes: int = 1) -> Work:
     """What is left of a stage, for a submission of its own."""
     jobs = tasks.workspace.path.resolve() / "jobs"
@@ -157,8 +155,11 @@ class Watch:
 
 def lost(work: Work, missing: int, ended: str, fix: str) -> WorkError:
     """The error for tasks that nobody did and nobody complained of; it quotes the log of one who failed."""
-    log = _log_of_a_failure(Path(work.folder))
     what = f"{missing:,} of {len(work.numbers):,} tasks ({work.stage}) were not done: {ended}"
+    if killed := [file.read_text() for file in sorted(Path(work.folder).glob("killed/*"))]:
+        memory = "if memory ran out, raise prepare.slurm.memory, or start Ray with fewer CPUs on a node"
+        return WorkError([Problem("prepare.workers", f"{what}; {killed[0]}", f"{memory}; {GO_ON}")])
+    log = _log_of_a_failure(Path(work.folder))
     if log is None:
         what = f"{what} and left no log: do the nodes see that folder?"
         return WorkError([Problem(work.folder, what, f"{SHARED}; {GO_ON}")])

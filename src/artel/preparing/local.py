@@ -19,6 +19,7 @@ from typing import Literal
 
 from artel.errors import ArtelError, Problem, WorkError
 from artel.preparing.tasks import Stage, Tasks
+from artel.tokens.fast import encode_in_one_thread
 
 _NUMBER = struct.Struct("<i")
 # Numbers of tasks that lie in the pipe at a time: few, so that they are not all taken when one of them fails.
@@ -92,7 +93,7 @@ def _work(tasks: Tasks, stage: Stage, numbers: int, feed: int, starter: int) -> 
     os.close(feed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter is interrupted too, and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process is one of several: one thread each
+    encode_in_one_thread()  # each process is one of several
     threading.Thread(target=_end_with, args=(starter,), daemon=True).start()
     while (number := _NUMBER.unpack(os.read(numbers, _NUMBER.size))[0]) >= 0:
         try:

@@ -21,6 +21,7 @@ import numpy as np
 import orjson
 
 from artel.config import RunConfig
+from artel.errors import Problem, WorkError
 from artel.objectives import Made, Objective
 from artel.storage import new_folder
 from artel.text import Cleaned, Dropped, Ledger, Part, Rejected, clean_part, count_lines
@@ -32,6 +33,7 @@ from artel.tokens.store import PARTS
 # Documents encoded together: enough to keep all cores of `tokenizers` busy, little enough to stay under 100 MB.
 _CHUNK_DOCUMENTS = 256
 _CHUNK_CHARACTERS = 4_000_000
+_ROWS_AT_ONCE = 1024
 
 DOCUMENT = np.dtype([
     ("digest", [("high", ">u8"), ("low", ">u8")]), ("bytes", "<u8"), ("characters", "<u8"), ("tokens", "<u8"),
@@ -62,7 +64,10 @@ def write_part(run: RunConfig, part: Part, objective: Objective, folder: Path, e
             made = objective.samples([cleaned.document for cleaned in chunk if cleaned.is_left])
             for cleaned in chunk:
                 writer.add(cleaned, next(made) if cleaned.is_left else None)
-        writer.close(_lines(part))
+        if objective.tokenizer.doubtful_texts:
+            fix = f"pip uninstall fastokens, delete {folder.parents[1]}, and start again"
+            raise WorkError([Problem("tokenizer", objective.tokenizer.encoder_note, fix)])
+        writer.close(_lines(part), objective.tokenizer.encoder_note)
 
 
 class _PartWriter:
@@ -74,6 +79,7 @@ class _PartWriter:
         self._notes = (folder / "notes.jsonl").open("wb")
         self._shards = [ShardWriter(folder / part, token_type(vocabulary)) for part in PARTS]
         self._sources: list[BinaryIO] = [(folder / f"{part}.sources").open("wb") for part in PARTS]
+        self._rows: list[tuple[Any, ...]] = []
         self._sets: dict[str, int] = {}
         self._count = 0
         near = run.data.dedup.near
@@ -116,12 +122,19 @@ class _PartWriter:
         digest = tuple(int.from_bytes(cleaned.digest[at : at + 8]) for at in (0, 8))
         row = (digest, len(record.text.encode()), len(record.text), tokens, samples, set_number, split,
                cleaned.is_left, source is not None)  # fmt: skip
-        self._documents.write(np.array(row, DOCUMENT).tobytes())
+        self._rows.append(row)
+        if len(self._rows) == _ROWS_AT_ONCE:
+            self._write_rows()
         if self._signer is not None and cleaned.is_left:
             self._signer.add(self._count, record.text)
         self._count += 1
 
-    def close(self, lines: int | None) -> None:
+    def _write_rows(self) -> None:
+        self._documents.write(np.array(self._rows, DOCUMENT).tobytes())
+        self._rows.clear()
+
+    def close(self, lines: int | None, encoder: str) -> None:
+        self._write_rows()
         for stream in (self._documents, self._notes, self._rejected, *self._sources):
             stream.close()
         shards = {}
@@ -129,8 +142,8 @@ class _PartWriter:
             shard.close()
             shards[part] = {"flags": shard.flags, "numbers": shard.columns}
         sets = {name: {"read": counts.read, "dropped": counts.dropped} for name, counts in self.ledger.sets.items()}
-        told = {"sets": list(self._sets), "ledger": sets, "rejected": self.ledger.rejected, "lines": lines, **shards}
-        (self._folder / "part.json").write_bytes(orjson.dumps(told))
+        told = {"sets": list(self._sets), "ledger": sets, "rejected": self.ledger.rejected, **shards}
+        (self._folder / "part.json").write_bytes(orjson.dumps({**told, "lines": lines, "encoder": encoder}))
 
     def _reject(self, rejected: Rejected) -> None:
         row = [rejected.origin, rejected.reason, rejected.detail, rejected.set_name]

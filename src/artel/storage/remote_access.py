@@ -129,7 +129,9 @@ def _told(path: str, error: Exception, needs: tuple[str, ...]) -> ArtelError:
         return InputError([Problem(path, f"may not be {done}: {said}", keys)])
     if why == "bucket":
         bucket = path.split("/")[2]
-        return InputError([Problem(path, f"there is no bucket {bucket}", f"check its name, or make it: aws s3 mb s3://{bucket}")])
+        return InputError(
+            [Problem(path, f"there is no bucket {bucket}", f"check its name, or make it: aws s3 mb s3://{bucket}")]
+        )
     if why == "absent":
         return InputError([Problem(path, "there is no such file", _FIX_ADDRESS[kind])])
     if why == "address":

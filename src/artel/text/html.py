@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Literal
 
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
 
-from artel.text.encodings import NotText, characters, marked_encoding
+from artel.text.encodings import NotText, characters, detect_encoding, marked_encoding
 
 _GONE = frozenset("script style noscript template head iframe object svg select textarea button".split())
 _BLOCKS = frozenset(
@@ -22,13 +23,16 @@ _DECLARED = re.compile(
 _MEANT = dict.fromkeys(("iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii"), "windows-1252")
 _HEADER = re.compile(r"charset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
 # The site wraps the work itself in these comments: the inner pair where a page has it, else the outer one.
-_LIB_RU = (
-    (re.compile("<!--Section Begins-->"), re.compile("<!--Section Ends-->")),
-    (re.compile("<!-+ *Собственно произведение *-*>"), re.compile("<!-+ *Блок описания произведения|<!-{20,}>")),
+_LIB_RU = tuple(
+    (re.compile(begin.encode()), re.compile(end.encode()))
+    for begin, end in (
+        ("<!--Section Begins-->", "<!--Section Ends-->"),
+        ("<!-+ *Собственно произведение *-*>", "<!-+ *Блок описания произведения|<!-{20,}>"),
+    )
 )
 # Put into the tree as text, to be found in the text of the whole page, which has no zeros of its own.
 _LINE, _PRE, _PRE_END = "\0 ", "\0\1", "\0\2"
-_MARKS = "\0\1\2\3"
+_MARKS = b"\0\1\2\3"
 # While white space is folded, that of <pre> goes by other characters.
 _STAND_INS = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
 
@@ -40,7 +44,7 @@ def html_to_text(
 
     The encoding is the one given, else by byte order mark, HTTP header, `<meta>` or XML declaration, else detected.
     """
-    code = page_source(data, content_type, profile, encoding).encode("utf-8", "replace")
+    code = page_source(data, content_type, profile, encoding)
     if code.count(b"<") > _MANY_TAGS and _is_deep(code):
         code = _flat(code)
     # Twice as fast without events, which scripts would listen to.
@@ -49,29 +53,35 @@ def html_to_text(
     return _lines(_marked_text(root)) if root is not None else ""
 
 
-def page_source(data: bytes, content_type: str, profile: Literal["none", "lib.ru"], encoding: str) -> str:
-    """The HTML of a page, without its comments; by the profile of its site only of the work itself."""
-    page = (_decode(data, content_type) if encoding == "auto" else characters(data, encoding)).removeprefix("\ufeff")
-    if any(mark in page for mark in _MARKS):
-        page = re.sub(f"[{_MARKS}]", "", page)
+def page_source(data: bytes, content_type: str, profile: Literal["none", "lib.ru"], encoding: str) -> bytes:
+    """The HTML of a page in UTF-8, without its comments; by the profile of its site only of the work itself."""
+    code = _in_utf_8(data, encoding) if encoding != "auto" else _found_in_utf_8(data, content_type)
+    if any(mark in code for mark in _MARKS):
+        code = code.translate(None, _MARKS)
     if profile == "lib.ru":
-        page = _lib_ru(page)
+        code = _lib_ru(code)
     # Removed before parsing: an unclosed comment would swallow the rest of the page.
-    return _without_comments(page)
+    return _without_comments(code)
 
 
-def _decode(data: bytes, content_type: str) -> str:
-    """The page's characters; its line ends are the parser's affair."""
+def _found_in_utf_8(data: bytes, content_type: str) -> bytes:
     if marked_encoding(data):
-        return characters(data)
+        return _in_utf_8(data, detect_encoding(data))
     declared = _DECLARED.search(data[:4096])
     for name in (named_encoding(content_type), declared and (declared[1] or declared[2]).decode()):
         if name and not name.lower().startswith("utf-16"):  # a page that can be read so far is not in it
             try:
-                return characters(data, _MEANT.get(name.lower(), name))
+                return _in_utf_8(data, _MEANT.get(name.lower(), name))
             except (NotText, LookupError):
                 continue  # a wrong declaration is common; the bytes decide
-    return characters(data)
+    return _in_utf_8(data, detect_encoding(data))
+
+
+def _in_utf_8(data: bytes, encoding: str) -> bytes:
+    """The page in UTF-8, its line ends as they are: the parser reads all kinds."""
+    page = characters(data, encoding)
+    code = data if codecs.lookup(encoding).name == "utf-8" else page.encode("utf-8", "replace")
+    return code.removeprefix(codecs.BOM_UTF8)
 
 
 def named_encoding(content_type: str) -> str:
@@ -80,31 +90,30 @@ def named_encoding(content_type: str) -> str:
     return found[1] if found else ""
 
 
-def _without_comments(page: str) -> str:
-    if "<!--" not in page:
-        return page
-    pieces: list[str] = []
+def _without_comments(code: bytes) -> bytes:
+    if b"<!--" not in code:
+        return code
+    pieces: list[bytes] = []
     at = 0
     # Not a regular expression: `<!--.*?-->` takes quadratic time where many comments begin and none ends.
-    while (start := page.find("<!--", at)) >= 0 and (end := page.find("-->", start + 2)) >= 0:
-        pieces.append(page[at:start])
+    while (start := code.find(b"<!--", at)) >= 0 and (end := code.find(b"-->", start + 2)) >= 0:
+        pieces.append(code[at:start])
         at = end + 3
-    return "".join(pieces) + page[at:].replace("<!--", "")
+    return b"".join(pieces) + code[at:].replace(b"<!--", b"")
 
 
-def _lib_ru(page: str) -> str:
+def _lib_ru(code: bytes) -> bytes:
     """The work between the site's own marks; the whole page where they are missing."""
     for begin, end in _LIB_RU:
-        first = begin.search(page)
+        first = begin.search(code)
         if first:
-            last = end.search(page, first.end())
-            return "<body>" + page[first.end() : last.start() if last else len(page)]
-    return page
+            last = end.search(code, first.end())
+            return b"<body>" + code[first.end() : last.start() if last else len(code)]
+    return code
 
 
 def _is_deep(code: bytes) -> bool:
-    """Whether elements stand in one another deeper than browsers care for, or are closed in so wrong an order that they
-    may.
+    """Whether thousands of elements stand in one another, or may, as so many are closed in the wrong order.
 
     The parser looks through all that are open at each <div>: 100,000 of them in one another take half a minute.
     """
@@ -137,24 +146,22 @@ def _marked_text(root: LexborNode) -> str:
     """All the text to be read, with marks where lines end and where preformatted text begins and ends."""
     gone: list[LexborNode] = []
     blocks: list[LexborNode] = []
-    lists = dict.fromkeys(_GONE_IDS, gone) | dict.fromkeys(_BLOCK_IDS, blocks)
+    preformatted: list[LexborNode] = []
+    lists = dict.fromkeys(_GONE_IDS, gone) | dict.fromkeys(_BLOCK_IDS, blocks) | {_PRE_ID: preformatted}
     for node in root.traverse():
         if (found := lists.get(node.tag_id)) is not None:
             found.append(node)
     for node in gone:
         node.decompose(recursive=False)
-    preformatted = _inside([node for node in blocks if node.tag_id == _PRE_ID])
-    for node in blocks:
-        if node.mem_id == root.mem_id:
-            continue
-        if node.tag_id == _PRE_ID:
-            node.insert_before(_PRE)
-            node.insert_after(_PRE_END)
-            continue
+    inside = _inside(preformatted)
+    for node in blocks[1:]:  # the first is the root
         node.insert_before(_LINE)
         # A mark costs three times as much as to look; but in <pre> white space is a line too.
-        if node.mem_id in preformatted or not _ends_with_others(node):
+        if (inside and node.mem_id in inside) or not _ends_with_others(node):
             node.insert_after(_LINE)
+    for node in preformatted:
+        node.insert_before(_PRE)
+        node.insert_after(_PRE_END)
     return root.text()
 
 
@@ -220,10 +227,10 @@ def _ids(names: frozenset[str]) -> frozenset[int]:
 
 _GONE_IDS, _BLOCK_IDS = _ids(_GONE), _ids(_BLOCKS)
 (_PRE_ID,) = _ids(frozenset({"pre"}))
-# Pages with fewer tags take the parser less than 0.2 s whatever they are; browsers nest 512 deep.
-_MANY_TAGS = 10_000
+# Pages with fewer tags take the parser less than a second, whatever they are; browsers nest 512 deep.
+_MANY_TAGS = 20_000
 _DEEP = 2_000
-_NEAR = 100
+_NEAR = 100  # so far up among the open elements an end tag finds its own
 _NAMES = re.compile(rb"<(/?[a-zA-Z][a-zA-Z0-9]*)")
 _KEPT_TAGS = _GONE | {"html", "title", "body"}
 _TAGS = re.compile(rb"</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")

@@ -63,7 +63,9 @@ class Ledger:
         return total
 
     def of(self, set_name: str) -> Counts:
-        return self.sets.setdefault(set_name, Counts())
+        if set_name not in self.sets:
+            self.sets[set_name] = Counts()
+        return self.sets[set_name]
 
     def read(self, set_name: str) -> None:
         self.of(set_name).read += 1

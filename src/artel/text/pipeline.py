@@ -165,7 +165,7 @@ def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: 
     elif source.pairs == "commas":
         pair = Pair(without_commas(text), text)
     else:
-        return replace(record, text=without_lines(text, rules, changed))
+        return Record(without_lines(text, rules, changed), record.origin, record.set_name, None, record.group)
     return replace(record, text=text, fields=pair, group=pair.input)
 
 

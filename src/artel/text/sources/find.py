@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import glob
+import importlib.util
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError, Problem, missing_extra
 from artel.storage import is_remote, list_remote
 from artel.text.encodings import NotText, is_text_encoding
 from artel.text.sources.conversations import check_converter
@@ -23,6 +24,7 @@ SUFFIXES = {
     "jsonl": (".ndjson", *packed_too(".jsonl", ".json")),
     "text": (".text", ".md", ".rst", ".tex", ".py", *packed_too(".txt")),
     "parquet": (".parquet",),
+    "warc": packed_too(".warc", ".warc.wet"),
 }
 # What a folder is searched for when its format is given; by suffix alone these are not told from the ones above.
 _GIVEN_SUFFIXES = {
@@ -70,6 +72,8 @@ def check_sources(data: DataConfig, tell: Callable[[str], None] = lambda _: None
         if source.encoding != "auto" and not is_text_encoding(source.encoding):
             what = f"there is no encoding {source.encoding!r}"
             problems.append(Problem(f"{where}.encoding", what, "write utf-8, windows-1251 …"))
+        if source.extract == "main" and importlib.util.find_spec("trafilatura") is None:
+            problems += missing_extra("trafilatura", "pages", f"{where}.extract").problems
         if where != "data.validation":  # it has what the first source has, and that is judged there
             problems += check_rows(source, where) + check_converter(source, where)
         for path in source.path:

@@ -23,6 +23,7 @@ from artel.text.sources.rows import Items, taken
 from artel.text.sources.sets import of_sets
 from artel.text.sources.table import read_table
 from artel.text.sources.text import read_text
+from artel.text.sources.warc import read_warc
 
 
 def read_part(part: Part, data: DataConfig) -> Items:
@@ -78,6 +79,6 @@ def _read(file: Path, what: Input, content_type: str, set_name: str, source: Sou
 
 
 _BY_FIELDS = {
-    "parquet": read_parquet, "csv": read_table, "pairs": read_pairs,
+    "parquet": read_parquet, "warc": read_warc, "csv": read_table, "pairs": read_pairs,
     "nq": read_nq, "squad": read_squad, "chat": read_chat, "preference": read_preferences,
 }  # fmt: skip

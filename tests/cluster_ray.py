@@ -1,0 +1,103 @@
+"""All that is tried on a real Ray of two nodes, in one process, in a network namespace that only it is in.
+
+unshare --net python cluster_ray.py FOLDER      writes FOLDER/told.json
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HEAD, NODES = "10.213.78.1", ["10.213.78.2", "10.213.78.3"]
+
+
+def lay_network():
+    """The nodes' addresses, and a way out: Ray asks from which address that leads."""
+    addresses = [f"addr add {address}/24 dev lo" for address in (HEAD, *NODES)]
+    for command in ["link set lo up", *addresses, f"route add default dev lo src {HEAD}"]:
+        subprocess.run(["ip", *command.split()], check=True, timeout=30)
+
+
+def main(folder: Path):
+    lay_network()
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "ARTEL_CACHE": str(folder / "cache")}
+    told = {}
+
+    from artel.errors import ArtelError
+    from artel.preparing import prepare
+    from cluster_runs import every_stage, killing_itself, written
+    from test_parts import tree
+
+    def error_of(run):
+        try:
+            prepare(run)
+        except ArtelError as error:
+            return f"{type(error).__name__} {error}"
+        return ""
+
+    def run_of(name, **more):
+        return every_stage(folder / "texts", folder / name, engine="ray", **more)
+
+    told["no_cluster"] = error_of(run_of("whole"))
+
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "node_ip_address": HEAD,
+                                                            "include_dashboard": False})  # fmt: skip
+    nodes = [cluster.add_node(num_cpus=2, node_ip_address=address) for address in NODES]
+    cluster.wait_for_nodes()
+    os.environ["RAY_ADDRESS"] = cluster.address
+    try:
+        began = time.monotonic()
+        prepared = prepare(run_of("whole", workers=2))
+        told["whole"], told["seconds"] = tree(prepared.folder), round(time.monotonic() - began, 1)
+        told["workspace_left"] = [str(path) for path in (folder / "whole").rglob("jobs")]
+
+        (folder / "killing").mkdir()
+        os.chdir(folder / "killing")  # where the converter lies
+        run = killing_itself(folder / "killing", engine="ray", workers=2)
+        told["killed_task"] = error_of(run)
+        told["killed_task_then"] = prepare(run).open().train.documents
+
+        # The starter is ended by SIGKILL after a few parts, then started again; then a node goes, too.
+        file = written(run_of("killed", part=2000, workers=2), folder / "killed.yaml")
+        command = [sys.executable, "-m", "artel", "prepare", str(file)]
+        parts = folder / "killed" / "stores"
+        first = subprocess.Popen(command, start_new_session=True)
+        wait_for_parts(parts, 5, first)
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+        told["parts_when_killed"] = len(finished(parts))
+        second = subprocess.Popen(command, start_new_session=True, stderr=(folder / "second.log").open("wb"))
+        try:
+            wait_for_parts(parts, told["parts_when_killed"] + 10, second)
+            told["parts_when_node_went"] = len(finished(parts))
+            cluster.remove_node(nodes[1], allow_graceful=False)
+            told["status"] = second.wait(150)
+        finally:
+            if second.poll() is None:
+                os.killpg(second.pid, signal.SIGKILL)
+        told["second"] = (folder / "second.log").read_text()[-3000:]
+        told["killed"] = [tree(store.parent) for store in parts.glob("*/manifest.json")]
+    finally:
+        (folder / "told.json").write_text(json.dumps(told))
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def finished(parts: Path):
+    return [*parts.glob("*.parts/text/0*")]
+
+
+def wait_for_parts(parts: Path, count: int, process):
+    end = time.monotonic() + 120
+    while len(finished(parts)) < count and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
