@@ -282,7 +282,7 @@ class DataConfig(Section):
         100_000_000, ge=1, description="Largest file or line read as one document, in bytes; a larger one is an error."
     )
     store: str = Field(
-        "", description="Folder for token stores, also s3://BUCKET/PREFIX; by default in the cache folder (ARTEL_CACHE).",
+        "", description="Folder for stores, also s3://BUCKET/PREFIX; by default in the cache folder (ARTEL_CACHE).",
         json_schema_extra={"shapes_result": False},
     )  # fmt: skip
 
