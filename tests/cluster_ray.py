@@ -1,6 +1,6 @@
 """All that is tried on a real Ray of two nodes, in one process, in a network namespace that only it is in.
 
-unshare --net python cluster_ray.py FOLDER      writes FOLDER/told.json
+unshare --net python cluster_ray.py FOLDER TEXTS      writes FOLDER/told.json
 """
 
 import json
@@ -21,7 +21,7 @@ def lay_network():
         subprocess.run(["ip", *command.split()], check=True, timeout=30)
 
 
-def main(folder: Path):
+def main(folder: Path, texts: Path):
     lay_network()
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "ARTEL_CACHE": str(folder / "cache")}
     told = {}
@@ -39,7 +39,7 @@ def main(folder: Path):
         return ""
 
     def run_of(name, **more):
-        return every_stage(folder / "texts", folder / name, engine="ray", **more)
+        return every_stage(texts, folder / name, engine="ray", **more)
 
     told["no_cluster"] = error_of(run_of("whole"))
 
@@ -48,23 +48,23 @@ def main(folder: Path):
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "node_ip_address": HEAD,
                                                             "include_dashboard": False})  # fmt: skip
-    nodes = [cluster.add_node(num_cpus=2, node_ip_address=address) for address in NODES]
+    nodes = [cluster.add_node(num_cpus=1, node_ip_address=address) for address in NODES]
     cluster.wait_for_nodes()
     os.environ["RAY_ADDRESS"] = cluster.address
     try:
         began = time.monotonic()
-        prepared = prepare(run_of("whole", workers=2))
+        prepared = prepare(run_of("whole"))
         told["whole"], told["seconds"] = tree(prepared.folder), round(time.monotonic() - began, 1)
         told["workspace_left"] = [str(path) for path in (folder / "whole").rglob("jobs")]
 
         (folder / "killing").mkdir()
         os.chdir(folder / "killing")  # where the converter lies
-        run = killing_itself(folder / "killing", engine="ray", workers=2)
+        run = killing_itself(folder / "killing", engine="ray")
         told["killed_task"] = error_of(run)
         told["killed_task_then"] = prepare(run).open().train.documents
 
         # The starter is ended by SIGKILL after a few parts, then started again; then a node goes, too.
-        file = written(run_of("killed", part=2000, workers=2), folder / "killed.yaml")
+        file = written(run_of("killed", part=2000), folder / "killed.yaml")
         command = [sys.executable, "-m", "artel", "prepare", str(file)]
         parts = folder / "killed" / "stores"
         first = subprocess.Popen(command, start_new_session=True)
@@ -100,4 +100,4 @@ def wait_for_parts(parts: Path, count: int, process):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from datatrove.executor.ray import RayPipelineExecutor  # type: ignore[import-untyped]
@@ -88,10 +89,9 @@ def _check_nodes(ray: Any, work: Work) -> None:
     """Raise InputError where a node that would work does not see the workspace, or has no artel."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def look(
-        file: str,
-    ) -> tuple[bool, list[str]]:  # it travels as it is: artel need not be there to tell that it is not
-        return os.path.isfile(file), [name for name in ("artel", "datatrove") if find_spec(name) is None]  # noqa: PTH113
+    def look(file: str) -> tuple[bool, list[str]]:
+        # It travels by itself: artel need not be there to tell that it is not.
+        return Path(file).is_file(), [name for name in ("artel", "datatrove") if find_spec(name) is None]
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     asked = [ray.remote(num_cpus=0, max_retries=0)(look)

@@ -30,6 +30,10 @@ from artel.storage import remove_leftovers, write_file
 from artel.text import Part, parts_of
 
 
+# Of little text smaller parts are made, so that all cores have some: a few for each, but none that takes under 0.2 s.
+_PARTS_AT_LEAST, _SMALL_PART = 16, 4_000_000
+
+
 @dataclass(frozen=True)
 class Workspace:
     path: Path
@@ -40,7 +44,9 @@ class Workspace:
         """The workspace at `path`, planned now unless an earlier start did."""
         workspace = cls(path, run)
         if not workspace._plan.is_file():
-            parts = [part.to_json() for part in parts_of(run.data, run.prepare.part)]
+            total = sum(part.size for part in parts_of(run.data))
+            size = min(run.prepare.part, max(_SMALL_PART, total // _PARTS_AT_LEAST))
+            parts = [part.to_json() for part in parts_of(run.data, size)]
             write_file(workspace._plan, orjson.dumps({"parts": parts}))
         write_file(path / "run.yaml", dump_run(run))  # what does not shape the store may be another than before
         for folder in (path, *(each for each in path.iterdir() if each.is_dir())):

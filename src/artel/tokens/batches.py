@@ -82,7 +82,7 @@ def one_row(sample: Sample) -> Rows:
     """A sample by itself as a micro-batch."""
     one = np.ones(1, dtype=np.int64)
     return Rows(
-        ids=sample.ids[None],
+        ids=sample.ids[None].astype(np.int64),
         lengths=len(sample.ids) * one,
         valid=one > 0,
         indices=0 * one,
@@ -97,16 +97,16 @@ def _rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) 
     where = np.concatenate([indices, np.full(missing, indices[0] if len(indices) else 0)]).astype(np.int64)
     read = [samples.read(int(index)) for index in where[: max(1, len(indices))]]
     read += [read[0]] * (size - len(read))
-    lengths = np.array([len(sample.ids) for sample in read], dtype=np.int64)
-    longest = int(lengths.max())
-    if (lengths != longest).any():
+    sizes = [len(sample.ids) for sample in read]
+    longest = max(sizes)
+    if min(sizes) != longest:
         longest = -(-longest // _ROUND) * _ROUND
     flags = None
     if read[0].flags is not None:
-        flags = _stack([sample.flags for sample in read if sample.flags is not None], longest)
+        flags = _stack([sample.flags for sample in read if sample.flags is not None], longest, read[0].flags.dtype)
     return Rows(
-        ids=_stack([sample.ids for sample in read], longest),
-        lengths=lengths,
+        ids=_stack([sample.ids for sample in read], longest, np.dtype(np.int64)),
+        lengths=np.array(sizes, dtype=np.int64),
         valid=np.arange(size) < len(indices),
         indices=where,
         epochs=np.concatenate([epochs, np.zeros(missing)]).astype(np.int64),
@@ -115,8 +115,12 @@ def _rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) 
     )
 
 
-def _stack(pieces: list[np.ndarray], longest: int) -> np.ndarray:
-    stacked = np.zeros((len(pieces), longest), dtype=pieces[0].dtype)
+def _stack(pieces: list[np.ndarray], longest: int, dtype: np.dtype) -> np.ndarray:
+    stacked = np.empty((len(pieces), longest), dtype)
     for row, piece in zip(stacked, pieces, strict=True):
-        row[: len(piece)] = piece
+        if len(piece) == longest:
+            row[:] = piece
+        else:
+            row[: len(piece)] = piece
+            row[len(piece) :] = 0
     return stacked

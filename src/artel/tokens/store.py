@@ -39,7 +39,7 @@ SOURCES = "sources.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one document, or one window of it, becomes: ids int64 (tokens,), and what the objective keeps beside."""
+    """What one document, or one window of it, becomes: ids (tokens,), and what the objective keeps beside."""
 
     ids: np.ndarray
     flags: np.ndarray | None = None
@@ -67,7 +67,9 @@ class StorePart:
         self._numbers: np.ndarray | None = None
 
     def _map(self, suffix: str, dtype: np.dtype) -> list[np.ndarray]:
-        return [np.memmap(self._folder / f"{shard['name']}{suffix}", dtype=dtype, mode="r") for shard in self._shards]
+        # As plain arrays: slicing a memmap runs Python code, for each block that is read.
+        files = (self._folder / f"{shard['name']}{suffix}" for shard in self._shards)
+        return [np.memmap(file, dtype=dtype, mode="r").view(np.ndarray) for file in files]
 
     def sample(self, index: int) -> Sample:
         """The sample as it was written."""
@@ -96,10 +98,13 @@ class StorePart:
                 yield from map(orjson.loads, stream)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Token ids, int64 (count,), from position `start` of the stream."""
-        result = np.empty(count, dtype=np.int64)
-        filled = 0
+        """Token ids (count,) from position `start` of the stream, as they are stored: a view where one shard holds them."""
         shard = bisect.bisect_right(self._starts, start) - 1
+        offset = start - self._starts[shard]
+        if offset + count <= self._shards[shard]["tokens"]:
+            return self._maps[shard][offset : offset + count]
+        result = np.empty(count, dtype=self._maps[0].dtype)
+        filled = 0
         while filled < count:
             offset = start + filled - self._starts[shard]
             piece = self._maps[shard][offset : offset + count - filled]

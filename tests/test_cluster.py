@@ -1,0 +1,315 @@
+"""Clusters: the same store, byte for byte, from processes here, a real Slurm and a real Ray, after any kill."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import cluster_slurm
+from artel.config import PrepareConfig
+from artel.errors import ArtelError, InputError, WorkError
+from artel.preparing import prepare
+from artel.preparing.engines import check_engine
+from artel.preparing.tasks import Tasks
+from artel.preparing.workspace import Workspace
+from cluster_runs import every_stage, killing_itself, written
+from helpers import artel, kill, start
+from stores import run_of
+from test_parts import tree
+
+datatrove = pytest.importorskip("datatrove", reason="the extra `cluster` is not installed")
+
+from datatrove.executor.local import LocalPipelineExecutor  # noqa: E402
+
+from artel.preparing.by_slurm import Array  # noqa: E402
+from artel.preparing.cluster import Work, lost, new_work  # noqa: E402
+
+SLURM = {"time": "0:10:00", "memory": "1G"}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return tmp_path_factory.mktemp("texts") / "all"
+
+
+@pytest.fixture(scope="module")
+def expected(texts, tmp_path_factory):
+    """What one process makes."""
+    return tree(prepare(every_stage(texts, tmp_path_factory.mktemp("one"), workers=1)).folder)
+
+
+def test_two_processes_here(tmp_path, texts, expected):
+    assert tree(prepare(every_stage(texts, tmp_path, workers=2)).folder) == expected
+
+
+# Of datatrove alone ---------------------------------------------------------------------------------------------------
+
+
+def lines_left(run, folder):
+    """A workspace of which the first stage is to be done."""
+    from artel.preparing.prepare import _tokenizer
+
+    workspace = Workspace.of(folder, run)
+    _tokenizer(run, workspace, lambda _: None)
+    return Tasks(workspace)
+
+
+def by_datatrove(work, ranks):
+    LocalPipelineExecutor([work], tasks=ranks, workers=ranks, logging_dir=work.folder).run()
+
+
+def test_ranks_share_the_tasks_of_a_stage(tmp_path, texts):
+    tasks = lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts")
+    work = new_work(tasks, "lines", processes=2)
+    assert len(work.numbers) > 10
+    by_datatrove(work, 2)
+    assert tasks.left("lines") == []
+    claims = {claim.name: str(claim.readlink()) for claim in Path(work.folder, "claims").iterdir()}
+    assert sorted(map(int, claims)) == work.numbers
+    assert len(set(claims.values())) > 1
+    assert new_work(tasks, "lines").folder != work.folder
+
+
+def test_a_rank_that_is_started_again_does_what_it_took(tmp_path, texts):
+    """As Slurm does with a job whose node was lost; what others took it leaves to them."""
+    work = new_work(lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts"), "lines")
+    before = work._taken("1.0", first=4)
+    others = work._taken("0.0", first=0)
+    assert [next(before), next(before), next(others)] == [4, 5, 0]
+    again = list(work._taken("1.0", first=4))
+    assert sorted(again[:2]) == [4, 5]
+    assert sorted(again) == work.numbers[1:]
+    assert list(others) == []
+
+
+def test_an_error_of_a_task_is_the_users_to_see(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": "word " * 500}) for _ in range(9)))
+    data = {"sources": [{"path": str(tmp_path / "a.jsonl")}], "max_document": 1000}
+    tasks = lines_left(run_of(tmp_path, data=data), tmp_path / "key.parts")
+    by_datatrove(new_work(tasks, "text"), 1)
+    with pytest.raises(InputError, match="the line is over 1,000 bytes"):
+        tasks.workspace.raise_errors()
+
+
+def test_a_node_that_does_not_see_the_workspace(tmp_path):
+    work = Work(str(tmp_path / "elsewhere"), "text", [1, 2], str(tmp_path / "jobs"), str(tmp_path))
+    with pytest.raises(WorkError, match=r"data\.store: the node \S+ does not see .*elsewhere\n.*a disk that all nodes"):
+        work(None, 0, 1)
+    error = str(lost(work, 2, "the job 7 ended as FAILED", "mend it"))
+    assert "2 of 2 tasks (text) were not done: the job 7 ended as FAILED and left no log" in error
+    assert "data.store" in error
+
+
+def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
+    work = Work(str(tmp_path), "text", [0, 1], str(tmp_path), str(tmp_path))
+    for folder, name, told in (("slurm_logs", "7_0.out", "well\n"), ("slurm_logs", "7_1.out", "a\n\n" * 30 + "why\n"),
+                               ("completions", "00000", "")):  # fmt: skip
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_text(told)
+    error = str(lost(work, 1, "the job 7 ended as FAILED", "mend it"))
+    assert error.startswith(f"{tmp_path}/slurm_logs/7_1.out: 1 of 2 tasks (text) were not done")
+    assert error.count("    | a") == 11
+    assert "| why" in error
+    assert error.endswith("mend it; then run the same command: it goes on from the finished parts")
+
+
+def test_the_script_for_slurm(tmp_path):
+    wanted = PrepareConfig.model_validate({
+        "engine": "slurm",
+        "slurm": {"time": "2:00:00", "memory": "3G", "cpus": 8, "setup": ["module load python", "echo ready"],
+                  "options": {"account": "nlp", "qos": "high"}},
+    })  # fmt: skip
+    work = Work(str(tmp_path), "near", [0, 1, 2, 3], str(tmp_path), str(tmp_path), 8)
+    array = Array(work, 5, wanted.slurm)
+    script = array.get_launch_file_contents(array.get_sbatch_args(5), "launch")
+    lines = [line.strip() for line in script.splitlines()]
+    for line in ("job-name=artel-near", "array=0-4", "cpus-per-task=8", "mem-per-cpu=2862M", "time=2:00:00",
+                 "account=nlp", "qos=high", "requeue", "nodes=1"):  # fmt: skip
+        assert f"#SBATCH --{line}" in lines
+    assert "--partition" not in script  # none was named: the cluster's own
+    setup = [f"export PATH={Path(sys.executable).parent}:$PATH", "module load python", "echo ready", "set -xe"]
+    assert [line for line in lines if line in setup] == setup
+    array = Array(work, 1, wanted.slurm.model_copy(update={"partition": "cpu"}))
+    assert "#SBATCH --partition=cpu" in array.get_launch_file_contents(array.get_sbatch_args(1), "launch")
+
+
+def test_without_slurm_nothing_is_read(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    run = written(run_of(tmp_path, data={"sources": [{"path": str(tmp_path / "a.txt")}]}, prepare={"engine": "slurm"}),
+                  tmp_path / "run.yaml")  # fmt: skip
+    (tmp_path / "bin").mkdir()
+    done = artel("prepare", run, env={"PATH": str(tmp_path / "bin")})
+    assert done.returncode == 2
+    assert "prepare.engine: slurm: there is no sbatch on this machine" in done.stderr
+    assert not list(tmp_path.rglob("*.parts"))
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr("artel.preparing.engines.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"prepare\.engine: needs the package datatrove.*\n.*artel-lm\[cluster\]"):
+        check_engine(PrepareConfig(engine="ray"))
+    check_engine(PrepareConfig())
+
+
+# Slurm ----------------------------------------------------------------------------------------------------------------
+
+needs_slurm = pytest.mark.skipif(bool(cluster_slurm.MISSING), reason=f"a Slurm of its own: {cluster_slurm.MISSING}")
+
+
+@pytest.fixture(scope="module")
+def slurm_environment(tmp_path_factory):
+    with cluster_slurm.two_nodes(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
+
+
+@pytest.fixture
+def slurm(slurm_environment, monkeypatch):
+    for name, value in slurm_environment.items():
+        monkeypatch.setenv(name, value)
+    yield
+    assert queue() == []  # whatever happened, nothing is left in it
+
+
+def queue():
+    done = subprocess.run(["squeue", "--noheader", "--format=%A"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def wait_until(condition, limit=90):
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def in_thread(run):
+    """(thread, what it raised): the starter waits for Slurm in it."""
+    raised = []
+
+    def work():
+        try:
+            prepare(run)
+        except ArtelError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, raised
+
+
+@needs_slurm
+@pytest.mark.processes
+def test_slurm_makes_the_same(tmp_path, texts, expected, slurm):
+    """Two jobs of two processes each, on two nodes."""
+    run = every_stage(texts, tmp_path, engine="slurm", workers=4, slurm={**SLURM, "cpus": 2})
+    assert tree(prepare(run).folder) == expected
+
+
+@needs_slurm
+@pytest.mark.processes
+def test_the_starter_is_killed_and_then_the_job_cancelled(tmp_path, texts, expected, slurm):
+    run = every_stage(texts, tmp_path, engine="slurm", workers=2, part=1000, slurm=SLURM)
+    parts = tmp_path / "stores"
+
+    def finished():
+        return {path.name: path.stat().st_ino for path in parts.glob("*.parts/text/0*")}
+
+    process = start("prepare", written(run, tmp_path / "run.yaml"))
+    wait_until(lambda: len(finished()) >= 5 or process.poll() is not None)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    first, before = queue(), finished()
+    assert first  # its job goes on
+    thread, raised = in_thread(run)
+    wait_until(lambda: len(finished()) >= len(before) + 20 and queue() and queue() != first)
+    assert first[0] not in queue()  # the new starter ended it
+    subprocess.run(["scancel", *queue()], check=True, timeout=60)
+    thread.join(120)
+    [error] = raised
+    assert "tasks (text) were not done: the job" in str(error)
+    assert "ended as CANCELLED" in str(error)
+    after = finished()
+    assert before.items() <= after.items()
+    prepared = prepare(run)
+    assert tree(prepared.folder) == expected
+
+
+@needs_slurm
+@pytest.mark.processes
+def test_a_process_is_killed_and_a_job_started_again(tmp_path, slurm, monkeypatch):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.chdir(folder)  # where the converter lies
+    run = killing_itself(folder, engine="slurm", workers=1, slurm=SLURM)
+    with pytest.raises(WorkError, match=r"prepare\.workers: 1 of 4 tasks .*FAILED; a process on \S+ was ended by SIGK"):
+        prepare(run)
+    assert prepare(run).open().train.documents == 120
+
+
+@needs_slurm
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ({"partition": "nowhere"}, InputError, "Slurm refuses the job .*: .*[Ii]nvalid partition"),
+        ({"time": "24:00:00"}, WorkError, "cannot start: PartitionTimeLimit"),
+    ],
+)
+def test_what_slurm_does_not_allow(tmp_path, texts, slurm, options, kind, told):
+    with pytest.raises(kind, match=rf"prepare\.slurm: {told}"):
+        prepare(every_stage(texts, tmp_path, engine="slurm", slurm={**SLURM, **options}))
+
+
+# Ray ------------------------------------------------------------------------------------------------------------------
+
+
+def apart():
+    """A command that starts another in a network and with process numbers of its own: all of Ray ends with it."""
+    as_root = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", *as_root, "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def why_not_apart():
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        return "needs unshare and ip"
+    done = subprocess.run([*apart(), "ip", "link", "set", "lo", "up"], capture_output=True, text=True, timeout=30)
+    return done.stderr.strip()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_ray(tmp_path, texts, expected):
+    """One cluster of two nodes for all cases, since it takes long to start; see cluster_ray.py."""
+    pytest.importorskip("ray")
+    if why := why_not_apart():
+        pytest.skip(f"Ray listens on all interfaces, and no network of its own can be made here: {why}")
+    script = Path(__file__).with_name("cluster_ray.py")
+    path = os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [*apart(), sys.executable, str(script), str(tmp_path), str(texts)], env={**os.environ, "PYTHONPATH": path},
+        stdout=(tmp_path / "log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        process.wait(580)
+    finally:
+        kill(process)
+    assert process.returncode == 0, (tmp_path / "log").read_text()[-6000:]
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["no_cluster"].startswith("InputError prepare.engine: ray: no cluster of Ray is reached")
+    assert "ray start --head" in told["no_cluster"]
+    assert "RAY_ADDRESS" in told["no_cluster"]
+    assert told["whole"] == expected
+    assert told["workspace_left"] == []
+    assert "1 of 4 tasks (text) were not done" in told["killed_task"]
+    assert "was ended by SIGKILL" in told["killed_task"]
+    assert told["killed_task_then"] == 120
+    assert told["status"] == 0, told["second"]
+    assert told["killed"] == [expected]
+    assert told["parts_when_killed"] < told["parts_when_node_went"] < 200
