@@ -29,7 +29,6 @@ from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.storage import remove_leftovers, write_file
 from artel.text import Part, parts_of
 
-
 # Of little text smaller parts are made, so that all cores have some: a few for each, but none that takes under 0.2 s.
 _PARTS_AT_LEAST, _SMALL_PART = 16, 4_000_000
 

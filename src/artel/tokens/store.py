@@ -98,7 +98,7 @@ class StorePart:
                 yield from map(orjson.loads, stream)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Token ids (count,) from position `start` of the stream, as they are stored: a view where one shard holds them."""
+        """Token ids (count,) from position `start` of the stream, as stored: a view where one shard holds them."""
         shard = bisect.bisect_right(self._starts, start) - 1
         offset = start - self._starts[shard]
         if offset + count <= self._shards[shard]["tokens"]:
