@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from operator import itemgetter
 
 import numpy as np
@@ -13,6 +14,11 @@ from numpy.typing import NDArray
 # spaces, so each of their characters is a word.
 _APART = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[^\W{_APART}]+|[{_APART}]")
+# The same of a text that has none of these, at twice the speed.
+_ANY_APART = re.compile(f"[{_APART}]")
+_PLAIN_WORD = re.compile(r"\w+")
+# Of longer texts the words are not held all at once.
+_HELD_CHARACTERS = 1_000_000
 
 # Different words remembered with their hashes: 30 to 40 MB.
 _KNOWN_WORDS = 200_000
@@ -36,7 +42,10 @@ class Grams:
         """The 64-bit hash of each n-gram in its order, repeats and all; empty for texts of fewer words."""
         if len(self._known) > _KNOWN_WORDS:
             self._known.clear()
-        words = map(itemgetter(0), _WORD.finditer(text.casefold()))
+        text = text.casefold()
+        word = _PLAIN_WORD if text.isascii() or not _ANY_APART.search(text) else _WORD
+        short = len(text) <= _HELD_CHARACTERS
+        words: Iterable[str] = word.findall(text) if short else map(itemgetter(0), word.finditer(text))
         hashes = np.fromiter(map(self._known.__getitem__, words), np.uint64)
         count = hashes.size - len(self._factors) + 1
         if count <= 0:

@@ -185,7 +185,10 @@ class Signatures:
     def _files(self, part: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         if part not in self._open:
             folder = self._folders[part]
-            self._open[part] = (np.memmap(folder / "grams", np.uint32, "r"), np.fromfile(folder / "ends", np.int64))
+            self._open[part] = (
+                np.memmap(folder / "grams", np.uint32, "r").view(np.ndarray),
+                np.fromfile(folder / "ends", np.int64),
+            )
             if len(self._open) > _OPEN_FILES:
                 self._open.popitem(last=False)
         self._open.move_to_end(part)
