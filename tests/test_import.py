@@ -5,13 +5,14 @@ import struct
 
 import numpy as np
 import pytest
+import yaml
 
 from artel.config import TokenizerTraining
 from artel.errors import InputError
 from artel.preparing import imported
 from artel.preparing.imported import import_tokens, open_token_files, text_size
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
-from helpers import artel
+from helpers import TINY, artel
 
 TEXTS = [f"Письмо {number}: it rained for {number * 7} days, и дождь не переставал. 🙂" * 3 for number in range(40)]
 CODES = {np.dtype("int32"): 4, np.dtype("int64"): 5, np.dtype("uint16"): 8}
@@ -263,3 +264,24 @@ def test_other_files_that_are_none_are_refused(tokenizer, tmp_path):
     with pytest.raises(InputError) as error:  # each of them is named
         open_token_files(str(tmp_path / "[os]*.bin"), 350, "PATH")
     assert len(error.value.problems) == 2
+
+
+def test_a_run_trains_from_what_was_imported(tokenizer, tmp_path):
+    random = np.random.default_rng(0)
+    documents = [np.append(random.integers(0, 300, 50), end_of(tokenizer)) for _ in range(100)]
+    np.concatenate(documents).astype("<u2").tofile(tmp_path / "tokens.bin")
+    imported = artel("data", "import", tmp_path / "tokens.bin", tmp_path / "store", "--tokenizer", tokenizer)
+    assert imported.returncode == 0, imported.stderr
+    tree = {**TINY, "run": str(tmp_path / "run"), "data": {"from_store": str(tmp_path / "store"), "block": 32}}
+    del tree["tokenizer"]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
+    trained = artel("train", tmp_path / "run.yaml")
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 6
+    assert artel("train", tmp_path / "run.yaml").returncode == 0  # RUN/config.yaml says the same
+    masked = artel("prepare", tmp_path / "run.yaml", "objective=masked", "model.config={model_type: roberta}")
+    assert (masked.returncode, "data.from_store: " in masked.stderr) == (2, True)
+    sources = artel("prepare", tmp_path / "run.yaml", "data.sources=[{format: dummy}]")
+    assert "from_store is a finished store, and sources would change nothing" in sources.stderr
+    nothing = artel("prepare", tmp_path / "run.yaml", f"data.from_store={tmp_path}/none")
+    assert (nothing.returncode, "is not a token store" in nothing.stderr) == (2, True)

@@ -254,6 +254,9 @@ class DedupConfig(Section):
 
 class DataConfig(Section):
     sources: list[SourceConfig] = Field(default=[], description="Where the text comes from; one source or many.")
+    from_store: str = Field(
+        "", description="A token store that is there already, in place of sources: what artel data import wrote."
+    )
     clean: CleanConfig = Field(
         CleanConfig(),
         description="Cleaning rules; each counted in the ledger. Questions and their documents are taken as they are: "
@@ -299,6 +302,17 @@ class DataConfig(Section):
         if isinstance(value, float) and not 0 <= value < 1:
             raise ValueError(f"{value} is not a fraction from 0 to below 1, nor a path; write 0.05")
         return value
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> DataConfig:
+        shaping = ("sources", "clean", "dedup", "validation")
+        given = [name for name in shaping if getattr(self, name) != type(self).model_fields[name].default]
+        if self.from_store and given:
+            raise ValueError(
+                f"from_store is a finished store, and {', '.join(given)} would change nothing in it; leave them out, or "
+                "from_store"
+            )
+        return self
 
     @model_validator(mode="after")
     def _near(self) -> DataConfig:

@@ -63,6 +63,8 @@ def run_from(tree: dict[str, Any], overrides: Sequence[str], lines: dict[Key, st
 
 def _source_problems(run: RunConfig) -> list[Problem]:
     """Whether there is text, and of the kind that the objective learns from."""
+    if run.data.from_store:
+        return []
     if not run.data.sources:
         return [Problem("data.sources", "the run names no text", "write data: {sources: [{path: texts/*.txt}]}")]
     kinds = [source.yields for source in run.data.sources]

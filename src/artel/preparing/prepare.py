@@ -68,6 +68,8 @@ def prepare(run: RunConfig, tell: Tell = lambda _: None) -> Prepared:
 
     RUN/rejected.jsonl has the records that could not be used, also where they are too many.
     """
+    if run.data.from_store:
+        return _given(run, Path(run.data.from_store))
     check_text(run.data, tell)
     there = run.data.store.rstrip("/") if is_remote(run.data.store) else ""
     stores = Path(run.data.store) if run.data.store and not there else cache_folder() / "stores"
@@ -141,6 +143,27 @@ def _is_whole(folder: Path, address: str = "") -> bool:
     if not (folder / "manifest.json").is_file():
         return False
     return not address or (_copy_note(folder).is_file() and _copy_note(folder).read_text() == address)
+
+
+def _given(run: RunConfig, folder: Path) -> Prepared:
+    """The store that a run names itself. Raises InputError where it is for another objective or tokenizer."""
+    where = "data.from_store"
+    try:
+        manifest = TokenStore(folder).manifest
+    except InputError as error:
+        fix = "give the folder that artel data import or artel prepare printed"
+        raise InputError([Problem(where, str(problem), fix) for problem in error.problems]) from None
+    problems = []
+    if manifest["objective"] != run.objective:
+        what = f"{folder} holds samples of objective {manifest['objective']}, and the run's is {run.objective}"
+        problems.append(Problem(where, what, f"write objective: {manifest['objective']}, or give another store"))
+    name = run.tokenizer.from_
+    if run.tokenizer.train is not None or (name and load_tokenizer(name).fingerprint != manifest["tokenizer"]):
+        what = f"{folder} was made by its own tokenizer, and the run names another"
+        problems.append(Problem("tokenizer", what, "leave tokenizer out: the store has it"))
+    if problems:
+        raise InputError(problems)
+    return Prepared(folder, made=False)
 
 
 def _copy_note(folder: Path) -> Path:

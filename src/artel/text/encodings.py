@@ -92,9 +92,14 @@ def is_text_encoding(name: str) -> bool:
     """Whether there is an encoding of text of that name (`hex` and `zlib` are codecs of bytes)."""
     try:
         b"aa".decode(name, "replace")
+        return codecs.lookup(name).name not in _OF_NO_FILE
     except (LookupError, ValueError):
         return False
-    return True
+
+
+# Notations of ASCII for program code, addresses and mail. The first three make halves of characters, which no file can
+# be written with again; punycode takes quadratic time, 12 s for 240 KB.
+_OF_NO_FILE = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode")
 
 
 def decode(data: bytes, encoding: str = "auto") -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import re
+from contextlib import suppress
 from typing import Literal
 
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
 
-from artel.text.encodings import NotText, characters, detect_encoding, marked_encoding
+from artel.text.encodings import NotText, characters, detect_encoding, is_text_encoding, marked_encoding
 
 _GONE = frozenset("script style noscript template head iframe object svg select textarea button".split())
 _BLOCKS = frozenset(
@@ -69,11 +70,10 @@ def _found_in_utf_8(data: bytes, content_type: str) -> bytes:
         return _in_utf_8(data, detect_encoding(data))
     declared = _DECLARED.search(data[:4096])
     for name in (named_encoding(content_type), declared and (declared[1] or declared[2]).decode()):
-        if name and not name.lower().startswith("utf-16"):  # a page that can be read so far is not in it
-            try:
+        # A page that can be read so far is not in UTF-16.
+        if name and is_text_encoding(name) and not name.lower().startswith("utf-16"):
+            with suppress(NotText):  # a wrong declaration is common; the bytes decide
                 return _in_utf_8(data, _MEANT.get(name.lower(), name))
-            except (NotText, LookupError):
-                continue  # a wrong declaration is common; the bytes decide
     return _in_utf_8(data, detect_encoding(data))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import codecs
 import io
 import lzma
 import sys
@@ -89,7 +88,8 @@ def read_byte_lines(
             if not line:
                 return
             if len(line) > largest:
-                raise _too_long(origin, number, largest)
+                before = count_lines(file, Span(0, span.start)) if span else 0
+                raise _too_long(origin, before + number, largest)
             at += len(line)
             yield number, line.rstrip(b"\r\n")
 
@@ -113,15 +113,19 @@ def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
     if file_name(origin).endswith(PACKED):
         return False
     try:
-        if not _ends_lines_in_bytes(line_encoding(file, origin, encoding)):
-            return False
+        name = line_encoding(file, origin, encoding)
     except NotText:
+        return False
+    if not _ends_lines_in_bytes(name):
         return False
     if not file_name(origin).endswith(".json"):
         return True
     with file.open("rb") as stream:
-        begin = stream.read(SAMPLE).removeprefix(codecs.BOM_UTF8).lstrip()
-    return begin != b"" and not begin.startswith(b"[")
+        while line := stream.readline(SAMPLE):
+            begin = one_line_end(line.decode(name, "replace")).strip()  # as those judge who read the file as a whole
+            if begin:
+                return not begin.startswith("[")
+    return False
 
 
 def count_lines(file: Path, span: Span) -> int:

@@ -50,7 +50,7 @@ def _two_files(
     if not other.is_file():
         raise InputError([Problem(source.outputs, "there is no such file", "name the file of outputs: outputs: FILE")])
     inputs = _rows(file, origin, (("input", source.input),), source, data)
-    outputs = _rows(other, source.outputs, (("output", source.output),), source, data)
+    outputs = _outputs(other, source, data)
     for both, (left, right) in enumerate(zip_longest(inputs, outputs)):
         if left is None or right is None:
             longer = both + 1 + sum(1 for _ in (outputs if left is None else inputs))
@@ -64,6 +64,15 @@ def _two_files(
             yield Rejected(place, wanted.reason, wanted.detail, set_name)
         else:
             yield _pair(where, set_name, given[0], wanted[0])
+
+
+def _outputs(file: Path, source: SourceConfig, data: DataConfig) -> Iterator[Row]:
+    """Binary data are told of the file that holds them."""
+    try:
+        yield from _rows(file, source.outputs, (("output", source.output),), source, data)
+    except NotText as error:
+        what = f"{error.detail}; its inputs have nothing to go with"
+        raise InputError([Problem(source.outputs, what, "name the file of outputs: outputs: FILE")]) from None
 
 
 def _pair(where: str, set_name: str, given: str, wanted: str) -> Record | Rejected:

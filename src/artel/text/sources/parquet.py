@@ -142,3 +142,5 @@ def _rows(batch: Any) -> Iterator[Any]:
             yield batch.slice(number, 1).to_pylist()[0]
         except UnicodeDecodeError as error:
             yield BadLine("unreadable", f"holds text that is not utf-8: byte {error.object[error.start]:#04x}")
+        except (ValueError, ArithmeticError, LookupError) as error:  # years over 9999, unknown time zones, a name twice
+            yield BadLine("unreadable", f"holds a value that cannot be read: {error}; mend it, or leave its column out")

@@ -6,11 +6,12 @@ import io
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
-from artel.text.encodings import NotText, decode
+from artel.text.encodings import NotText, decode, is_text_encoding
 from artel.text.html import named_encoding
 from artel.text.records import Rejected
 from artel.text.sources.html import records_of_page, records_of_text
@@ -224,8 +225,6 @@ def _plain_text(content: bytes, content_type: str, encoding: str) -> str:
     """The text in the encoding given, else the one that the header names if it is one, else detected."""
     if encoding == "auto":
         name = named_encoding(content_type)
-        try:
-            return decode(content, name or "auto")
-        except (NotText, LookupError):
-            pass
+        with suppress(NotText):
+            return decode(content, name if is_text_encoding(name) else "auto")
     return decode(content, encoding)
