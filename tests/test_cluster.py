@@ -298,7 +298,8 @@ def test_ray(tmp_path, texts, expected):
     try:
         process.wait(580)
     finally:
-        kill(process)
+        if process.poll() is None:
+            kill(process)
     assert process.returncode == 0, (tmp_path / "log").read_text()[-6000:]
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["no_cluster"].startswith("InputError prepare.engine: ray: no cluster of Ray is reached")

@@ -309,8 +309,8 @@ class DataConfig(Section):
         given = [name for name in shaping if getattr(self, name) != type(self).model_fields[name].default]
         if self.from_store and given:
             raise ValueError(
-                f"from_store is a finished store, and {', '.join(given)} would change nothing in it; leave them out, or "
-                "from_store"
+                f"from_store is a finished store, and {', '.join(given)} would change nothing in it; leave them "
+                "out, or from_store"
             )
         return self
 
@@ -330,8 +330,8 @@ class TokenizerTraining(Section):
     pattern: Literal["gpt2", "gpt4", "whitespace"] = Field(
         "gpt2",
         description="What a text is cut into before merging. gpt2: words with the space before them; gpt4: the same, "
-        "numbers in threes, letters of any case: fewer tokens on Russian and code; whitespace: words and punctuation, "
-        "spaces are lost.",
+        "numbers in threes, letters of any case: slightly fewer tokens on Russian and code; whitespace: words and "
+        "punctuation, spaces are lost.",
     )
     vocab: Count = Field(16384, ge=257, description="Ids in the vocabulary, the special tokens included.")
     end: str | None = Field(
@@ -348,7 +348,9 @@ class TokenizerTraining(Section):
 
 
 class TokenizerConfig(Section):
-    train: TokenizerTraining | None = Field(None, description="Train a byte-level BPE on the training text.")
+    train: TokenizerTraining | None = Field(
+        None, description="Train a BPE on the training text: over bytes, or over words (pattern: whitespace)."
+    )
     from_: str | None = Field(None, alias="from", description="Folder or hub id of an existing tokenizer.")
 
     @model_validator(mode="after")

@@ -110,10 +110,11 @@ class _Job:
         self.number = number
         self.states: dict[str, str] = {}
         """The last known state of each element that was seen, also when Slurm has forgotten it."""
+        self._waits_for: set[str] = set()
         self._answered = time.monotonic()
 
     def has_ended(self) -> bool:
-        """Whether no element waits or runs. Raises WorkError when one cannot start, or Slurm is silent for long."""
+        """Whether no element waits or runs. Raises WorkError when Slurm is silent for long."""
         done = _run("scontrol", "show", "job", "--oneliner", self.number)
         if done.returncode and "Invalid job id" not in done.stderr:
             if time.monotonic() - self._answered > _SILENT_SECONDS:
@@ -122,12 +123,14 @@ class _Job:
             return False
         self._answered = time.monotonic()
         found = re.findall(r"^JobId=(\d+) .*? JobState=(\w+) Reason=(\S+)", done.stdout, re.MULTILINE)
-        for element, state, reason in found:
-            self.states[element] = state
-            if state == "PENDING" and reason in _HOPELESS:
-                what = f"the job {self.number} cannot start: {reason}"
-                raise WorkError([Problem("prepare.slurm", what, _REFUSED)])
+        self.states |= {element: state for element, state, _ in found}
+        self._waits_for = {reason for _, state, reason in found if state == "PENDING"}
         return all(state in _ENDED for _, state, _ in found)
+
+    def check(self) -> None:
+        """Raise WorkError where it waits for what will not come."""
+        for reason in self._waits_for & _HOPELESS:
+            raise WorkError([Problem("prepare.slurm", f"the job {self.number} cannot start: {reason}", _REFUSED)])
 
     def failures(self) -> list[str]:
         return sorted({state for state in self.states.values() if state in _ENDED - {"COMPLETED"}})
@@ -136,12 +139,7 @@ class _Job:
         """End it, where it has not ended, and wait until its processes are gone: up to a minute."""
         _run("scancel", self.number)
         until = time.monotonic() + _CANCEL_SECONDS
-        while time.monotonic() < until:
-            try:
-                if self.has_ended():
-                    return
-            except WorkError:
-                return
+        while not self.has_ended() and time.monotonic() < until:
             time.sleep(1)
 
 
@@ -151,6 +149,7 @@ def _wait(work: Work, job: _Job, watch: Watch) -> None:
     while missing := watch.missing():
         if ended is None:
             ended = time.monotonic() if job.has_ended() else None
+            job.check()
         elif job.failures() or time.monotonic() > ended + _UNSEEN_SECONDS:
             states = " and ".join(job.failures()) or "COMPLETED"
             raise lost(work, missing, f"the job {job.number} ended as {states}", _remedy(job.failures()))

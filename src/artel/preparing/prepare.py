@@ -204,11 +204,13 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
     from artel.preparing.assembly import write_store
     from artel.preparing.engines import check_engine, run_stage
     from artel.preparing.tasks import Stage, Tasks
-    from artel.preparing.verdict import Verdict, find_earlier_lines, find_exact
+    from artel.preparing.verdict import Verdict, encoder_notes, find_earlier_lines, find_exact
 
     check_engine(run.prepare)
     workspace = Workspace.of(folder.with_name(f"{key}.parts"), run)
     tokenizer = _tokenizer(run, workspace, tell)
+    if tokenizer.spacing_is_lost:
+        tell("this tokenizer loses the spaces of a text (tokenizer.train.pattern: whitespace)")
     tasks = Tasks(workspace)
 
     def work(stage: Stage, what: str) -> None:
@@ -221,6 +223,8 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
             work("lines", "looking for repeated lines")
             find_earlier_lines(workspace)
         work("text", "turning text into tokens")
+        for note in encoder_notes(workspace):
+            tell(note)
         find_exact(workspace)
         if run.data.dedup.near is not None:
             work("near", "looking for near-duplicates")

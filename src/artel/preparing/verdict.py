@@ -75,6 +75,12 @@ def made_parts(workspace: Workspace) -> list[Made]:
     return found
 
 
+def encoder_notes(workspace: Workspace) -> list[str]:
+    """What encoded the parts, sentences for the user; nothing of parts too small for more than one encoder."""
+    notes = {part.told["encoder"] for part in made_parts(workspace)}
+    return sorted(note for note in notes if not note.startswith("tokenizers encodes the first"))
+
+
 def find_earlier_lines(workspace: Workspace) -> None:
     """Of each part the digests of those lines or paragraphs that stand in an earlier part."""
     digests = [np.fromfile(workspace.lines(number) / "digests", DIGEST) for number in range(len(workspace.parts))]
