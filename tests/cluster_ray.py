@@ -28,7 +28,7 @@ def main(folder: Path, texts: Path):
 
     from artel.errors import ArtelError
     from artel.preparing import prepare
-    from cluster_runs import every_stage, killing_itself, written
+    from cluster_runs import KILLED_ONCE, converted, every_stage, written
     from test_parts import tree
 
     def error_of(run):
@@ -59,7 +59,7 @@ def main(folder: Path, texts: Path):
 
         (folder / "killing").mkdir()
         os.chdir(folder / "killing")  # where the converter lies
-        run = killing_itself(folder / "killing", engine="ray")
+        run = converted(folder / "killing", KILLED_ONCE, 4, "stores", engine="ray")
         told["killed_task"] = error_of(run)
         told["killed_task_then"] = prepare(run).open().train.documents
 

@@ -27,24 +27,37 @@ def every_stage(texts: Path, folder: Path, **prepare):
     return run_of(folder, data=data, tokenizer={"train": {"vocab": 400}}, prepare={"part": 20_000, **prepare})
 
 
-def killing_itself(folder: Path, **prepare):
-    """A run of which one process is ended by SIGKILL, once: as a kernel does it when memory runs out."""
+KILLED_ONCE = """
+import os, signal, pathlib
+def talk(row):
+    mark = pathlib.Path(__file__).with_name('killed')
+    if row['number'] == 90 and not mark.exists():
+        mark.write_text('')
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [{'role': 'user', 'content': 'who?'}, {'role': 'assistant', 'content': str(row['number'])}]
+"""
+SLOW_IN_JOBS = """
+import os, time
+def talk(row):
+    if 'SLURM_JOB_ID' in os.environ and row['number'] % 30 == 0:
+        time.sleep(0.5)
+    return [{'role': 'user', 'content': 'who?'}, {'role': 'assistant', 'content': str(row['number'])}]
+"""
+
+
+def converted(folder: Path, converter: str, files: int, store: str, **prepare):
+    """A run of so many parts, whose rows pass through a converter of the user's own."""
     folder.mkdir(exist_ok=True)
-    (folder / "kill_once.py").write_text(
-        "import os, signal, pathlib\n"
-        "def talk(row):\n"
-        "    mark = pathlib.Path(__file__).with_name('killed')\n"
-        "    if row['number'] == 90 and not mark.exists():\n"
-        "        mark.write_text('')\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return [{'role': 'user', 'content': 'who?'}, {'role': 'assistant', 'content': str(row['number'])}]\n"
-    )
     sources = []
-    for number in range(4):
-        rows = "\n".join(f'{{"number": {number * 30 + row}}}' for row in range(30))
-        (folder / f"{number}.jsonl").write_text(rows)
-        sources.append({"path": str(folder / f"{number}.jsonl"), "format": "chat", "converter": "kill_once:talk"})
-    return run_of(folder, data={"sources": sources}, objective="chat", prepare=prepare)
+    for number in range(files):
+        file = folder / f"{number}.jsonl"
+        if not file.exists():
+            file.write_text("\n".join(f'{{"number": {number * 30 + row}}}' for row in range(30)))
+        sources.append({"path": str(file), "format": "chat", "converter": "talking:talk"})
+    if not (folder / "talking.py").exists():
+        (folder / "talking.py").write_text(converter)
+    data = {"sources": sources, "store": str(folder / store)}
+    return run_of(folder, data=data, objective="chat", prepare=prepare)
 
 
 def written(run, file: Path) -> Path:

@@ -18,7 +18,7 @@ from artel.preparing import prepare
 from artel.preparing.engines import check_engine
 from artel.preparing.tasks import Tasks
 from artel.preparing.workspace import Workspace
-from cluster_runs import every_stage, killing_itself, written
+from cluster_runs import KILLED_ONCE, SLOW_IN_JOBS, converted, every_stage, written
 from helpers import artel, kill
 from stores import run_of
 from test_parts import tree
@@ -214,40 +214,42 @@ def test_slurm_makes_the_same(tmp_path, texts, expected, slurm):
 
 @needs_slurm
 @pytest.mark.processes
-def test_the_starter_is_killed_and_then_the_job_cancelled(tmp_path, texts, expected, slurm):
-    run = every_stage(texts, tmp_path, engine="slurm", workers=2, part=1000, slurm=SLURM)
-    parts = tmp_path / "stores"
+def test_the_starter_is_killed_and_then_the_job_cancelled(tmp_path, slurm, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where the converter lies
+
+    def run(store, **prepare):
+        return converted(tmp_path, SLOW_IN_JOBS, 60, store, **prepare)
+
+    expected = tree(prepare(run("here")).folder)
+    on_slurm = run("stores", engine="slurm", workers=2, slurm=SLURM)
 
     def finished():
-        return {path.name: path.stat().st_ino for path in parts.glob("*.parts/text/0*")}
+        return {path.name: path.stat().st_ino for path in tmp_path.glob("stores/*.parts/text/0*")}
 
-    command = [sys.executable, "-m", "artel", "prepare", str(written(run, tmp_path / "run.yaml"))]
+    command = [sys.executable, "-m", "artel", "prepare", str(written(on_slurm, tmp_path / "run.yaml"))]
     process = subprocess.Popen(command, start_new_session=True)  # with the environment as it is now: slurm's
-    wait_until(lambda: len(finished()) >= 5 or process.poll() is not None)
+    wait_until(lambda: len(finished()) >= 4 or process.poll() is not None)
     kill(process)
-    first, before = queue(), finished()
+    first, before = set(queue()), finished()
     assert first  # its job goes on
-    thread, raised = in_thread(run)
-    wait_until(lambda: len(finished()) >= len(before) + 20 and queue() and queue() != first)
-    assert first[0] not in queue()  # the new starter ended it
+    thread, raised = in_thread(on_slurm)
+    wait_until(lambda: len(finished()) >= len(before) + 4 and queue() and not first & set(queue()))  # it was ended
     subprocess.run(["scancel", *queue()], check=True, timeout=60)
     thread.join(120)
     [error] = raised
     assert "tasks (text) were not done: the job" in str(error)
     assert "ended as CANCELLED" in str(error)
-    after = finished()
-    assert before.items() <= after.items()
-    prepared = prepare(run)
-    assert tree(prepared.folder) == expected
+    assert before.items() <= finished().items()
+    assert len(finished()) < 60
+    assert tree(prepare(on_slurm).folder) == expected
 
 
 @needs_slurm
 @pytest.mark.processes
-def test_a_process_is_killed_and_a_job_started_again(tmp_path, slurm, monkeypatch):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    monkeypatch.chdir(folder)  # where the converter lies
-    run = killing_itself(folder, engine="slurm", workers=1, slurm=SLURM)
+def test_a_process_is_killed(tmp_path, slurm, monkeypatch):
+    """As a kernel does it when memory runs out."""
+    monkeypatch.chdir(tmp_path)
+    run = converted(tmp_path, KILLED_ONCE, 4, "stores", engine="slurm", workers=1, slurm=SLURM)
     with pytest.raises(WorkError, match=r"prepare\.workers: 1 of 4 tasks .*FAILED; a process on \S+ was ended by SIGK"):
         prepare(run)
     assert prepare(run).open().train.documents == 120

@@ -60,6 +60,7 @@ def run_by_slurm(tasks: Tasks, stage: Stage, wanted: PrepareConfig, progress: Ca
         _wait(work, job, Watch(tasks, work, progress))
     finally:
         job.cancel()
+        Path(work.folder, _JOB_FILE).unlink(missing_ok=True)
 
 
 def cancel_jobs(workspace: Workspace) -> None:

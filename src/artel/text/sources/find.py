@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import importlib.util
+import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -103,9 +104,20 @@ def _find(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list
         fix = "give files, globs, folders, or addresses that begin with http(s)://, s3:// or hf://"
         return [], [Problem(where, f"{kind}:// cannot be read", fix)]
     try:
-        return _find_here(source, path, where)
+        files, problems = _find_here(source, path, where)
+        return files, problems + _check_names(files, where)
     except OSError as error:  # a name that is too long, a folder that may not be looked into
         return [], [Problem(where, f"{path[:200]} cannot be read: {error.strerror}", "check the name and permissions")]
+
+
+def _check_names(files: list[Path], where: str) -> list[Problem]:
+    """Origins of records are written as UTF-8; on Linux the name of a file may be any bytes."""
+    problems = []
+    for name in map(str, files):
+        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+        if shown != name:
+            problems.append(Problem(where, f"the name of {shown} is not UTF-8", "rename the file, or its folder"))
+    return problems
 
 
 def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list[Problem]]:

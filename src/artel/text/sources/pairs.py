@@ -215,7 +215,8 @@ def _places(where: str, header: list[str], columns: tuple[tuple[str, str], ...])
     for key, name in columns:
         if names.count(name) != 1:
             what = f"has {names.count(name) or 'no'} column{'s' * (name in names)} {name!r}"
-            have = ", ".join(names) or "none"
+            # Bytes that are no text are shown as \xff.
+            have = ", ".join(names).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") or "none"
             fix = f"name the column in the source ({key}: NAME), or rename it in the header"
             if len(names) == 1 and ";" in have:
                 fix = f"separate the columns by commas, not by semicolons; then {fix}"
