@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from datatrove.utils.logging import logger  # type: ignore[import-untyped]
 
 from artel.config import PrepareConfig
 from artel.errors import InputError, Problem, WorkError
-from artel.preparing.cluster import SHARED, Watch, Work, lost, new_work
+from artel.preparing.cluster import SHARED, UNSEEN_SECONDS, Watch, Work, lost, new_work
 from artel.preparing.tasks import Stage, Tasks
 
 _START_SECONDS = 120
@@ -48,8 +49,12 @@ def run_by_ray(tasks: Tasks, stage: Stage, wanted: PrepareConfig, progress: Call
         thread = threading.Thread(target=_run, args=(executor, failures), daemon=True)
         thread.start()
         watch = Watch(tasks, work, progress)
-        while missing := watch.missing(thread.join):
-            if not thread.is_alive() and (missing := watch.missing(lambda _: None)):
+        ended: float | None = None
+        while missing := watch.missing():
+            if thread.is_alive():
+                continue
+            ended = ended or time.monotonic()
+            if failures or Path(work.folder, "killed").exists() or time.monotonic() > ended + UNSEEN_SECONDS:
                 told = f": {failures[0]}" if failures else ""
                 raise lost(work, missing, f"the tasks of Ray ended{told}", "mend what it tells")
         thread.join(_END_SECONDS)

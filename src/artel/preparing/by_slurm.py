@@ -19,7 +19,7 @@ from datatrove.utils.logging import logger  # type: ignore[import-untyped]
 
 from artel.config import PrepareConfig, SlurmConfig
 from artel.errors import InputError, Problem, WorkError
-from artel.preparing.cluster import Watch, Work, lost, new_work
+from artel.preparing.cluster import UNSEEN_SECONDS, Watch, Work, lost, new_work
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
@@ -32,8 +32,6 @@ _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_ME
 _HOPELESS = {"BadConstraints", "JobHeldAdmin", "JobHeldUser", "launch_failed_requeued_held", "PartitionTimeLimit",
              "PartitionNodeLimit", "InvalidAccount", "InvalidQOS", "DependencyNeverSatisfied"}  # fmt: skip
 _REFUSED = "write partition, time, memory and options as the cluster has them (scontrol show partition)"
-# A folder's listing over NFS may be a minute old: so long a result may be there and not be seen.
-_UNSEEN_SECONDS = 60
 _CANCEL_SECONDS = 60
 _SILENT_SECONDS = 1800
 
@@ -151,7 +149,7 @@ def _wait(work: Work, job: _Job, watch: Watch) -> None:
         if ended is None:
             ended = time.monotonic() if job.has_ended() else None
             job.check()
-        elif job.failures() or time.monotonic() > ended + _UNSEEN_SECONDS:
+        elif job.failures() or time.monotonic() > ended + UNSEEN_SECONDS:
             states = " and ".join(job.failures()) or "COMPLETED"
             raise lost(work, missing, f"the job {job.number} ended as {states}", _remedy(job.failures()))
 

@@ -34,6 +34,8 @@ from artel.storage import write_file
 
 SHARED = "set data.store to a folder on a disk that all nodes see under the same path"
 GO_ON = "then run the same command: it goes on from the finished parts"
+# A folder's listing over NFS may be a minute old: so long a result may be there and not be seen.
+UNSEEN_SECONDS = 60
 # The results are looked for every two seconds; where looking takes long, for there are many, a tenth of the time.
 _POLL_SECONDS = 2.0
 _QUOTED_LINES = 12
@@ -142,14 +144,14 @@ class Watch:
     def __init__(self, tasks: Tasks, work: Work, progress: Callable[[int, int], None]) -> None:
         self._tasks, self._work, self._progress = tasks, work, progress
 
-    def missing(self, wait: Callable[[float], object] = time.sleep) -> int:
+    def missing(self) -> int:
         """How many results are not there yet, after a while. Raises what tasks raised."""
         began = time.monotonic()
         missing = len(set(self._work.numbers).intersection(self._tasks.left(self._work.stage)))
         self._progress(len(self._work.numbers) - missing, len(self._work.numbers))
         self._tasks.workspace.raise_errors()
         if missing:
-            wait(max(_POLL_SECONDS, 9 * (time.monotonic() - began)))
+            time.sleep(max(_POLL_SECONDS, 9 * (time.monotonic() - began)))
         return missing
 
 

@@ -8,7 +8,7 @@ shards.json      where each shard begins and ends
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from itertools import accumulate, pairwise
@@ -30,6 +30,9 @@ from artel.text.near import BAND_GROUPS, Signatures, alike, bands_and_rows, reas
 from artel.text.unique import DIGEST, repeated
 from artel.tokens.shards import SHARD_TOKENS
 from artel.tokens.store import PARTS
+
+# What `exact` says of a document.
+_FIRST, _DUPLICATE, _REPEATED = range(3)
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,13 @@ def find_earlier_lines(workspace: Workspace) -> None:
 
 
 def find_exact(workspace: Workspace) -> None:
-    """`alive`: of each document whether it is the first of its kind and anything is left of it."""
-    exact = workspace.run.data.dedup.exact
+    """`exact`: of each document whether an equal one came before (_DUPLICATE), or nothing is left of it (_REPEATED)."""
     parts = made_parts(workspace)
-    alive = np.concatenate([np.empty(0, np.bool_), *(part.rows["is_left"].astype(np.bool_) for part in parts)])
-    if exact:
-        alive &= ~repeated([part.rows["digest"] for part in parts])
-    write_file(workspace.alive, alive.tobytes())
+    is_left = np.concatenate([np.empty(0, np.uint8), *(part.rows["is_left"] for part in parts)])
+    found = np.where(is_left == 1, _FIRST, _REPEATED).astype(np.uint8)
+    if workspace.run.data.dedup.exact:
+        found[repeated([part.rows["digest"] for part in parts])] = _DUPLICATE
+    write_file(workspace.exact, found.tobytes())
 
 
 def find_near(workspace: Workspace, parts: list[Made], group: int) -> None:
@@ -106,7 +109,7 @@ def find_near(workspace: Workspace, parts: list[Made], group: int) -> None:
     near = workspace.run.data.dedup.near
     assert near is not None
     bands, _ = bands_and_rows(near.threshold, near.permutations)
-    signatures = _signatures(parts, _alive(workspace))
+    signatures = _signatures(parts, _exact(workspace) == _FIRST)
     pairs = alike(signatures, range(group, bands, BAND_GROUPS), near.threshold)
     write_file(workspace.near(group), pairs.tobytes())
 
@@ -174,22 +177,15 @@ class Verdict:
         chosen[places] = True
         self._dropped[chosen & (self._dropped == 0)] = self._reasons.index(reason)
 
-    def _column(self, name: str) -> NDArray:
-        return np.concatenate([np.empty(0, DOCUMENT[name]), *(part.rows[name] for part in self._parts)])
-
     def _drop_duplicates(self) -> None:
-        alive = _alive(self._workspace)
-        left = self._column("is_left").astype(np.bool_)
-        if self._data.dedup.exact:
-            self._drop(repeated([part.rows["digest"] for part in self._parts]), "duplicate")
-        self._drop(~left, "repeated")
-        assert np.array_equal(alive, self._dropped == 0)
+        found = _exact(self._workspace)
+        self._drop(found == _DUPLICATE, "duplicate")
+        self._drop(found == _REPEATED, "repeated")
 
     def _drop_near(self) -> None:
         if self._data.dedup.near is None:
             return
-        alive = _alive(self._workspace)
-        signatures = _signatures(self._parts, alive)
+        signatures = _signatures(self._parts, _exact(self._workspace) == _FIRST)
         pairs = (np.fromfile(self._workspace.near(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS))
         for reason, places in reasons(signatures, pairs, self._given_validation()).items():
             self._drop(places, reason)
@@ -200,6 +196,7 @@ class Verdict:
         return np.repeat(np.array(given, np.bool_), np.diff(self._starts))
 
     def _drop_unusable(self) -> None:
+        found: dict[str, list[int]] = defaultdict(list)
         for part, start, unusable in zip(self._parts, self._starts, self._unusable, strict=False):
             for note in part.notes:
                 place = start + note["document"]
@@ -209,9 +206,11 @@ class Verdict:
                     origin, reason, detail = note["rejected"]
                     set_name = part.told["sets"][part.rows["set"][note["document"]]]
                     unusable.append(Rejected(part.origin(origin), reason, detail, set_name))
-                    self._drop(np.array([place]), reason)
+                    found[reason].append(place)
                 elif "dropped" in note:
-                    self._drop(np.array([place]), note["dropped"])
+                    found[note["dropped"]].append(place)
+        for reason, places in found.items():
+            self._drop(np.array(places), reason)
 
     def _mix(self) -> None:
         """Weights and budgets, of each source over all its parts; validation documents come once."""
@@ -318,8 +317,8 @@ def _told(rejected: Rejected) -> dict[str, str]:
     return {"origin": rejected.origin, "reason": rejected.reason, "detail": rejected.detail, "set": rejected.set_name}
 
 
-def _alive(workspace: Workspace) -> NDArray[np.bool_]:
-    return np.fromfile(workspace.alive, np.bool_)
+def _exact(workspace: Workspace) -> NDArray[np.uint8]:
+    return np.fromfile(workspace.exact, np.uint8)
 
 
 def _signatures(parts: list[Made], alive: NDArray[np.bool_]) -> Signatures:

@@ -6,7 +6,7 @@
     KEY.parts/lines/00000/        of each part the digests of its lines or paragraphs (where repeated ones go)
     KEY.parts/earlier/00000       and those of them that stand in an earlier part
     KEY.parts/text/00000/         of each part its documents, as tokens, and the ledger of what was dropped
-    KEY.parts/alive               which documents are no exact duplicates
+    KEY.parts/exact               which documents are exact duplicates
     KEY.parts/near/00000.npy      near-duplicates found in a group of bands
     KEY.parts/verdict/            how often each document is written, the ledger, and what each shard holds
     KEY.parts/shards/train-00000/ a finished shard
@@ -80,8 +80,8 @@ class Workspace:
         return self.path / "text" / f"{part:05d}"
 
     @property
-    def alive(self) -> Path:
-        return self.path / "alive"
+    def exact(self) -> Path:
+        return self.path / "exact"
 
     def near(self, group: int) -> Path:
         return self.path / "near" / f"{group:05d}.npy"
