@@ -30,13 +30,9 @@ from artel.text.sources import check_sources, parts_of, read_part
 from reading import items, written
 from stores import run_of
 
-EXAMPLES = int(os.environ.get("ARTEL_FUZZ", "0"))
+often = settings(max_examples=int(os.environ.get("ARTEL_FUZZ", "60")), deadline=None)
 PACKS = {".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 ENCODINGS = ["auto", "auto", "utf-8", "windows-1251", "koi8-r", "cp866", "utf-16", "utf-32-le", "gb18030", "shift_jis"]
-
-
-def examples(count):
-    return settings(max_examples=EXAMPLES or count, deadline=None)
 
 
 # Whole files, small ones, as the formats have them
@@ -215,7 +211,7 @@ def check_read(file, **source):
 
 
 @pytest.mark.parametrize("name", KINDS)
-@examples(25)
+@often
 @given(data=st.data())
 def test_any_bytes_are_read_or_told(tmp_path_factory, name, data):
     kind = KINDS[name]
@@ -226,7 +222,7 @@ def test_any_bytes_are_read_or_told(tmp_path_factory, name, data):
 
 
 @pytest.mark.parametrize("name", PACKED)
-@examples(25)
+@often
 @given(data=st.data())
 def test_any_packed_bytes_are_read_or_told(tmp_path_factory, name, data):
     kind = KINDS[name]
@@ -240,7 +236,7 @@ def test_any_packed_bytes_are_read_or_told(tmp_path_factory, name, data):
     check_read(file, **kind.source)
 
 
-@examples(40)
+@often
 @given(data=st.data())
 def test_any_outputs_of_another_file(tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp()
@@ -258,7 +254,7 @@ def test_any_outputs_of_another_file(tmp_path_factory, data):
 
 
 class Line(NamedTuple):
-    """A row of a file, as it is written; `rows` lines of the file."""
+    """A row of a file, as it is written."""
 
     content: bytes
     good: bool | None
@@ -308,7 +304,7 @@ def lines_told(found, file):
 
 
 @pytest.mark.parametrize("name", LINES)
-@examples(40)
+@often
 @given(data=st.data())
 def test_exactly_the_bad_lines_are_told(tmp_path_factory, name, data):
     content, good, bad = data.draw(rows_of(name))
@@ -318,7 +314,7 @@ def test_exactly_the_bad_lines_are_told(tmp_path_factory, name, data):
     assert lines_told(items(file, encoding="utf-8", **KINDS[name].source), file) == (good, bad)
 
 
-@examples(40)
+@often
 @given(rows=st.lists(st.sampled_from([{"text": "a"}, {"text": 1}, {}, None, [], 5.0, "text"]), min_size=1, max_size=20))
 def test_exactly_the_bad_entries_of_an_array_are_told(tmp_path_factory, rows):
     file = tmp_path_factory.getbasetemp() / "array.json"
@@ -327,7 +323,7 @@ def test_exactly_the_bad_entries_of_an_array_are_told(tmp_path_factory, rows):
     assert found == [(f"{file}[{number}]", row == {"text": "a"}) for number, row in enumerate(rows)]
 
 
-@examples(40)
+@often
 @given(rows=st.lists(st.sampled_from([b"a", b"\xff", "Ж".encode(), None, "Ж".encode()[:1]]), min_size=1, max_size=20))
 @pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.binary()])
 def test_exactly_the_bad_rows_of_a_table_are_told(tmp_path_factory, kind, rows):
@@ -358,7 +354,7 @@ def read_in_spans(file, size, **source):
 
 
 @pytest.mark.parametrize("name", ["jsonl", "json", "line"])
-@examples(40)
+@often
 @given(data=st.data())
 def test_spans_hold_what_the_file_holds(tmp_path_factory, name, data):
     kind = KINDS[name]
@@ -372,7 +368,7 @@ def test_spans_hold_what_the_file_holds(tmp_path_factory, name, data):
 
 
 @pytest.mark.parametrize("name", ["jsonl", "line"])
-@examples(40)
+@often
 @given(data=st.data())
 def test_exactly_the_bad_lines_of_spans_are_told(tmp_path_factory, name, data):
     content, good, bad = data.draw(rows_of(name))
@@ -421,7 +417,7 @@ def test_one_bad_line_in_a_thousand_is_borne(tmp_path, bad):
     assert kept(tmp_path) == told
 
 
-@pytest.mark.parametrize("tokenizer", [None, {"train": {"vocab": 300}}])
+@pytest.mark.parametrize("tokenizer", [None, {"train": {"vocab": 270}}])
 def test_a_run_that_stopped_goes_on_when_more_is_borne_or_the_lines_are_mended(tmp_path, tokenizer):
     file = written(tmp_path, "a.jsonl", rows(200, [3]))
     sections = {"tokenizer": tokenizer} if tokenizer else {}

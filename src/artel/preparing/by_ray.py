@@ -50,10 +50,13 @@ def run_by_ray(tasks: Tasks, stage: Stage, wanted: PrepareConfig, progress: Call
         thread.start()
         watch = Watch(tasks, work, progress)
         ended: float | None = None
-        while missing := watch.missing():
-            if thread.is_alive():
+        while True:
+            if ended is None and not thread.is_alive():
+                ended = time.monotonic()
+            if not (missing := watch.missing()):
+                break
+            if ended is None:
                 continue
-            ended = ended or time.monotonic()
             if failures or Path(work.folder, "killed").exists() or time.monotonic() > ended + UNSEEN_SECONDS:
                 told = f": {failures[0]}" if failures else ""
                 raise lost(work, missing, f"the tasks of Ray ended{told}", "mend what it tells")
