@@ -1,6 +1,7 @@
 """The whole way from real files to the token store: nothing lost, nothing changed, nothing done twice."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 
 from artel.config import load_run
 from artel.preparing import prepare
+from artel.storage import lock
 from artel.text import Ledger, read_documents
 from helpers import artel, kill, start, write_run
+from stores import run_of
 
 
 @pytest.fixture
@@ -90,3 +93,15 @@ def test_a_store_is_verified_and_a_damaged_one_named(tmp_path):
     tokens.write_bytes(content)
     done = artel("data", "verify", store)
     assert (done.returncode, str(tokens) in done.stderr) == (2, True)
+
+
+def test_forgotten_work_is_removed_and_work_in_use_is_not(tmp_path):
+    stores = tmp_path / "stores"
+    forgotten, used = stores / "one.parts", stores / "two.parts"
+    for folder in (forgotten, used):
+        (folder / "text").mkdir(parents=True)
+        os.utime(folder, (0, 0))
+    run = run_of(tmp_path, data={"sources": [{"format": "dummy", "documents": 5}]})
+    with lock(stores / "two.lock"):
+        prepare(run)
+    assert (forgotten.exists(), used.exists()) == (False, True)

@@ -31,6 +31,7 @@ from artel.errors import ArtelError, Problem, WorkError
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
+from artel.tokens.fast import encode_in_one_thread
 
 SHARED = "set data.store to a folder on a disk that all nodes see under the same path"
 GO_ON = "then run the same command: it goes on from the finished parts"
@@ -71,7 +72,7 @@ class Work:
             what = f"the node {socket.gethostname()} cannot go to {self.directory}: {error.strerror}"
             workspace.note_error(f"{self.stage}-rank-{rank}", WorkError([Problem("prepare.engine", what, SHARED)]))
             return
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process is one of several: one thread each
+        encode_in_one_thread()  # each process is one of several
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
         # Forked even where there is but one: a pool of datatrove's waits for ever for a process that was killed.
         context = multiprocessing.get_context("fork")

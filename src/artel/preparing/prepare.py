@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import orjson
 import xxhash
 
 from artel.config import RunConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError, Problem, WorkError
 from artel.preparing.mixture import depends_on_seed
 from artel.preparing.workspace import Workspace
 from artel.storage import (
@@ -195,7 +196,8 @@ def _rejected_file(run: RunConfig) -> Path:
 def _remove_forgotten(stores: Path) -> None:
     for workspace in stores.glob("*.parts"):
         if time.time() - workspace.stat().st_mtime > _FORGOTTEN_SECONDS:
-            shutil.rmtree(workspace, ignore_errors=True)
+            with suppress(WorkError), lock(workspace.with_suffix(".lock"), wait=False):  # in use it is not forgotten
+                shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
