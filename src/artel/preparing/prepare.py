@@ -258,14 +258,20 @@ def _tokenizer(run: RunConfig, workspace: Workspace, tell: Tell) -> Tokenizer:
 
     if not workspace.tokenizer.exists():
         kind = objective_type(run)
-        tokenizer = _new_tokenizer(run, kind.encoder, kind.special_tokens(run), tell)
+        rejected = workspace.path / "rejected.jsonl"
+        try:
+            tokenizer = _new_tokenizer(run, kind.encoder, kind.special_tokens(run), rejected, tell)
+        except InputError:
+            if rejected.is_file() and rejected.stat().st_size:  # too many of them: no verdict will list them
+                write_file(_rejected_file(run), rejected.read_bytes())
+            raise
         objective_of(run, tokenizer)
         with new_folder(workspace.tokenizer) as partial:
             tokenizer.save(partial)
     return load_tokenizer(str(workspace.tokenizer))
 
 
-def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], tell: Tell) -> Tokenizer:
+def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], rejected: Path, tell: Tell) -> Tokenizer:
     name = tokenizer_name(run)
     if name is not None:
         return load_tokenizer(name, "tokenizer.from" if run.tokenizer.from_ else "model.from")
@@ -274,9 +280,11 @@ def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], tell: Tell
     tell("training the tokenizer")
     wanted = run.tokenizer.train or TokenizerTraining()
     wanted = wanted.model_copy(update={"special": list(dict.fromkeys([*special, *wanted.special]))})
-    documents = read_documents(run.data, Ledger(), wanted.sample)
-    texts = (document.record.text for document in documents if document.part == "train")
-    return train_tokenizer(texts, wanted, encoder=encoder)
+    with rejected.open("wb") as stream:
+        ledger = Ledger(on_reject=lambda each: stream.write(orjson.dumps(each.to_json()) + b"\n"))
+        documents = read_documents(run.data, ledger, wanted.sample)
+        texts = (document.record.text for document in documents if document.part == "train")
+        return train_tokenizer(texts, wanted, encoder=encoder)
 
 
 def _check_parts(run: RunConfig, manifest: dict[str, Any]) -> None:

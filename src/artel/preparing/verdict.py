@@ -8,7 +8,7 @@ shards.json      where each shard begins and ends
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from itertools import accumulate, pairwise
@@ -66,15 +66,17 @@ class Made:
 
 def made_parts(workspace: Workspace) -> list[Made]:
     found: list[Made] = []
-    before: Counter[str] = Counter()
+    before = 0
     for number, part in enumerate(workspace.parts):
         folder = workspace.text(number)
         told = orjson.loads((folder / "part.json").read_bytes())
-        file = part.inputs[0].address if part.inputs else ""
+        span = part.inputs[0].span if part.inputs else None
+        if span is None or span.start == 0:
+            before = 0
         empty = (folder / "documents").stat().st_size == 0
         rows = np.empty(0, DOCUMENT) if empty else np.memmap(folder / "documents", DOCUMENT, "r")
-        found.append(Made(folder, rows, told, before[file] if told["lines"] is not None else 0))
-        before[file] += told["lines"] or 0
+        found.append(Made(folder, rows, told, before))
+        before += told["lines"] or 0
     return found
 
 
@@ -239,7 +241,7 @@ class Verdict:
 
     def _ledger(self, rejected_file: Path) -> Ledger:
         with rejected_file.open("wb") as stream:
-            ledger = Ledger(on_reject=lambda each: stream.write(orjson.dumps(_told(each)) + b"\n"))
+            ledger = Ledger(on_reject=lambda each: stream.write(orjson.dumps(each.to_json()) + b"\n"))
             for number, part in enumerate(self._parts):
                 self._count(ledger, part, slice(self._starts[number], self._starts[number + 1]))
                 for rejected in (*part.rejected, *self._unusable[number]):
@@ -311,10 +313,6 @@ class Verdict:
 def shard_plans(workspace: Workspace) -> list[ShardPlan]:
     rows = orjson.loads((workspace.verdict / "shards.json").read_bytes())
     return [ShardPlan(name, split, tuple(start), tuple(stop), first) for name, split, start, stop, first in rows]
-
-
-def _told(rejected: Rejected) -> dict[str, str]:
-    return {"origin": rejected.origin, "reason": rejected.reason, "detail": rejected.detail, "set": rejected.set_name}
 
 
 def _exact(workspace: Workspace) -> NDArray[np.uint8]:

@@ -126,5 +126,5 @@ class Ledger:
             "parts": written,
             "bytes": {part: counts["bytes"] for part, counts in written.items()},
             "changed": dict(sorted(self.changed.items())),
-            "rejected": [{"origin": item.origin, "reason": item.reason, "detail": item.detail} for item in self.listed],
+            "rejected": [item.to_json() for item in self.listed],
         }

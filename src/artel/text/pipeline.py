@@ -87,7 +87,7 @@ def read_documents(data: DataConfig, ledger: Ledger, most_bytes: int | None = No
     everything = most_bytes is None or total <= most_bytes
     problems: list[Problem] = []
     for where, files in groupby(parts, key=lambda part: part.where):
-        own = Ledger()
+        own = Ledger(on_reject=ledger.on_reject)
         for file in files:
             left = math.inf if everything or not file.size else (most_bytes or 0) * file.size / total
             for found in clean_part(file, data, own, units):

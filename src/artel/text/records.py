@@ -82,6 +82,10 @@ class Rejected:
     detail: str
     set_name: str
 
+    def to_json(self) -> dict[str, str]:
+        """As it stands in rejected.jsonl."""
+        return {"origin": self.origin, "reason": self.reason, "detail": self.detail, "set": self.set_name}
+
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
