@@ -151,6 +151,13 @@ def test_a_killed_prepare_goes_on_and_ends_the_same(tmp_path, everything):
     assert tree(prepare(run).folder) == expected
 
 
+def test_a_process_prepares_twice(tmp_path, everything):
+    """As in a notebook; rensa's threads of the first time would be waited for in the second."""
+    first = prepare(everything(tmp_path / "one", prepare={"workers": 1}))
+    again = prepare(everything(tmp_path / "two", prepare={"workers": 2}))
+    assert tree(first.folder) == tree(again.folder)
+
+
 def test_an_error_in_a_worker_is_told_as_in_one_process(tmp_path):
     lines = [json.dumps({"text": "word " * (500 if number == 70 else 5)}) for number in range(100)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))

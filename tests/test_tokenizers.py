@@ -26,9 +26,15 @@ CL100K = (
 )
 
 PIECES = [*"aZяЁ5 '\"\n\r\t.(—_\u00a0\u0301中👍\u200d²", "'s", "'LL", "<|endoftext|>", "<mask>"]
-any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.lists(
-    st.sampled_from(PIECES), max_size=40
-).map("".join)
+
+
+def texts_of(*excluded):
+    """Of any characters but those of some categories, or of telling pieces."""
+    characters = st.characters(exclude_categories=["Cs", *excluded])
+    return st.text(characters, max_size=60) | st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
+
+
+any_text = texts_of()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,8 @@ def test_every_text_comes_back_exactly(trained, pattern, encoder, texts):
     assert [tokenizer.decode(ids) for ids in tokenizer.encode(texts)] == texts
 
 
-@given(text=any_text)
+# Not those without a category yet: the engines' Unicode is of other years (Small Seal Script is letters to one alone).
+@given(text=texts_of("Cn"))
 @settings(max_examples=300, deadline=None)
 def test_gpt4_cuts_as_cl100k_does(trained, text):
     cut = trained("gpt4").hf.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)

@@ -1,7 +1,10 @@
-"""The tasks of a stage on this machine: one after another, or by several processes.
+"""The tasks of a stage on this machine, by processes of their own.
 
 Processes are forked: nothing is imported again, the tokenizer is shared, and no text passes between them. Which task
 each takes next comes from a pipe. A process whose starter died ends at once.
+
+One process is forked too, where one is wanted: rensa keeps threads that do not survive a fork, and one that has used it
+can never have children that do (they would wait for those threads for ever).
 """
 
 from __future__ import annotations
@@ -37,12 +40,12 @@ def run_here(tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progres
     Raises what a task raises, and WorkError when a process is killed.
     """
     left = tasks.left(stage)
-    count = min(cores() if workers == "auto" else workers, len(left))
-    if count <= 1:
+    if not hasattr(os, "fork"):
         for done, number in enumerate(left):
             progress(done, len(left))
             tasks.do(stage, number)
         return
+    count = min(cores() if workers == "auto" else workers, len(left))
     numbers, feed = os.pipe()
     os.set_blocking(feed, False)
     context = multiprocessing.get_context("fork")
