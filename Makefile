@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 and make:
 #   make demo    trains a small model on this machine's own Python documentation and lets it write
-#   make test    lint, types, the import rule and all tests
+#   make test    lint, types, the import rule and the tests
+#   make test-long    the tests that take a minute or more each, and those of Slurm and Ray
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -8,13 +9,14 @@ BIN    := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 export PYTHONUTF8 = 1
 
-.PHONY: setup demo test lint bench docs clean
+.PHONY: setup demo test test-long lint bench docs clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("artel needs Python 3.11 or newer: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.11,<=2.13.0"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/torchao "torchao>=0.18"
 	touch $@
 
 setup: $(VENV)/.installed
@@ -30,6 +32,9 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+test-long: setup
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m long
 
 bench: setup  # make bench TEXT=novel.txt
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash benchmarks/run.sh

@@ -136,6 +136,7 @@ def test_an_unfinished_run_opens_from_its_checkpoint(runs, base, tmp_path):
     assert torch.equal(finished, unfinished)
 
 
+@pytest.mark.long
 def test_killed_and_resumed_over_quantised_weights_ends_bit_equal(base, tmp_path):
     changes = {"train": {"steps": 40, "batch": 16}, "checkpoint": {"every": 4},
                "model": {"lora": {"rank": 4, "dropout": 0.1}, "quantise": "nf4"}}  # fmt: skip

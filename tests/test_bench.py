@@ -53,6 +53,7 @@ def test_rooms_by_themselves(tmp_path):
     assert told["why"]
 
 
+@pytest.mark.long
 def test_end_to_end_beside_the_peer(tmp_path):
     if importlib.util.find_spec("datasets") is None:
         pytest.skip("the peer, Hugging Face datasets, is not installed")
@@ -70,6 +71,7 @@ def test_end_to_end_beside_the_peer(tmp_path):
     assert told["peer"]["datasets"]
 
 
+@pytest.mark.long
 def test_near_and_memory(tmp_path):
     """With texts of the user's own; the peer is not asked for."""
     file = tmp_path / "texts.txt"

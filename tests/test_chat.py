@@ -195,6 +195,7 @@ def test_a_template_without_an_end_learns_the_end_token_after_the_last_turn(toke
     assert learned(tokenizer, made.samples[0]) == [" One.<|endoftext|>"]
 
 
+@pytest.mark.long
 def test_a_minute_of_identity_and_it_knows_its_name(shared_data, tmp_path):
     """Before training it does not say the name; afterwards it does, through `artel chat --script`."""
     script = tmp_path / "script.txt"

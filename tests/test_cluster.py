@@ -204,6 +204,7 @@ def in_thread(run):
     return thread, raised
 
 
+@pytest.mark.long
 @needs_slurm
 @pytest.mark.processes
 def test_slurm_makes_the_same(tmp_path, texts, expected, slurm):
@@ -212,6 +213,7 @@ def test_slurm_makes_the_same(tmp_path, texts, expected, slurm):
     assert tree(prepare(run).folder) == expected
 
 
+@pytest.mark.long
 @needs_slurm
 @pytest.mark.processes
 def test_the_starter_is_killed_and_then_the_job_cancelled(tmp_path, slurm, monkeypatch):
@@ -244,6 +246,7 @@ def test_the_starter_is_killed_and_then_the_job_cancelled(tmp_path, slurm, monke
     assert tree(prepare(on_slurm).folder) == expected
 
 
+@pytest.mark.long
 @needs_slurm
 @pytest.mark.processes
 def test_a_process_is_killed(tmp_path, slurm, monkeypatch):
@@ -255,6 +258,7 @@ def test_a_process_is_killed(tmp_path, slurm, monkeypatch):
     assert prepare(run).open().train.documents == 120
 
 
+@pytest.mark.long
 @needs_slurm
 @pytest.mark.parametrize(
     ("options", "kind", "told"),
@@ -284,6 +288,7 @@ def why_not_apart():
     return done.stderr.strip()
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_ray(tmp_path, texts, expected):

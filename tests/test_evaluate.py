@@ -60,6 +60,7 @@ def test_figures_on_a_file_are_those_computed_with_transformers_alone(trained, t
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_tasks_of_the_harness_run_on_files_of_your_own(trained, tmp_path):
     """A multiple-choice task made of two lines; the harness's own results come out as JSON."""
     lines = [{"question": f"Count: one, two, three, {word}", "choices": [" four.", " river."], "answer": 0}

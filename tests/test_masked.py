@@ -115,6 +115,7 @@ def test_the_loss_is_that_of_transformers_own_roberta(tokenizer):
     assert batch.tokens == 8 * 66
 
 
+@pytest.mark.long
 def test_from_scratch_it_learns_and_the_folder_fills_masks_in_transformers(tmp_path):
     run = write_run(tmp_path / "run.yaml", objective="masked", log={"every": 50},
                     data={"block": 64, "sources": [{"format": "dummy", "documents": 1500}]},
@@ -241,6 +242,7 @@ def test_a_pair_longer_than_a_block_is_counted_and_not_bad(tokenizer):
     ]
 
 
+@pytest.mark.long
 def test_commas_are_learned_from_plain_sentences(tmp_path):
     """`pairs: commas` makes the pairs; the parts share no input; a trained model puts the commas back."""
     run = write_run(tmp_path / "run.yaml", objective="masked", checkpoint={"best": "f1"}, log={"every": 50},

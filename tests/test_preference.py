@@ -228,6 +228,7 @@ def test_before_any_step_every_loss_is_what_theory_says(tokenizer, tmp_path):
         assert (sums[0] / sums[1]).item() == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.long
 def test_dpo_on_real_preferences_raises_the_margin(shared_data, tmp_path):
     """From 0, by definition, before training; judged on the rows it learned from."""
     source = {"path": str(shared_data / "chat" / "preferences_demo.json"), "format": "preference", "rows": "[:60]"}

@@ -111,6 +111,7 @@ def test_two_hosts_train_as_one_process_does(tmp_path, hosts, start, processes):
     assert largest_difference(losses(one.with_suffix("")), losses(two.with_suffix(""))) < 1e-5
 
 
+@pytest.mark.long
 def test_the_old_json_runs_on_two_processes_and_on_two_hosts(tmp_path, shared_data, hosts):
     """`world_size: 2` on this machine by itself, and on two by MASTER_ADDR and MASTER_PORT: one process's losses."""
     roberta_of_2019(tmp_path / "model", shared_data / "tokenizers" / "roberta-base")

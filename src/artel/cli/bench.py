@@ -57,6 +57,51 @@ def prepare(
         print_json(measured.to_json())
 
 
+@app.command("train")
+def train(
+    model: Annotated[
+        str, typer.Option(help="Folder with config.json, JSON or YAML file, or {model_type: …}; else a small one.")
+    ] = "",
+    objective: Annotated[str, typer.Option(help="causal or masked.")] = "causal",
+    batch: Annotated[int, typer.Option(min=1, help="Rows in a global batch.")] = 8,
+    length: Annotated[int, typer.Option(min=2, help="Tokens in a row.")] = 256,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str, typer.Option(help="Of artel and of --peer: auto, fp32, bf16, fp16 or fp8.")] = "auto",
+    optimizer: Annotated[str, typer.Option(help="adamw, adamw8bit, adafactor or sgd.")] = "adamw",
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of a turn.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="How many turns each has; the median counts.")] = 3,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="A further contestant, module:function; may be given several times.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Some of: artel, trainer_default, trainer_tuned, and the peers.")] = "",
+    time_limit: Annotated[
+        float, typer.Option(min=0, help="Seconds after which a turn ends, its step finished; warm-up likewise.")
+    ] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """The same model on the same tokens, trained in turns by artel and by transformers' Trainer.
+
+    Trainer at its defaults and tuned (bf16; on a GPU compiled, too). What another trainer needs to take part stands at
+    the head of artel/using/bench/training/contestant.py.
+
+    Example: artel bench train --model '{model_type: llama, hidden_size: 512}' --length 512 --only artel,trainer_tuned
+    """
+    quiet_libraries()
+    from artel.using.bench.training import Settings, measure_train
+
+    names = tuple(name.strip() for name in only.split(",") if name.strip())
+    measured = measure_train(
+        Settings(
+            model, objective, batch, length, device, precision, optimizer, steps, rounds, tuple(peer or ()), names,
+            time_limit,
+        ),
+        tell,
+    )  # fmt: skip
+    tell(measured.table())
+    if as_json:
+        print_json(measured.to_json())
+
+
 def _read(value: str, option: str, problems: list) -> int:
     """A size or a number of processes from 1 on; what is wrong with it goes to `problems`."""
     from artel.config.quantities import read_bytes, read_count

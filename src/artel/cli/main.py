@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from artel.cli import bench, chat, config, data, evaluate, export, generate, prepare, recipes, report, train
+from artel.cli import bench, chat, config, data, doctor, evaluate, export, generate, prepare, recipes, report, train
 from artel.errors import ArtelError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("export")(export.export)
 app.command("report")(report.report)
+app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.add_typer(recipes.app, name="recipes")

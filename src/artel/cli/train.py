@@ -107,12 +107,17 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
     from artel.objectives import objective_type
     from artel.preparing import prepare
     from artel.text import check_sources
+    from artel.training.optimizer import check_optimizer
     from artel.training.run_folder import check_same_run
 
     problems: list[Problem] = []
     kind = objective_type(run)
     problems += kind.problems(run)
-    for check in (lambda: check_sources(run.data), lambda: check_model(run.model, kind.auto_class)):
+    for check in (
+        lambda: check_sources(run.data),
+        lambda: check_model(run.model, kind.auto_class),
+        lambda: check_optimizer(run.train),
+    ):
         try:
             check()
         except InputError as error:

@@ -78,8 +78,15 @@ class TrainConfig(Section):
     micro_batch: Literal["auto"] | Count = free(
         "auto", "Blocks that one process runs at a time; gradients are accumulated over the rest of its share."
     )
-    optimizer: Literal["adamw", "muon", "sgd"] = Field(
-        "adamw", description="adamw; muon (matrices of the layers; adamw for the rest); sgd."
+    activation_checkpointing: Literal["auto", "none", "selective", "full"] = free(
+        "auto",
+        "Activations computed again in the backward pass, not kept: none; selective (all but matrix products and "
+        "attention); full (all within a layer); auto: as much as memory asks for.",
+    )
+    optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon", "sgd"] = Field(
+        "adamw",
+        description="adamw; adamw8bit (its averages in 8 bits; extra `quantise`); adafactor; muon (matrices of the "
+        "layers; adamw for the rest); sgd.",
     )
     learning_rate: Number = Field(5e-5, gt=0, description="Peak learning rate.")
     muon_learning_rate: Number = Field(0.02, gt=0, description="muon: peak learning rate of the layers' matrices.")
@@ -89,6 +96,9 @@ class TrainConfig(Section):
     epsilon: Number = Field(1e-8, gt=0, description="adamw: added to the denominator.")
     momentum: Number = Field(0.0, ge=0, lt=1, description="sgd: momentum.")
     weight_decay: Number = Field(0.1, ge=0, description="Decoupled weight decay; never on biases and norms.")
+    layer_decay: Number = Field(
+        1.0, gt=0, le=1, description="Each layer's learning rate is the next one's times this; 1: all alike."
+    )
     schedule: Literal["linear", "cosine", "constant", "wsd"] = Field(
         "cosine", description="Learning rate after warmup; wsd is warmup, stable, then a linear decay."
     )
@@ -98,8 +108,13 @@ class TrainConfig(Section):
         0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak."
     )
     clip: Number | None = Field(1.0, gt=0, description="Largest gradient norm; null for no clipping.")
-    precision: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="auto: bf16 where the device multiplies it natively, else fp32. Weights stay fp32."
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
+        "auto",
+        description="What layers compute in: auto is bf16 where the device multiplies it natively, else fp32; fp16 "
+        "scales the loss; fp8 (extra `fp8`) where the device has it.",
+    )
+    weights: Literal["fp32", "bf16"] = Field(
+        "fp32", description="What weights are held in; bf16 takes half, and their steps are rounded stochastically."
     )
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = Field(
         "auto", description="torch.compile of each layer."
@@ -171,6 +186,7 @@ class RunConfig(Section):
     parallel: ParallelConfig = Field(ParallelConfig(), description="How the run is spread over processes.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is saved and what is kept.")
     log: LogConfig = Field(LogConfig(), description="How often figures are written down.")
+    profile: bool = free(False, "Write where the time of a few steps goes: RUN/profile, a table and a Chrome trace.")
     track: list[Literal["console", "jsonl", "tensorboard", "wandb"]] = free(
         ["console", "jsonl"], "Where figures go; tensorboard and wandb are extras."
     )

@@ -1,43 +1,79 @@
-"""Building, loading and saving Hugging Face models: any architecture, unchanged in and out."""
+"""Building, loading and saving Hugging Face models: any architecture, unchanged in and out.
 
-from artel.models.adapters import AdapterFolder, is_adapted, merge_adapter, read_adapter
-from artel.models.attention import use_for_training
-from artel.models.build import (
-    Built,
-    build_adapted,
-    build_base,
-    build_model,
-    check_model,
-    check_positions,
-    position_limit,
-)
-from artel.models.compiling import compile_layers
-from artel.models.device import bf16_is_native, pick_precision
-from artel.models.folder import read_config
-from artel.models.loss import IGNORED, token_losses
-from artel.models.sampling import Sampling, write, write_ids, write_tokens
-from artel.models.save import save_model, write_model
+Names are imported when they are first asked for: what prepares text asks for a few that need no PyTorch, which takes
+seconds to import.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from artel.models.adapters import AdapterFolder, is_adapted, merge_adapter, read_adapter
+    from artel.models.attention import attention_choice, preferred_kernels, use_for_training
+    from artel.models.build import (
+        Built,
+        build_adapted,
+        build_base,
+        build_model,
+        check_model,
+        check_positions,
+        position_limit,
+    )
+    from artel.models.choice import Choice
+    from artel.models.compiling import compile_choice, compile_layers, try_compiled
+    from artel.models.device import bf16_is_native, pick_precision
+    from artel.models.folder import read_config
+    from artel.models.sampling import Sampling, write, write_ids, write_tokens
+    from artel.models.save import save_model, write_model
+    from artel.models.targets import IGNORED
+
+_FILES = {
+    "adapters": ("AdapterFolder", "is_adapted", "merge_adapter", "read_adapter"),
+    "attention": ("attention_choice", "preferred_kernels", "use_for_training"),
+    "build": (
+        "Built", "build_adapted", "build_base", "build_model", "check_model", "check_positions", "position_limit",
+    ),
+    "choice": ("Choice",),
+    "compiling": ("compile_choice", "compile_layers", "try_compiled"),
+    "device": ("bf16_is_native", "pick_precision"),
+    "folder": ("read_config",),
+    "sampling": ("Sampling", "write", "write_ids", "write_tokens"),
+    "save": ("save_model", "write_model"),
+    "targets": ("IGNORED",),
+}  # fmt: skip
+_FILE_OF = {name: file for file, names in _FILES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FILE_OF[name]}"), name)
+
 
 __all__ = [
     "IGNORED",
     "AdapterFolder",
     "Built",
+    "Choice",
     "Sampling",
+    "attention_choice",
     "bf16_is_native",
     "build_adapted",
     "build_base",
     "build_model",
     "check_model",
     "check_positions",
+    "compile_choice",
     "compile_layers",
     "is_adapted",
     "merge_adapter",
     "pick_precision",
     "position_limit",
+    "preferred_kernels",
     "read_adapter",
     "read_config",
     "save_model",
-    "token_losses",
+    "try_compiled",
     "use_for_training",
     "write",
     "write_ids",

@@ -3,29 +3,64 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from artel.models.choice import Choice
 
-def compile_layers(model: PreTrainedModel, asked: str, device: torch.device, steps: int) -> str:
-    """Compile the repeated layers in place; what was done, in words.
+OFF = "off"
+_LONG = 1000  # steps
+
+
+def compile_choice(asked: str, device: torch.device, steps: int) -> Choice:
+    """`layers` or `off`, and why.
 
     `auto` compiles on a GPU, and on a CPU that has a C++ compiler for runs of over 1,000 steps: there it takes
     about 30 s and gains a quarter (1,417 instead of 1,126 tokens/s for a GPT-2 of 6 × 384 on two cores).
     """
     if asked == "off":
-        return "off"
-    if asked == "auto":
-        if device.type == "cpu" and (steps <= 1000 or not (shutil.which("g++") or shutil.which("clang++"))):
-            return "off (short run or no C++ compiler)"
-        if device.type not in ("cpu", "cuda"):
-            return f"off (not on {device.type})"
-    layers = repeated_layers(model)
-    for layer in layers:
-        layer.compile()
-    return f"{len(layers)} layers"
+        return Choice(OFF, "train.compile: off")
+    if asked == "on":
+        return Choice("layers", "train.compile: on")
+    if device.type == "cuda":
+        return Choice("layers", "on a GPU, always")
+    if device.type != "cpu":
+        return Choice(OFF, f"not on {device.type}")
+    if not (shutil.which("g++") or shutil.which("clang++")):
+        return Choice(OFF, "no C++ compiler is installed (g++ or clang++)")
+    if steps <= _LONG:
+        return Choice(OFF, f"{steps:,} steps: half a minute of compiling pays from about {_LONG:,} on")
+    return Choice("layers", f"{steps:,} steps on a processor")
+
+
+def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
+    """Have PyTorch compile the repeated layers in place when they first run.
+
+    With `fixed`, batches are of one shape and graphs are made for it alone; else the second length that is seen makes
+    them take any.
+    """
+    for layer in repeated_layers(model):
+        layer.compile(dynamic=False if fixed else None)
+
+
+def try_compiled(model: PreTrainedModel, step: Callable[[], object]) -> str | None:
+    """Run `step`, forward and backward, for the first time; if that fails, leave the layers as they are and run it so.
+
+    Why they could not be compiled, or None. What fails without compiling as well is raised.
+    """
+    try:
+        step()
+    except Exception as error:  # each part of the compiler has kinds of its own, and so has each architecture
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+    else:
+        return None
+    for layer in repeated_layers(model):
+        layer._compiled_call_impl = None
+    step()
+    return reason
 
 
 def repeated_layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -1,10 +1,16 @@
-"""What the device does well: which precision it multiplies natively."""
+"""What the device does well: which precision it multiplies natively, and which it can do at all."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
+
+from artel.errors import InputError, Problem, missing_extra
+
+_KEY = "train.precision"
+# Ada and Hopper are the first whose tensor cores multiply float8.
+_FLOAT8_CAPABILITY = (8, 9)
 
 
 def bf16_is_native(device: torch.device) -> bool:
@@ -24,8 +30,32 @@ def bf16_is_native(device: torch.device) -> bool:
     return False
 
 
-def pick_precision(asked: str, device: torch.device) -> str:
-    """`auto` becomes bf16 where the device has it, else fp32."""
-    if asked != "auto":
-        return asked
-    return "bf16" if bf16_is_native(device) else "fp32"
+def pick_precision(asked: str, device: torch.device, weights: str = "fp32") -> str:
+    """What layers compute in: fp32, bf16, fp16 or fp8. `auto` is bf16 where the device or the weights have it.
+
+    bf16 and fp16 are done by every device, if need be in emulation. Raises InputError where fp8 is not.
+    """
+    if asked == "auto":
+        return "bf16" if weights == "bf16" or bf16_is_native(device) else "fp32"
+    if asked == "fp8":
+        _check_float8(device)
+    return asked
+
+
+def autocast_dtype(precision: str) -> torch.dtype | None:
+    """What torch.autocast computes in for a precision; None for none. What is not float8 in fp8 is bf16."""
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}[precision]
+
+
+def _check_float8(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise InputError([Problem(_KEY, f"fp8 needs a GPU and this is {device.type}", "write auto, bf16 or fp32")])
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _FLOAT8_CAPABILITY:
+        has, needs = (".".join(map(str, version)) for version in (capability, _FLOAT8_CAPABILITY))
+        what = f"fp8 needs a GPU of compute capability {needs} or higher and this one has {has}"
+        raise InputError([Problem(_KEY, what, "write bf16 or auto")])
+    try:
+        import torchao.float8  # noqa: F401
+    except ImportError:
+        raise missing_extra("torchao", "fp8", f"{_KEY}: fp8") from None

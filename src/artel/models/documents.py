@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
-from artel.models.attention import NAME
+from artel.models.attention import NAME, block_mask, takes_block_masks
 from artel.models.build import position_limit
 from artel.models.folder import read_config
 from artel.models.heads import model_class
@@ -35,13 +35,19 @@ def document_inputs(
     positions int64 (rows, length): the place of each token in its document, from 0. With `causal` tokens see those
     before them and themselves. The mask takes rows x length^2 bytes, four times as many where a model adds it itself.
     """
+    if takes_block_masks(model):
+        inputs: dict[str, Any] = {"attention_mask": block_mask(documents, causal=causal)}
+        return inputs | _positions(model, positions)
     seen = documents[:, None, :, None] == documents[:, None, None, :]
     if causal:
         seen = seen.tril()
-    inputs: dict[str, Any] = {"attention_mask": _masks(model, seen, causal)}
-    if "position_ids" in inspect.signature(model.forward).parameters:
-        inputs["position_ids"] = positions + _first_position(model)
-    return inputs
+    return {"attention_mask": _masks(model, seen, causal)} | _positions(model, positions)
+
+
+def _positions(model: PreTrainedModel, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return {}
+    return {"position_ids": positions + _first_position(model)}
 
 
 def _masks(model: PreTrainedModel, seen: torch.Tensor, causal: bool) -> torch.Tensor | dict[str, torch.Tensor]:

@@ -1,17 +1,233 @@
-"""Cross-entropy over a vocabulary, as sums, so that micro-batches and ranks add up to one mean."""
+"""Cross-entropy over a vocabulary, as sums, so that micro-batches and ranks add up to one mean.
+
+The logits of all positions are the largest tensor of a training step (GPT-2, 32 blocks of 1,024: 6.6 GB in float32),
+and transformers' own loss makes several of that size. Here the model stops short of its output head, and head, loss and
+their gradients are computed together for some thousand positions at a time; positions without a target are left out.
+
+How: while the head is open (`HEADS`), the model's "logits" are what goes into the head. That is right only where
+nothing happens to logits behind the head that could not happen before it; so it is tried on each model before it is
+relied on, and a model that bounds its logits (Gemma 2) computes them as its authors wrote it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
 import torch
 import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
 
-IGNORED = -100  # the target of a position that no loss is taken on; transformers' and PyTorch's own value
+from artel.models.choice import Choice
+from artel.models.ranges import marked
+from artel.models.targets import IGNORED
+
+# Bytes of logits in float32 that are held at a time: a GPU needs products that are large enough to be worth starting,
+# and on two CPU cores 128 MB took 1.5 s where 8 MB took 2.5 (2,048 positions, 384 wide, 16,384 ids).
+_AT_A_TIME = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
+# Rows of the head are filled up to a multiple of this on a GPU, where its matrix is copied to another precision anyway:
+# GPT-2's 50,257 would keep the products off the tensor cores' fast path.
+_MULTIPLE = 64
+
+HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
+"""For each model that was tried the output head that can be opened, or None."""
 
 
-def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(summed loss in nats over the targets that are not `IGNORED`, likeliest ids (rows, length)).
+def model_losses(
+    model: PreTrainedModel, inputs: dict[str, Any], targets: torch.Tensor, places: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Call `model` with `inputs`: (summed loss in nats, float32, over the targets that are not `IGNORED`; guesses).
 
-    logits (rows, length, vocabulary) in any float type, targets int64 (rows, length). Computed in float32.
+    targets int64 (rows, length). `places`, int64 (count,), are the positions in the flattened rows that have a target;
+    None: most have. guesses int64: the likeliest id of each of `places`, (count,), or of all positions, (rows, length).
     """
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    head = open_head(model)
+    if head is None:
+        found = model(**inputs).logits
+    else:
+        with _replaced(head, _as_it_is):
+            found = model(**inputs).logits
+    with marked("artel: loss"):
+        found, wanted = found.flatten(0, 1), targets.flatten()
+        if places is not None:
+            found, wanted = found[places], wanted[places]
+        if head is None:
+            loss, guesses = _of_logits(found.float(), wanted)
+        else:
+            loss, guesses = linear_cross_entropy(found, head.weight, head.bias, wanted)
+    return loss, guesses if places is not None else guesses.view_as(targets)
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(summed cross-entropy in nats, float32; likeliest ids, int64 (count,)) of `hidden` @ `weight`.T + `bias`.
+
+    hidden (count, size), weight (vocabulary, size), bias (vocabulary,), targets int64 (count,), `IGNORED` where there
+    is none. Products are computed in autocast's precision, the rest in float32. Gradients, softmax - target, are
+    computed in the forward pass, so that logits are neither kept nor computed again (Hsu et al. 2024, "Liger Kernel").
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    loss, guesses = _LinearCrossEntropy.apply(hidden, weight, bias, targets, dtype)
+    return loss, guesses
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        vocabulary = weight.shape[0]
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        # What the next lines compute is in the chosen precision already.
+        with torch.autocast(hidden.device.type, enabled=False):
+            matrix = _filled_up(weight, dtype)
+            inputs = hidden.to(dtype)
+            shift = None if bias is None else F.pad(bias.to(dtype), (0, matrix.shape[0] - vocabulary))
+            loss = torch.zeros((), device=hidden.device)
+            guesses = torch.empty_like(targets)
+            of_hidden = torch.empty_like(inputs) if wants_hidden else None
+            of_weight = torch.zeros(matrix.shape, device=hidden.device) if wants_weight else None
+            of_bias = torch.zeros(matrix.shape[0], device=hidden.device) if wants_bias else None
+            size = max(128, _AT_A_TIME.get(hidden.device.type, 2**25) // (4 * matrix.shape[0]))
+            for start in range(0, len(targets), size):
+                piece = slice(start, start + size)
+                logits = F.linear(inputs[piece], matrix, shift)
+                share, guesses[piece], slopes = _slopes(logits, targets[piece], vocabulary, any(ctx.needs_input_grad))
+                loss += share
+                if of_hidden is not None:
+                    torch.mm(slopes, matrix, out=of_hidden[piece])
+                if of_weight is not None:
+                    _add_product(of_weight, slopes, inputs[piece])
+                if of_bias is not None:
+                    of_bias += slopes.float().sum(dim=0)
+        ctx.of_hidden = of_hidden if of_hidden is None else of_hidden.to(hidden.dtype)
+        ctx.of_weight = of_weight if of_weight is None else of_weight[:vocabulary].to(weight.dtype)
+        ctx.of_bias = of_bias if of_bias is None else of_bias[:vocabulary].to(weight.dtype)
+        ctx.mark_non_differentiable(guesses)
+        return loss, guesses
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Any) -> tuple[torch.Tensor | None, ...]:
+        slope = slopes[0]  # of the loss; the guesses have none
+        if ctx.of_hidden is None and ctx.of_weight is None and ctx.of_bias is None:
+            raise RuntimeError("the gradient of this loss was taken before, and is gone")
+        kept = (ctx.of_hidden, ctx.of_weight, ctx.of_bias)
+        found = tuple(None if each is None else each.mul_(slope) for each in kept)
+        ctx.of_hidden = ctx.of_weight = ctx.of_bias = None
+        return *found, None, None
+
+
+def _slopes(
+    logits: torch.Tensor, targets: torch.Tensor, vocabulary: int, wanted: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(summed loss, likeliest ids, gradient of the summed loss by the logits in their precision) of some positions."""
+    scores = logits.float()
+    scores[:, vocabulary:] = -torch.inf  # columns that only fill up
+    best, guesses = scores.max(dim=1)
+    counted = targets != IGNORED
+    columns = targets.clamp(min=0)[:, None]
+    at_target = scores.gather(1, columns)[:, 0]
+    shares = scores.sub_(best[:, None]).exp_()  # in place: these passes over memory are what this loss costs
+    total = shares.sum(dim=1)
+    loss = torch.where(counted, best + total.log() - at_target, 0.0).sum()
+    if not wanted:
+        return loss, guesses, shares
+    shares.mul_((counted / total)[:, None])
+    shares.scatter_add_(1, columns, -counted.to(shares.dtype)[:, None])
+    return loss, guesses, shares.to(logits.dtype)
+
+
+def _add_product(total: torch.Tensor, slopes: torch.Tensor, inputs: torch.Tensor) -> None:
+    """Add slopes.T @ inputs to `total`, which is float32 whatever they are."""
+    if slopes.dtype == torch.float32:
+        total.addmm_(slopes.T, inputs)
+    else:
+        total += slopes.T @ inputs
+
+
+def _filled_up(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The head's matrix in `dtype`, its rows filled up with zeros where it is copied for a GPU anyway."""
+    if weight.dtype == dtype or weight.device.type != "cuda":
+        return weight.to(dtype)
+    missing = -weight.shape[0] % _MULTIPLE
+    return F.pad(weight.to(dtype), (0, 0, 0, missing)) if missing else weight.to(dtype)
+
+
+def _of_logits(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     return loss, logits.detach().argmax(dim=-1)
+
+
+def loss_choice(model: PreTrainedModel) -> Choice:
+    """How the loss of a model's tokens is computed, and why; by trying, so the model must have weights."""
+    if open_head(model) is None:
+        return Choice("cross-entropy of all logits", f"{model.config.model_type} has no plain output head")
+    return Choice("head and cross-entropy in one", "logits are held for some thousand positions at a time")
+
+
+def open_head(model: PreTrainedModel) -> nn.Linear | None:
+    """The model's output head, if logits are nothing but its output: found by trying, once for each model."""
+    if model not in HEADS:
+        HEADS[model] = _tried(model)
+    return HEADS[model]
+
+
+def _tried(model: PreTrainedModel) -> nn.Linear | None:
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:  # quantised, adapted, or of the model's own making
+        return None
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            # Large values too: a bound (Gemma 2's tanh) is next to nothing for the small logits of an untrained model.
+            return head if all(_is_linear_behind(model, head, factor) for factor in (1.0, 1e4)) else None
+    except Exception:  # an architecture that needs other inputs, or looks at the logits' shape
+        return None
+    finally:
+        model.train(was_training)
+
+
+def _is_linear_behind(model: PreTrainedModel, head: nn.Linear, factor: float) -> bool:
+    """Whether what goes into the head, `factor` times, may pass through what is behind it before the head is applied.
+
+    A scale behind the head (Granite, Cohere) does no harm, unless there is a bias that it scales as well.
+    """
+    ids = torch.arange(3, 6, device=head.weight.device)[None] % head.weight.shape[0]
+    inputs: list[torch.Tensor] = []
+
+    def enlarged(hidden: torch.Tensor) -> torch.Tensor:
+        inputs.append(hidden * factor)
+        return F.linear(inputs[-1], head.weight, head.bias)
+
+    with _replaced(head, enlarged):
+        logits = model(input_ids=ids).logits
+    with _replaced(head, lambda hidden: hidden * factor):
+        hidden = model(input_ids=ids).logits
+    if hidden.shape != (*ids.shape, head.weight.shape[1]) or (head.bias is not None and not hidden.equal(inputs[0])):
+        return False
+    wanted = F.linear(hidden.to(head.weight.dtype), head.weight, head.bias).to(logits.dtype)
+    return torch.allclose(wanted, logits, rtol=1e-5, atol=1e-6 * float(logits.abs().max()))
+
+
+@contextmanager
+def _replaced(head: nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    head.forward = forward  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def _as_it_is(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden

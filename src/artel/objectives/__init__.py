@@ -1,25 +1,45 @@
-"""What is learned: record to samples, batch to loss, and the figures that judge the model."""
+"""What is learned: record to samples, batch to loss, and the figures that judge the model.
+
+Each objective is imported when it is first asked for: text is prepared by the run's own, without what the others need.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from artel.config import RunConfig
 from artel.objectives.base import Batch, Made, Objective
-from artel.objectives.causal import Causal
-from artel.objectives.chat import Chat
-from artel.objectives.filling import Filled, fill_masks
-from artel.objectives.masked import Masked
-from artel.objectives.preference import Preferring
-from artel.objectives.restoring import Restoring
-from artel.objectives.span_qa import SpanQA
 from artel.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from artel.objectives.causal import Causal
+    from artel.objectives.chat import Chat
+    from artel.objectives.filling import Filled, fill_masks
+    from artel.objectives.masked import Masked
+    from artel.objectives.preference import Preferring
+    from artel.objectives.restoring import Restoring
+    from artel.objectives.span_qa import SpanQA
+
+_FILE_OF = {
+    "Causal": "causal", "Chat": "chat", "Filled": "filling", "Masked": "masked", "Preferring": "preference",
+    "Restoring": "restoring", "SpanQA": "span_qa", "fill_masks": "filling",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FILE_OF[name]}"), name)
 
 
 def objective_type(run: RunConfig) -> type[Objective]:
     """The objective that a run names; a masked model on pairs restores what they lack."""
     if run.objective == "masked" and any(source.yields == "pairs" for source in run.data.sources):
-        return Restoring
-    kinds: dict[str, type[Objective]] = {
-        "causal": Causal, "masked": Masked, "span_qa": SpanQA, "chat": Chat, "preference": Preferring
-    }  # fmt: skip
-    return kinds[run.objective]
+        name = "Restoring"
+    else:
+        name = {"causal": "Causal", "masked": "Masked", "span_qa": "SpanQA", "chat": "Chat",
+                "preference": "Preferring"}[run.objective]  # fmt: skip
+    kind: type[Objective] = __getattr__(name)
+    return kind
 
 
 def objective_of(run: RunConfig, tokenizer: Tokenizer) -> Objective:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import Problem
-from artel.models import Sampling
 from artel.text import Document, Dropped, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StorePart, Tokenizer
+
+if TYPE_CHECKING:  # text is prepared by objectives too, and should not wait the seconds that these take to import
+    import torch
+    from transformers import PreTrainedModel
+
+    from artel.models import Sampling
 
 Better = Literal["higher", "lower"]
 
@@ -128,7 +131,7 @@ class Objective(ABC):
 
     def survey(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """float32 (any,): sums over a micro-batch, without gradient; only where `surveys`."""
-        return torch.zeros(0)
+        raise NotImplementedError
 
     def surveyed(self, totals: list[float]) -> None:  # noqa: B027  # only where `surveys`
         """What the surveys of all micro-batches of the global batch add up to, told before its first `loss`."""

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel
 
-from artel.models import IGNORED, Sampling, position_limit, write
+from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better
-from artel.objectives.per_token import SUMS, token_figures, token_sums
+from artel.objectives.per_token import SUMS, target_tensors, token_figures, token_sums
 from artel.objectives.texts import Texts, document_tensors, inputs_of
 from artel.tokens import Blocks, Rows, StorePart
 from artel.tokens.blocks import document_numbers, may_be_predicted
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from artel.models import Sampling
 
 
 class Causal(Texts):
@@ -35,6 +39,8 @@ class Causal(Texts):
         return self.blocks(part, self.run.data.block, lookahead=1)
 
     def batch(self, rows: Rows) -> Batch:
+        import torch
+
         targets = rows.ids[:, 1:].copy()
         targets[~rows.valid] = IGNORED
         tensors = {"input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1]))}
@@ -45,11 +51,11 @@ class Causal(Texts):
             tokens = int(np.count_nonzero(numbers[rows.valid]))
             if self.apart:
                 tensors |= document_tensors(numbers)
-        tensors["targets"] = torch.from_numpy(targets)
+        tensors |= target_tensors(targets)
         return Batch(tensors, targets=int((targets != IGNORED).sum()), tokens=tokens)
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        return token_sums(model(**inputs_of(model, batch, causal=True), use_cache=False).logits, batch)
+        return token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Perplexity is per token; bits per byte divide by the bytes of the text and compare across tokenizers.
@@ -62,4 +68,6 @@ class Causal(Texts):
         return figures | {"bits_per_byte": figures["loss"] * part.tokens / part.bytes / math.log(2)}
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        from artel.models import position_limit, write
+
         return write(model, self.tokenizer, prompt, sampling, position_limit(model))

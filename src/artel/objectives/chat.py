@@ -7,21 +7,25 @@ what the model reads in training is token for token what it is given when it ans
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models import IGNORED, Sampling, position_limit, write_ids
+from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Made, Objective
-from artel.objectives.per_token import SUMS, token_figures, token_sums
+from artel.objectives.per_token import SUMS, target_tensors, token_figures, token_sums
 from artel.objectives.turns import Turns, Unfit
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
 from artel.tokens.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from artel.models import Sampling
 
 
 class Chat(Objective):
@@ -116,7 +120,7 @@ class Chat(Objective):
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         # Filler stands on the right: with a causal mask no real token sees it, and no attention mask is needed.
-        return token_sums(model(input_ids=batch.tensors["input_ids"], use_cache=False).logits, batch)
+        return token_sums(model, {"input_ids": batch.tensors["input_ids"], "use_cache": False}, batch)
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Per token that is learned: the assistant's, unless the run says otherwise."""
@@ -124,6 +128,8 @@ class Chat(Objective):
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         """The answer to a user's message."""
+        from artel.models import position_limit, write_ids
+
         messages = [{"role": "user", "content": prompt}]
         ids = prompt_ids(self.tokenizer, self.template, messages)
         stop = turn_end(self.tokenizer, self.template)
@@ -185,12 +191,14 @@ class ConversationWriter:
 
 def shifted(rows: Rows) -> Batch:
     """Rows as a causal model takes them: each flagged token is a target of the token before it."""
+    import torch
+
     assert rows.flags is not None
     targets = np.where(rows.flags[:, 1:] > 0, rows.ids[:, 1:], IGNORED)
     targets[~rows.valid] = IGNORED
     tensors = {
         "input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1])),
-        "targets": torch.from_numpy(targets),
+        **target_tensors(targets),
     }
     return Batch(tensors, int((targets != IGNORED).sum()), int((rows.lengths - 1)[rows.valid].sum()))
 

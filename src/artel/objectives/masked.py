@@ -8,22 +8,25 @@ Which tokens are hidden is a function of (seed, epoch, sample): new in each epoc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 import xxhash
-from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import Problem
-from artel.models import IGNORED, Sampling
+from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better
-from artel.objectives.filling import fill_masks
-from artel.objectives.per_token import SUMS, token_figures, token_sums
+from artel.objectives.per_token import SUMS, target_tensors, token_figures, token_sums
 from artel.objectives.texts import Texts, document_tensors, inputs_of
 from artel.tokens import Blocks, Rows, StorePart, Tokenizer
 from artel.tokens.blocks import document_numbers
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from artel.models import Sampling
 
 
 class Masked(Texts):
@@ -56,6 +59,8 @@ class Masked(Texts):
         return self.blocks(part, self.run.data.block - self._frame.size, lookahead=0)
 
     def batch(self, rows: Rows) -> Batch:
+        import torch
+
         before, after = self._frame.before, self._frame.after
         count, length = rows.ids.shape
         ids = np.full((count, length + self._frame.size), self.tokenizer.pad_id, dtype=np.int64)
@@ -70,7 +75,7 @@ class Masked(Texts):
             numbers[row, :end] = np.pad(here, (len(before), len(after)), mode="edge")
             if rows.valid[row]:
                 targets[row, inside] = wanted
-        tensors = {"input_ids": torch.from_numpy(ids), "targets": torch.from_numpy(targets)}
+        tensors = {"input_ids": torch.from_numpy(ids), **target_tensors(targets)}
         if rows.flags is not None:
             tensors |= document_tensors(numbers if self.apart else np.minimum(numbers, 1))
         return Batch(tensors, int((targets != IGNORED).sum()), int(np.count_nonzero(numbers[rows.valid])))
@@ -107,7 +112,7 @@ class Masked(Texts):
         return candidates[np.isin(words, names[taken if len(taken) else mixed[:1]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        return token_sums(model(**inputs_of(model, batch, causal=False)).logits, batch)
+        return token_sums(model, inputs_of(model, batch, causal=False), batch)
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """`accuracy` of the hidden tokens; `commonest_token` is the accuracy of always guessing the commonest one."""
@@ -121,4 +126,6 @@ class Masked(Texts):
         return self._commonest[part]
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        from artel.objectives.filling import fill_masks
+
         yield fill_masks(model, self.tokenizer, prompt).text

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
-from artel.models import token_losses
+from artel.models.targets import IGNORED
 from artel.objectives.base import Batch
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 SUMS = ("loss", "targets", "right")
 
+# Where fewer positions than this share have a target, the others are left out before the head.
+_FEW = 0.9
 
-def token_sums(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """`SUMS` of a batch, float32 (3,), by logits (rows, length, vocabulary); the first carries the gradient."""
-    targets = batch.tensors["targets"]
-    loss, guesses = token_losses(logits, targets)
-    right = (guesses == targets).sum()  # no guess is `IGNORED`
-    return torch.stack([loss, torch.tensor(float(batch.targets), device=loss.device), right.float()])
+
+def target_tensors(targets: np.ndarray) -> dict[str, torch.Tensor]:
+    """`targets` int64 (rows, length), and where few positions have one, `places`: which, int64 (targets,).
+
+    The places are counted here, on the host: to find them on a GPU the host would have to wait for it.
+    """
+    import torch
+
+    places = np.flatnonzero(targets != IGNORED)
+    tensors = {"targets": torch.from_numpy(targets)}
+    if len(places) < _FEW * targets.size:
+        tensors["places"] = torch.from_numpy(places)
+    return tensors
+
+
+def token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> torch.Tensor:
+    """`SUMS` of a batch, float32 (3,), by calling the model with `inputs`; the first carries the gradient."""
+    import torch
+
+    from artel.models.loss import model_losses
+
+    targets, places = batch.tensors["targets"], batch.tensors.get("places")
+    loss, guesses = model_losses(model, inputs, targets, places)
+    right = (guesses == (targets if places is None else targets.flatten()[places])).sum()  # no guess is `IGNORED`
+    return torch.stack([loss, torch.full_like(loss, batch.targets), right.float()])
 
 
 def token_figures(totals: dict[str, float]) -> dict[str, float]:

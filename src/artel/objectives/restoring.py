@@ -15,7 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
-from artel.models import IGNORED, Sampling, token_losses
+from artel.models import IGNORED, Sampling
+from artel.models.loss import model_losses
 from artel.objectives.base import Batch, Better, Made, Objective
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.per_token import SUMS, token_figures
@@ -119,14 +120,14 @@ class Restoring(Objective):
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         ids, targets, by_rule = (batch.tensors[name] for name in ("input_ids", "targets", "by_rule"))
-        logits = model(input_ids=ids, attention_mask=batch.tensors["attention_mask"]).logits
-        loss, guesses = token_losses(logits, targets)
+        loss, guesses = model_losses(
+            model, {"input_ids": ids, "attention_mask": batch.tensors["attention_mask"]}, targets
+        )
         counted = targets != IGNORED
         missing, guessed = counted & (targets != ids), counted & (guesses != ids)
         right = counted & (guesses == targets)
         counts = (right, missing, guessed, right & missing, by_rule, by_rule & missing)
-        targets_seen = torch.tensor(float(batch.targets), device=loss.device)
-        return torch.stack([loss, targets_seen, *(count.sum().float() for count in counts)])
+        return torch.stack([loss, torch.full_like(loss, batch.targets), *(count.sum().float() for count in counts)])
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Precision, recall and F1 of what was put in (place and token right), and of the rule for Russian commas."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import Problem
-from artel.models.documents import check_documents, document_inputs, document_problems
 from artel.objectives.base import Batch, Made, Objective
 from artel.text import Document
 from artel.tokens import Blocks, Sample, StorePart, Tokenizer
 from artel.tokens.packing import PackedBlocks
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 
 class Texts(Objective):
@@ -33,11 +34,15 @@ class Texts(Objective):
     def problems(cls, run: RunConfig) -> list[Problem]:
         found = super().problems(run)
         if keeps_apart(run):
+            from artel.models.documents import document_problems
+
             found += document_problems(run.model, cls.auto_class)
         return found
 
     def check(self, model: PreTrainedModel) -> None:
         if self.apart:
+            from artel.models.documents import check_documents
+
             check_documents(model, causal=self.causal)
 
     def samples(self, documents: list[Document]) -> Iterator[Made]:
@@ -59,6 +64,8 @@ def keeps_apart(run: RunConfig) -> bool:
 
 def document_tensors(numbers: np.ndarray) -> dict[str, torch.Tensor]:
     """`documents` as given, int64 (rows, length), and `positions`: the place of each token in its document, from 0."""
+    import torch
+
     places = np.arange(numbers.shape[1])
     begins = np.zeros_like(numbers)
     begins[:, 1:] = np.where(numbers[:, 1:] != numbers[:, :-1], places[1:], 0)
@@ -71,5 +78,7 @@ def inputs_of(model: PreTrainedModel, batch: Batch, *, causal: bool) -> dict[str
     tensors = batch.tensors
     inputs = {"input_ids": tensors["input_ids"]}
     if "documents" in tensors:
+        from artel.models.documents import document_inputs
+
         inputs |= document_inputs(model, tensors["documents"], tensors["positions"], causal=causal)
     return inputs

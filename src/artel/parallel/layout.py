@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from artel.models import preferred_kernels
+from artel.models.device import autocast_dtype
+from artel.models.ranges import marked
 from artel.objectives import Batch, Objective
 from artel.parallel.processes import Processes
 
@@ -29,15 +33,24 @@ class Layout(Protocol):
         """The sum of each number over all data ranks, known to the host, without waiting for the device."""
         ...
 
-    def run(self, batches: list[Batch], targets: float) -> torch.Tensor:
+    def least(self, number: int) -> int:
+        """The smallest of all ranks' numbers."""
+        ...
+
+    def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
         """Forward and backward of this rank's micro-batches; `targets` counts those of the global batch.
 
-        This rank's sums, float32 (len(objective.sums),), on the device. Gradients are then complete on every rank.
+        This rank's sums, float32 (len(objective.sums),), on the device. Gradients are then complete on every rank,
+        times `loss_scale` where one is given.
         """
         ...
 
-    def clip(self, largest: float | None) -> torch.Tensor:
-        """Clip the gradients to norm `largest`; the norm before, a scalar on the device."""
+    def rehearse(self, batch: Batch) -> None:
+        """Forward and backward of a micro-batch for nothing, and without a word to the other ranks."""
+        ...
+
+    def norm(self) -> torch.Tensor:
+        """The norm of the gradients as they are, a scalar on the device."""
         ...
 
     def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
@@ -67,7 +80,8 @@ class Replicated:
         self.model = model.to(processes.device)
         self._objective = objective
         self._processes = processes
-        self._bf16 = precision == "bf16"
+        self._dtype = autocast_dtype(precision)
+        self._kernels = partial(preferred_kernels, processes.device)
         self._learner: nn.Module = _Learner(model, objective)
         if processes.world > 1:
             # Buffers are computed alike on every rank (masks, rotary angles): nothing to send at each forward. Nor are
@@ -85,17 +99,25 @@ class Replicated:
         dist.all_reduce(total)
         return total.tolist()
 
-    def run(self, batches: list[Batch], targets: float) -> torch.Tensor:
+    def least(self, number: int) -> int:
+        if self._processes.world == 1:
+            return number
+        found = torch.tensor(number)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
+    def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
         # DDP divides the summed gradient by the number of processes; the scale undoes it and divides by all targets.
-        scale = self._processes.world / targets
+        scale = self._processes.world / targets * (1.0 if loss_scale is None else loss_scale)
         if self._objective.surveys:
             self._survey(batches)
         sums = []
         for number, batch in enumerate(batches):
-            with self._no_sync() if number < len(batches) - 1 else nullcontext():
-                with self._autocast():
+            with self._kernels(), self._no_sync() if number < len(batches) - 1 else nullcontext():
+                with marked("artel: forward"), self._autocast():
                     found = self._learner(batch.to(self._processes.device))
-                (found[0] * scale).backward()
+                with marked("artel: backward"):
+                    (found[0] * scale).backward()
             sums.append(found.detach())
         return torch.stack(sums).sum(dim=0)
 
@@ -106,12 +128,18 @@ class Replicated:
                 found.append(self._objective.survey(self.model, batch.to(self._processes.device)))
         self._objective.surveyed(self.add_up(torch.stack(found).sum(dim=0).double().tolist()))
 
-    def clip(self, largest: float | None) -> torch.Tensor:
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        if largest is not None:
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), largest, norm)
-        return norm
+    def rehearse(self, batch: Batch) -> None:
+        batch = batch.to(self._processes.device)
+        with self._kernels():
+            with self._autocast():
+                loss = self._objective.loss(self.model, batch)[0]
+            loss.backward()
+        self.model.zero_grad(set_to_none=True)
+
+    def norm(self) -> torch.Tensor:
+        # Each is summed in float32: gradients of bf16 weights are bf16.
+        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
 
     def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         names = self._objective.sums
@@ -120,7 +148,7 @@ class Replicated:
         self.model.eval()
         with torch.no_grad():
             for batch, indices in batches:
-                with self._autocast():
+                with self._kernels(), self._autocast():
                     sums, rows = self._objective.judge(self.model, batch.to(self._processes.device))
                 totals += sums.double().cpu()
                 outputs[indices] = rows[: len(indices)].double().cpu()
@@ -133,4 +161,4 @@ class Replicated:
         return self._learner.no_sync() if isinstance(self._learner, DistributedDataParallel) else nullcontext()
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._processes.device.type, torch.bfloat16, enabled=self._bf16)
+        return torch.autocast(self._processes.device.type, self._dtype, enabled=self._dtype is not None)

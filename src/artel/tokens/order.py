@@ -49,9 +49,11 @@ class Order:
         window = int(numbers[0]) // _AT_ONCE
         if numbers.max() // _AT_ONCE != window or numbers.min() // _AT_ONCE != window:
             return self._found(numbers)
-        if self._window[0] != window:
-            self._window = (window, self._found(np.arange(window * _AT_ONCE, (window + 1) * _AT_ONCE)))
-        return self._window[1][numbers - window * _AT_ONCE]
+        known = self._window  # read once: batches may be made in a thread of their own
+        if known[0] != window:
+            known = (window, self._found(np.arange(window * _AT_ONCE, (window + 1) * _AT_ONCE)))
+            self._window = known
+        return known[1][numbers - window * _AT_ONCE]
 
     def _found(self, numbers: np.ndarray) -> np.ndarray:
         epochs = numbers // self.samples

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,22 @@ import xxhash
 from artel.config import RunConfig
 from artel.config.quantities import Interval
 from artel.errors import InputError, Problem
-from artel.models import build_model, compile_layers, pick_precision, save_model, use_for_training
+from artel.models import save_model, try_compiled
+from artel.models.ranges import marked
 from artel.objectives import Batch, Objective, objective_of
-from artel.parallel import Layout, Processes, Replicated
+from artel.parallel import Layout, Processes
 from artel.preparing import Prepared
 from artel.storage import write_file
 from artel.tokens import BalancedOrder, Blocks, Order, Samples, StorePart, Tokenizer, micro_batches, step_numbers
 from artel.training.before import remember_before
 from artel.training.checkpoint import Progress, list_checkpoints, load_checkpoint, load_weights
-from artel.training.judging import Validation, micro_batch_size
+from artel.training.feeding import fed, held_garbage
+from artel.training.judging import Validation
+from artel.training.late import Late
 from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate, Watch, not_finite
 from artel.training.optimizer import Optimizer
+from artel.training.profile import Profile
+from artel.training.ready import make_ready
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, rate
 from artel.training.tracking import Trackers
@@ -41,28 +46,45 @@ from artel.training.tracking import Trackers
 Result = dict[str, Any]
 
 
-def train(config: RunConfig, prepared: Prepared, processes: Processes, tell: Callable[[str], None]) -> Result:
+def train(
+    config: RunConfig,
+    prepared: Prepared,
+    processes: Processes,
+    tell: Callable[[str], None],
+    occasions: Sequence[Occasion] = (),
+) -> Result:
     """Train, or go on training, the run that `config` describes; its result, as in result.json.
+
+    `occasions` of the caller's come before those that are always there.
 
     Raises InputError before the first step, WorkError when the work fails, Interrupted when asked to stop.
     """
     signals = StopOnSignal()
     run = open_run(config, prepared, processes, tell if processes.first else lambda _: None)
-    occasions: list[Occasion] = [Watch(), Log(), Validate(), ShowSamples(), Save(), signals]
+    profile = Profile(run)
+    # The profile comes last: it sees each step together with what is done after it.
+    occasions = [*occasions, Watch(), Log(), Validate(), ShowSamples(), Save(), signals, profile]
     try:
-        while not run.is_over:
-            started = time.monotonic()
-            batches = run.take(run.step)
-            run.agree(signals.asked, batches)
-            torch.manual_seed(_dropout_seed(config.seed, run.step, processes.rank))
-            run.window += run.layout.run(batches, run.targets)
-            run.norm_before, run.norm = run.norm, run.layout.clip(config.train.clip)
-            run.optimizer.step(rate(config.train, run.step, run.length.steps))
-            run.count_step(time.monotonic() - started)
-            for occasion in occasions:
-                occasion(run)
+        with held_garbage() as collect, fed(run.take, run.step, run.length.steps, processes.device) as take:
+            while not run.is_over:
+                started = time.monotonic()
+                with marked("artel: data"):
+                    batches = take(run.step)
+                run.agree(signals.asked, batches)
+                torch.manual_seed(_dropout_seed(config.seed, run.step, processes.rank))
+                run.window += run.layout.run(batches, run.targets, run.loss_scale)
+                with marked("artel: optimizer"):
+                    run.norm = run.true_norm()
+                    run.optimizer.clipped_step(rate(config.train, run.step, run.length.steps), run.norm)
+                    run.note_finite()
+                run.count_step(time.monotonic() - started)
+                with marked("artel: once in a while"):
+                    for occasion in occasions:
+                        occasion(run)
+                collect(run.step)
         return close_run(run)
     finally:
+        profile.close()
         run.trackers.close()
         signals.close()
 
@@ -91,8 +113,8 @@ class Run:
     """Sums of the objective since the last logged line, on the device."""
     norm: torch.Tensor
     """Gradient norm of the newest step, before clipping, on the device."""
-    norm_before: torch.Tensor
-    """And of the step before it, which the device has surely finished."""
+    finite: list[Late] = field(default_factory=list)
+    """Whether the norms of the step before the newest, and of the newest, are as they should be."""
     window_seconds: float = 0.0
     window_tokens: int = 0
     targets: float = 0.0
@@ -118,6 +140,26 @@ class Run:
     def learning_rate(self) -> float:
         """Of the newest step."""
         return self.config.train.learning_rate * rate(self.config.train, self.step - 1, self.length.steps)
+
+    @property
+    def loss_scale(self) -> torch.Tensor | None:
+        """What the loss is multiplied by: a scalar on the device; None outside of fp16."""
+        return None if self.optimizer.loss_scale is None else self.optimizer.loss_scale.scale
+
+    def true_norm(self) -> torch.Tensor:
+        """The gradient norm of the newest step, without the loss scale."""
+        norm = self.layout.norm()
+        return norm if self.loss_scale is None else norm / self.loss_scale
+
+    def note_finite(self) -> None:
+        """Have it copied to the host whether the newest step is as it should be.
+
+        In fp16 a step whose gradients are infinite is left out and the loss scale halved; the run is at fault when that
+        does not help.
+        """
+        scale = self.optimizer.loss_scale
+        right = torch.isfinite(self.norm) if scale is None else ~scale.has_collapsed()
+        self.finite = [*self.finite[-1:], Late(right)]
 
     def numbers(self, step: int) -> np.ndarray:
         """Running sample numbers of a step, counted from the start of the run."""
@@ -160,8 +202,8 @@ class Run:
 
     def check_finite(self, step: int) -> None:
         """Stop the run if the gradient norm of `step`, the newest or the one before, is NaN or infinite."""
-        norm = self.norm if step == self.step else self.norm_before
-        if not torch.isfinite(norm):
+        known = self.finite[step - self.step - 1 :][:1]  # none: the step before is of an earlier start
+        if known and not known[0].read():
             samples = self.order.at(self.numbers(step - 1))
             origins = list(dict.fromkeys(name for index in samples for name in self.samples.origins(int(index))))
             raise not_finite(step, origins)
@@ -184,40 +226,23 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     tokens = config.data.block if isinstance(samples, Blocks) else store.train.tokens / store.train.samples
     length = Length.of(config.train, len(samples), tokens)
 
-    built = build_model(
-        config.model,
-        tokenizer,
-        auto_class=objective.auto_class,
-        heads=objective.heads,
-        block=config.data.block,
-        seed=config.seed,
-    )
-    for note in built.notes:
-        tell(note)
-    use_for_training(built.model)
-    objective.check(built.model)
-    compiled = compile_layers(built.model, config.train.compile, processes.device, length.steps)
-    precision = pick_precision(config.train.precision, processes.device)
-    built.model.train()
-    layout = Replicated(built.model, objective, processes, precision)
-    optimizer = Optimizer(built.model, config.train)
-    micro_batch = micro_batch_size(config, processes)
+    ready = make_ready(config, tokenizer, objective, samples, processes, length.steps, tell)
+    layout, optimizer, micro_batch = ready.layout, ready.optimizer, ready.micro_batch
     resumed = bool(list_checkpoints(folder.checkpoints))
     remember_before(objective, store, layout, processes, micro_batch, folder.before, resumed, tell)
-    progress = load_checkpoint(folder.checkpoints, built.model, optimizer, tell) or Progress(store=store.digest)
+    progress = load_checkpoint(folder.checkpoints, layout.model, optimizer, tell) or Progress(store=store.digest)
     _check_same_store(progress, store.digest)
     _check_same_step(progress, layout, processes)
 
     tell(
-        f"{built.model.config.model_type}, {built.parameters:,} parameters · {len(samples):,} samples of up to "
-        f"{config.data.block} tokens · {length.steps:,} steps of {config.train.batch} · "
-        f"{processes.world} process(es) on {processes.device.type}, {precision}, compile {compiled}"
+        f"{len(samples):,} samples of up to {config.data.block} tokens · {length.steps:,} steps of "
+        f"{config.train.batch} · {ready.told}"
     )
     if progress.step:
         tell(f"going on after step {progress.step}")
     steps = {"step": progress.step, "steps": length.steps}
     first = processes.first
-    return Run(
+    run = Run(
         config=config,
         folder=folder,
         processes=processes,
@@ -236,8 +261,12 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
         started=time.monotonic(),
         window=torch.zeros(len(objective.sums), device=processes.device),
         norm=torch.zeros((), device=processes.device),
-        norm_before=torch.zeros((), device=processes.device),
     )
+    if ready.compiled and not run.is_over:
+        reason = try_compiled(layout.model, lambda: layout.rehearse(run.take(run.step)[0]))
+        if reason is not None:
+            tell(f"the layers cannot be compiled, so they run as they are: {reason}")
+    return run
 
 
 def close_run(run: Run) -> Result:

@@ -7,7 +7,6 @@ that the device multiplies natively.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,10 +33,13 @@ def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For the matrices of a model's layers, with decoupled weight decay. Parameters must have two dimensions."""
+    """For the matrices of a model's layers, with decoupled weight decay. Parameters must have two dimensions.
 
-    def __init__(self, parameters: Iterable[Any], lr: float, weight_decay: float = 0.0, momentum: float = 0.95) -> None:
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+    Each group has its `params`, `lr` and `weight_decay`.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], momentum: float = 0.95) -> None:
+        super().__init__(groups, {"momentum": momentum})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -1,32 +1,116 @@
-"""The optimizer of a run, with its state as named tensors."""
+"""The optimizer of a run, with its state as named tensors; the gradients are clipped as it uses them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from artel.config import TrainConfig
+from artel.errors import InputError, Problem, missing_extra
 from artel.models.compiling import repeated_layers
+from artel.training.bf16_weights import RoundedAdamW
+from artel.training.loss_scale import LossScale
 from artel.training.muon import Muon
+from artel.training.parameter_groups import layer_shares, parameter_groups
+
+
+def check_optimizer(train: TrainConfig) -> None:
+    """Raise InputError for an optimizer that is not installed, and for bf16 weights with what they do not go with."""
+    if train.optimizer == "adamw8bit":
+        try:
+            import bitsandbytes  # noqa: F401
+        except ImportError:
+            raise missing_extra("bitsandbytes", "quantise", "train.optimizer: adamw8bit") from None
+    if train.weights != "bf16":
+        return
+    problems = []
+    if train.optimizer != "adamw":
+        problems.append(
+            Problem("train.weights", f"bf16 would lose small steps of {train.optimizer}: only adamw's are rounded "
+                    "stochastically", "write train.optimizer: adamw, or train.weights: fp32")
+        )  # fmt: skip
+    if train.precision in ("fp32", "fp16"):
+        problems.append(
+            Problem("train.weights", f"bf16 weights do not compute in {train.precision}",
+                    "write train.precision: bf16, or train.weights: fp32")
+        )  # fmt: skip
+    if problems:
+        raise InputError(problems)
+
+
+def clip_divisor(norm: torch.Tensor, largest: float | None) -> torch.Tensor:
+    """What gradients of that norm are divided by, so that it is at most `largest`: float32, a scalar on the device.
+
+    The inverse of torch.nn.utils.clip_grads_with_norm_'s coefficient, min(1, largest / (norm + 1e-6)).
+    """
+    if largest is None:
+        return torch.ones_like(norm, dtype=torch.float32)
+    return ((norm.float() + 1e-6) / largest).clamp(min=1)
+
+
+def state_bytes(model: PreTrainedModel, train: TrainConfig) -> int:
+    """What the optimizer will hold, in bytes: it takes them with its first step."""
+    a_number = {"adamw": 8.0, "adamw8bit": 2.0, "adafactor": 0.1, "muon": 8.0, "sgd": 4.0 if train.momentum else 0.0}
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return int(a_number[train.optimizer] * trained)
 
 
 class Optimizer:
-    """One or two optimizers of PyTorch, stepped together; each group's peak learning rate follows one schedule."""
+    """One or two optimizers of PyTorch, stepped together; each group's peak learning rate follows one schedule.
 
-    def __init__(self, model: PreTrainedModel, train: TrainConfig) -> None:
+    `seed` is for the stochastic rounding of bf16 weights. Adafactor waits for the device at each parameter to read its
+    norm, bitsandbytes' AdamW8bit after each one; the others never do, except as `step` says.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, train: TrainConfig, seed: int = 0, loss_scale: LossScale | None = None
+    ) -> None:
+        self.loss_scale = loss_scale
+        self._clip = train.clip
         self._names = {parameter: name for name, parameter in model.named_parameters()}
-        self._parts = _parts(model, train)
+        self._parts = _parts(model, train, seed)
         for part in self._parts:
             for group in part.param_groups:
                 group["peak"] = group["lr"]
 
-    def step(self, rate: float) -> None:
-        """One step at `rate` times the peak learning rate; the gradients are gone afterwards."""
+    def clipped_step(self, rate: float, norm: torch.Tensor) -> None:
+        """One step at `rate` times the peak learning rate with gradients clipped from `norm`, the true one.
+
+        With a loss scale the step is left out where the norm is infinite, and the scale is moved.
+        """
+        divisor = clip_divisor(norm, self._clip)
+        if self.loss_scale is None:
+            self.step(rate, divisor)
+            return
+        found = self.loss_scale.found_infinite(norm)
+        self.step(rate, self.loss_scale.divisor(divisor), found)
+        self.loss_scale.update(found)
+
+    def step(self, rate: float, divisor: torch.Tensor | None = None, found: torch.Tensor | None = None) -> None:
+        """One step at `rate` times the peak learning rate; the gradients are gone afterwards.
+
+        Gradients are divided by `divisor` (float32, a scalar on the device) as they are used: within the kernels of
+        adamw and sgd, in a pass of their own for the others. Where `found` is 1.0, not 0.0, nothing changes, neither
+        parameters nor state; adamw and sgd see to that on the device, for the others the host waits to read it.
+        """
+        if found is not None and not all(map(_divides, self._parts)) and bool(found):
+            self._forget_gradients()
+            return
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = group["peak"] * rate
+            if _divides(part):
+                part.grad_scale, part.found_inf = divisor, found  # type: ignore[attr-defined]
+            elif divisor is not None:
+                gradients = [p.grad for group in part.param_groups for p in group["params"] if p.grad is not None]
+                torch._foreach_div_(gradients, divisor)
             part.step()
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
+        for part in self._parts:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -35,13 +119,16 @@ class Optimizer:
         for part in self._parts:
             for parameter, values in part.state.items():
                 for key, value in values.items():
-                    if value is not None:
+                    if value is not None and key not in _TABLES:
                         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
                         found[f"{self._names[parameter]}|{key}"] = tensor
-        return found
+        return found if self.loss_scale is None else found | self.loss_scale.state()
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """The inverse of `state`, for the same model and optimizer."""
+        state = dict(state)
+        if self.loss_scale is not None:
+            self.loss_scale.load(state)
         parameters = {name: parameter for parameter, name in self._names.items()}
         owner = {
             parameter: part for part in self._parts for group in part.param_groups for parameter in group["params"]
@@ -49,36 +136,70 @@ class Optimizer:
         for name, tensor in state.items():
             parameter_name, _, key = name.rpartition("|")
             parameter = parameters[parameter_name]
-            # AdamW keeps its step count on the CPU unless it is fused; the rest lives where the parameter does.
-            on_device = key != "step" or owner[parameter].defaults.get("fused")
-            owner[parameter].state[parameter][key] = tensor.to(parameter.device) if on_device else tensor
+            values = owner[parameter].state[parameter]
+            if tensor.dtype == torch.float64 and tensor.ndim == 0:
+                values[key] = int(tensor)
+            elif key == "step" and not owner[parameter].defaults.get("fused"):
+                values[key] = tensor  # PyTorch keeps its step count on the CPU unless the optimizer is fused
+            else:
+                values[key] = tensor.to(parameter.device)
+        for part in self._parts:
+            _add_tables(part)
 
 
-def _parts(model: PreTrainedModel, train: TrainConfig) -> list[torch.optim.Optimizer]:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if train.optimizer == "sgd":
-        return [torch.optim.SGD(_groups(parameters, train), lr=train.learning_rate, momentum=train.momentum)]
-    matrices: list[nn.Parameter] = []
+# What 8-bit codes mean: bitsandbytes keeps one table for all parameters and refers to it in the state of each.
+_TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
+
+
+def _add_tables(part: torch.optim.Optimizer) -> None:
+    for parameter, values in part.state.items():
+        if "absmax1" in values:
+            for key, table in _TABLES.items():
+                part.name2qmap[table] = part.name2qmap[table].to(parameter.device)  # type: ignore[attr-defined]
+                values[key] = part.name2qmap[table]  # type: ignore[attr-defined]
+
+
+def _divides(part: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer divides gradients by its `grad_scale` and heeds its `found_inf`, by PyTorch's own mark."""
+    return getattr(part, "_step_supports_amp_scaling", False)
+
+
+def _parts(model: PreTrainedModel, train: TrainConfig, seed: int) -> list[torch.optim.Optimizer]:
+    shares = layer_shares(model, train.layer_decay)
+    rest = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parts: list[torch.optim.Optimizer] = []
     if train.optimizer == "muon":
-        matrices = [
-            p for layer in repeated_layers(model) for p in layer.parameters() if p.ndim == 2 and p.requires_grad
-        ]
-    rest = [parameter for parameter in parameters if all(parameter is not matrix for matrix in matrices)]
-    adamw = torch.optim.AdamW(
-        _groups(rest, train),
-        lr=train.learning_rate,
-        betas=(train.betas[0], train.betas[1]),
-        eps=train.epsilon,
-        fused=True,
-    )
-    if not matrices:
-        return [adamw]
-    return [adamw, Muon(matrices, lr=train.muon_learning_rate, weight_decay=train.weight_decay)]
+        matrices = {p: None for layer in repeated_layers(model) for p in layer.parameters() if p.ndim == 2}
+        muons = [parameter for parameter in rest if parameter in matrices]
+        rest = [parameter for parameter in rest if parameter not in matrices]
+        if muons:
+            parts.append(Muon(parameter_groups(muons, shares, train.muon_learning_rate, train.weight_decay)))
+    if rest:
+        parts.insert(0, _part(parameter_groups(rest, shares, train.learning_rate, train.weight_decay), train, seed))
+    return parts
 
 
-def _groups(parameters: list[nn.Parameter], train: TrainConfig) -> list[dict[str, object]]:
-    """Decay for matrices, none for biases and the scales of norms: both have one dimension."""
-    return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
+def _part(groups: list[dict[str, Any]], train: TrainConfig, seed: int) -> torch.optim.Optimizer:
+    betas = (train.betas[0], train.betas[1])
+    if train.optimizer == "sgd":
+        return _sgd(groups, train.momentum)
+    if train.optimizer == "adafactor":
+        # Its step is the learning rate (at most 1 / sqrt(step)) times the parameter's root mean square.
+        return torch.optim.Adafactor(groups)
+    if train.optimizer == "adamw8bit":
+        from bitsandbytes.optim import AdamW8bit
+
+        return AdamW8bit(groups, betas=betas, eps=train.epsilon)
+    if train.weights == "bf16":
+        return RoundedAdamW(groups, betas=betas, eps=train.epsilon, seed=seed)
+    return torch.optim.AdamW(groups, betas=betas, eps=train.epsilon, fused=True)
+
+
+def _sgd(groups: list[dict[str, Any]], momentum: float) -> torch.optim.SGD:
+    sgd = torch.optim.SGD(groups, momentum=momentum, fused=True)
+    if momentum:
+        # A fused SGD makes its averages at the first step and leaves them unset where that step is skipped (1e36 was
+        # found in them, torch 2.13). Made here they are zero, from where the first step gives the same.
+        for parameter in (p for group in sgd.param_groups for p in group["params"]):
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd

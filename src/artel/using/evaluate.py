@@ -61,7 +61,9 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], processes: 
     if len(validation.samples) == 0:
         raise InputError([Problem("data.validation", "there is nothing to judge the model on",
                                   "give more text, a smaller data.block, or --data FILE")])  # fmt: skip
-    precision = pick_precision(run.train.precision, processes.device)
+    # fp8 is a way to train: the model is judged as it will be used.
+    asked = "auto" if run.train.precision == "fp8" else run.train.precision
+    precision = pick_precision(asked, processes.device)
     layout = Replicated(opened.model, objective, processes, precision)
     if objective.compares and opened.run is not None:
         before = Replicated(open_untrained(opened.run, tell).model, objective, processes, precision)

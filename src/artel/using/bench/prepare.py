@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +19,13 @@ from artel.storage import cache_folder
 from artel.using.bench import peer
 from artel.using.bench.figures import DEFINITIONS, GIBIBYTE, MEGABYTE, Figure, Tell, median, rate
 from artel.using.bench.inputs import Lines, first_of, made_up, taken, tokenizer_folder
+from artel.using.bench.machine import machine, versions
 from artel.using.bench.processes import Finished, run
 from artel.using.bench.rooms import measure_html, measure_jsonl_zst, measure_read_back
 
 MEASURES = ("end_to_end", "near", "html", "jsonl_zst", "read_back", "memory")
 
+_PACKAGES = ("artel-lm", "tokenizers", "fastokens", "transformers", "datasets", "numpy")
 _START_UP = 200  # documents: enough that some fall into the validation part, few enough to cost nothing
 
 
@@ -100,8 +100,8 @@ def measure_prepare(settings: Settings, tell: Tell) -> Measured:
         for measure in (name for name in rooms if name in settings.only):
             tell(measure)
             figures += rooms[measure]()
-    about |= {"workers": settings.workers, "rounds": settings.rounds, "machine": _machine()}
-    asked = None if why_no_peer else {"name": "datasets", "as": "transformers' run_clm.py", **_versions("datasets")}
+    about |= {"workers": settings.workers, "rounds": settings.rounds, "machine": machine(*_PACKAGES)}
+    asked = None if why_no_peer else {"name": "datasets", "as": "transformers' run_clm.py", **versions("datasets")}
     return Measured(figures, asked, why_no_peer, about)
 
 
@@ -306,22 +306,3 @@ def _without_fastokens(folder: Path) -> dict[str, str]:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['fastokens'] = None\n", encoding="utf-8")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
-
-
-def _machine() -> dict[str, Any]:
-    information = Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.is_file() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    packages = _versions("artel-lm", "tokenizers", "fastokens", "transformers", "datasets", "numpy")
-    return {"processor": model, "cores": os.cpu_count(), "python": platform.python_version(), **packages,
-            "measured": time.strftime("%Y-%m-%d")}  # fmt: skip
-
-
-def _versions(*packages: str) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found

@@ -1,0 +1,13 @@
+"""A choice that artel makes for its user, with the reason, so that `artel doctor` and the log can tell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen, and why."""
+
+    value: str
+    why: str

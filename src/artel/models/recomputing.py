@@ -1,0 +1,136 @@
+"""Activations computed again in the backward pass instead of kept: memory paid for with time (Chen et al. 2016).
+
+Each layer's own `forward` is wrapped, so inside of what torch.compile compiles. A checkpoint around a compiled layer
+would be blind to operators, and `selective` is about operators (pytorch/pytorch issue 161889).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from artel.errors import InputError, Problem
+
+Recompute = Literal["none", "selective", "full"]
+
+# What `selective` keeps: the products and the attention of any library, by the end of the operator's name
+# (aten::addmm, aten::_scaled_mm, aten::_scaled_dot_product_flash_attention_for_cpu, flash_attn::_flash_attn_forward).
+_KEPT = re.compile(r"mm(_v\d+)?$|addmm|matmul|attention|flash_attn")
+_HOOK = "_artel_recompute_hook"
+
+
+class NotSelective(InputError):
+    """A model whose layers write into what `selective` would keep."""
+
+
+def recompute(model: PreTrainedModel, how: Recompute) -> str:
+    """Choose what a model's layers compute again in the backward pass; what was done, in words.
+
+    `none` keeps everything; `selective` keeps the results of matrix products and of attention, and computes the
+    elementwise rest again; `full` keeps nothing but a layer's input. It may be called again to choose otherwise, and
+    comes before the layers are compiled. Where an architecture has no layers that can be run twice (transformers says
+    which), nothing is done and the words begin with `none`.
+
+    Loss and gradients are those of `none`, also with dropout, and with frozen embeddings. Where no gradient is asked
+    for (validation, generation) nothing is different. Where layers that are not compiled write into a result that
+    `selective` keeps, the first forward pass raises NotSelective.
+    """
+    layers = _layers(model)
+    for layer in layers:
+        layer.__dict__.pop("forward", None)
+    if _HOOK in model.__dict__:
+        model.__dict__.pop(_HOOK).remove()
+    if how == "none":
+        return "none"
+    if not layers:
+        return f"none ({model.config.model_type} does not support it)"
+    for layer in layers:
+        layer.forward = MethodType(_recomputing(type(layer).forward, how), layer)
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        model.__dict__[_HOOK] = model.register_forward_pre_hook(_without_cache, with_kwargs=True)
+    if how == "selective":
+        logging.getLogger("torch._higher_order_ops.wrap").addFilter(_is_no_advice)
+    return f"{how}, {len(layers)} layers"
+
+
+def _layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers that transformers itself can checkpoint; those within another one go with it."""
+    found = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    inner = {id(module) for layer in found for module in layer.modules() if module is not layer}
+    return [layer for layer in found if id(layer) not in inner] if model.supports_gradient_checkpointing else []
+
+
+def _is_no_advice(line: logging.LogRecord) -> bool:
+    """When PyTorch compiles, it warns of layers that write in place; compiled, they are computed rightly (tested)."""
+    return "context_fn" not in str(line.msg)
+
+
+def _without_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A layer that is run twice would add its keys to a cache twice; encoder-decoders make one unless told not to."""
+    return args, {"use_cache": False, **kwargs} if torch.is_grad_enabled() else kwargs
+
+
+@cache  # one function for all layers of a class: one graph, when they are compiled
+def _recomputing(plain: Callable[..., Any], how: Recompute) -> Callable[..., Any]:
+    options: dict[str, Any] = {"context_fn": _selective} if how == "selective" else {}
+
+    def forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return plain(layer, *args, **kwargs)
+        return checkpoint(partial(plain, layer, **kwargs), *args, use_reentrant=False, **options)
+
+    return forward
+
+
+def _selective() -> Any:
+    return create_selective_checkpoint_contexts(_Policy())
+
+
+_selective.cache_hash = f"artel:{_KEPT.pattern}"  # type: ignore[attr-defined]  # else nothing compiled is kept on disk
+
+
+class _Policy:
+    """Which results of one run of a layer are kept.
+
+    It watches for operators that write into what is kept: PyTorch looks at version counters, which the result of a
+    linear layer without bias has anew (`_unsafe_view`), and would compute gradients from the overwritten values.
+    """
+
+    def __init__(self) -> None:
+        self._kept: set[int] = set()
+
+    def __call__(self, context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if _is_kept(operator):
+            self._kept |= _storages(context.op_output)
+            return CheckpointPolicy.MUST_SAVE
+        if _writes(operator) and not torch.compiler.is_compiling() and self._kept & _storages(args[0]):
+            what = f"selective: this model writes into the result of a matrix product ({operator})"
+            raise NotSelective([Problem("train.activation_checkpointing", what, "write full, or train.compile: on")])
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@cache
+def _is_kept(operator: Any) -> bool:
+    """By its name without overload: aten::mm of aten::mm.out."""
+    return _KEPT.search(operator.name().partition(".")[0]) is not None
+
+
+@cache
+def _writes(operator: Any) -> bool:
+    return isinstance(operator, torch._ops.OpOverload) and operator._schema.is_mutable
+
+
+def _storages(found: Any) -> set[int]:
+    tensors = found if isinstance(found, tuple | list) else [found]
+    return {tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, torch.Tensor)}

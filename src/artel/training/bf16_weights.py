@@ -1,0 +1,89 @@
+"""Weights held in bf16 (`train.weights: bf16`): each step is computed in float32 and rounded stochastically.
+
+A bf16 number has 8 significant bits: a step of less than 1/512 of a weight is lost when rounded to the nearest.
+Rounded up with a probability equal to the part of the way that it has come, the weight is right in the mean (Gupta et
+al. 2015, arXiv:1502.02551). AdamW's two averages stay float32, since at a decay of 0.999 bf16 would not move them
+either: 10 bytes a weight with these and 12 with its gradient, where float32 weights take 12 and 16.
+
+torchao's `_AdamW(bf16_stochastic_round=True)` was looked at and left: it is private, compiles itself for each shape of
+parameter, holds the averages in bf16, and draws from the generator that dropout draws from, which differs from process
+to process: replicas would drift apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import xxhash
+from torch.optim.adamw import adamw
+from transformers import PreTrainedModel
+
+
+def hold_in_bf16(model: PreTrainedModel) -> None:
+    """Round all weights to bf16 in place, frozen ones too; buffers (rotary angles) keep their precision."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def rounded_to_bf16(numbers: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """bf16 of the same shape: one of the two neighbours of each float32 number, whose mean it is.
+
+    bf16 is the upper half of float32: a random number of 16 bits, added to the lower half, carries into the upper one
+    with just the probability that is wanted, away from zero for either sign.
+    """
+    noise = torch.randint(0, 1 << 16, numbers.shape, generator=generator, device=numbers.device, dtype=torch.int32)
+    return ((numbers.view(torch.int32) + noise) & -65536).view(torch.float32).to(torch.bfloat16)
+
+
+class RoundedAdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov and Hutter 2019) for bf16 parameters, with float32 averages.
+
+    The rounding depends on `seed`, the parameter and the number of its step alone: the same on every process, and the
+    same when a run resumes. Gradients are divided by `grad_scale` as in PyTorch's fused optimizers; there is no
+    `found_inf`, since fp16 does not go with bf16 weights.
+    """
+
+    _step_supports_amp_scaling = True  # PyTorch's mark of an optimizer that divides the gradients itself
+
+    def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float, seed: int) -> None:
+        super().__init__(groups, {"betas": betas, "eps": eps})
+        self.grad_scale: torch.Tensor | None = None
+        self._seed = seed
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        members = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
+        for number, (parameter, group) in enumerate(members):
+            if parameter.grad is not None:
+                self._step(number, parameter, group)
+
+    def _step(self, number: int, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
+        weight = parameter.float()
+        adamw(
+            [weight],
+            [parameter.grad.float()],  # type: ignore[union-attr]  # only called where there is one
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [],
+            [torch.full((), float(state["step"]), device=weight.device)],
+            fused=True,
+            grad_scale=self.grad_scale,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        state["step"] += 1
+        seed = xxhash.xxh3_64_intdigest(f"rounding:{self._seed}:{number}:{state['step']}".encode()) >> 1
+        generator = torch.Generator(weight.device).manual_seed(seed)
+        parameter.copy_(rounded_to_bf16(weight, generator))

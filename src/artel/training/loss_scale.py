@@ -1,0 +1,52 @@
+"""Loss scaling for fp16 (Micikevicius et al. 2018): gradients too small for fp16 are kept by a larger loss.
+
+The loss is multiplied by a scale before the backward pass, and the optimizer divides the gradients by it. Where they
+become infinite the step is left out and the scale halved; after 2,000 good steps it is doubled. PyTorch's GradScaler
+does the same with a wait for the device in each step of an optimizer that is not fused; here all stays on the device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_START = 65536.0
+_GROWTH, _BACKOFF = 2.0, 0.5
+_GROWTH_EVERY = 2000
+_SCALE, _GOOD_STEPS = "loss_scale|scale", "loss_scale|good_steps"
+
+
+class LossScale:
+    """The scale of the loss, its rules and its state; no method waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.full((), _START, device=device)
+        """What the loss is multiplied by: float32, a scalar on the device."""
+        self._good_steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def divisor(self, clip_divisor: torch.Tensor) -> torch.Tensor:
+        """What gradients of the scaled loss are divided by; `clip_divisor` is that of the true norm."""
+        return clip_divisor * self.scale
+
+    def found_infinite(self, norm: torch.Tensor) -> torch.Tensor:
+        """1.0 where the gradient norm is infinite or NaN and the step must be left out, else 0.0; on the device."""
+        return (~torch.isfinite(norm)).float()
+
+    def update(self, found: torch.Tensor) -> None:
+        """The scale of the next step, after a step for which `found_infinite` gave `found`."""
+        torch._amp_update_scale_(self.scale, self._good_steps, found, _GROWTH, _BACKOFF, _GROWTH_EVERY)
+
+    def has_collapsed(self) -> torch.Tensor:
+        """Whether the scale has fallen below 1, a bool on the device: not fp16's narrow range but the run is at fault.
+
+        From its start that takes 17 steps one after another whose gradients are infinite or NaN.
+        """
+        return self.scale < 1
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Named as an optimizer's tensors are, to be saved with them."""
+        return {_SCALE: self.scale, _GOOD_STEPS: self._good_steps}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Take what `state` gave out of `state`, which may hold an optimizer's tensors beside."""
+        self.scale.copy_(state.pop(_SCALE))
+        self._good_steps.copy_(state.pop(_GOOD_STEPS))

@@ -1,0 +1,113 @@
+"""A model made ready to be trained: built, held in its precision, laid out, fitted into memory, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.models import build_model, compile_choice, compile_layers, pick_precision, use_for_training
+from artel.models.compiling import OFF
+from artel.models.float8 import use_float8
+from artel.models.loss import loss_choice
+from artel.models.recomputing import recompute
+from artel.objectives import Objective
+from artel.parallel import Layout, Processes, Replicated
+from artel.tokens import Samples, Tokenizer
+from artel.training.bf16_weights import hold_in_bf16
+from artel.training.loss_scale import LossScale
+from artel.training.micro_batch import Found, copies, find_micro_batch, longest_sample, what_matters
+from artel.training.optimizer import Optimizer, state_bytes
+
+
+@dataclass(slots=True)
+class Ready:
+    """What the loop needs to take steps."""
+
+    layout: Layout
+    optimizer: Optimizer
+    micro_batch: int
+    compiled: bool
+    told: str
+    """Model, device and what was chosen, in a line."""
+
+
+def make_ready(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    objective: Objective,
+    samples: Samples,
+    processes: Processes,
+    steps: int,
+    tell: Callable[[str], None],
+) -> Ready:
+    """The run's model, on its device, as `config` wants it; `steps` is the length of the run. Raises InputError."""
+    built = build_model(
+        config.model,
+        tokenizer,
+        auto_class=objective.auto_class,
+        heads=objective.heads,
+        block=config.data.block,
+        seed=config.seed,
+    )
+    for note in built.notes:
+        tell(note)
+    model = built.model
+    use_for_training(model)
+    objective.check(model)
+    precision = pick_precision(config.train.precision, processes.device, config.train.weights)
+    if config.train.weights == "bf16":
+        hold_in_bf16(model)
+    if precision == "fp8":
+        tell(use_float8(model))
+    model.train()
+    layout = Replicated(model, objective, processes, precision)
+    loss_scale = LossScale(processes.device) if precision == "fp16" else None
+    optimizer = Optimizer(model, config.train, config.seed, loss_scale)
+    found = _fit(config, objective, samples, layout, processes)
+    recomputed = recompute(model, found.recompute)  # type: ignore[arg-type]  # one of the modes that were asked about
+    if recomputed.startswith("none (") and config.train.activation_checkpointing not in ("auto", "none"):
+        what = f"{config.train.activation_checkpointing}: {model.config.model_type} cannot compute its layers twice"
+        raise InputError([Problem("train.activation_checkpointing", what, "write auto or none")])
+    compiled = compile_choice(config.train.compile, processes.device, steps)
+    if compiled.value != OFF:
+        compile_layers(model, fixed=objective.joins)
+    device = f"{processes.world} process(es) on {processes.device.type}"
+    told = (
+        f"{device}, {precision}, micro-batches of {found.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
+        f"loss: {loss_choice(model).value}"
+    )
+    return Ready(layout, optimizer, found.size, compiled.value != OFF,
+                 f"{model.config.model_type}, {built.parameters:,} parameters · {told}")  # fmt: skip
+
+
+def _fit(config: RunConfig, objective: Objective, samples: Samples, layout: Layout, processes: Processes) -> Found:
+    """The micro-batch and what is computed again: as asked for, or found by trying the longest sample."""
+    asked, size = config.train.activation_checkpointing, config.train.micro_batch
+    if size != "auto" and asked != "auto":
+        return Found(size, asked)
+    index, row_tokens = longest_sample(objective, samples)
+
+    def attempt(rows: int, how: str) -> None:
+        recompute(layout.model, how)  # type: ignore[arg-type]  # one of the modes below
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                layout.rehearse(copies(objective, samples, index, rows))
+        finally:
+            layout.model.zero_grad(set_to_none=True)
+
+    most = -(-config.train.batch // processes.world) if size == "auto" else size
+    return find_micro_batch(
+        attempt,
+        most,
+        ("none", "selective", "full") if asked == "auto" else (asked,),
+        row_tokens=row_tokens,
+        device=processes.device,
+        key=what_matters(config, layout.model, most, row_tokens, processes.device, processes.world),
+        reserve=state_bytes(layout.model, config.train),
+        exactly=size != "auto",
+        agree=layout.least,
+    )

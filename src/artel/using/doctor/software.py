@@ -1,0 +1,97 @@
+"""What is installed, and what the environment says; of what may be secret only that it is set."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+DISTRIBUTION = "artel-lm"
+_FOR_DEVELOPERS = "dev"
+
+_NAMES = re.compile(
+    r"(ARTEL|OMP|MKL|KMP|GOMP|CUDA|NVIDIA|NCCL|GLOO|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|HF|HUGGINGFACE|TRANSFORMERS"
+    r"|TOKENIZERS|FASTOKENS|TRITON|KINETO|WANDB|AWS|SLURM|PYTHON)_?[A-Z0-9_]*|\w+_PROXY|XDG_CACHE_HOME|TMPDIR|CC|CXX"
+    r"|LD_PRELOAD|LD_LIBRARY_PATH|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|NNODES|NODE_RANK"
+    r"|LLAMA_CPP",
+    re.IGNORECASE,
+)
+_SECRET = re.compile(r"TOKEN(?!IZERS)|KEY|SECRET|PASS|CREDENTIAL|AUTH|SESSION|COOKIE|PROXY|AWS|WANDB", re.IGNORECASE)
+_LONGEST = 200  # characters of a value
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package that artel can use: what is asked for, and what is there."""
+
+    requirement: Requirement
+    found: str | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is installed in a version that artel works with."""
+        return self.found is not None and self.requirement.specifier.contains(self.found, prereleases=True)
+
+    def __str__(self) -> str:
+        if self.found is None:
+            return f"{self.requirement.name} is missing"
+        wanted = "" if self.fits else f" ({self.requirement.specifier} is needed)"
+        return f"{self.requirement.name} {self.found}{wanted}"
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def packages() -> dict[str, list[Package]]:
+    """Packages by extra, in the project's own order, those that artel always needs under ""; not the developers'."""
+    found: dict[str, list[Package]] = {"": []}
+    for extra, requirement in _requirements():
+        if extra != _FOR_DEVELOPERS:
+            found.setdefault(extra, []).append(Package(requirement, _version(requirement.name)))
+    return found
+
+
+def _requirements() -> list[tuple[str, Requirement]]:
+    """What the project's metadata asks for; where it runs from its sources uninstalled, its pyproject.toml."""
+    try:
+        found = [Requirement(line) for line in requires(DISTRIBUTION) or []]
+    except PackageNotFoundError:
+        project = Path(__file__).parents[4] / "pyproject.toml"
+        if not project.is_file():
+            return []
+        table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+        groups = {"": table["dependencies"], **table["optional-dependencies"]}
+        return [(extra, Requirement(line)) for extra, lines in groups.items() for line in lines]
+    return [(_extra(requirement), requirement) for requirement in found]
+
+
+def _extra(requirement: Requirement) -> str:
+    named = re.search(r"extra == ['\"]([^'\"]+)['\"]", str(requirement.marker or ""))
+    return named[1] if named else ""
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that change what artel and its libraries do, with their values; of secrets only "set"."""
+    return {name: _shown(name, value) for name, value in sorted(variables.items()) if _NAMES.fullmatch(name)}
+
+
+def _shown(name: str, value: str) -> str:
+    # A password can also stand in an address, as https://user:password@host.
+    if _SECRET.search(name) or "@" in value:
+        return "set" if value else "empty"
+    return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"

@@ -1,0 +1,44 @@
+"""Compiled layers: the same numbers, and a run that goes on where they cannot be compiled."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from artel.models.compiling import OFF, compile_choice
+from helpers import artel, write_run
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_a_compiled_run_ends_as_one_that_is_not(tmp_path):
+    ended = {}
+    for name in ("on", "off"):
+        run = write_run(tmp_path / f"{name}.yaml", train={"steps": 4, "batch": 4, "compile": name})
+        done = artel("train", run, "--json")
+        assert done.returncode == 0, done.stderr
+        assert ("compiled: layers" in done.stderr) == (name == "on")
+        assert "cannot be compiled" not in done.stderr
+        ended[name] = json.loads(done.stdout)["train_loss"]
+    assert ended["on"] == pytest.approx(ended["off"], rel=1e-5)
+
+
+def test_without_a_working_compiler_the_run_goes_on_and_says_why(tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no compiler here >&2; exit 1\n")
+    broken.chmod(0o755)
+    run = write_run(tmp_path / "run.yaml", train={"steps": 2, "batch": 4, "compile": "on"})
+    done = artel("train", run, env={"CXX": str(broken), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
+    assert done.returncode == 0, done.stderr
+    assert "the layers cannot be compiled, so they run as they are" in done.stderr
+    assert (run.with_suffix("") / "model").is_dir()
+
+
+def test_the_choice_has_its_reason(monkeypatch):
+    assert compile_choice("off", CPU, 10_000).value == OFF
+    assert compile_choice("on", CPU, 1).value == "layers"
+    assert "half a minute" in compile_choice("auto", CPU, 10).why
+    monkeypatch.setenv("PATH", "")
+    assert "no C++ compiler" in compile_choice("auto", CPU, 10_000).why

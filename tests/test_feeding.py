@@ -1,0 +1,184 @@
+"""Batches made ahead in a thread: in order, a few at a time, errors told, ended cleanly; and garbage held."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+from artel.objectives import Batch
+from artel.training.feeding import Ahead, held_garbage
+from helpers import ENVIRONMENT
+
+CPU = torch.device("cpu")
+
+
+def batches(step):
+    return [Batch({"input_ids": torch.full((2, 4), step)}, 8, 8)]
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "batches made ahead"]
+
+
+def wait_until(condition, limit=20.0):
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_steps_come_in_order_and_no_more_than_depth_are_made_ahead():
+    made = []
+
+    def make(step):
+        made.append(step)
+        return batches(step)
+
+    with Ahead(make, 3, 20, CPU, depth=2) as ahead:
+        wait_until(lambda: made == [3, 4])
+        time.sleep(0.05)
+        assert made == [3, 4]
+        for step in range(3, 20):
+            (batch,) = ahead.take(step)
+            assert batch.tensors["input_ids"][0, 0] == step
+            assert len(made) <= step - 3 + 1 + 2
+    assert made == list(range(3, 20))
+    assert not threads()
+
+
+def test_they_are_made_while_the_step_runs():
+    with Ahead(lambda step: time.sleep(0.2) or batches(step), 0, 4, CPU) as ahead:
+        ahead.take(0)
+        time.sleep(0.5)  # the step
+        before = time.perf_counter()
+        ahead.take(1)
+        assert time.perf_counter() - before < 0.15
+
+
+def test_only_the_next_step_can_be_taken():
+    with Ahead(batches, 0, 2, CPU) as ahead:
+        with pytest.raises(ValueError, match="0 comes next"):
+            ahead.take(1)
+        ahead.take(0)
+        ahead.take(1)
+        with pytest.raises(ValueError, match="before 2"):
+            ahead.take(2)
+
+
+def test_an_error_is_raised_where_its_step_is_taken_with_where_it_came_from():
+    def make(step):
+        if step == 2:
+            raise OSError("the disk is gone")
+        return batches(step)
+
+    ahead = Ahead(make, 0, 5, CPU)
+    ahead.take(0)
+    ahead.take(1)
+    with pytest.raises(OSError, match="the disk is gone") as told:
+        ahead.take(2)
+    assert "make" in [entry.name for entry in told.traceback]
+    assert not threads()
+    with pytest.raises(ValueError, match="closed"):
+        ahead.take(2)
+
+
+def test_closed_before_the_end_the_thread_is_gone_and_closing_twice_is_nothing():
+    ahead = Ahead(batches, 0, 10**9, CPU)
+    ahead.take(0)
+    ahead.close()
+    assert not threads()
+    ahead.close()
+
+
+def test_an_exception_in_the_steps_ends_the_thread():
+    def steps():
+        with Ahead(batches, 0, 10**9, CPU) as ahead:
+            ahead.take(0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        steps()
+    assert not threads()
+
+
+def test_forgotten_it_ends_by_itself():
+    ahead = Ahead(batches, 0, 10**9, CPU)
+    reference = weakref.ref(ahead)
+    del ahead
+    gc.collect()
+    assert reference() is None
+    assert not threads()
+
+
+CTRL_C = "import _thread; _thread.interrupt_main()"
+FORGOTTEN = """
+import sys, time, torch
+from artel.objectives import Batch
+from artel.training.feeding import Ahead
+def make(step):
+    time.sleep(0.01)
+    return [Batch({"input_ids": torch.randn(64, 64) @ torch.randn(64, 64)}, 1, 1)]
+ahead = Ahead(make, 0, 10**9, torch.device("cpu"))
+ahead.take(0)
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise ValueError", 1),
+        ("import _thread; _thread.interrupt_main(); time.sleep(9)", -2),
+    ],
+)
+def test_never_closed_python_ends_all_the_same(ending, code):
+    command = [sys.executable, "-c", FORGOTTEN % ending]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    assert done.returncode == code, done.stderr
+    assert "terminate called" not in done.stderr
+
+
+def test_ctrl_c_reaches_who_waits_for_a_batch():
+    waits = "import _thread, threading; threading.Timer(0.5, _thread.interrupt_main).start()\nahead.take(1)"
+    command = [sys.executable, "-c", FORGOTTEN.replace("0.01", "2.0 if step else 0") % waits]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    assert "KeyboardInterrupt" in done.stderr
+
+
+class Cycle:
+    def __init__(self):
+        self.me = self
+
+
+def test_garbage_is_collected_when_told_and_not_before():
+    with held_garbage(every=10) as collect:
+        assert not gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        garbage = weakref.ref(Cycle())
+        for step in range(1, 10):
+            collect(step)
+        assert garbage() is not None
+        collect(10)
+        assert garbage() is None
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_was_before_is_again_afterwards():
+    gc.disable()
+    gc.freeze()
+    try:
+        with pytest.raises(KeyError), held_garbage():
+            raise KeyError
+        assert not gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.enable()

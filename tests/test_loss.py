@@ -1,0 +1,153 @@
+"""Head and cross-entropy in one: the loss and gradients of the reference, for every architecture, in any pieces."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    CohereConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    ModernBertConfig,
+    OPTConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    RobertaConfig,
+)
+
+from artel.models import loss as losses
+from artel.models.targets import IGNORED
+
+SMALL = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+GROUPED = SMALL | {"num_key_value_heads": 2}
+
+
+@pytest.fixture
+def pieces(monkeypatch):
+    """Sets the bytes of logits that are held at a time."""
+    return lambda size: monkeypatch.setattr(losses, "_AT_A_TIME", {"cpu": size})
+
+
+@pytest.mark.parametrize("size", [1, 2**30])  # 128 positions at a time, the least, or all
+@given(count=st.integers(1, 400), vocabulary=st.integers(2, 90), seed=st.integers(0, 2**31), bias=st.booleans(),
+       share=st.sampled_from([0.0, 0.5, 1.0]))  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, seed, bias, share):
+    """Against float64; 1e-5 relative to the largest gradient."""
+    random = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(count, 7, generator=random, requires_grad=True)
+    weight = torch.randn(vocabulary, 7, generator=random, requires_grad=True)
+    shift = torch.randn(vocabulary, generator=random, requires_grad=True) if bias else None
+    targets = torch.randint(vocabulary, (count,), generator=random)
+    targets[torch.rand(count, generator=random) < share] = IGNORED
+    inputs = [each for each in (hidden, weight, shift) if each is not None]
+
+    logits = F.linear(hidden.double(), weight.double(), None if shift is None else shift.double())
+    wanted = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    slopes = torch.autograd.grad(wanted * 0.3, inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "_AT_A_TIME", {"cpu": size})
+        loss, guesses = losses.linear_cross_entropy(hidden, weight, shift, targets)
+        found = torch.autograd.grad(loss * 0.3, inputs)
+    assert loss.dtype == torch.float32
+    assert abs(float(loss.detach()) - float(wanted.detach())) <= 1e-5 * max(1.0, float(wanted.detach()))
+    best = logits.max(dim=1).values
+    assert (best - logits.gather(1, guesses[:, None])[:, 0]).abs().max() < 1e-5
+    for mine, theirs in zip(found, slopes, strict=True):
+        assert (mine - theirs).abs().max() <= 1e-5 * max(1.0, float(theirs.abs().max()))
+
+
+def test_frozen_parts_get_no_gradient_and_a_second_backward_is_refused():
+    hidden = torch.randn(5, 4, requires_grad=True)
+    weight = torch.randn(9, 4)
+    loss, _ = losses.linear_cross_entropy(hidden, weight, None, torch.arange(5))
+    loss.backward(retain_graph=True)
+    assert weight.grad is None
+    with pytest.raises(RuntimeError, match="taken before"):
+        loss.backward()
+
+
+OPENED = [
+    (GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=101, bos_token_id=0, eos_token_id=0), True),
+    (LlamaConfig(**GROUPED), True),
+    (Qwen3Config(**GROUPED, head_dim=8), True),
+    (Qwen3MoeConfig(**GROUPED, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16), True),
+    (GPTNeoXConfig(**SMALL), True),
+    (OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32), True),
+    (BertConfig(**SMALL), True),
+    (RobertaConfig(**SMALL), True),
+    (ModernBertConfig(**SMALL), True),
+    (Gemma2Config(**GROUPED, head_dim=8), False),  # bounds its logits
+    (CohereConfig(**GROUPED), True),  # scales them
+    (GraniteConfig(**GROUPED, logits_scaling=7.0), True),
+]
+
+
+@pytest.mark.parametrize(("config", "opens"), OPENED, ids=lambda value: getattr(value, "model_type", None))
+def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, pieces):
+    """And heads behind which something happens to logits are left shut."""
+    pieces(1)
+    torch.manual_seed(0)
+    encoder = config.model_type in ("bert", "roberta", "modernbert")
+    model = (AutoModelForMaskedLM if encoder else AutoModelForCausalLM).from_config(config).eval()
+    ids = torch.randint(3, 101, (3, 70))
+    targets = torch.randint(3, 101, (3, 70))
+    targets[:, ::3] = IGNORED
+    places = (targets.flatten() != IGNORED).nonzero().flatten()
+    logits = model(input_ids=ids).logits
+    wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    wanted.backward()
+    slopes = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+    assert (losses.open_head(model) is not None) == opens
+    for where in (None, places):
+        model.zero_grad()
+        loss, guesses = losses.model_losses(model, {"input_ids": ids}, targets, where)
+        loss.backward()
+        torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=0)
+        likeliest = logits.argmax(dim=-1)
+        assert torch.equal(guesses, likeliest if where is None else likeliest.flatten()[places])
+        for name, parameter in model.named_parameters():
+            if name in slopes:
+                limit = 1e-5 * float(slopes[name].abs().max()) + 1e-5
+                assert (parameter.grad - slopes[name]).abs().max() <= limit, name
+    assert torch.equal(model(input_ids=ids).logits, logits)  # the head is shut again
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that an operator makes."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for each in found if isinstance(found, tuple) else [found]:
+            if isinstance(each, torch.Tensor):
+                self.bytes = max(self.bytes, each.numel() * each.element_size())
+        return found
+
+
+def test_a_bias_that_is_scaled_with_the_logits_keeps_the_head_shut():
+    model = AutoModelForCausalLM.from_config(GraniteConfig(**GROUPED, logits_scaling=7.0))
+    model.lm_head = torch.nn.Linear(32, 101)
+    torch.nn.init.zeros_(model.lm_head.bias)  # so that nothing shows yet
+    assert losses.open_head(model) is None
+
+
+def test_what_is_held_is_a_piece_of_the_logits(pieces):
+    """All logits of 4,000 positions and 20,000 ids would be 320 MB in float32; a piece is 34."""
+    pieces(2**25)
+    hidden = torch.randn(4000, 8, requires_grad=True)
+    weight = torch.randn(20_000, 8, requires_grad=True)
+    with Largest() as largest:
+        losses.linear_cross_entropy(hidden, weight, None, torch.arange(4000))[0].backward()
+    assert 2**24 < largest.bytes < 2**26

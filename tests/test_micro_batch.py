@@ -1,0 +1,347 @@
+"""Finding the micro-batch that fits: the search by itself, and on a host whose memory really runs out."""
+
+import gc
+import json
+import math
+import resource
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from artel.config import TokenizerTraining, load_run
+from artel.errors import InputError
+from artel.models.recomputing import NotSelective, recompute
+from artel.objectives import objective_of
+from artel.preparing import prepare
+from artel.tokens import train_tokenizer
+from artel.training import micro_batch
+from artel.training.micro_batch import (
+    Found,
+    find_micro_batch,
+    is_out_of_memory,
+    longest_sample,
+    sizes_to_try,
+    what_matters,
+)
+from helpers import ENVIRONMENT, write_run
+from test_preference import CONTROL, MODEL, PAIRS, preferring, stored
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+MODES = ("none", "selective", "full")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+class Memory:
+    """An attempt that fits while rows times the bytes of a row in its mode stay within a limit."""
+
+    def __init__(self, limit, **rows):
+        self.limit, self.rows, self.tried = limit, {"none": 8, "selective": 4, "full": 1} | rows, []
+
+    def __call__(self, rows, how):
+        self.tried.append((rows, how))
+        if rows * self.rows[how] > self.limit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def find(attempt, most, modes=MODES, key=None, **more):
+    return find_micro_batch(attempt, most, modes, row_tokens=1, device=CPU, key=key or {}, **more)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Its rule, with 8 tokens for 8,192, on a device that is there."""
+    monkeypatch.setitem(micro_batch._ENOUGH_TOKENS, "cpu", 8)
+    monkeypatch.setattr(micro_batch._Trials, "_within_host_memory", lambda self, sizes, mode: sizes)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "expected"),
+    [
+        (1000, 64, Found(64, "none")),
+        (300, 64, Found(32, "none")),
+        (8 * 8, 64, Found(8, "none")),
+        (8 * 8 - 1, 64, Found(8, "selective")),  # 4 rows without computing anything again are not enough
+        (4 * 8 - 1, 64, Found(16, "full")),
+        (5, 64, Found(4, "full")),
+        (1, 64, Found(1, "full")),
+        (8 * 7, 7, Found(7, "none")),  # the whole share, though less than 8
+        (8 * 15, 60, Found(15, "none")),  # a divisor: no row is filler
+        (8 * 4, 7, Found(7, "selective")),
+    ],
+)
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_the_largest_that_fits_in_the_first_mode_that_is_enough(limit, most, expected):
+    attempt = Memory(limit)
+    assert find(attempt, most) == expected
+    assert len(set(attempt.tried)) == len(attempt.tried)  # nothing is tried twice
+    assert len(attempt.tried) <= len(MODES) * (1 + math.ceil(math.log2(len(sizes_to_try(most, 1, CPU)) + 1)))
+
+
+def test_on_a_cpu_nothing_is_computed_again_for_the_sake_of_larger_micro_batches():
+    assert find(Memory(8), 64) == Found(1, "none")
+
+
+def test_sizes_are_halves_and_divisors_up_to_what_gains():
+    assert sizes_to_try(64, 32, CPU) == [1, 2, 4, 8, 16, 32, 64]
+    assert sizes_to_try(7, 32, CPU) == [1, 2, 4, 7]
+    assert sizes_to_try(512, 1024, CPU) == [1, 2, 4]  # 4,096 tokens
+    assert sizes_to_try(512, 1024, CUDA)[-1] == 64  # 65,536 tokens
+    assert sizes_to_try(8, 10**6, CUDA) == [1]
+
+
+def test_asked_for_a_size_only_that_is_tried():
+    attempt = Memory(40)
+    assert find(attempt, 10, exactly=True) == Found(10, "selective")
+    assert {rows for rows, _ in attempt.tried if rows > 2} == {10}
+    with pytest.raises(InputError, match=r"train\.micro_batch: 50 sample"):
+        find(Memory(40), 50, exactly=True, key={"other": 1})
+
+
+@pytest.mark.parametrize(("modes", "where"), [(MODES, "data.block"), (("none",), "train.activation_checkpointing")])
+def test_when_nothing_fits_the_key_to_change_is_named(modes, where):
+    with pytest.raises(InputError) as told:
+        find(Memory(0), 64, modes)
+    assert told.value.problems[0].where == where
+    assert told.value.problems[0].fix
+
+
+def test_what_was_found_is_used_without_trying(cache):
+    key = {"model": {"layers": 2}}
+    first = find(Memory(300), 64, key=key)
+    again = Memory(0)
+    assert find(again, 64, key=key) == first
+    assert again.tried == []
+    (file,) = (cache / "micro_batches").iterdir()
+    assert json.loads(file.read_text())["for"] == key
+    other = Memory(1000)
+    assert find(other, 64, key={"model": {"layers": 3}}).size == 64
+    assert other.tried
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"size": 0, "recompute": "none"}', '{"size": 4, "recompute": "x"}']
+)
+def test_what_is_remembered_wrongly_is_not_believed(cache, content):
+    find(Memory(300), 64)
+    (file,) = (cache / "micro_batches").iterdir()
+    file.write_text(content)
+    attempt = Memory(300)
+    assert find(attempt, 64).size == 32
+    assert attempt.tried
+
+
+class Peer:
+    """What `agree` is where the other process has less memory: it answers by the same search of its own."""
+
+    def __init__(self, limit, known=-1):
+        self.attempt, self.known, self.asked = Memory(limit), known, 0
+
+    def watch(self, attempt):
+        def both(rows, how):
+            self.newest = (rows, how)
+            attempt(rows, how)
+
+        return both
+
+    def __call__(self, mine):
+        self.asked += 1
+        if self.asked <= 2:  # what each remembers, and its negative
+            return min(mine, self.known if self.asked == 1 else -self.known)
+        try:
+            self.attempt(*self.newest)
+        except torch.OutOfMemoryError:
+            return 0
+        return mine
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_does_not_fit_one_process_is_too_large_for_all():
+    peer = Peer(8 * 16)
+    assert find(peer.watch(Memory(1000)), 64, agree=peer) == Found(16, "none")
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_only_one_process_remembers_is_tried_anew():
+    find(Memory(1000), 64)
+    attempt, peer = Memory(1000), Peer(8 * 16)
+    assert find(peer.watch(attempt), 64, agree=peer) == Found(16, "none")
+    assert attempt.tried
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_mode_that_a_model_cannot_do_is_passed_over():
+    def attempt(rows, how):
+        if how == "selective":
+            raise NotSelective([])
+        if rows > (16 if how == "full" else 4):
+            raise torch.OutOfMemoryError
+
+    assert find(attempt, 64) == Found(16, "full")
+    with pytest.raises(NotSelective):
+        find(attempt, 64, ("selective",), key={"other": 1})
+
+
+def test_errors_of_other_kinds_go_through():
+    def attempt(rows, how):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        find(attempt, 64)
+
+
+def test_a_real_failed_allocation_is_recognised_and_what_it_held_is_gone():
+    held = []
+
+    def attempt(rows, how):
+        activations = torch.zeros(1000)
+        held.append(weakref.ref(activations))
+        cycle = [activations]
+        cycle.append(cycle)
+        if rows > 2:
+            torch.empty(2**50)  # a petabyte: no address space has it
+
+    gc.disable()
+    try:
+        assert find(attempt, 64) == Found(2, "none")
+    finally:
+        gc.enable()
+    assert len(held) > 2
+    assert all(reference() is None for reference in held)
+
+
+def test_the_optimizer_that_is_yet_to_come_is_in_the_way():
+    assert find(Memory(1000), 2, reserve=1000) == Found(2, "none")
+    with pytest.raises(InputError):
+        find(Memory(1000), 2, key={"other": 1}, reserve=2**55)
+
+
+def test_memory_that_is_not_out_is_told_apart():
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("out of cheese"))
+    assert not is_out_of_memory(ValueError("DefaultCPUAllocator: can't allocate memory"))
+
+
+def test_small_attempts_tell_how_many_rows_the_host_has_memory_for(monkeypatch):
+    """Rows of 32 MiB where 1.5 GiB are spare: 40 fit within nine tenths, and larger ones are never tried."""
+    tried = []
+
+    def attempt(rows, how):
+        tried.append(rows)
+        torch.ones(rows * 2**23).sum()
+
+    assert 2**24 < micro_batch.spare_memory() < 2**50
+    monkeypatch.setattr(micro_batch, "spare_memory", lambda: 3 * 2**29)
+    assert find(attempt, 512) == Found(32, "none")
+    assert max(tried) == 32
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+def test_blocks_are_all_alike(tmp_path, objective):
+    model = {"config": {"model_type": "gpt2" if objective == "causal" else "roberta"}}
+    run = load_run(str(write_run(tmp_path / "run.yaml", objective=objective, model=model)), [])
+    prepared = prepare(run)
+    made = objective_of(run, prepared.tokenizer())
+    samples = made.view(prepared.open().train)
+    assert longest_sample(made, samples) == (0, 32)
+    assert micro_batch.copies(made, samples, 0, 3).tensors["input_ids"].shape == (3, 32)
+
+
+def test_of_samples_that_stand_alone_the_one_with_the_largest_batch_counts(tmp_path):
+    """Of pairs of answers not the longest together: both are filled up to the longer one."""
+    text = " ".join(" ".join(pair) for pair in PAIRS)
+    tokenizer = train_tokenizer(iter([text * 40]), TokenizerTraining(vocab=320, special=CONTROL))
+    objective = preferring(tokenizer, tmp_path, "dpo")
+    pairs = [PAIRS[0], ("Say hello.", "No. " * 40, "No."), ("Say hello.", "No. " * 30, "No. " * 30)]
+    samples = objective.view(stored(objective, tmp_path / "store", pairs))
+    assert len(samples.read(2).ids) > len(samples.read(1).ids)
+    index, tokens = longest_sample(objective, samples)
+    assert index == 1
+    batch = micro_batch.copies(objective, samples, index, 3)
+    assert batch.tensors["input_ids"].numel() == 3 * tokens
+    assert batch.targets == 3
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocabulary, **MODEL))
+
+    def attempt(rows, how):
+        recompute(model, how)
+        objective.loss(model, micro_batch.copies(objective, samples, index, rows))[0].backward()
+        model.zero_grad()
+
+    key = what_matters(objective.run, model, 4, tokens, CPU, 1)
+    assert find(attempt, 4, key=key) == Found(4, "none")
+    never = Memory(0)
+    assert find(never, 4, key=json.loads(json.dumps(key, default=str))) == Found(4, "none")  # a key is its JSON
+    wider = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocabulary, **{**MODEL, "hidden_size": 64}))
+    with pytest.raises(InputError):
+        find(never, 4, key=what_matters(objective.run, wider, 4, tokens, CPU, 1))
+
+
+def train_with_little_memory():
+    """In a process of its own, with 400 MiB of address space left; prints what came out as JSON."""
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 2**14, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    ids = torch.arange(64)[None]
+    tried = []
+
+    def forward_backward(rows):
+        batch = ids.expand(rows, -1)
+        logits = model(input_ids=batch, use_cache=False).logits
+        F.cross_entropy(logits.flatten(0, 1), batch.flatten()).backward()
+
+    def attempt(rows, how):
+        tried.append(rows)
+        recompute(model, how)
+        try:
+            forward_backward(rows)
+        finally:
+            model.zero_grad(set_to_none=True)
+
+    attempt(1, "none")  # what PyTorch sets up once is not counted below
+    before = micro_batch._status("VmSize")
+    resource.setrlimit(resource.RLIMIT_AS, (before + 400 * 2**20, resource.RLIM_INFINITY))
+    key, reserve = {"model": model.config.to_dict()}, 8 * sum(p.numel() for p in model.parameters())
+    options = {"row_tokens": 64, "device": CPU, "key": key, "reserve": reserve}
+    tried.clear()
+    found = find_micro_batch(attempt, 64, MODES, **options)
+    told = {"size": found.size, "recompute": found.recompute, "tried": tried.copy()}
+    told["left"] = micro_batch._status("VmSize") - before
+    tried.clear()
+    assert find_micro_batch(attempt, 64, MODES, **options) == found
+    told["tried_again"] = tried.copy()
+    recompute(model, found.recompute)
+    for _ in range(3):
+        forward_backward(found.size)
+        optimizer.step()
+        optimizer.zero_grad()
+    try:
+        attempt(2 * found.size, found.recompute)
+    except RuntimeError as error:
+        told["larger"] = str(error)
+    print(json.dumps(told))
+
+
+def test_memory_that_really_runs_out(cache):
+    """What is found trains, with its optimizer; twice as much does not; it is remembered, and nothing stays behind."""
+    run = [sys.executable, "-c", "import test_micro_batch; test_micro_batch.train_with_little_memory()"]
+    environment = {**ENVIRONMENT, "ARTEL_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(run, capture_output=True, text=True, timeout=200, env=environment, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert 1 < found["size"] < 64 == max(found["tried"])
+    assert found["recompute"] == "none"
+    assert "can't allocate memory" in found["larger"]
+    assert found["tried_again"] == []
+    assert found["left"] < 100 * 2**20

@@ -1,0 +1,148 @@
+"""Precision: what a device has, the scale of an fp16 loss, layers that hold bf16 weights."""
+
+import sys
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from artel.config import TrainConfig
+from artel.errors import InputError
+from artel.models.device import autocast_dtype, bf16_is_native, pick_precision
+from artel.training.bf16_weights import hold_in_bf16
+from artel.training.loss_scale import LossScale
+from artel.training.optimizer import Optimizer, clip_divisor
+
+CPU = torch.device("cpu")
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "intermediate_size": 48, "vocab_size": 64}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 64, "n_positions": 32,
+        "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": 0, "eos_token_id": 0}  # fmt: skip
+
+
+def model_of(**keys):
+    torch.manual_seed(1)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**keys))
+
+
+def learn(
+    model, steps: int, precision: str, scale: LossScale | None = None, loss_times: float = 1.0, **train
+) -> list[float]:
+    """The losses of a few steps on the same 4 rows, done as the loop does them; without steps that were left out."""
+    optimizer = Optimizer(model, TrainConfig(**{"learning_rate": 1e-2, **train}))
+    ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
+    dtype = autocast_dtype(precision)
+    losses = []
+    for _ in range(steps):
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            loss = model(input_ids=ids, labels=ids).loss
+        (loss * loss_times * (scale.scale if scale else 1)).backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]).float()
+        if scale is None:
+            optimizer.step(1.0, clip_divisor(norm, 1.0))
+            losses.append(float(loss.detach()))
+            continue
+        norm = norm / scale.scale
+        found = scale.found_infinite(norm)
+        optimizer.step(1.0, scale.divisor(clip_divisor(norm, 1.0)), found)
+        scale.update(found)
+        if not found:
+            losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_cpu_does_what_is_asked_and_auto_is_what_it_does_well(precision):
+    assert pick_precision(precision, CPU) == precision
+    assert pick_precision("auto", CPU) == ("bf16" if bf16_is_native(CPU) else "fp32")
+    assert pick_precision("auto", CPU, weights="bf16") == "bf16"
+
+
+def test_fp8_is_refused_where_there_is_none(monkeypatch):
+    with pytest.raises(InputError, match="fp8 needs a GPU and this is cpu"):
+        pick_precision("fp8", CPU)
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(InputError, match=r"8\.9 or higher and this one has 8\.0"):
+        pick_precision("fp8", gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    with pytest.raises(InputError, match=r"torchao(.|\n)*artel-lm\[fp8\]"):
+        pick_precision("fp8", gpu)
+
+
+def test_what_each_precision_computes_in():
+    found = [autocast_dtype(precision) for precision in ("fp32", "bf16", "fp16", "fp8")]
+    assert found == [None, torch.bfloat16, torch.float16, torch.bfloat16]
+
+
+def test_the_loss_scale_follows_its_rules():
+    scale, yes, no = LossScale(CPU), torch.tensor(1.0), torch.tensor(0.0)
+    assert scale.scale == 65536
+    scale.update(yes)
+    assert scale.scale == 32768
+    for _ in range(1999):
+        scale.update(no)
+    assert scale.scale == 32768
+    scale.update(no)
+    assert scale.scale == 65536
+    for _ in range(1999):
+        scale.update(no)
+    scale.update(yes)  # and the count begins anew
+    scale.update(no)
+    assert scale.scale == 32768
+    for _ in range(15):
+        scale.update(yes)
+    assert scale.scale == 1
+    assert not scale.has_collapsed()
+    scale.update(yes)
+    assert scale.has_collapsed()
+
+
+def test_the_loss_scale_is_saved_beside_an_optimizer():
+    scale = LossScale(CPU)
+    scale.update(torch.tensor(1.0))
+    scale.update(torch.tensor(0.0))
+    other = LossScale(CPU)
+    state = {"a|step": torch.tensor(3.0), **{name: tensor.clone() for name, tensor in scale.state().items()}}
+    other.load(state)
+    assert state.keys() == {"a|step"}
+    assert scale.state().keys() == other.state().keys()
+    assert all(torch.equal(tensor, other.state()[name]) for name, tensor in scale.state().items())
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), float("-inf")])
+def test_an_infinite_norm_is_found(number):
+    scale = LossScale(CPU)
+    assert scale.found_infinite(torch.tensor(number)) == 1
+    assert scale.found_infinite(torch.tensor(1e30)) == 0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_fp16_learns_as_float32_does(optimizer):
+    expected = learn(model_of(**GPT2), 8, "fp32", optimizer=optimizer)
+    found = learn(model_of(**GPT2), 8, "fp16", LossScale(CPU), optimizer=optimizer)
+    assert expected[-1] < 0.8 * expected[0]
+    assert found == pytest.approx(expected, rel=0.01)
+
+
+def test_an_overflow_costs_a_step_and_halves_the_scale():
+    """A loss 4,096 times as large overflows fp16 until the scale has come down; the steps between are as ever."""
+    scale = LossScale(CPU)
+    found = learn(model_of(**GPT2), 20, "fp16", scale, loss_times=4096)
+    skipped = 20 - len(found)
+    assert 3 <= skipped <= 15
+    assert float(scale.scale) == 65536 / 2**skipped
+    expected = learn(model_of(**GPT2), 20 - skipped, "fp32", loss_times=4096)
+    assert expected[-1] < 0.9 * expected[0]
+    assert found == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("keys", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_bf16_weights_learn_as_float32_ones_do(keys):
+    expected = learn(model_of(**keys), 8, "fp32")
+    model = model_of(**keys)
+    hold_in_bf16(model)
+    found = learn(model, 8, "bf16", weights="bf16")
+    assert expected[-1] < 0.8 * expected[0]
+    assert found == pytest.approx(expected, rel=0.03)

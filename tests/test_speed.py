@@ -1,0 +1,115 @@
+"""FLOPs a token against closed formulas and against what PyTorch counts in a real step; peaks; what is unknown."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BloomConfig,
+    GPT2Config,
+    JetMoeConfig,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    RobertaConfig,
+)
+
+from artel.models.speed import device_name, flops_a_token, peak_flops, tokens_a_second, utilisation
+
+GPT2 = GPT2Config()
+LLAMA = LlamaConfig(
+    vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+    num_key_value_heads=8, tie_word_embeddings=False,
+)  # fmt: skip
+ROBERTA = RobertaConfig(type_vocab_size=1, max_position_embeddings=514)
+TINY = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def parameters(config, auto_class, without):
+    """N: all weights but the tables that are only looked up."""
+    with torch.device("meta"):
+        model = auto_class.from_config(config)
+    return sum(p.numel() for name, p in model.named_parameters() if not any(part in name for part in without))
+
+
+@pytest.mark.parametrize(
+    ("config", "auto_class", "without", "length", "shown"),
+    [
+        (GPT2, AutoModelForCausalLM, ["wpe"], 1024, 1 / 2),
+        (LLAMA, AutoModelForCausalLM, ["embed_tokens"], 4096, 1 / 2),
+        (ROBERTA, AutoModelForMaskedLM, ["position_embeddings", "token_type"], 512, 1),
+    ],
+)
+def test_the_closed_formula(config, auto_class, without, length, shown):
+    """6N + 12·L·H·Q·T (PaLM, appendix B), the last term halved where a causal mask hides half of the pairs."""
+    weights = parameters(config, auto_class, without)
+    formula = 6 * weights + 12 * config.num_hidden_layers * config.hidden_size * length * shown
+    assert flops_a_token(config, auto_class.__name__, length) == pytest.approx(formula, rel=0.01)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_what_is_multiplied_in_a_real_step(attention):
+    """Forward and backward of an encoder, whose attention PyTorch's counter sees when it is written out."""
+    config = RobertaConfig(**TINY, max_position_embeddings=34, type_vocab_size=1, attn_implementation=attention)
+    model = AutoModelForMaskedLM.from_config(config, attn_implementation="eager")
+    ids = torch.randint(5, 320, (3, 32))
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=ids, labels=ids).loss.backward()
+    assert flops_a_token(config, "AutoModelForMaskedLM", 32) == counter.get_total_flops() / ids.numel()
+
+
+def test_only_the_experts_that_a_token_goes_to():
+    config = MixtralConfig(
+        **TINY, num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2, sliding_window=None
+    )
+    layer = 32 * 32 * 2 + 32 * 16 * 2 + 32 * 8 + 2 * 3 * 32 * 64  # queries and output, keys and values, router, experts
+    formula = 6 * (2 * layer + 32 * 320) + 12 * 2 * 32 * (64 + 1) / 2
+    assert flops_a_token(config, "AutoModelForCausalLM", 64) == formula
+
+
+def test_a_window_costs_what_it_shows():
+    def attention(length, window):
+        config = MistralConfig(**TINY, num_key_value_heads=2, sliding_window=window)
+        none = MistralConfig(**TINY, num_key_value_heads=2, sliding_window=1)
+        found = [flops_a_token(each, "AutoModelForCausalLM", length) * length for each in (config, none)]
+        return (found[0] - found[1]) / (12 * 2 * 32) + length  # in the smallest window each token sees itself
+
+    for length, window in ((48, 16), (48, 48), (48, 100)):
+        seen = sum(min(place + 1, window) for place in range(length))
+        assert attention(length, window) == seen
+
+
+def test_attention_of_an_architecture_of_its_own_counts_whole():
+    config = BloomConfig(vocab_size=320, hidden_size=32, n_layer=2, n_head=4)
+    weights = parameters(config, AutoModelForCausalLM, [])
+    assert flops_a_token(config, "AutoModelForCausalLM", 64) == pytest.approx(6 * weights + 12 * 2 * 32 * 64, rel=0.03)
+
+
+def test_the_configuration_stays_as_it_was():
+    config = GPT2Config(attn_implementation="eager")
+    before = config.to_dict()
+    flops_a_token(config, "AutoModelForCausalLM", 16)
+    assert config.to_dict() == before
+    assert config._attn_implementation == "eager"
+
+
+def test_a_model_that_does_not_run_without_numbers_is_unknown():
+    config = JetMoeConfig(
+        vocab_size=320, hidden_size=32, num_hidden_layers=1, num_key_value_heads=2, kv_channels=8, intermediate_size=64
+    )
+    assert flops_a_token(config, "AutoModelForCausalLM", 16) is None
+
+
+def test_peaks_and_utilisation():
+    assert peak_flops("NVIDIA H100 80GB HBM3", "bf16") == 989.5e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "bf16") == peak_flops("A100-SXM4-80GB", "fp16") == 312e12
+    assert peak_flops("Tesla V100-SXM2-16GB", "bf16") is None  # it has none
+    for unknown in ("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A10G", "cpu"):
+        assert peak_flops(unknown, "bf16") is None
+    assert device_name(torch.device("cpu")) == "cpu"
+    assert tokens_a_second(300, 1.5) == 200
+    assert tokens_a_second(300, 0.0) is None
+    assert utilisation(2e9, 1e5, 1e15, devices=2) == 0.1
+    assert utilisation(2e9, 1e5, None) is None
+    assert utilisation(None, 1e5, 1e15) is None
