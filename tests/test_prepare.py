@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -105,3 +107,20 @@ def test_forgotten_work_is_removed_and_work_in_use_is_not(tmp_path):
     with lock(stores / "two.lock"):
         prepare(run)
     assert (forgotten.exists(), used.exists()) == (False, True)
+
+
+def test_text_is_prepared_without_torch(tmp_path):
+    """It takes seconds to import, and with it half of transformers."""
+    (tmp_path / "a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))
+    code = (
+        "import sys\n"
+        "from artel.config.load import run_from\n"
+        "from artel.preparing import prepare\n"
+        f"data = {{'sources': [{{'path': {str(tmp_path / 'a.txt')!r}, 'document': 'paragraph'}}], 'validation': 0.1,"
+        f" 'store': {str(tmp_path / 'stores')!r}}}\n"
+        "prepared = prepare(run_from({'data': data, 'tokenizer': {'train': {'vocab': 280}}}, [], {(): 'run.yaml'}))\n"
+        "assert prepared.open().train.documents > 50\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

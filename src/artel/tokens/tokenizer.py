@@ -268,9 +268,16 @@ _TOKENIZER_FILES = (
 
 
 def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    if {"tokenizer.json", "tokenizer_config.json"} <= names and "config.json" not in names:
+        # AutoTokenizer imports torch to find the class, which these, artel's own among them, name plainly.
+        kind = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
+        if kind in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(name)
     from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
 
-    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     if {"vocab.json", "merges.txt"} <= names and not names & {"tokenizer.json", "tokenizer_config.json"}:
         # Older folders (fairseq's RoBERTa, GPT-2 as OpenAI gave it) do not say whose tokenizer this is; the
         # vocabulary does: RoBERTa's has <s> and </s>, GPT-2's has only <|endoftext|>.
