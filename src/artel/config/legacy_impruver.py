@@ -372,7 +372,7 @@ def _carry_precision(old: _Impruver) -> None:
             old.leave("model.dtype", "the trainer's bf16 or fp16 decides; artel keeps trained weights in fp32")
     else:
         precision = precisions[dtype] if dtype else ""
-    no_fp16 = "artel has no fp16; train.precision is auto: bf16 where the device multiplies it natively, else fp32"
+    no_fp16 = "train.precision is auto: bf16 where the device multiplies it natively, else fp32; fp16 if you write it"
     if fp16:
         old.leave("trainer.fp16", "trainer.bf16 decides" if bf16 else no_fp16)
     if not (bf16 or fp16) and dtype in ("fp16", "float16"):
