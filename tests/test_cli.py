@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 from helpers import ENVIRONMENT, artel, write_run
 
@@ -103,3 +104,13 @@ def test_tensorboard_is_an_extra_that_works_and_a_missing_one_says_how_to_get_it
     if find_spec("wandb") is None:
         done = artel("train", run, "--report-to=wandb", "--restart")
         assert (done.returncode, "pip install 'artel-lm[wandb]'" in done.stderr) == (2, True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have fp8")
+def test_what_a_device_has_not_is_told_before_any_text_is_prepared(tmp_path):
+    run = write_run(tmp_path / "run.yaml", train={"precision": "fp8", "weights": "bf16", "optimizer": "sgd"})
+    done = artel("train", run)
+    assert done.returncode == 2
+    assert "fp8 needs a GPU" in done.stderr
+    assert "only adamw's are rounded" in done.stderr
+    assert not (tmp_path / "stores").exists()

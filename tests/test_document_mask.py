@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -15,6 +16,7 @@ from transformers import (
     GptOssConfig,
     Lfm2Config,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     ModernBertConfig,
     OpenAIGPTConfig,
@@ -252,3 +254,44 @@ def test_masked_loss_is_that_of_the_documents_alone_and_filler_is_never_seen(tok
     ids[numbers == 0] = 7
     assert objective.loss(model, batch)[0].item() == pytest.approx(expected.item(), rel=1e-5)
     assert int(numbers.max()) == 1 or apart
+
+
+@pytest.fixture
+def block_masks_here(monkeypatch):
+    """As on a GPU: FlexAttention runs on a processor too, uncompiled and without backward."""
+    monkeypatch.setattr("artel.models.attention._BLOCK_MASK_DEVICES", ("cpu",))
+
+
+WITHOUT_DROPOUT = GPT2Config(n_layer=2, n_embd=36, n_head=4, vocab_size=120, attn_pdrop=0)
+
+
+@pytest.mark.parametrize("config", [WITHOUT_DROPOUT, *DECODERS[1:4]], ids=lambda config: config.model_type)
+def test_block_masks_give_what_the_eager_reference_gives(config, block_masks_here):
+    model = built(config, AutoModelForCausalLM)
+    numbers = np.repeat(np.arange(1, 5), LENGTHS)[None]
+    tensors = document_tensors(numbers)
+    ids = torch.arange(numbers.size)[None] % 100
+    model.set_attn_implementation("eager")
+    expected = model(ids, use_cache=False, **document_inputs(model, **tensors, causal=True)).logits
+    use_for_training(model)
+    check_documents(model, causal=True)
+    inputs = document_inputs(model, **tensors, causal=True)
+    assert isinstance(inputs["attention_mask"], BlockMask)
+    with torch.no_grad():
+        found = model(ids, use_cache=False, **inputs).logits
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_a_model_that_fails_with_block_masks_gets_tensors(block_masks_here):
+    class Looks(LlamaForCausalLM):
+        def forward(self, *args, attention_mask=None, **kwargs):
+            if attention_mask is not None:
+                attention_mask = attention_mask.logical_and(attention_mask)
+            return super().forward(*args, attention_mask=attention_mask, **kwargs)
+
+    model = Looks(LlamaConfig(**GROUPED)).eval()
+    use_for_training(model)
+    numbers = document_tensors(np.repeat(np.arange(1, 5), LENGTHS)[None])
+    assert isinstance(document_inputs(model, **numbers, causal=True)["attention_mask"], BlockMask)
+    check_documents(model, causal=True)
+    assert isinstance(document_inputs(model, **numbers, causal=True)["attention_mask"], torch.Tensor)

@@ -1,9 +1,12 @@
 """Finding the micro-batch that fits: the search by itself, and on a host whose memory really runs out."""
 
 import gc
+import itertools
 import json
 import math
+import os
 import resource
+import shutil
 import subprocess
 import sys
 import weakref
@@ -34,6 +37,7 @@ from test_preference import CONTROL, MODEL, PAIRS, preferring, stored
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MODES = ("none", "selective", "full")
+RUNS = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +58,10 @@ class Memory:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def find(attempt, most, modes=MODES, key=None, **more):
-    return find_micro_batch(attempt, most, modes, row_tokens=1, device=CPU, key=key or {}, **more)
+def find(attempt, most, modes=MODES, key=None, run=None, **more):
+    """Of a run that is new, unless its folder is given."""
+    run = run or Path(os.environ["ARTEL_CACHE"], f"run-{next(RUNS)}")
+    return find_micro_batch(attempt, most, modes, row_tokens=1, device=CPU, key=key or {}, run=run, **more)
 
 
 @pytest.fixture
@@ -127,6 +133,15 @@ def test_what_was_found_is_used_without_trying(cache):
     other = Memory(1000)
     assert find(other, 64, key={"model": {"layers": 3}}).size == 64
     assert other.tried
+
+
+def test_a_run_goes_on_as_it_began_whatever_became_of_the_cache(cache):
+    first = find(Memory(300), 64, run=cache / "run")
+    shutil.rmtree(cache / "micro_batches")
+    assert find(Memory(10_000), 64).size == 64  # another run finds more room, and the cache knows that now
+    again = Memory(0)
+    assert find(again, 64, run=cache / "run") == first
+    assert again.tried == []
 
 
 @pytest.mark.parametrize(
@@ -313,7 +328,7 @@ def train_with_little_memory():
     before = micro_batch._status("VmSize")
     resource.setrlimit(resource.RLIMIT_AS, (before + 400 * 2**20, resource.RLIM_INFINITY))
     key, reserve = {"model": model.config.to_dict()}, 8 * sum(p.numel() for p in model.parameters())
-    options = {"row_tokens": 64, "device": CPU, "key": key, "reserve": reserve}
+    options = {"row_tokens": 64, "device": CPU, "key": key, "reserve": reserve, "run": Path(os.environ["RUN_FOLDER"])}
     tried.clear()
     found = find_micro_batch(attempt, 64, MODES, **options)
     told = {"size": found.size, "recompute": found.recompute, "tried": tried.copy()}
@@ -336,7 +351,7 @@ def train_with_little_memory():
 def test_memory_that_really_runs_out(cache):
     """What is found trains, with its optimizer; twice as much does not; it is remembered, and nothing stays behind."""
     run = [sys.executable, "-c", "import test_micro_batch; test_micro_batch.train_with_little_memory()"]
-    environment = {**ENVIRONMENT, "ARTEL_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    environment = {**ENVIRONMENT, "ARTEL_CACHE": str(cache), "RUN_FOLDER": str(cache / "run"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(run, capture_output=True, text=True, timeout=200, env=environment, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -103,8 +103,9 @@ def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
 def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
     quiet_libraries()
     from artel.errors import InputError, Problem
-    from artel.models import check_model
+    from artel.models import check_model, pick_precision
     from artel.objectives import objective_type
+    from artel.parallel import device_here
     from artel.preparing import prepare
     from artel.text import check_sources
     from artel.training.optimizer import check_optimizer
@@ -117,6 +118,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
         lambda: check_sources(run.data),
         lambda: check_model(run.model, kind.auto_class),
         lambda: check_optimizer(run.train),
+        lambda: pick_precision(run.train.precision, device_here(), run.train.weights),
     ):
         try:
             check()

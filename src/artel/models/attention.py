@@ -17,6 +17,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from artel.models.choice import Choice
 
 NAME = "artel"
+_BLOCK_MASK_DEVICES = ("cuda",)  # on a CPU FlexAttention has no backward (torch 2.13)
 
 
 def attention(
@@ -92,16 +94,26 @@ def block_mask(documents: torch.Tensor, *, causal: bool) -> BlockMask:
 def takes_block_masks(model: PreTrainedModel) -> bool:
     """Whether documents are kept apart by FlexAttention: on a GPU, by `attention`, with what it can do.
 
-    It knows no dropout, and a window would need a block mask of its own.
+    It knows no dropout, and a window would need a block mask of its own. Nor must the model have failed with one.
     """
+    if model in _WITHOUT_BLOCK_MASKS:
+        return False
     config = model.config.get_text_config()
     dropout = max(float(getattr(config, name, None) or 0.0) for name in ("attention_dropout", "attn_pdrop"))
     return (
         model.config._attn_implementation == NAME
-        and model.device.type == "cuda"
+        and model.device.type in _BLOCK_MASK_DEVICES
         and getattr(config, "sliding_window", None) is None
         and dropout == 0.0
     )
+
+
+_WITHOUT_BLOCK_MASKS: WeakSet[PreTrainedModel] = WeakSet()
+
+
+def refuse_block_masks(model: PreTrainedModel) -> None:
+    """Give this model masks that are tensors from now on: its code does something to them that block masks cannot."""
+    _WITHOUT_BLOCK_MASKS.add(model)
 
 
 def preferred_kernels(device: torch.device) -> AbstractContextManager[None]:

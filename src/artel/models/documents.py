@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
-from artel.models.attention import NAME, block_mask, takes_block_masks
+from artel.models.attention import NAME, block_mask, refuse_block_masks, takes_block_masks
 from artel.models.build import position_limit
 from artel.models.folder import read_config
 from artel.models.heads import model_class
@@ -122,10 +122,21 @@ def _configuration(wanted: ModelConfig) -> PreTrainedConfig | None:
 
 
 def check_documents(model: PreTrainedModel, *, causal: bool) -> None:
-    """Raise InputError when a model does not obey `document_inputs`.
+    """Raise InputError when a model does not obey `document_inputs`, on the device that it is on.
 
-    Two documents of a few tokens must give the same logits side by side as each by itself.
+    Two documents of a few tokens must give the same logits side by side as each by itself. A model that does not obey
+    block masks is tried with tensors, and then given those.
     """
+    if takes_block_masks(model):
+        try:
+            _check_as_given(model, causal)
+            return
+        except InputError:
+            refuse_block_masks(model)
+    _check_as_given(model, causal)
+
+
+def _check_as_given(model: PreTrainedModel, causal: bool) -> None:
     limit = position_limit(model) or 0  # XLNet says -1 for none
     length = limit if 0 < limit < 6 else 6
     vocabulary = model.config.get_text_config().vocab_size

@@ -4,7 +4,7 @@ The logits of all positions are the largest tensor of a training step (GPT-2, 32
 and transformers' own loss makes several of that size. Here the model stops short of its output head, and head, loss and
 their gradients are computed together for some thousand positions at a time; positions without a target are left out.
 
-How: while the head is open (`HEADS`), the model's "logits" are what goes into the head. That is right only where
+How: while the head is open (`open_head`), the model's "logits" are what goes into the head. That is right only where
 nothing happens to logits behind the head that could not happen before it; so it is tried on each model before it is
 relied on, and a model that bounds its logits (Gemma 2) computes them as its authors wrote it.
 """
@@ -32,7 +32,7 @@ _AT_A_TIME = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
 # GPT-2's 50,257 would keep the products off the tensor cores' fast path.
 _MULTIPLE = 64
 
-HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
+_HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
 """For each model that was tried the output head that can be opened, or None."""
 
 
@@ -177,9 +177,9 @@ def loss_choice(model: PreTrainedModel) -> Choice:
 
 def open_head(model: PreTrainedModel) -> nn.Linear | None:
     """The model's output head, if logits are nothing but its output: found by trying, once for each model."""
-    if model not in HEADS:
-        HEADS[model] = _tried(model)
-    return HEADS[model]
+    if model not in _HEADS:
+        _HEADS[model] = _tried(model)
+    return _HEADS[model]
 
 
 def _tried(model: PreTrainedModel) -> nn.Linear | None:

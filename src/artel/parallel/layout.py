@@ -5,9 +5,8 @@ Whatever the layout, the gradient of a step is that of the mean loss over all ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -81,7 +80,6 @@ class Replicated:
         self._objective = objective
         self._processes = processes
         self._dtype = autocast_dtype(precision)
-        self._kernels = partial(preferred_kernels, processes.device)
         self._learner: nn.Module = _Learner(model, objective)
         if processes.world > 1:
             # Buffers are computed alike on every rank (masks, rotary angles): nothing to send at each forward. Nor are
@@ -113,8 +111,8 @@ class Replicated:
             self._survey(batches)
         sums = []
         for number, batch in enumerate(batches):
-            with self._kernels(), self._no_sync() if number < len(batches) - 1 else nullcontext():
-                with marked("artel: forward"), self._autocast():
+            with self._no_sync() if number < len(batches) - 1 else nullcontext():
+                with marked("artel: forward"), self._computing():
                     found = self._learner(batch.to(self._processes.device))
                 with marked("artel: backward"):
                     (found[0] * scale).backward()
@@ -123,17 +121,16 @@ class Replicated:
 
     def _survey(self, batches: list[Batch]) -> None:
         found = []
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad(), self._computing():
             for batch in batches:
                 found.append(self._objective.survey(self.model, batch.to(self._processes.device)))
         self._objective.surveyed(self.add_up(torch.stack(found).sum(dim=0).double().tolist()))
 
     def rehearse(self, batch: Batch) -> None:
         batch = batch.to(self._processes.device)
-        with self._kernels():
-            with self._autocast():
-                loss = self._objective.loss(self.model, batch)[0]
-            loss.backward()
+        with self._computing():
+            loss = self._objective.loss(self.model, batch)[0]
+        loss.backward()
         self.model.zero_grad(set_to_none=True)
 
     def norm(self) -> torch.Tensor:
@@ -148,7 +145,7 @@ class Replicated:
         self.model.eval()
         with torch.no_grad():
             for batch, indices in batches:
-                with self._kernels(), self._autocast():
+                with self._computing():
                     sums, rows = self._objective.judge(self.model, batch.to(self._processes.device))
                 totals += sums.double().cpu()
                 outputs[indices] = rows[: len(indices)].double().cpu()
@@ -160,5 +157,9 @@ class Replicated:
     def _no_sync(self):  # type: ignore[no-untyped-def]  # a context manager of DDP's own, or none
         return self._learner.no_sync() if isinstance(self._learner, DistributedDataParallel) else nullcontext()
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._processes.device.type, self._dtype, enabled=self._dtype is not None)
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """What a forward pass runs in: the precision, and the order among kernels of attention."""
+        device = self._processes.device
+        with preferred_kernels(device), torch.autocast(device.type, self._dtype, enabled=self._dtype is not None):
+            yield

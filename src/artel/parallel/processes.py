@@ -34,6 +34,11 @@ class Processes:
             dist.barrier()
 
 
+def device_here(local_rank: int = 0) -> torch.device:
+    """What a process of this host computes on: the GPU of its number, or the CPU where there is none."""
+    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
 @contextmanager
 def open_processes(threads: int | None) -> Iterator[Processes]:
     """Join the process group, gloo on CPU and nccl on GPU, for the length of the block; on a single process, none.
@@ -44,11 +49,9 @@ def open_processes(threads: int | None) -> Iterator[Processes]:
     world = int(environment.get("WORLD_SIZE", "1"))
     local_rank, local_world = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", world))
     torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // local_world))
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
+    device = device_here(local_rank)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
     if world == 1:
         yield Processes(0, 1, 0, device)
         return

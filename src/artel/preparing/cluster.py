@@ -28,6 +28,7 @@ from typing import Any
 from datatrove.utils.logging import logger  # type: ignore[import-untyped]
 
 from artel.errors import ArtelError, Problem, WorkError
+from artel.preparing.local import end_with
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
@@ -73,7 +74,7 @@ class Work:
             workspace.note_error(f"{self.stage}-rank-{rank}", WorkError([Problem("prepare.engine", what, SHARED)]))
             return
         encode_in_one_thread()  # each process is one of several
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
         # Forked even where there is but one: a pool of datatrove's waits for ever for a process that was killed.
         context = multiprocessing.get_context("fork")
         names = [f"{rank}.{number}" for number in range(self.processes)]
@@ -94,7 +95,7 @@ class Work:
             raise WorkError([Problem("prepare.workers", "a process failed; its log tells why")])
 
     def _do_tasks(self, workspace: Workspace, name: str, first: int, starter: int) -> None:
-        threading.Thread(target=_end_with, args=(starter,), daemon=True).start()
+        threading.Thread(target=end_with, args=(starter,), daemon=True).start()
         tasks = Tasks(workspace)
         for number in self._taken(name, first):
             try:
@@ -177,9 +178,3 @@ def _log_of_a_failure(folder: Path) -> Path | None:
     logs = [*folder.glob("slurm_logs/*_*.out")] or [*folder.glob("logs/task_*.log")]
     failed = [log for log in logs if int(log.stem.rpartition("_")[2]) not in well and log.stat().st_size]
     return max(failed, key=lambda log: log.stat().st_mtime, default=None)
-
-
-def _end_with(starter: int) -> None:
-    while os.getppid() == starter:
-        time.sleep(0.2)
-    os._exit(1)

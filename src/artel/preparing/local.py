@@ -97,7 +97,7 @@ def _work(tasks: Tasks, stage: Stage, numbers: int, feed: int, starter: int) -> 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter is interrupted too, and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     encode_in_one_thread()  # each process is one of several
-    threading.Thread(target=_end_with, args=(starter,), daemon=True).start()
+    threading.Thread(target=end_with, args=(starter,), daemon=True).start()
     while (number := _NUMBER.unpack(os.read(numbers, _NUMBER.size))[0]) >= 0:
         try:
             tasks.do(stage, number)
@@ -107,7 +107,8 @@ def _work(tasks: Tasks, stage: Stage, numbers: int, feed: int, starter: int) -> 
     os._exit(0)
 
 
-def _end_with(starter: int) -> None:
+def end_with(starter: int) -> None:
+    """End this process when the one that started it is gone; for a thread of its own."""
     while os.getppid() == starter:
         time.sleep(0.2)
     os._exit(1)

@@ -25,6 +25,7 @@ from artel.config.quantities import Interval
 from artel.errors import InputError, Problem
 from artel.models import save_model, try_compiled
 from artel.models.ranges import marked
+from artel.models.speed import tokens_a_second
 from artel.objectives import Batch, Objective, objective_of
 from artel.parallel import Layout, Processes
 from artel.preparing import Prepared
@@ -72,11 +73,11 @@ def train(
                     batches = take(run.step)
                 run.agree(signals.asked, batches)
                 torch.manual_seed(_dropout_seed(config.seed, run.step, processes.rank))
-                run.window += run.layout.run(batches, run.targets, run.loss_scale)
+                run.window += run.layout.run(batches, run.targets, run.optimizer.loss_factor)
                 with marked("artel: optimizer"):
-                    run.norm = run.true_norm()
-                    run.optimizer.clipped_step(rate(config.train, run.step, run.length.steps), run.norm)
-                    run.note_finite()
+                    share = rate(config.train, run.step, run.length.steps)
+                    run.norm, right = run.optimizer.clipped_step(share, run.layout.norm())
+                    run.right = [*run.right[-1:], Late(right)]
                 run.count_step(time.monotonic() - started)
                 with marked("artel: once in a while"):
                     for occasion in occasions:
@@ -113,8 +114,8 @@ class Run:
     """Sums of the objective since the last logged line, on the device."""
     norm: torch.Tensor
     """Gradient norm of the newest step, before clipping, on the device."""
-    finite: list[Late] = field(default_factory=list)
-    """Whether the norms of the step before the newest, and of the newest, are as they should be."""
+    right: list[Late] = field(default_factory=list)
+    """Whether the run may go on after the step before the newest, and after the newest."""
     window_seconds: float = 0.0
     window_tokens: int = 0
     targets: float = 0.0
@@ -140,26 +141,6 @@ class Run:
     def learning_rate(self) -> float:
         """Of the newest step."""
         return self.config.train.learning_rate * rate(self.config.train, self.step - 1, self.length.steps)
-
-    @property
-    def loss_scale(self) -> torch.Tensor | None:
-        """What the loss is multiplied by: a scalar on the device; None outside of fp16."""
-        return None if self.optimizer.loss_scale is None else self.optimizer.loss_scale.scale
-
-    def true_norm(self) -> torch.Tensor:
-        """The gradient norm of the newest step, without the loss scale."""
-        norm = self.layout.norm()
-        return norm if self.loss_scale is None else norm / self.loss_scale
-
-    def note_finite(self) -> None:
-        """Have it copied to the host whether the newest step is as it should be.
-
-        In fp16 a step whose gradients are infinite is left out and the loss scale halved; the run is at fault when that
-        does not help.
-        """
-        scale = self.optimizer.loss_scale
-        right = torch.isfinite(self.norm) if scale is None else ~scale.has_collapsed()
-        self.finite = [*self.finite[-1:], Late(right)]
 
     def numbers(self, step: int) -> np.ndarray:
         """Running sample numbers of a step, counted from the start of the run."""
@@ -202,7 +183,7 @@ class Run:
 
     def check_finite(self, step: int) -> None:
         """Stop the run if the gradient norm of `step`, the newest or the one before, is NaN or infinite."""
-        known = self.finite[step - self.step - 1 :][:1]  # none: the step before is of an earlier start
+        known = self.right[step - self.step - 1 :][:1]  # none: the step before is of an earlier start
         if known and not known[0].read():
             samples = self.order.at(self.numbers(step - 1))
             origins = list(dict.fromkeys(name for index in samples for name in self.samples.origins(int(index))))
@@ -282,7 +263,7 @@ def close_run(run: Run) -> Result:
         "tokens": progress.tokens,
         "train_loss": progress.train_loss,
         "validation": progress.validation,
-        "tokens_per_second": progress.tokens / progress.train_seconds if progress.train_seconds else None,
+        "tokens_per_second": tokens_a_second(progress.tokens, progress.train_seconds),
         "wall_seconds": progress.seconds,
         "peak_memory_gib": _peak_memory(run.processes.device) / 2**30,
     }

@@ -24,12 +24,12 @@ from transformers import PreTrainedModel
 import artel
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models.recomputing import NotSelective
+from artel.models.recomputing import NotSelective, Recompute
 from artel.objectives import Batch, Objective
 from artel.storage import cache_folder, write_file
 from artel.tokens import Alone, Samples, rows_to_judge
 
-Attempt = Callable[[int, str], None]
+Attempt = Callable[[int, Recompute], None]
 """Runs forward and backward of so many of the longest samples, recomputing as told, and leaves no gradients behind."""
 
 # Tokens of a micro-batch beyond which more gain little: 4,096 keep two CPU cores busy and stay in their caches' reach;
@@ -49,18 +49,19 @@ _JSON = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 class Found:
     size: int
     """Rows of a micro-batch."""
-    recompute: str
+    recompute: Recompute
     """What the layers compute again: one of the modes that were asked about."""
 
 
 def find_micro_batch(
     attempt: Attempt,
     most: int,
-    modes: Sequence[str],
+    modes: Sequence[Recompute],
     *,
     row_tokens: int,
     device: torch.device,
     key: Mapping[str, Any],
+    run: Path,
     reserve: int = 0,
     exactly: bool = False,
     agree: Callable[[int], int] = lambda number: number,
@@ -71,23 +72,26 @@ def find_micro_batch(
     will do. Of `modes` (some of none, selective, full, in this order) one is enough when 8,192 tokens or the whole
     share fit, on a CPU when a row fits; of the last, what fits is taken. `reserve` counts the bytes that the optimizer
     is going to take and has not yet. `key` holds all that the answer depends on: an answer that was found before is
-    used without trying. `agree` gives the smallest of all processes' numbers: they try the same sizes one after
-    another, and what does not fit one of them is too large for all.
+    used without trying, one in the folder `run` before one of the cache, so that a run goes on bit for bit as it began
+    whatever became of the cache. `agree` gives the smallest of all processes' numbers: they try the same sizes one
+    after another, and what does not fit one of them is too large for all.
 
     Raises InputError when not even a row fits. What else `attempt` raises goes through.
     """
-    file = cache_folder() / "micro_batches" / f"{_digest(key)}.json"
-    known = _remembered(file, modes)
+    name = f"{_digest(key)}.json"
+    files = [folder / name for folder in (run, cache_folder() / "micro_batches")]
+    known = next((found for file in files if (found := _remembered(file, modes)) is not None), None)
     number = -1 if known is None else known.size * len(modes) + modes.index(known.recompute)
     lowest, highest = agree(number), -agree(-number)  # hosts with caches of their own may remember differently
     if known is not None and lowest == highest:
+        _remember(files[:1], known, key)
         return known
     sizes = [most] if exactly else sizes_to_try(most, row_tokens, device)
     trials = _Trials(attempt, device, reserve, agree)
     found = trials.search(sizes, modes, -(-_ENOUGH_TOKENS.get(device.type, 1) // row_tokens))
     if found is None:
         raise _nothing_fits(modes, row_tokens, sizes[0])
-    write_file(file, orjson.dumps({"size": found.size, "recompute": found.recompute, "for": key}, str, _JSON))
+    _remember(files, found, key)
     return found
 
 
@@ -156,17 +160,23 @@ def _digest(key: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(key, str, _JSON))
 
 
-def _remembered(file: Path, modes: Sequence[str]) -> Found | None:
+def _remember(files: Sequence[Path], found: Found, key: Mapping[str, Any]) -> None:
+    for file in files:
+        if _remembered(file, [found.recompute]) != found:
+            write_file(file, orjson.dumps({"size": found.size, "recompute": found.recompute, "for": key}, str, _JSON))
+
+
+def _remembered(file: Path, modes: Sequence[Recompute]) -> Found | None:
     """What an earlier search found; nothing where the file is not there or not what it should be."""
     try:
         found = orjson.loads(file.read_bytes())
-        size, mode = int(found["size"]), str(found["recompute"])
+        size, mode = int(found["size"]), found["recompute"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return Found(size, mode) if size >= 1 and mode in modes else None
 
 
-def _nothing_fits(modes: Sequence[str], row_tokens: int, rows: int) -> InputError:
+def _nothing_fits(modes: Sequence[Recompute], row_tokens: int, rows: int) -> InputError:
     what = f"{rows} sample(s) of {row_tokens:,} tokens do not fit into memory"
     if rows > 1:
         return InputError([Problem("train.micro_batch", what, "write auto, or a smaller number")])
@@ -186,7 +196,7 @@ class _Trials:
     reserve: int
     agree: Callable[[int], int]
 
-    def search(self, sizes: list[int], modes: Sequence[str], enough: int) -> Found | None:
+    def search(self, sizes: list[int], modes: Sequence[Recompute], enough: int) -> Found | None:
         """The first mode in which `enough` rows fit, or the largest of the ascending `sizes`; of the last, any."""
         for mode in modes:
             last = mode == modes[-1]
@@ -201,7 +211,7 @@ class _Trials:
                 return Found(size, mode)
         return None
 
-    def _largest(self, sizes: list[int], mode: str) -> int:
+    def _largest(self, sizes: list[int], mode: Recompute) -> int:
         """The largest that fits, by halving what is in question; 0 if none does. Each is tried once."""
         if not sizes or self._fits(sizes[-1], mode):
             return sizes[-1] if sizes else 0
@@ -214,11 +224,11 @@ class _Trials:
                 failing = middle
         return sizes[fitting] if fitting >= 0 else 0
 
-    def _fits(self, rows: int, mode: str) -> bool:
+    def _fits(self, rows: int, mode: Recompute) -> bool:
         """Whether it fits everywhere."""
         return self.agree(int(self._fits_here(rows, mode))) == 1
 
-    def _fits_here(self, rows: int, mode: str) -> bool:
+    def _fits_here(self, rows: int, mode: Recompute) -> bool:
         kept_free = self.reserve
         if self.device.type == "cuda":
             kept_free += int(_MARGIN * torch.cuda.get_device_properties(self.device).total_memory)
@@ -237,14 +247,14 @@ class _Trials:
             torch.cuda.empty_cache()
         return fits
 
-    def _within_host_memory(self, sizes: list[int], mode: str) -> list[int]:
+    def _within_host_memory(self, sizes: list[int], mode: Recompute) -> list[int]:
         """Those sizes that the host has memory for, by what attempts with one row and with two take."""
         if self.device.type != "cpu" or sizes[-1] <= 2 or not _RESET.exists():
             return sizes
         most = self.agree(self._rows_in_host_memory(mode))
         return [size for size in sizes if size <= most]
 
-    def _rows_in_host_memory(self, mode: str) -> int:
+    def _rows_in_host_memory(self, mode: Recompute) -> int:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's: processes that share the host
         limit = _status("VmRSS") + int((1 - _MARGIN) * spare_memory()) // here - self.reserve
         peaks = []

@@ -13,6 +13,7 @@ import orjson
 
 from artel.errors import Interrupted, Problem, WorkError
 from artel.models import Sampling
+from artel.models.speed import tokens_a_second
 from artel.training.checkpoint import save_checkpoint
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Log:
                 "gradient_norm": float(run.norm),
                 "learning_rate": run.learning_rate,
                 "tokens": run.progress.tokens,
-                "tokens_per_second": tokens / seconds,
+                "tokens_per_second": tokens_a_second(tokens, seconds),
             }
         )
 

@@ -75,18 +75,25 @@ class Optimizer:
             for group in part.param_groups:
                 group["peak"] = group["lr"]
 
-    def clipped_step(self, rate: float, norm: torch.Tensor) -> None:
-        """One step at `rate` times the peak learning rate with gradients clipped from `norm`, the true one.
+    @property
+    def loss_factor(self) -> torch.Tensor | None:
+        """What the loss must be multiplied by before the backward pass: a scalar on the device, or None."""
+        return None if self.loss_scale is None else self.loss_scale.scale
 
-        With a loss scale the step is left out where the norm is infinite, and the scale is moved.
+    def clipped_step(self, rate: float, norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step at `rate` times the peak learning rate, with clipped gradients; `norm` is theirs as they are.
+
+        (their norm without the loss factor, whether the run may go on), scalars on the device. With a loss scale a step
+        whose norm is infinite is left out and the scale halved, and the run may go on until that does not help.
         """
-        divisor = clip_divisor(norm, self._clip)
         if self.loss_scale is None:
-            self.step(rate, divisor)
-            return
+            self.step(rate, clip_divisor(norm, self._clip))
+            return norm, torch.isfinite(norm)
+        norm = norm / self.loss_scale.scale
         found = self.loss_scale.found_infinite(norm)
-        self.step(rate, self.loss_scale.divisor(divisor), found)
+        self.step(rate, self.loss_scale.divisor(clip_divisor(norm, self._clip)), found)
         self.loss_scale.update(found)
+        return norm, ~self.loss_scale.has_collapsed()
 
     def step(self, rate: float, divisor: torch.Tensor | None = None, found: torch.Tensor | None = None) -> None:
         """One step at `rate` times the peak learning rate; the gradients are gone afterwards.

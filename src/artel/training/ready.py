@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -13,7 +14,7 @@ from artel.models import build_model, compile_choice, compile_layers, pick_preci
 from artel.models.compiling import OFF
 from artel.models.float8 import use_float8
 from artel.models.loss import loss_choice
-from artel.models.recomputing import recompute
+from artel.models.recomputing import Recompute, recompute
 from artel.objectives import Objective
 from artel.parallel import Layout, Processes, Replicated
 from artel.tokens import Samples, Tokenizer
@@ -21,6 +22,7 @@ from artel.training.bf16_weights import hold_in_bf16
 from artel.training.loss_scale import LossScale
 from artel.training.micro_batch import Found, copies, find_micro_batch, longest_sample, what_matters
 from artel.training.optimizer import Optimizer, state_bytes
+from artel.training.run_folder import RunFolder
 
 
 @dataclass(slots=True)
@@ -55,9 +57,9 @@ def make_ready(
     )
     for note in built.notes:
         tell(note)
-    model = built.model
+    model = built.model.to(processes.device)
     use_for_training(model)
-    objective.check(model)
+    objective.check(model)  # on the device: other kernels run there
     precision = pick_precision(config.train.precision, processes.device, config.train.weights)
     if config.train.weights == "bf16":
         hold_in_bf16(model)
@@ -68,7 +70,7 @@ def make_ready(
     loss_scale = LossScale(processes.device) if precision == "fp16" else None
     optimizer = Optimizer(model, config.train, config.seed, loss_scale)
     found = _fit(config, objective, samples, layout, processes)
-    recomputed = recompute(model, found.recompute)  # type: ignore[arg-type]  # one of the modes that were asked about
+    recomputed = recompute(model, found.recompute)
     if recomputed.startswith("none (") and config.train.activation_checkpointing not in ("auto", "none"):
         what = f"{config.train.activation_checkpointing}: {model.config.model_type} cannot compute its layers twice"
         raise InputError([Problem("train.activation_checkpointing", what, "write auto or none")])
@@ -91,8 +93,8 @@ def _fit(config: RunConfig, objective: Objective, samples: Samples, layout: Layo
         return Found(size, asked)
     index, row_tokens = longest_sample(objective, samples)
 
-    def attempt(rows: int, how: str) -> None:
-        recompute(layout.model, how)  # type: ignore[arg-type]  # one of the modes below
+    def attempt(rows: int, how: Recompute) -> None:
+        recompute(layout.model, how)
         try:
             with torch.compiler.set_stance("force_eager"):
                 layout.rehearse(copies(objective, samples, index, rows))
@@ -107,6 +109,7 @@ def _fit(config: RunConfig, objective: Objective, samples: Samples, layout: Layo
         row_tokens=row_tokens,
         device=processes.device,
         key=what_matters(config, layout.model, most, row_tokens, processes.device, processes.world),
+        run=RunFolder(Path(config.run)).micro_batches,
         reserve=state_bytes(layout.model, config.train),
         exactly=size != "auto",
         agree=layout.least,

@@ -45,6 +45,11 @@ class RunFolder:
         return self.path / "before-training.safetensors"
 
     @property
+    def micro_batches(self) -> Path:
+        """What was found to fit into memory, so that a run goes on bit for bit as it began."""
+        return self.path / "micro_batches"
+
+    @property
     def profile(self) -> Path:
         """Where the time of a few steps went."""
         return self.path / "profile"
@@ -60,7 +65,7 @@ class RunFolder:
     def empty(self) -> None:
         """Remove what an earlier run wrote here, and nothing else that may lie in the folder."""
         with disk_errors(self.path):
-            for path in (self.checkpoints, self.model, self.profile, self.path / "tensorboard"):
+            for path in (self.checkpoints, self.model, self.profile, self.micro_batches, self.path / "tensorboard"):
                 if path.exists():
                     shutil.rmtree(path)
             for path in (self.config, self.ledger, self.metrics, self.samples, self.result, self.before):

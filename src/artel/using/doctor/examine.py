@@ -17,6 +17,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import build, check_model, read_config
 from artel.objectives import objective_type
+from artel.parallel import device_here
 from artel.storage import cache_folder
 from artel.using.doctor import machine
 from artel.using.doctor.choices import Case, choices
@@ -66,7 +67,7 @@ def examine(run: RunConfig | None, variables: Mapping[str, str]) -> Examination:
     Raises InputError for a run that could not be started. Nothing is written and no network is asked, provided that
     HF_HUB_OFFLINE is set before this is imported.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_here()
     wanted = run or RunConfig()
     model = _model(wanted)
     gpus = _gpus()
