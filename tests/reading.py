@@ -1,10 +1,16 @@
 """What tests of sources have in common: reading one source, alone or through the whole pipeline."""
 
+import io
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
 from artel.config import DataConfig, SourceConfig
-from artel.text import Ledger, Record, read_documents
+from artel.preparing.verdict import Made
+from artel.text import Ledger, Record, count_lines, read_documents
 from artel.text.sources import check_sources, parts_of, read_part
 
 
@@ -78,3 +84,32 @@ def message(role, content, **more):
 MESSAGES = [message("user", "who?"), message("assistant", "me")]
 SHAREGPT = [{"from": "human", "value": "who?"}, {"from": "gpt", "value": "me"}]
 PROMPT = [("user", "who?")]
+
+
+MESSAGES = [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "<think>hm</think>me"}]
+
+
+def parquet(columns):
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), stream)
+    return stream.getvalue()
+
+
+def warc(*entries):
+    """Of (type, content type, block) each."""
+    head = "WARC/1.0\r\nWARC-Type: {}\r\nWARC-Target-URI: http://a/\r\nContent-Type: {}\r\nContent-Length: {}\r\n\r\n"
+    return b"".join(head.format(kind, of, len(block)).encode() + block + b"\r\n\r\n" for kind, of, block in entries)
+
+
+def read_in_spans(file, size, **source):
+    """What the parts of a file of about `size` bytes hold, its places as `artel prepare` tells them."""
+    data = DataConfig.model_validate({"sources": [{"path": str(file), **source}], "max_document": 50_000})
+    found, before, spans = [], 0, 0
+    for part in parts_of(data, size):
+        made = Made(file, np.empty(0), {}, before)
+        found += [(type(item), getattr(item, "text", ""), getattr(item, "detail", ""), made.origin(item.origin))
+                  for item in read_part(part, data)]  # fmt: skip
+        span = part.inputs[0].span
+        before += count_lines(file, span) if span else 0
+        spans += span is not None
+    return found, spans
