@@ -86,9 +86,6 @@ SHAREGPT = [{"from": "human", "value": "who?"}, {"from": "gpt", "value": "me"}]
 PROMPT = [("user", "who?")]
 
 
-MESSAGES = [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "<think>hm</think>me"}]
-
-
 def parquet(columns):
     stream = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), stream)

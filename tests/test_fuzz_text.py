@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from artel.config import DataConfig
 from artel.errors import InputError
 from artel.text import Ledger, Record, Rejected, read_documents
-from reading import MESSAGES, items, parquet, read_in_spans, warc
+from reading import items, parquet, read_in_spans, warc
 
 often = settings(max_examples=int(os.environ.get("ARTEL_FUZZ", "60")), deadline=None)
 PACKS = {".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
@@ -52,22 +52,23 @@ ARCHIVE = warc(
 )
 ROWS = [{"text": "Привет", "meta": {"pile_set_name": "a"}}, {"text": "two\nlines"}, {"text": 5}, {"other": None}]
 PAIRS = [{"input": "a", "output": "Б"}, {"input": "c", "output": ""}, ["no object"]]
+THOUGHTFUL = [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "<think>hm</think>me"}]
 TREE = {"text": "q", "role": "prompter", "replies": [{"text": "a", "role": "assistant", "rank": 0, "replies": []}]}
 CHATS = [
-    {"messages": MESSAGES, "system": "s"},
+    {"messages": THOUGHTFUL, "system": "s"},
     {"conversations": [{"from": "human", "value": "who?"}, {"from": "gpt", "value": "me"}]},
     {"instruction": "i", "input": "x", "output": "o", "history": [["a", "b"]]},
     {"instruction": "i", "instances": [{"input": "x", "output": "o"}, {"input": 1}]},
-    {"name": "n", "context": "c", "dialogues": [{"chat": MESSAGES}], "example_dialogue": ["a", "b"]},
+    {"name": "n", "context": "c", "dialogues": [{"chat": THOUGHTFUL}], "example_dialogue": ["a", "b"]},
     {"prompt": TREE},
     {"messages": {"role": ["user", "assistant"], "content": ["a", [{"type": "text", "text": "b"}]]}},
 ]
 PREFERENCES = [
     {"prompt": "p", "chosen": "a", "rejected": "b"},
     {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant: b"},
-    {"messages": MESSAGES, "label": True},
+    {"messages": THOUGHTFUL, "label": True},
     {"instruction": "i", "output": ["a", "b"]},
-    {"prompt": MESSAGES[:1], "completion": MESSAGES[1:], "label": 0},
+    {"prompt": THOUGHTFUL[:1], "completion": THOUGHTFUL[1:], "label": 0},
 ]
 SQUAD = {
     "data": [
@@ -126,7 +127,7 @@ KINDS = {
     "nq": Kind(".jsonl", {"format": "nq"}, [json_lines(NQ)]),
     "warc": Kind(".warc", {}, [ARCHIVE]),
     "parquet": Kind(".parquet", {}, [parquet({"text": ["Привет", None, "b"]}), parquet({"text": [b"\xff", b"a"]})]),
-    "parquet chat": Kind(".parquet", {"format": "chat"}, [parquet({"messages": [MESSAGES, None], "n": [1, None]})]),
+    "parquet chat": Kind(".parquet", {"format": "chat"}, [parquet({"messages": [THOUGHTFUL, None], "n": [1, None]})]),
 }  # fmt: skip
 PACKED = ["jsonl", "file", "line", "csv", "json pairs", "warc", "nq"]
 
