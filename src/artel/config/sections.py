@@ -144,9 +144,28 @@ class ValidateConfig(Section):
 
 
 class ParallelConfig(Section):
-    data: Literal["auto"] | Count = free(
-        "auto", "Processes that share each global batch, started by artel train on its hosts; auto takes all that run."
+    data: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"] | Count = free(
+        "auto",
+        "How processes share each global batch: ddp (each holds the whole model); zero1, zero2, fsdp (they share the "
+        "optimizer's state, also the gradients, also the weights); hsdp (fsdp within a host, copies across). A number: "
+        "so many processes. auto: ddp where the model fits.",
     )
+    shard: Literal["auto"] | Count = free("auto", "hsdp: processes that share one copy; auto: those of one host.")
+    tensor: Count = free(1, "Processes that share each layer's matrices.", ge=1)
+    sequence: bool = free(False, "tensor: share what is between the matrices too, by parts of the sequence.")
+    pipeline: Count = free(1, "Processes that share the layers, one stage after another.", ge=1)
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "sequential"] = free(
+        "1f1b", "pipeline: in which order stages run micro-batches; sequential: one stage at a time."
+    )
+    context: Count = free(1, "Processes that share each sequence.", ge=1)
+    exchange: Literal["auto", "gather", "ulysses", "ring"] = free(
+        "auto", "context: keys and values of all are gathered; heads are exchanged for parts; or parts go round."
+    )
+    expert: Count = free(1, "Processes that share the experts of each layer; of those that share the batch.", ge=1)
+    offload: Literal["none", "cpu", "pinned"] = free(
+        "none", "zero1, zero2, fsdp, hsdp: weights and optimizer state in host memory; pinned: copied faster."
+    )
+    deepspeed: str | None = free(None, "A DeepSpeed configuration (JSON); it then splits and steps.")
 
 
 class CheckpointConfig(Section):
