@@ -160,11 +160,14 @@ def _inject(model: PreTrainedModel, config: Any) -> None:
             parameter.data = parameter.data.float()
 
 
-def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Write peft's own files: `PeftModel.from_pretrained(base, folder)` opens them."""
+def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Write peft's own files: `PeftModel.from_pretrained(base, folder)` opens them.
+
+    `weights` are those of a model that this process has not got whole, by name.
+    """
     from peft import get_peft_model_state_dict
 
-    state = get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
+    state = get_peft_model_state_dict(model, weights, adapter_name=_NAME, save_embedding_layers=False)
     tensors = {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     config = copy.deepcopy(model.peft_config[_NAME])

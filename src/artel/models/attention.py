@@ -10,18 +10,23 @@ Which kernel runs:
     causal, or all of it            scaled_dot_product_attention without a mask: cuDNN or FlashAttention 2 on a GPU
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
     documents on a GPU              FlexAttention, which skips what no token sees (Dong et al. 2024)
+
+Where processes share each sequence (`parallel/context.py`), an exchange is in force: it brings together what the
+kernels need of the other processes.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -29,6 +34,47 @@ from artel.models.choice import Choice
 
 NAME = "artel"
 _BLOCK_MASK_DEVICES = ("cuda",)  # on a CPU FlexAttention has no backward (torch 2.13)
+
+
+class Mixing(NamedTuple):
+    """How a layer mixes the values of tokens into one another."""
+
+    mask: torch.Tensor | BlockMask | None
+    """bool (rows, 1, queries, keys): which keys a query sees; it takes the place of `causal`."""
+    causal: bool
+    window: int | None
+    """Tokens see those fewer than this many places away."""
+    dropout: float
+    scale: float | None
+
+
+class Exchange(Protocol):
+    """How processes that each hold a part of every sequence compute attention over all of it."""
+
+    def mix(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing) -> torch.Tensor:
+        """As the function `mix`, of this process's part: (rows, heads, part, size) -> query's shape."""
+        ...
+
+    def queries(self, part: int) -> Sequence[range]:
+        """The places in the sequence that the rows of a mask stand for, where each process holds `part` tokens."""
+        ...
+
+
+_in_force: Exchange | None = None
+
+
+@contextmanager
+def in_force(exchange: Exchange) -> Iterator[None]:
+    """Have `attention` go through `exchange`, for the length of the block; the backward pass belongs into it too.
+
+    Layers that are computed again go through it again, on whatever thread autograd runs: so this is no thread's own.
+    """
+    global _in_force
+    before, _in_force = _in_force, exchange
+    try:
+        yield
+    finally:
+        _in_force = before
 
 
 def attention(
@@ -44,29 +90,81 @@ def attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query (rows, heads, length, size), key and value (rows, key heads, length, size) -> query's, heads third."""
-    grouped = query.shape[1] != key.shape[1]
-    if isinstance(attention_mask, BlockMask):
+    causal = bool(module.is_causal if is_causal is None else is_causal)
+    how = Mixing(attention_mask, causal, sliding_window, dropout, scaling)
+    mixed = mix(query, key, value, how) if _in_force is None else _in_force.mix(query, key, value, how)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def mix(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing, places: Sequence[range] | None = None
+) -> torch.Tensor:
+    """query (rows, heads, queries, size), key and value (rows, key heads, length, size) -> (rows, heads, queries, size).
+
+    `places` are those of the queries in the sequence of the keys, in pieces one after another; None: all of them. For
+    each piece only the keys that it may see are touched.
+    """
+    if isinstance(how.mask, BlockMask):
         flex = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else _compiled_flex()
-        mixed = flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=grouped)
-        return mixed.transpose(1, 2).contiguous(), None
-    causal = module.is_causal if is_causal is None else is_causal
-    length = query.shape[2]
-    if sliding_window is not None and sliding_window < length:
-        positions = torch.arange(length, device=query.device)
-        distance = positions[:, None] - positions[None, :]
-        window = (distance < sliding_window) & ((distance >= 0) if causal else (distance > -sliding_window))
-        attention_mask = window if attention_mask is None else attention_mask & window
-    mixed = F.scaled_dot_product_attention(
+        grouped = query.shape[1] != key.shape[1]
+        return flex(query, key, value, block_mask=how.mask, scale=how.scale, enable_gqa=grouped)
+    if places is None:
+        every = range(query.shape[2])
+        return _mix_piece(query, key, value, how, every, every)
+    pieces, start = [], 0
+    for at in places:
+        others = _reach(at, key.shape[2], how)
+        mine, theirs = slice(start, start + len(at)), slice(others.start, others.stop)
+        mask = None if how.mask is None else how.mask[:, :, mine, theirs]
+        piece = query[:, :, mine], key[:, :, theirs], value[:, :, theirs]
+        pieces.append(_mix_piece(*piece, how._replace(mask=mask), at, others))
+        start += len(at)
+    return torch.cat(pieces, dim=2)
+
+
+def _reach(at: range, length: int, how: Mixing) -> range:
+    """The places of all keys that a token of the places `at` may see."""
+    around = length if how.window is None else how.window - 1
+    return range(max(0, at.start - around), at.stop if how.causal else min(length, at.stop + around))
+
+
+def _mix_piece(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing, at: range, others: range
+) -> torch.Tensor:
+    """`mix` of the queries at the places `at` with the keys of the places `others`."""
+    mask = how.mask
+    if how.window is not None and how.window < len(others):
+        distance = _places(at, query.device)[:, None] - _places(others, query.device)[None, :]
+        near = (distance < how.window) & ((distance >= 0) if how.causal else (distance > -how.window))
+        mask = near if mask is None else mask & near
+    causal = how.causal and mask is None and len(at) > 1
+    if causal and at.start > others.start:
+        # Queries that stand at the end of the keys: FlashAttention 2 has this form too, without a mask.
+        mask, causal = causal_lower_right(len(at), len(others)), False
+    return F.scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=attention_mask,
-        dropout_p=dropout,
-        scale=scaling,
-        is_causal=bool(causal) and attention_mask is None and length > 1,
-        enable_gqa=grouped,
+        attn_mask=mask,
+        dropout_p=how.dropout,
+        scale=how.scale,
+        is_causal=causal,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
-    return mixed.transpose(1, 2).contiguous(), None
+
+
+def _places(span: range, device: torch.device) -> torch.Tensor:
+    return torch.arange(span.start, span.stop, device=device)
+
+
+def query_places(part: int, device: torch.device) -> torch.Tensor:
+    """int64 (queries,): the places in the sequence that the rows of a mask stand for.
+
+    `part` is the number of tokens that this process holds of each sequence: all of them, unless an exchange is in
+    force.
+    """
+    spans = [range(part)] if _in_force is None else _in_force.queries(part)
+    return torch.cat([_places(span, device) for span in spans])
 
 
 @cache
@@ -75,18 +173,21 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-def block_mask(documents: torch.Tensor, *, causal: bool) -> BlockMask:
+def block_mask(documents: torch.Tensor, places: torch.Tensor, *, causal: bool) -> BlockMask:
     """Which blocks of 128 tokens see which, where tokens see their own document alone.
 
-    documents int64 (rows, length): the number of each token's document.
+    documents int64 (rows, length): the number of each token's document; places int64 (queries,): where the tokens that
+    see stand among them.
     """
+    every = len(places) == documents.shape[1]  # then they stand in order, and the kernel need not look it up
 
-    def seen(row: torch.Tensor, _: torch.Tensor, at: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    def seen(row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        at = query if every else places[query]
         same = documents[row, at] == documents[row, other]
         return same & (at >= other) if causal else same
 
     rows, length = documents.shape
-    mask = create_block_mask(seen, rows, None, length, length, device=documents.device)
+    mask = create_block_mask(seen, rows, None, len(places), length, device=documents.device)
     mask.ndim = 4  # type: ignore[attr-defined]  # GPT-2 asks for it, to tell finished masks from padding
     return mask
 
@@ -99,7 +200,8 @@ def takes_block_masks(model: PreTrainedModel) -> bool:
     if model in _WITHOUT_BLOCK_MASKS:
         return False
     config = model.config.get_text_config()
-    dropout = max(float(getattr(config, name, None) or 0.0) for name in ("attention_dropout", "attn_pdrop"))
+    names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+    dropout = max(float(getattr(config, name, None) or 0.0) for name in names)
     return (
         model.config._attn_implementation == NAME
         and model.device.type in _BLOCK_MASK_DEVICES
@@ -129,13 +231,14 @@ def preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def use_for_training(model: PreTrainedModel) -> bool:
+def use_for_training(model: PreTrainedModel, *, encoders: bool = False) -> bool:
     """Switch a decoder to this function; False when its architecture has only attention of its own.
 
-    Encoders keep transformers' own: their padding needs the masks that are made for it.
+    Encoders keep transformers' own, since padding needs the masks that are made for it; with `encoders` they are
+    switched too, and no mask of two dimensions must then be given to them: it would not be obeyed.
     """
     AttentionInterface.register(NAME, attention)
-    if not model.can_generate():
+    if not (encoders or model.can_generate()):
         return False
     if not getattr(model, "_supports_sdpa", False) or not getattr(model, "_supports_attention_backend", True):
         return False

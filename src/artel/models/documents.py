@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
-from artel.models.attention import NAME, block_mask, refuse_block_masks, takes_block_masks
+from artel.models.attention import NAME, block_mask, query_places, refuse_block_masks, takes_block_masks
 from artel.models.build import position_limit
 from artel.models.folder import read_config
 from artel.models.heads import model_class
@@ -32,22 +32,24 @@ def document_inputs(
     """What to call `model` with so that tokens see only their own document: `attention_mask` and `position_ids`.
 
     documents int64 (rows, length): the number of each token's document in its row, those of one document side by side;
-    positions int64 (rows, length): the place of each token in its document, from 0. With `causal` tokens see those
-    before them and themselves. The mask takes rows x length^2 bytes, four times as many where a model adds it itself.
+    positions int64 (rows, part): the place of each token in its document, from 0, of all tokens or of the part that
+    this process holds where an exchange is in force. With `causal` tokens see those before them and themselves. The
+    mask takes rows x part x length bytes, four times as many where a model adds it itself.
     """
+    places = query_places(positions.shape[1], documents.device)
     if takes_block_masks(model):
-        inputs: dict[str, Any] = {"attention_mask": block_mask(documents, causal=causal)}
+        inputs: dict[str, Any] = {"attention_mask": block_mask(documents, places, causal=causal)}
         return inputs | _positions(model, positions)
-    seen = documents[:, None, :, None] == documents[:, None, None, :]
+    seen = documents[:, places][:, None, :, None] == documents[:, None, None, :]
     if causal:
-        seen = seen.tril()
+        seen &= places[:, None] >= torch.arange(documents.shape[1], device=documents.device)
     return {"attention_mask": _masks(model, seen, causal)} | _positions(model, positions)
 
 
 def _positions(model: PreTrainedModel, positions: torch.Tensor) -> dict[str, torch.Tensor]:
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return {}
-    return {"position_ids": positions + _first_position(model)}
+    return {"position_ids": positions + first_position(model)}
 
 
 def _masks(model: PreTrainedModel, seen: torch.Tensor, causal: bool) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -75,8 +77,11 @@ def _form(seen: torch.Tensor, dtype: torch.dtype, implementation: str) -> torch.
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
 
 
-def _first_position(model: PreTrainedModel) -> int:
-    """RoBERTa and its kin count positions from pad_id + 1: the padding index of their position embedding shows it."""
+def first_position(model: PreTrainedModel) -> int:
+    """What a model calls the position of the first token.
+
+    RoBERTa and its kin count positions from pad_id + 1: the padding index of their position embedding shows it.
+    """
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return 0 if padding is None else padding + 1

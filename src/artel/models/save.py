@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from artel.models.adapters import is_adapted, save_adapter
@@ -14,16 +15,23 @@ from artel.storage import new_folder
 from artel.tokens import Tokenizer
 
 
-def save_model(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the folder whole or not at all; one of an earlier run is replaced."""
+def save_model(
+    model: PreTrainedModel, tokenizer: Tokenizer, folder: Path, weights: dict[str, torch.Tensor] | None = None
+) -> None:
+    """Write the folder whole or not at all; one of an earlier run is replaced.
+
+    `weights` are those of a model that this process has not got whole, by name, tied ones once.
+    """
     with new_folder(folder, replace=True) as partial:
-        write_model(model, tokenizer, partial)
+        write_model(model, tokenizer, partial, weights)
 
 
-def write_model(model: PreTrainedModel, tokenizer: Tokenizer, folder: Path) -> None:
+def write_model(
+    model: PreTrainedModel, tokenizer: Tokenizer, folder: Path, weights: dict[str, torch.Tensor] | None = None
+) -> None:
     """Write the model's and the tokenizer's files into a folder that is there."""
     if is_adapted(model):
-        save_adapter(model, folder)
+        save_adapter(model, folder, weights)
     else:
-        model.save_pretrained(str(folder))
+        model.save_pretrained(str(folder), state_dict=weights)
     tokenizer.save(folder)

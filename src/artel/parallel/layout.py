@@ -6,7 +6,7 @@ Whatever the layout, the gradient of a step is that of the mean loss over all ta
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +20,8 @@ from artel.models import preferred_kernels
 from artel.models.device import autocast_dtype
 from artel.models.ranges import marked
 from artel.objectives import Batch, Objective
+from artel.parallel.grid import Grid
+from artel.parallel.norms import norm_here
 from artel.parallel.processes import Processes
 
 
@@ -27,9 +29,25 @@ class Layout(Protocol):
     """What the loop asks of a layout."""
 
     model: PreTrainedModel
+    grid: Grid
+
+    @property
+    def batch_rank(self) -> int:
+        """Which share of a global batch this process takes, of `grid.batch_ranks`."""
+        ...
+
+    @property
+    def counts(self) -> bool:
+        """Whether this process's counts of a batch count: of those that take the same share, one's do."""
+        ...
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether `rehearse` shows what memory a micro-batch takes."""
+        ...
 
     def add_up(self, numbers: list[float]) -> list[float]:
-        """The sum of each number over all data ranks, known to the host, without waiting for the device."""
+        """The sum of each number over all processes, known to the host, without waiting for the device."""
         ...
 
     def least(self, number: int) -> int:
@@ -45,7 +63,7 @@ class Layout(Protocol):
         ...
 
     def rehearse(self, batch: Batch) -> None:
-        """Forward and backward of a micro-batch for nothing, and without a word to the other ranks."""
+        """Forward and backward of a micro-batch for nothing; without the others, where each has the whole model."""
         ...
 
     def norm(self) -> torch.Tensor:
@@ -55,8 +73,13 @@ class Layout(Protocol):
     def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         """Sums over all ranks' validation batches by name, and the outputs of all `count` samples (count, outputs).
 
-        With each batch come the sample indices of its first rows; rows beyond them are filler.
+        With each batch come the sample indices of its first rows; rows beyond them are filler. All processes give
+        equally many batches.
         """
+        ...
+
+    def generating(self) -> AbstractContextManager[bool]:
+        """What the model writes in; whether this process must take part."""
         ...
 
 
@@ -76,6 +99,7 @@ class Replicated:
     """Every process holds the whole model: alone, or as DistributedDataParallel."""
 
     def __init__(self, model: PreTrainedModel, objective: Objective, processes: Processes, precision: str) -> None:
+        self.grid = Grid("ddp", copies=processes.world)
         self.model = model.to(processes.device)
         self._objective = objective
         self._processes = processes
@@ -89,6 +113,18 @@ class Replicated:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._learner, alike)
             devices = [processes.device] if processes.device.type == "cuda" else None
             self._learner = DistributedDataParallel(self._learner, device_ids=devices, gradient_as_bucket_view=True)
+
+    @property
+    def batch_rank(self) -> int:
+        return self._processes.rank
+
+    @property
+    def counts(self) -> bool:
+        return True
+
+    @property
+    def rehearses(self) -> bool:
+        return True
 
     def add_up(self, numbers: list[float]) -> list[float]:
         if self._processes.world == 1:
@@ -105,38 +141,34 @@ class Replicated:
         return int(found)
 
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
-        # DDP divides the summed gradient by the number of processes; the scale undoes it and divides by all targets.
-        scale = self._processes.world / targets * (1.0 if loss_scale is None else loss_scale)
+        scale = self._share(targets) * (1.0 if loss_scale is None else loss_scale)
         if self._objective.surveys:
             self._survey(batches)
         sums = []
         for number, batch in enumerate(batches):
-            with self._no_sync() if number < len(batches) - 1 else nullcontext():
+            with self._micro_step(last=number == len(batches) - 1):
                 with marked("artel: forward"), self._computing():
-                    found = self._learner(batch.to(self._processes.device))
+                    found = self._learn(self._mine(batch))
                 with marked("artel: backward"):
                     (found[0] * scale).backward()
-            sums.append(found.detach())
+            sums.append(self._own(found.detach()))
         return torch.stack(sums).sum(dim=0)
 
     def _survey(self, batches: list[Batch]) -> None:
         found = []
         with torch.no_grad(), self._computing():
             for batch in batches:
-                found.append(self._objective.survey(self.model, batch.to(self._processes.device)))
+                found.append(self._own(self._objective.survey(self.model, self._mine(batch))))
         self._objective.surveyed(self.add_up(torch.stack(found).sum(dim=0).double().tolist()))
 
     def rehearse(self, batch: Batch) -> None:
-        batch = batch.to(self._processes.device)
         with self._computing():
-            loss = self._objective.loss(self.model, batch)[0]
+            loss = self._objective.loss(self.model, self._mine(batch))[0]
         loss.backward()
         self.model.zero_grad(set_to_none=True)
 
     def norm(self) -> torch.Tensor:
-        # Each is summed in float32: gradients of bf16 weights are bf16.
-        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
+        return norm_here([each.grad for each in self.model.parameters() if each.grad is not None])
 
     def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         names = self._objective.sums
@@ -146,16 +178,39 @@ class Replicated:
         with torch.no_grad():
             for batch, indices in batches:
                 with self._computing():
-                    sums, rows = self._objective.judge(self.model, batch.to(self._processes.device))
-                totals += sums.double().cpu()
-                outputs[indices] = rows[: len(indices)].double().cpu()
+                    sums, rows = self._objective.judge(self.model, self._mine(batch))
+                totals += self._own(sums).double().cpu()
+                outputs[indices] = self._own(rows[: len(indices)]).double().cpu()
         self.model.train()
         if self._processes.world > 1 and outputs.numel():
             dist.all_reduce(outputs)  # each sample is one rank's; the others have zeros in its place
         return dict(zip(names, self.add_up(totals.tolist()), strict=True)), outputs.numpy()
 
-    def _no_sync(self):  # type: ignore[no-untyped-def]  # a context manager of DDP's own, or none
-        return self._learner.no_sync() if isinstance(self._learner, DistributedDataParallel) else nullcontext()
+    @contextmanager
+    def generating(self) -> Iterator[bool]:
+        yield self._processes.first
+
+    def _learn(self, batch: Batch) -> torch.Tensor:
+        """The objective's sums, from which the backward pass begins."""
+        found: torch.Tensor = self._learner(batch)
+        return found
+
+    def _mine(self, batch: Batch) -> Batch:
+        """This process's part of a micro-batch, on its device."""
+        return batch.to(self._processes.device)
+
+    def _own(self, found: torch.Tensor) -> torch.Tensor:
+        """What this process adds to the sums over all."""
+        return found
+
+    def _share(self, targets: float) -> float:
+        """What a micro-batch's summed loss is multiplied by: DDP divides gradients by the number of processes."""
+        return self._processes.world / targets
+
+    def _micro_step(self, last: bool) -> AbstractContextManager[object]:
+        """Forward and backward of a micro-batch run in this; gradients are exchanged with the step's last one."""
+        waits = isinstance(self._learner, DistributedDataParallel) and not last
+        return self._learner.no_sync() if waits else nullcontext()  # type: ignore[operator]
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -23,6 +23,8 @@ class Processes:
     world: int
     local_rank: int
     device: torch.device
+    on_host: int = 1
+    """How many of them are on this host."""
 
     @property
     def first(self) -> bool:
@@ -59,6 +61,6 @@ def open_processes(threads: int | None) -> Iterator[Processes]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=_TIMEOUT)
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, device)
+        yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, device, local_world)
     finally:
         dist.destroy_process_group()

@@ -55,7 +55,7 @@ def judged_before(
     objective: Objective, part: StorePart, layout: Layout, processes: Processes, micro_batch: int
 ) -> torch.Tensor:
     """What the model of `layout` says of each sample of a part, float64 (samples, len(objective.outputs))."""
-    return torch.from_numpy(Validation(objective, part).judge(layout, processes, micro_batch)[1])
+    return torch.from_numpy(Validation(objective, part).judge(layout, micro_batch)[1])
 
 
 def _read(file: Path, digest: str) -> dict[str, torch.Tensor] | None:

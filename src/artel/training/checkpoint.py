@@ -2,9 +2,13 @@
 
     checkpoints/step-000001500/model.safetensors       trained parameters and buffers by name, tied ones once
                                optimizer.safetensors   `parameter|state` by name
+                               shard-*.safetensors     in place of both, where processes share them: each one's pieces
                                state.json              step, best figure, time spent, digest of the token store
-                               checksums.json          an xxh3-128 for each of the three
+                               checksums.json          an xxh3-128 for each of these
     checkpoints/latest, best                           relative symlinks
+
+Tensors are named alike whatever the layout, so that any layout goes on from the checkpoint of any other. Pieces are
+written and read by torch.distributed.checkpoint, in safetensors: nothing is unpickled.
 
 Parameters that are not trained (under adapters, frozen) are those the run began with, and are not written again.
 No random state is stored: order and dropout are functions of (seed, step), and start again from there.
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,13 +26,16 @@ import orjson
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
+from artel.parallel import Layout
 from artel.storage import checksum, new_folder, point, remove_leftovers
 from artel.training.optimizer import Optimizer
+from artel.training.piece_files import piece_shapes, read_pieces, told_by_first, write_pieces
 
-_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+_MODEL, _OPTIMIZER, _STATE, _SUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
 
 
 @dataclass(slots=True)
@@ -53,16 +61,37 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path, model: PreTrainedModel, optimizer: Optimizer, progress: Progress, *, keep: int, is_best: bool
+    folder: Path, layout: Layout, optimizer: Optimizer, progress: Progress, *, keep: int, is_best: bool, first: bool
 ) -> Path:
-    """Write a checkpoint and move the pointers; older ones than the newest `keep` go, `best` stays."""
+    """Write a checkpoint and move the pointers; older ones than the newest `keep` go, `best` stays.
+
+    All processes call it; the `first` writes what is not shared out.
+    """
     path = folder / f"step-{progress.step:09d}"
-    with new_folder(path, replace=True) as partial:
-        save_file({name: tensor.detach().contiguous() for name, tensor in _tensors(model).items()}, partial / _FILES[0])
-        save_file({name: tensor.contiguous() for name, tensor in optimizer.state().items()}, partial / _FILES[1])
-        (partial / _FILES[2]).write_bytes(orjson.dumps(asdict(progress), option=orjson.OPT_INDENT_2))
-        sums = {name: checksum(partial / name) for name in _FILES}
-        (partial / "checksums.json").write_bytes(orjson.dumps(sums, option=orjson.OPT_INDENT_2))
+    if layout.grid.is_plain:
+        if first:
+            with new_folder(path, replace=True) as partial:
+                save_file(_contiguous(trained_tensors(layout.model)), partial / _MODEL)
+                save_file(_contiguous(optimizer.state()), partial / _OPTIMIZER)
+                _close(partial, progress)
+    else:
+        with new_folder(path, replace=True) if first else nullcontext() as partial:
+            place = told_by_first(str(partial))
+            write_pieces(Path(place), trained_tensors(layout.model) | optimizer.state())
+            if first:
+                _close(Path(place), progress)
+    if first:
+        _point(folder, path, keep, is_best)
+    return path
+
+
+def _close(partial: Path, progress: Progress) -> None:
+    (partial / _STATE).write_bytes(orjson.dumps(asdict(progress), option=orjson.OPT_INDENT_2))
+    sums = {file.name: checksum(file) for file in sorted(partial.iterdir())}
+    (partial / _SUMS).write_bytes(orjson.dumps(sums, option=orjson.OPT_INDENT_2))
+
+
+def _point(folder: Path, path: Path, keep: int, is_best: bool) -> None:
     point(folder / "latest", path)
     if is_best:
         point(folder / "best", path)
@@ -70,7 +99,6 @@ def save_checkpoint(
     for old in list_checkpoints(folder)[:-keep]:
         if old.resolve() not in spared:
             shutil.rmtree(old)
-    return path
 
 
 def load_checkpoint(
@@ -86,8 +114,13 @@ def load_checkpoint(
         fault = _fault(path)
         if fault is None:
             load_weights(path, model)
-            optimizer.load(load_file(path / _FILES[1]))
-            return Progress(**orjson.loads((path / _FILES[2]).read_bytes()))
+            if (path / _OPTIMIZER).is_file() and not _has_pieces(trained_tensors(model)):
+                optimizer.load(load_file(path / _OPTIMIZER))
+            else:
+                state = optimizer.places(piece_shapes(path))
+                read_pieces(path, state)
+                optimizer.load(state)
+            return Progress(**orjson.loads((path / _STATE).read_bytes()))
         tell(f"{path} {fault}: the checkpoint before it is taken")
         problems.append(Problem(str(path), fault))
     if problems:
@@ -96,11 +129,25 @@ def load_checkpoint(
 
 
 def load_weights(path: Path, model: PreTrainedModel) -> None:
-    """Put a checkpoint's weights into a model of the same shape."""
-    weights = load_file(path / _FILES[0])
+    """Put a checkpoint's weights into a model of the same shape, of which this process may have pieces."""
+    wanted = trained_tensors(model)
     with torch.no_grad():
-        for name, tensor in _tensors(model).items():
-            tensor.copy_(weights[name])
+        if (path / _MODEL).is_file() and not _has_pieces(wanted):
+            weights = load_file(path / _MODEL)
+            for name, tensor in wanted.items():
+                tensor.copy_(weights[name])
+        else:
+            read_pieces(path, wanted)
+
+
+def full_weights(path: Path) -> dict[str, torch.Tensor]:
+    """A checkpoint's weights, whole, in the memory of one process, whatever layout wrote it."""
+    if (path / _MODEL).is_file():
+        return load_file(path / _MODEL)
+    weights = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in piece_shapes(path).items()
+               if "|" not in name}  # fmt: skip
+    read_pieces(path, weights)
+    return weights
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -111,15 +158,25 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def _fault(path: Path) -> str | None:
     try:
         sums = orjson.loads((path / "checksums.json").read_bytes())
-        for name in _FILES:
-            if checksum(path / name) != sums[name]:
+        for name, expected in sums.items():
+            if checksum(path / name) != expected:
                 return f"is damaged ({name} does not have its checksum)"
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError, SafetensorError) as error:
+        if _STATE not in sums:
+            return f"is damaged ({_SUMS} does not name {_STATE})"
+    except (OSError, orjson.JSONDecodeError, AttributeError, TypeError, SafetensorError) as error:
         return f"is damaged ({error})"
     return None
 
 
-def _tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def _has_pieces(tensors: dict[str, torch.Tensor]) -> bool:
+    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
+
+
+def _contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+
+
+def trained_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Trained parameters and buffers by name; a tied parameter has one name only."""
     saved = model.state_dict().keys()  # without buffers that are computed anew
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}

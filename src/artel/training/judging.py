@@ -31,16 +31,15 @@ class Validation:
         self.samples = objective.view(part)
         self._objective = objective
 
-    def judge(
-        self, layout: Layout, processes: Processes, micro_batch: int, most: int | None = None
-    ) -> tuple[dict[str, float], np.ndarray]:
+    def judge(self, layout: Layout, micro_batch: int, most: int | None = None) -> tuple[dict[str, float], np.ndarray]:
         """(figures, outputs of each sample) over the first `most` samples; the ranks share them."""
         count = min(len(self.samples), most or len(self.samples))
-        totals, outputs = layout.judge(self._batches(processes, micro_batch, count), count)
+        totals, outputs = layout.judge(self._batches(layout, micro_batch, count), count)
         return self._objective.figures(totals, outputs, self.part), outputs
 
-    def _batches(self, processes: Processes, micro_batch: int, count: int) -> Iterator[tuple[Batch, np.ndarray]]:
-        mine = np.arange(processes.rank, count, processes.world)
-        for start in range(0, len(mine), micro_batch):
+    def _batches(self, layout: Layout, micro_batch: int, count: int) -> Iterator[tuple[Batch, np.ndarray]]:
+        ranks = layout.grid.batch_ranks
+        mine = np.arange(layout.batch_rank, count, ranks)
+        for start in range(0, -(-count // ranks), micro_batch):  # all alike: some may have only filler in the last
             indices = mine[start : start + micro_batch]
             yield self._objective.batch(rows_to_judge(self.samples, indices, micro_batch)), indices

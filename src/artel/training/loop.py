@@ -32,7 +32,7 @@ from artel.preparing import Prepared
 from artel.storage import write_file
 from artel.tokens import BalancedOrder, Blocks, Order, Samples, StorePart, Tokenizer, micro_batches, step_numbers
 from artel.training.before import remember_before
-from artel.training.checkpoint import Progress, list_checkpoints, load_checkpoint, load_weights
+from artel.training.checkpoint import Progress, full_weights, list_checkpoints, load_checkpoint, load_weights
 from artel.training.feeding import fed, held_garbage
 from artel.training.judging import Validation
 from artel.training.late import Late
@@ -72,7 +72,7 @@ def train(
                 with marked("artel: data"):
                     batches = take(run.step)
                 run.agree(signals.asked, batches)
-                torch.manual_seed(_dropout_seed(config.seed, run.step, processes.rank))
+                torch.manual_seed(_dropout_seed(config.seed, run.step, run.layout.batch_rank))
                 run.window += run.layout.run(batches, run.targets, run.optimizer.loss_factor)
                 with marked("artel: optimizer"):
                     share = rate(config.train, run.step, run.length.steps)
@@ -153,8 +153,8 @@ class Run:
             self.samples,
             self.order.at(numbers),
             numbers // self.length.samples,
-            rank=self.processes.rank,
-            world=self.processes.world,
+            rank=self.layout.batch_rank,
+            world=self.layout.grid.batch_ranks,
             batch=self.length.batch,
             size=self.micro_batch,
         )
@@ -164,6 +164,7 @@ class Run:
         """What all ranks must know alike: the batch's counts, whether one was asked to stop, the first one's clock."""
         clock = time.monotonic() - self.started if self.processes.first else 0.0
         mine = [float(sum(batch.targets for batch in batches)), float(sum(batch.tokens for batch in batches))]
+        mine = mine if self.layout.counts else [0.0, 0.0]
         self.targets, tokens, stops, self.first_seconds = self.layout.add_up([*mine, float(stop), clock])
         self.tokens = int(tokens)
         self.stop_asked = stops > 0
@@ -268,7 +269,10 @@ def close_run(run: Run) -> Result:
         "peak_memory_gib": _peak_memory(run.processes.device) / 2**30,
     }
     if run.processes.first:
-        save_model(run.layout.model, run.tokenizer, run.folder.model)
+        weights = None
+        if not run.layout.grid.is_plain:
+            weights = full_weights(run.folder.checkpoints / ("best" if progress.stopped_early else "latest"))
+        save_model(run.layout.model, run.tokenizer, run.folder.model, weights)
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
     run.processes.barrier()
     return result

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from artel.models import bf16_is_native
 
@@ -32,6 +33,14 @@ def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
     return (wide.mT if tall else wide).to(matrix.dtype)
 
 
+def _of_all(matrix: torch.Tensor) -> torch.Tensor:
+    """The same of a matrix that processes share: each gathers it, and keeps its own piece."""
+    if not isinstance(matrix, DTensor):
+        return orthogonalised(matrix)
+    whole = orthogonalised(matrix.full_tensor())
+    return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
+
+
 class Muon(torch.optim.Optimizer):
     """For the matrices of a model's layers, with decoupled weight decay. Parameters must have two dimensions.
 
@@ -51,7 +60,7 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 average = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = orthogonalised(parameter.grad.lerp(average, group["momentum"]))
+                update = _of_all(parameter.grad.lerp(average, group["momentum"]))
                 # An update of the same size for every entry, whatever the shape of the matrix.
                 size = max(1.0, parameter.size(0) / parameter.size(1)) ** 0.5
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])

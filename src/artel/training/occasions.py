@@ -68,7 +68,7 @@ class Validate:
         if len(run.validation.samples) == 0 or not (run.is_due(wanted.every, self._clock) or run.is_over):
             return
         run.check_finite(run.step)
-        figures, _ = run.validation.judge(run.layout, run.processes, run.micro_batch, wanted.blocks)
+        figures, _ = run.validation.judge(run.layout, run.micro_batch, wanted.blocks)
         run.progress.validation = figures
         run.newest_validation = run.step
         self._compare(run, figures)
@@ -96,12 +96,17 @@ class ShowSamples:
     """What the model makes of `validate.prompts`, kept in samples.jsonl; only the first process writes."""
 
     def __call__(self, run: Run) -> None:
-        if run.newest_validation != run.step or not run.processes.first:
+        if run.newest_validation != run.step:
             return
-        for prompt in run.config.validate_.prompts:
-            sampling = Sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
-            text = "".join(run.objective.show(run.layout.model, prompt, sampling))
-            run.tell(f"step {run.step}: {prompt} → {text}")
+        with run.layout.generating() as takes_part:
+            for prompt in run.config.validate_.prompts if takes_part else ():
+                self._show(run, prompt)
+
+    def _show(self, run: Run, prompt: str) -> None:
+        sampling = Sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
+        text = "".join(run.objective.show(run.layout.model, prompt, sampling))
+        run.tell(f"step {run.step}: {prompt} → {text}")
+        if run.processes.first:
             with run.folder.samples.open("ab") as file:
                 file.write(orjson.dumps({"step": run.step, "prompt": prompt, "text": text}) + b"\n")
 
@@ -118,11 +123,15 @@ class Save:
         if not (better or run.stop_asked or run.is_over or run.is_due(wanted.every, self._clock)):
             return
         run.check_finite(run.step)
-        if run.processes.first:
-            progress = run.progress_now()
-            save_checkpoint(
-                run.folder.checkpoints, run.layout.model, run.optimizer, progress, keep=wanted.keep, is_best=better
-            )
+        save_checkpoint(
+            run.folder.checkpoints,
+            run.layout,
+            run.optimizer,
+            run.progress_now(),
+            keep=wanted.keep,
+            is_best=better,
+            first=run.processes.first,
+        )
         run.processes.barrier()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from artel.config import TrainConfig
@@ -14,6 +15,7 @@ from artel.training.bf16_weights import RoundedAdamW
 from artel.training.loss_scale import LossScale
 from artel.training.muon import Muon
 from artel.training.parameter_groups import layer_shares, parameter_groups
+from artel.training.pieces import Piece
 
 
 def check_optimizer(train: TrainConfig) -> None:
@@ -69,8 +71,11 @@ class Optimizer:
     ) -> None:
         self.loss_scale = loss_scale
         self._clip = train.clip
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
-        self._parts = _parts(model, train, seed)
+        matrices = _matrices(model) if train.optimizer == "muon" else set()
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._pieces = [Piece(name, parameter, whole=parameter in matrices) for name, parameter in trained]
+        self._by_stepped = {piece.stepped: piece for piece in self._pieces}
+        self._parts = _parts(model, train, seed, matrices, {piece.parameter: piece.stepped for piece in self._pieces})
         for part in self._parts:
             for group in part.param_groups:
                 group["peak"] = group["lr"]
@@ -105,6 +110,8 @@ class Optimizer:
         if found is not None and not all(map(_divides, self._parts)) and bool(found):
             self._forget_gradients()
             return
+        for piece in self._pieces:
+            piece.take()
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = group["peak"] * rate
@@ -117,8 +124,8 @@ class Optimizer:
         self._forget_gradients()
 
     def _forget_gradients(self) -> None:
-        for part in self._parts:
-            part.zero_grad(set_to_none=True)
+        for piece in self._pieces:
+            piece.forget_gradient()
 
     def state(self) -> dict[str, torch.Tensor]:
         """`parameter name|state name` -> tensor. What an optimizer keeps as a number becomes a float64 tensor."""
@@ -128,21 +135,35 @@ class Optimizer:
                 for key, value in values.items():
                     if value is not None and key not in _TABLES:
                         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
-                        found[f"{self._names[parameter]}|{key}"] = tensor
+                        piece = self._by_stepped[parameter]  # type: ignore[index]  # the keys are parameters
+                        found[f"{piece.name}|{key}"] = piece.to_save(tensor)
         return found if self.loss_scale is None else found | self.loss_scale.state()
+
+    def places(self, shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> dict[str, torch.Tensor]:
+        """Where this process's pieces of a state with such tensors are to be read into: what `load` then takes."""
+        pieces = {piece.name: piece for piece in self._pieces}
+        found = {}
+        for name, (shape, dtype) in shapes.items():
+            parameter_name, _, key = name.rpartition("|")
+            if key and parameter_name in pieces:
+                found[name] = pieces[parameter_name].place(shape, dtype)
+            elif self.loss_scale is not None and name in self.loss_scale.state():
+                found[name] = torch.empty(shape, dtype=dtype)
+        return found
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """The inverse of `state`, for the same model and optimizer."""
         state = dict(state)
         if self.loss_scale is not None:
             self.loss_scale.load(state)
-        parameters = {name: parameter for parameter, name in self._names.items()}
+        pieces = {piece.name: piece for piece in self._pieces}
         owner = {
             parameter: part for part in self._parts for group in part.param_groups for parameter in group["params"]
         }
         for name, tensor in state.items():
             parameter_name, _, key = name.rpartition("|")
-            parameter = parameters[parameter_name]
+            piece = pieces[parameter_name]
+            parameter, tensor = piece.stepped, piece.to_hold(tensor)
             values = owner[parameter].state[parameter]
             if tensor.dtype == torch.float64 and tensor.ndim == 0:
                 values[key] = int(tensor)
@@ -171,18 +192,31 @@ def _divides(part: torch.optim.Optimizer) -> bool:
     return getattr(part, "_step_supports_amp_scaling", False)
 
 
-def _parts(model: PreTrainedModel, train: TrainConfig, seed: int) -> list[torch.optim.Optimizer]:
+def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:
+    """What muon steps."""
+    return {parameter for layer in repeated_layers(model) for parameter in layer.parameters() if parameter.ndim == 2}
+
+
+def _parts(
+    model: PreTrainedModel,
+    train: TrainConfig,
+    seed: int,
+    matrices: set[torch.Tensor],
+    stepped: dict[nn.Parameter, nn.Parameter],
+) -> list[torch.optim.Optimizer]:
     shares = layer_shares(model, train.layer_decay)
-    rest = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def groups(parameters: list[nn.Parameter], peak: float) -> list[dict[str, Any]]:
+        found = parameter_groups(parameters, shares, peak, train.weight_decay)
+        return [{**group, "params": [stepped[parameter] for parameter in group["params"]]} for group in found]
+
+    muons = [parameter for parameter in stepped if parameter in matrices]
+    rest = [parameter for parameter in stepped if parameter not in matrices]
     parts: list[torch.optim.Optimizer] = []
-    if train.optimizer == "muon":
-        matrices = {p: None for layer in repeated_layers(model) for p in layer.parameters() if p.ndim == 2}
-        muons = [parameter for parameter in rest if parameter in matrices]
-        rest = [parameter for parameter in rest if parameter not in matrices]
-        if muons:
-            parts.append(Muon(parameter_groups(muons, shares, train.muon_learning_rate, train.weight_decay)))
     if rest:
-        parts.insert(0, _part(parameter_groups(rest, shares, train.learning_rate, train.weight_decay), train, seed))
+        parts.append(_part(groups(rest, train.learning_rate), train, seed))
+    if muons:
+        parts.append(Muon(groups(muons, train.muon_learning_rate)))
     return parts
 
 

@@ -16,11 +16,18 @@ from artel.models.float8 import use_float8
 from artel.models.loss import loss_choice
 from artel.models.recomputing import Recompute, recompute
 from artel.objectives import Objective
-from artel.parallel import Layout, Processes, Replicated
+from artel.parallel import Layout, Processes, lay_out, read_grid
 from artel.tokens import Samples, Tokenizer
 from artel.training.bf16_weights import hold_in_bf16
 from artel.training.loss_scale import LossScale
-from artel.training.micro_batch import Found, copies, find_micro_batch, longest_sample, what_matters
+from artel.training.micro_batch import (
+    Found,
+    copies,
+    find_micro_batch,
+    longest_sample,
+    sizes_to_try,
+    what_matters,
+)
 from artel.training.optimizer import Optimizer, state_bytes
 from artel.training.run_folder import RunFolder
 
@@ -66,7 +73,8 @@ def make_ready(
     if precision == "fp8":
         tell(use_float8(model))
     model.train()
-    layout = Replicated(model, objective, processes, precision)
+    grid = read_grid(config.parallel, processes.world, processes.on_host)
+    layout = lay_out(model, objective, processes, precision, grid, config.parallel)
     loss_scale = LossScale(processes.device) if precision == "fp16" else None
     optimizer = Optimizer(model, config.train, config.seed, loss_scale)
     found = _fit(config, objective, samples, layout, processes)
@@ -92,6 +100,10 @@ def _fit(config: RunConfig, objective: Objective, samples: Samples, layout: Layo
     if size != "auto" and asked != "auto":
         return Found(size, asked)
     index, row_tokens = longest_sample(objective, samples)
+    most = -(-config.train.batch // layout.grid.batch_ranks) if size == "auto" else size
+    if not layout.rehearses:
+        largest = sizes_to_try(most, row_tokens, processes.device)[-1] if size == "auto" else size
+        return Found(largest, "none" if asked == "auto" else asked)
 
     def attempt(rows: int, how: Recompute) -> None:
         recompute(layout.model, how)
@@ -101,7 +113,6 @@ def _fit(config: RunConfig, objective: Objective, samples: Samples, layout: Layo
         finally:
             layout.model.zero_grad(set_to_none=True)
 
-    most = -(-config.train.batch // processes.world) if size == "auto" else size
     return find_micro_batch(
         attempt,
         most,

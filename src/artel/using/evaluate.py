@@ -70,7 +70,7 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], processes: 
         said = judged_before(objective, store.validation, before, processes, micro_batch_size(run, processes))
         objective.remember(said.numpy(), judged=True)
     started = time.monotonic()
-    figures, outputs = validation.judge(layout, processes, micro_batch_size(run, processes), run.validate_.blocks)
+    figures, outputs = validation.judge(layout, micro_batch_size(run, processes), run.validate_.blocks)
     predictions = None
     if isinstance(objective, SpanQA):
         official = nq_predictions if any(source.format == "nq" for source in run.data.sources) else squad_predictions

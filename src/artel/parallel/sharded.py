@@ -1,0 +1,126 @@
+"""Weights, gradients and optimizer state shared out over processes, by PyTorch's fully_shard (FSDP2).
+
+zero1 and zero2 keep the weights together from the first micro-batch of a step to its last; zero1 keeps the gradients
+of its micro-batches whole as well (Rajbhandari et al. 2020, "ZeRO"). Whatever a model's matrices, sequences and experts
+are split by (tensor, context, expert) comes before this, and is shared out here once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from transformers import PreTrainedModel
+
+from artel.models.compiling import repeated_layers
+from artel.models.device import autocast_dtype
+from artel.objectives import Batch, Objective
+from artel.parallel.grid import Grid
+from artel.parallel.layout import Replicated
+from artel.parallel.norms import norm_of_shards
+from artel.parallel.processes import Processes
+
+
+def batch_mesh(mesh: DeviceMesh, grid: Grid) -> DeviceMesh:
+    """The processes whose gradients are summed: in one dimension that shares weights, or with one of copies before."""
+    name = "shard"
+    if grid.context > 1:  # those that share a sequence share the weights too
+        name = "shard_context"
+        mesh["shard", "context"]._flatten(name)
+    return mesh[name] if grid.copies == 1 and grid.mode != "ddp" else mesh["copies", name]
+
+
+def shard(model: PreTrainedModel, mesh: DeviceMesh, grid: Grid, *, dtype: torch.dtype | None, offload: str) -> None:
+    """Share out a model's parameters over `mesh` (`batch_mesh`), layer by layer; the rest is one more unit.
+
+    `dtype` is what layers compute in, where it is not that of the weights. Weights may be on the meta device.
+    """
+    together = grid.mode in ("zero1", "zero2", "ddp")
+    policy: OffloadPolicy = OffloadPolicy()
+    if offload != "none":
+        policy = CPUOffloadPolicy(pin_memory=offload == "pinned" and torch.cuda.is_available())
+    # Inputs are cast by autocast. Gradients are summed in float32.
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for layer in repeated_layers(model):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=not together, mp_policy=precision, offload_policy=policy)
+    # Embeddings, last norm and head: gathered once a pass, since the loss needs the head after the model has ended.
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=precision, offload_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Sums, not means: the loss is divided by the targets of the whole batch already.
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+
+
+class Sharded(Replicated):
+    """No process holds the whole model, or not all of it for itself; `model` has been through `shard`."""
+
+    def __init__(
+        self, model: PreTrainedModel, objective: Objective, processes: Processes, precision: str, grid: Grid
+    ) -> None:
+        self.grid = grid
+        self.model = model
+        self._objective = objective
+        self._processes = processes
+        self._dtype = autocast_dtype(precision)
+
+    @property
+    def batch_rank(self) -> int:
+        return self.grid.batch_rank(self._processes.rank)
+
+    @property
+    def counts(self) -> bool:
+        return self.grid.counts(self._processes.rank)
+
+    @property
+    def rehearses(self) -> bool:
+        # On a GPU memory runs out on all alike. On a CPU it hardly does, and each trial costs its communication.
+        return self._processes.device.type == "cuda"
+
+    def norm(self) -> torch.Tensor:
+        return norm_of_shards(self.model.parameters(), self._processes.world, self._processes.device)
+
+    def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
+        with self._gathered():
+            return super().judge(batches, count)
+
+    @contextmanager
+    def generating(self) -> Iterator[bool]:
+        with self._gathered():
+            yield True  # a forward pass gathers weights from all
+
+    def _learn(self, batch: Batch) -> torch.Tensor:
+        return self._objective.loss(self.model, batch)
+
+    def _own(self, found: torch.Tensor) -> torch.Tensor:
+        # Those that share the matrices of a layer all find the same.
+        return found if self._processes.rank % self.grid.tensor == 0 else torch.zeros_like(found)
+
+    def _share(self, targets: float) -> float:
+        return 1.0 / targets
+
+    def _micro_step(self, last: bool) -> AbstractContextManager[object]:
+        root, mode = self.model, self.grid.mode
+        assert isinstance(root, FSDPModule)
+        if mode in ("ddp", "zero1"):
+            root.set_requires_gradient_sync(last)
+        if mode == "hsdp":
+            root.set_requires_all_reduce(last)
+        if mode in ("ddp", "zero1", "zero2"):
+            root.set_reshard_after_backward(last)
+        root.set_is_last_backward(last)
+        return nullcontext()
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Forward passes without a backward leave weights gathered; here they are let go."""
+        try:
+            yield
+        finally:
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()

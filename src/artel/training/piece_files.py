@@ -1,0 +1,57 @@
+"""Tensors that processes share, each one's pieces in safetensors files: torch.distributed.checkpoint without pickle.
+
+Its own metadata file is a pickle; that of its safetensors form stands in each file's header (`DCP_SHARDING_INFO`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from artel.errors import Problem, WorkError
+
+
+def told_by_first(text: str) -> str:
+    """What the first process says, on all of them."""
+    said = [text]
+    dist.broadcast_object_list(said, src=0)
+    return said[0]
+
+
+def write_pieces(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write each process's pieces of `tensors` (plain, or DTensors) into a folder that all see. All call it.
+
+    Raises WorkError, on every process alike, when one of them cannot.
+    """
+    try:
+        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:  # derives from BaseException
+        raise _told(folder, error) from None
+
+
+def read_pieces(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Fill `tensors` (plain, or DTensors of any layout) with what is stored under their names, whole or in pieces.
+
+    Each process reads what it needs, and says nothing to the others. Raises WorkError.
+    """
+    try:
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    except CheckpointException as error:
+        raise _told(folder, error) from None
+
+
+def piece_shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of each tensor stored in a folder, whole or in pieces."""
+    found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {name: (stored.size, stored.properties.dtype) for name, stored in found.items()}  # type: ignore[union-attr]
+
+
+def _told(folder: Path, error: BaseException) -> WorkError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return WorkError([Problem(str(folder), lines[-1] if lines else type(error).__name__)])
