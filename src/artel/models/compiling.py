@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
@@ -43,7 +44,10 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
     them take any.
     """
     for layer in repeated_layers(model):
-        layer.compile(dynamic=False if fixed else None)
+        if isinstance(layer, FSDPModule):  # its hooks, which gather weights, stay outside of the graph
+            layer.forward = torch.compile(layer.forward, dynamic=False if fixed else None)
+        else:
+            layer.compile(dynamic=False if fixed else None)
 
 
 def try_compiled(model: PreTrainedModel, step: Callable[[], object]) -> str | None:
@@ -59,6 +63,8 @@ def try_compiled(model: PreTrainedModel, step: Callable[[], object]) -> str | No
         return None
     for layer in repeated_layers(model):
         layer._compiled_call_impl = None
+        if isinstance(layer, FSDPModule):
+            layer.forward = layer.forward._torchdynamo_orig_callable  # type: ignore[attr-defined]
     step()
     return reason
 
@@ -71,5 +77,5 @@ def repeated_layers(model: PreTrainedModel) -> list[nn.Module]:
         for stack in model.modules()
         if isinstance(stack, nn.ModuleList)
         for layer in stack
-        if type(layer).__name__ in names
+        if names & {kind.__name__ for kind in type(layer).__mro__}  # fully_shard puts a class of its own before it
     ]

@@ -1,0 +1,228 @@
+"""The same numbers however a model is split: writes benchmarks/parity.md.
+
+    python benchmarks/parity.py [--steps 20] [--models gpt2,llama] [--layouts fsdp-2,tensor-2] [--out FILE]
+
+Each cell trains a tiny model for 20 steps under a layout with `artel train`'s own loop, twice (SGD and AdamW, two
+micro-batches a process, clipping on, rows of unequal length, float32), and once in a process alone. Shown is the
+largest relative difference of loss or gradient norm over all steps. A cell that a model cannot have shows why it was
+refused.
+All cells of as many processes share one start (tests/ranks.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from ranks import run_ranks  # noqa: E402
+from test_objectives import OBJECTIVES, objective_run  # noqa: E402
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
+         "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
+NO_DROPOUT = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "router_aux_loss_coef": 0.01}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {"model": {"config": {"model_type": "gpt2", "n_layer": 8, "n_embd": 32, "n_head": 4, "resid_pdrop": 0,
+                                  "embd_pdrop": 0, "attn_pdrop": 0}}},
+    "llama": {"model": {"config": {"model_type": "llama", **SIZES}}},
+    "qwen3_moe": {"model": {"config": {"model_type": "qwen3_moe", **SIZES, **EXPERTS}}},
+    "roberta": {"model": {"config": {"model_type": "roberta", "hidden_size": 32, "num_hidden_layers": 8,
+                                     "num_attention_heads": 4, "intermediate_size": 64, **NO_DROPOUT}},
+                "objective": "masked"},
+}  # fmt: skip
+
+Layout = tuple[int, dict[str, Any]]
+LAYOUTS: dict[str, Layout] = {
+    "ddp-2": (2, {"data": "ddp"}),
+    "ddp-4": (4, {"data": "ddp"}),
+    "zero1-2": (2, {"data": "zero1"}),
+    "zero2-2": (2, {"data": "zero2"}),
+    "fsdp-2": (2, {"data": "fsdp"}),
+    "fsdp-4": (4, {"data": "fsdp"}),
+    "hsdp-2x2": (4, {"data": "hsdp", "shard": 2}),
+    "offload-2": (2, {"data": "fsdp", "offload": "cpu"}),
+    "tensor-2": (2, {"tensor": 2}),
+    "tensor-4": (4, {"tensor": 4}),
+    "sequence-2": (2, {"tensor": 2, "sequence": True}),
+    "fsdp-tensor-2x2": (4, {"data": "fsdp", "tensor": 2}),
+    "context-2": (2, {"context": 2}),
+    "context-4": (4, {"context": 4}),
+    "context-ulysses-2": (2, {"context": 2, "exchange": "ulysses"}),
+    "context-ring-2": (2, {"context": 2, "exchange": "ring"}),
+    "context-ring-4": (4, {"context": 4, "exchange": "ring"}),
+    "expert-2": (2, {"data": "fsdp", "expert": 2}),
+    "expert-4": (4, {"data": "fsdp", "expert": 4}),
+    "expert-fsdp-2x2": (4, {"data": "fsdp", "expert": 2}),
+    **{f"pipeline-{schedule}-{ranks}": (ranks, {"pipeline": ranks, "schedule": schedule})
+       for schedule in ("sequential", "gpipe", "1f1b", "interleaved", "zero_bubble") for ranks in (2, 4)},
+    "pipeline-ddp-2x2": (4, {"data": "ddp", "pipeline": 2}),
+    "pipeline-fsdp-2x2": (4, {"data": "fsdp", "pipeline": 2}),
+    "deepspeed-1": (2, {"deepspeed": {"zero_optimization": {"stage": 1}}}),
+    "deepspeed-2": (2, {"deepspeed": {"zero_optimization": {"stage": 2}}}),
+    "deepspeed-3": (2, {"deepspeed": {"zero_optimization": {"stage": 3}}}),
+}  # fmt: skip
+ADAPTED = {"lora": {"lora": {"rank": 4}}, "nf4": {"lora": {"rank": 4}, "quantise": "nf4"}}
+SAMPLES = 64
+"""Rows of a global batch: two micro-batches of 16 for each of two processes, of 8 for each of four."""
+
+
+def run_file(
+    folder: Path, name: str, world: int, sections: dict[str, Any], parallel: dict[str, Any], **train: Any
+) -> Path:
+    parallel = dict(parallel)
+    if isinstance(parallel.get("deepspeed"), dict):
+        settings = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", **parallel["deepspeed"]}
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps(settings))
+        parallel["deepspeed"] = str(file)
+    fixed = math.prod(parallel.get(key, 1) for key in ("tensor", "pipeline", "context"))
+    rows = SAMPLES // (world // fixed) // 2
+    if "pipeline" in parallel:
+        rows = SAMPLES // (world // fixed) // 8  # a pipeline of four stages needs as many micro-batches
+    run = {
+        "run": str(folder / name),
+        "data": {"sources": [{"format": "dummy", "documents": 300}], "validation": 0, "block": 32,
+                 "packing": "best_fit", "store": str(folder / "stores")},
+        "tokenizer": {"train": {"vocab": 403}},
+        **sections,
+        "train": {"batch": SAMPLES, "micro_batch": rows, "warmup": 2, "clip": 0.5, "compile": "off",
+                  "precision": "fp32", "threads": 1, **train},
+        "validate": {"every": "never"},
+        "checkpoint": {"every": "never", "best": None},
+        "log": {"every": 1},
+        "track": ["jsonl"],
+        "parallel": parallel,
+    }  # fmt: skip
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(run))
+    return path
+
+
+OPTIMIZERS = {"sgd": {"optimizer": "sgd", "learning_rate": 0.3}, "adamw": {"optimizer": "adamw", "learning_rate": 2e-3}}
+
+
+Cells = dict[tuple[str, str], tuple[int, dict[str, Any], dict[str, Any]]]
+"""(layout, model) -> processes, sections of the run file, its section `parallel`."""
+
+
+def cells(models: list[str], layouts: list[str]) -> Cells:
+    return {(layout, model): (LAYOUTS[layout][0], MODELS[model], LAYOUTS[layout][1])
+            for layout in layouts for model in models}  # fmt: skip
+
+
+def adapted(folder: Path, models: list[str]) -> Cells:
+    """LoRA and nf4, over a model that is trained for a step first."""
+    bases = {model: run_file(folder, f"base-{model}", 1, MODELS[model], {}, steps=1) for model in models}
+    trained = os.pathsep.join(map(str, bases.values()))
+    run_ranks(1, ROOT / "tests/workers/layout_cases.py", "run_files", 600, CASES=trained)
+    return {
+        (f"{name}-{mode}-2", model): (2, MODELS[model] | {"model": {"from": str(folder / f"base-{model}/model"), **more}},
+                                      {"data": mode})
+        for model in models for name, more in ADAPTED.items() for mode in ("ddp", "fsdp")
+    }  # fmt: skip
+
+
+def objectives(folder: Path) -> Cells:
+    """Every objective, on records made for it (tests/test_objectives.py)."""
+    found: Cells = {}
+    for name in OBJECTIVES:
+        tree = yaml.safe_load(objective_run(folder / f"{name}.yaml", name).read_text())
+        kept = ("data", "tokenizer", "model", "objective", "masked", "span_qa", "preference")
+        sections = {key: tree[key] for key in kept if key in tree}
+        found["fsdp-2", name] = (2, sections, {"data": "fsdp"})
+    return found
+
+
+def measure(folder: Path, wanted: Cells, steps: int, seconds: float) -> dict[tuple[str, str], float | str]:
+    """Largest relative difference to one process, or why it was refused, of each cell."""
+    files: dict[int, dict[str, Path]] = {}
+    alone: dict[tuple[str, str], tuple[str, str]] = {}
+    for cell, (world, sections, parallel) in wanted.items():
+        key = json.dumps(sections, sort_keys=True)
+        for optimizer, train in OPTIMIZERS.items():
+            name = f"{cell[0]}-{cell[1]}-{optimizer}"
+            files.setdefault(world, {})[name] = run_file(folder, name, world, sections, parallel, steps=steps, **train)
+            reference = f"alone-{abs(hash(key))}-{optimizer}"
+            if reference not in files.setdefault(1, {}):
+                files[1][reference] = run_file(folder, reference, 1, sections, {}, steps=steps, **train)
+            alone[(*cell, optimizer)] = reference
+    said: dict[str, str | None] = {}
+    for world in sorted(files):
+        start = time.monotonic()
+        told = run_ranks(
+            world, ROOT / "tests/workers/layout_cases.py", "run_files", seconds, CASES_GO_ON="1",
+            CASES=os.pathsep.join(map(str, files[world].values())), CASES_LOG=str(folder / "log"),
+        )  # fmt: skip
+        said |= dict(zip(files[world], told[0], strict=True))
+        print(f"{world} processes: {len(files[world])} runs in {time.monotonic() - start:.0f} s", file=sys.stderr)
+    result: dict[tuple[str, str], float | str] = {}
+    for cell in wanted:
+        largest = 0.0
+        for optimizer in OPTIMIZERS:
+            name = f"{cell[0]}-{cell[1]}-{optimizer}"
+            if said[name] is not None:
+                result[cell] = str(said[name])
+                break
+            largest = max(largest, difference(folder / alone[(*cell, optimizer)], folder / name, steps))
+        else:
+            result[cell] = largest
+    return result
+
+
+def difference(one: Path, other: Path, steps: int) -> float:
+    """The largest relative difference of loss or gradient norm over all steps of two runs."""
+    read = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
+    found, expected = ([(line["loss"], line["gradient_norm"]) for line in lines if "loss" in line] for lines in read)
+    assert len(found) == len(expected) == steps, (one, other, len(found), len(expected))
+    return max(abs(a - b) / abs(b) for pair in zip(found, expected, strict=True) for a, b in zip(*pair, strict=True))
+
+
+def table(found: dict[tuple[str, str], float | str], models: list[str]) -> str:
+    notes: list[str] = []
+    lines = [f"| | {' | '.join(models)} |", f"|---|{'---|' * len(models)}"]
+    for layout in dict.fromkeys(layout for layout, _ in found):
+        shown = []
+        for model in models:
+            value = found.get((layout, model))
+            if isinstance(value, str):
+                told = re.sub(r"\s+", " ", value).strip()
+                if told not in notes:
+                    notes.append(told)
+                shown.append(f"refused [{notes.index(told) + 1}]")
+            else:
+                shown.append("" if value is None else f"{value:.1e}")
+        lines.append(f"| {layout} | {' | '.join(shown)} |")
+    return "\n".join([*lines, "", *(f"{number}. {note}" for number, note in enumerate(notes, 1))])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    parser.add_argument("--seconds", type=float, default=3600, help="time limit of each start")
+    parser.add_argument("--out", type=Path)
+    wanted = parser.parse_args()
+    models = wanted.models.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Path(folder), cells(models, wanted.layouts.split(",")), wanted.steps, wanted.seconds)
+    text = table(found, models)
+    print(text)
+    if wanted.out:
+        wanted.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Checkpoints of any layout are gone on with by any other; what is refused, and why."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from artel.config.sections import ParallelConfig
+from artel.errors import InputError
+from artel.parallel import read_grid
+from helpers import largest_difference, losses, write_run
+from ranks import run_ranks
+
+CASES = Path(__file__).parent / "workers" / "layout_cases.py"
+LAYOUTS = {
+    "alone": (1, {}),
+    "ddp-2": (2, {}),
+    "zero1-2": (2, {"data": "zero1"}),
+    "fsdp-2": (2, {"data": "fsdp"}),
+    "fsdp-4": (4, {"data": "fsdp"}),
+}
+RUN = {
+    "train": {"steps": 6, "batch": 16, "micro_batch": 4},
+    "checkpoint": {"every": 3, "keep": 9},
+}
+MUON = {"train": {"steps": 4, "batch": 16, "micro_batch": 4, "optimizer": "muon"}}  # whole matrices, by all together
+
+
+def run_all(files: dict[int, list[Path]]) -> None:
+    for world, those in sorted(files.items()):
+        told = run_ranks(world, CASES, "run_files", 240, CASES=os.pathsep.join(map(str, those)))
+        assert told == [[None] * len(those)] * world
+
+
+@pytest.mark.processes
+def test_every_layout_goes_on_from_the_checkpoint_of_every_other(tmp_path):
+    """Stopped after half of the run: the other half's losses and gradient norms within 1e-5, and the saved model."""
+    begun = {name: write_run(tmp_path / f"{name}.yaml", **RUN, parallel=parallel)
+             for name, (_, parallel) in LAYOUTS.items()}  # fmt: skip
+    muon = {world: write_run(tmp_path / f"muon-{world}.yaml", **MUON, parallel=parallel)
+            for world, parallel in ((1, {}), (2, {"data": "fsdp"}))}  # fmt: skip
+    first = {world: [begun[name] for name in LAYOUTS if LAYOUTS[name][0] == world] for world in (1, 2, 4)}
+    run_all({world: [*files, *([muon[world]] if world in muon else [])] for world, files in first.items()})
+    assert largest_difference(*(losses(file.with_suffix("")) for file in muon.values())) < 1e-5
+    expected = losses(begun["alone"].with_suffix(""))
+    assert expected[6][0] < expected[1][0]
+    gone_on: dict[int, list[Path]] = {}
+    for before, file in begun.items():
+        assert largest_difference(expected, losses(file.with_suffix(""))) < 1e-5, before
+        for name, (world, parallel) in LAYOUTS.items():
+            path = write_run(tmp_path / f"{before}-then-{name}.yaml", **RUN, parallel=parallel)
+            halfway(file.with_suffix(""), path.with_suffix(""))
+            gone_on.setdefault(world, []).append(path)
+    run_all(gone_on)
+    weights = load_file(begun["alone"].with_suffix("") / "model" / "model.safetensors")
+    for path in (path for those in gone_on.values() for path in those):
+        found = losses(path.with_suffix(""))
+        assert found.keys() == expected.keys()
+        assert largest_difference(expected, found) < 1e-5, path.stem
+        model = load_file(path.with_suffix("") / "model" / "model.safetensors")
+        assert model.keys() == weights.keys()
+        assert all(torch.allclose(model[name], weights[name], rtol=1e-4, atol=1e-6) for name in weights), path.stem
+    opened = AutoModelForCausalLM.from_pretrained(path.with_suffix("") / "model")
+    assert type(opened).__name__ == "GPT2LMHeadModel"
+    assert json.loads((path.with_suffix("") / "model" / "config.json").read_text())["architectures"] == [
+        "GPT2LMHeadModel"
+    ]
+
+
+def halfway(run: Path, copy: Path) -> None:
+    """The folder of a run as it was when its first checkpoint was written."""
+    shutil.copytree(run, copy, symlinks=True)
+    for path in ("model", "checkpoints/step-000000006"):
+        shutil.rmtree(copy / path)
+    (copy / "result.json").unlink()
+    (copy / "checkpoints" / "latest").unlink()
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= 3))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "world", "where", "said"),
+    [
+        ({"tensor": 4}, 6, "parallel", "6 processes are no multiple of pipeline 1 x context 1 x tensor 4 = 4; start 8"),
+        ({"data": "hsdp", "shard": 4}, 6, "parallel.shard", "no multiple of 4; write one of: 1, 2, 3, 6"),
+        ({"data": "fsdp", "shard": 2}, 4, "parallel.shard", "fsdp has no copies"),
+        ({"data": "ddp", "offload": "cpu"}, 2, "parallel.offload", "write data: fsdp"),
+        ({"data": "ddp", "expert": 2}, 2, "parallel.expert", "write data: fsdp"),
+        ({"data": "fsdp", "expert": 4}, 6, "parallel.expert", "write one of: 1, 2, 3, 6"),
+    ],
+)
+def test_numbers_of_processes_that_do_not_divide_are_refused(wanted, world, where, said):
+    with pytest.raises(InputError) as refused:
+        read_grid(ParallelConfig.model_validate(wanted), world, world)
+    (problem,) = refused.value.problems
+    assert problem.where == where
+    assert said in f"{problem.what}; {problem.fix}"
+
+
+def test_neighbours_share_what_is_spoken_of_most():
+    grid = read_grid(ParallelConfig(data="hsdp", tensor=2, pipeline=2), world=16, here=4)
+    assert grid.sizes == (2, 2, 2, 1, 2)  # pipeline, copies, shard, context, tensor
+    assert [grid.batch_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
+    assert [rank for rank in range(16) if grid.counts(rank)] == [0, 2, 4, 6]
