@@ -67,6 +67,9 @@ LAYOUTS: dict[str, Layout] = {
     "expert-fsdp-2x2": (4, {"data": "fsdp", "expert": 2}),
     **{f"pipeline-{schedule}-{ranks}": (ranks, {"pipeline": ranks, "schedule": schedule})
        for schedule in ("sequential", "gpipe", "1f1b", "interleaved", "zero_bubble") for ranks in (2, 4)},
+    "tensor-pipeline-2x2": (4, {"tensor": 2, "pipeline": 2}),
+    "tensor-context-2x2": (4, {"tensor": 2, "context": 2}),
+    "fsdp-context-2x2": (4, {"data": "fsdp", "context": 2}),
     "pipeline-ddp-2x2": (4, {"data": "ddp", "pipeline": 2}),
     "pipeline-fsdp-2x2": (4, {"data": "fsdp", "pipeline": 2}),
     "deepspeed-1": (2, {"deepspeed": {"zero_optimization": {"stage": 1}}}),

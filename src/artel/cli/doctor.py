@@ -15,6 +15,13 @@ def doctor(
         str, typer.Argument(metavar="RUN", help="A run file, a recipe's name, or the folder of an earlier run.")
     ] = "",
     overrides: Overrides = None,
+    parallel: Annotated[
+        bool,
+        typer.Option("--parallel", help="Try the run's `parallel` on a small copy of its model, beside one process."),
+    ] = False,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="--parallel: processes; else as many as the numbers in `parallel` need.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look at this machine: what it has, what artel would choose on it and why, and what stands in its way.
@@ -22,10 +29,18 @@ def doctor(
     Paste what it prints into an issue. Nothing is written and no network is used; of variables that may be secret only
     that they are set is told.
 
-    Example: artel doctor run.yaml
+    With --parallel two steps of a small copy of the run's own model are trained under its layout and by one process,
+    here, and losses and gradient norms compared: a proof in a minute, before a cluster is rented. It ends with 1 where
+    they differ.
+
+    Examples: artel doctor run.yaml
+              artel doctor run.yaml --parallel parallel.data=fsdp parallel.tensor=2 --nproc 4
     """
     from artel.config import load_run
 
+    if parallel:
+        _try_layout(name, overrides or [], nproc, as_json)
+        return
     run = load_run(name, overrides or []) if name else None
     variables = dict(os.environ)  # as they are before ours are added
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
@@ -37,3 +52,23 @@ def doctor(
         print_json(found.to_json())
     else:
         print(found)
+
+
+def _try_layout(name: str, overrides: list[str], nproc: int | None, as_json: bool) -> None:
+    from artel.config import load_run
+    from artel.errors import InputError, Problem
+
+    if not name:
+        raise InputError([Problem("--parallel", "needs a run file", "artel doctor run.yaml --parallel")])
+    run = load_run(name, overrides)
+    quiet_libraries()
+    from artel.parallel import least_processes
+    from artel.using.doctor.parallel import try_layout
+
+    found = try_layout(run, nproc or max(2, least_processes(run.parallel)))
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(found)
+    if not found.agrees:
+        raise typer.Exit(1)

@@ -25,8 +25,8 @@ from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -99,7 +99,7 @@ def attention(
 def mix(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing, places: Sequence[range] | None = None
 ) -> torch.Tensor:
-    """query (rows, heads, queries, size), key and value (rows, key heads, length, size) -> (rows, heads, queries, size).
+    """query (rows, heads, queries, size), key and value (rows, key heads, length, size) -> as query.
 
     `places` are those of the queries in the sequence of the keys, in pieces one after another; None: all of them. For
     each piece only the keys that it may see are touched.
@@ -110,14 +110,14 @@ def mix(
         return flex(query, key, value, block_mask=how.mask, scale=how.scale, enable_gqa=grouped)
     if places is None:
         every = range(query.shape[2])
-        return _mix_piece(query, key, value, how, every, every)
+        return _mix_piece(query, key, value, how.mask, how, every, every)
     pieces, start = [], 0
     for at in places:
         others = _reach(at, key.shape[2], how)
         mine, theirs = slice(start, start + len(at)), slice(others.start, others.stop)
         mask = None if how.mask is None else how.mask[:, :, mine, theirs]
-        piece = query[:, :, mine], key[:, :, theirs], value[:, :, theirs]
-        pieces.append(_mix_piece(*piece, how._replace(mask=mask), at, others))
+        keys, values = key[:, :, theirs], value[:, :, theirs]
+        pieces.append(_mix_piece(query[:, :, mine], keys, values, mask, how, at, others))
         start += len(at)
     return torch.cat(pieces, dim=2)
 
@@ -129,18 +129,29 @@ def _reach(at: range, length: int, how: Mixing) -> range:
 
 
 def _mix_piece(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing, at: range, others: range
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    how: Mixing,
+    at: range,
+    others: range,
 ) -> torch.Tensor:
-    """`mix` of the queries at the places `at` with the keys of the places `others`."""
-    mask = how.mask
-    if how.window is not None and how.window < len(others):
+    """`mix` of the queries at the places `at` with the keys of the places `others`; `mask` is the mask of these."""
+    grouped = query.shape[1] != key.shape[1]
+    window = how.window if how.window is not None and how.window < len(others) else None
+    at_the_end = how.causal and mask is None and at.start > others.start
+    if at_the_end and window is None and _flash_takes(query, key, value, how.dropout, grouped):
+        # Its own operator puts the causal mask at the end of the keys; what is called below, at their beginning.
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, how.dropout, True, scale=how.scale)[0]
+    if window is not None or at_the_end:
         distance = _places(at, query.device)[:, None] - _places(others, query.device)[None, :]
-        near = (distance < how.window) & ((distance >= 0) if how.causal else (distance > -how.window))
-        mask = near if mask is None else mask & near
-    causal = how.causal and mask is None and len(at) > 1
-    if causal and at.start > others.start:
-        # Queries that stand at the end of the keys: FlashAttention 2 has this form too, without a mask.
-        mask, causal = causal_lower_right(len(at), len(others)), False
+        if window is None:
+            seen = distance >= 0
+        else:
+            seen = (distance < window) & ((distance >= 0) if how.causal else (distance > -window))
+        mask = seen if mask is None else mask & seen
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -148,9 +159,16 @@ def _mix_piece(
         attn_mask=mask,
         dropout_p=how.dropout,
         scale=how.scale,
-        is_causal=causal,
-        enable_gqa=query.shape[1] != key.shape[1],
+        is_causal=how.causal and mask is None and len(at) > 1,
+        enable_gqa=grouped,
     )
+
+
+def _flash_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, grouped: bool) -> bool:
+    """Whether FlashAttention 2 runs here on such heads: on a GPU, in half precision, of widths that it has."""
+    if query.device.type != "cuda" or query.shape[-1] % 8:
+        return False
+    return bool(can_use_flash_attention(SDPAParams(query, key, value, None, dropout, False, grouped)))
 
 
 def _places(span: range, device: torch.device) -> torch.Tensor:
@@ -199,15 +217,19 @@ def takes_block_masks(model: PreTrainedModel) -> bool:
     """
     if model in _WITHOUT_BLOCK_MASKS:
         return False
-    config = model.config.get_text_config()
-    names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
-    dropout = max(float(getattr(config, name, None) or 0.0) for name in names)
     return (
         model.config._attn_implementation == NAME
         and model.device.type in _BLOCK_MASK_DEVICES
-        and getattr(config, "sliding_window", None) is None
-        and dropout == 0.0
+        and getattr(model.config.get_text_config(), "sliding_window", None) is None
+        and attention_dropout(model) == 0.0
     )
+
+
+def attention_dropout(model: PreTrainedModel) -> float:
+    """The share of a model's attention that is dropped in training, by any of the names that configurations have."""
+    config = model.config.get_text_config()
+    names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+    return max(float(getattr(config, name, None) or 0.0) for name in names)
 
 
 _WITHOUT_BLOCK_MASKS: WeakSet[PreTrainedModel] = WeakSet()
@@ -265,4 +287,5 @@ def attention_choice(model: PreTrainedModel, device: torch.device, *, documents:
     kernel = "PyTorch's kernel for processors"
     if device.type == "cuda":
         kernel = "cuDNN" if torch.cuda.get_device_capability(device) >= (9, 0) else "FlashAttention 2"
-    return Choice(f"scaled_dot_product_attention ({kernel})", "causal: no mask is made")
+    why = "causal: no mask is made" if model.can_generate() else "no mask is made"
+    return Choice(f"scaled_dot_product_attention ({kernel})", why)

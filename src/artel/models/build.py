@@ -29,6 +29,8 @@ from artel.models.adapters import (
 )
 from artel.models.folder import cannot_load, check_folder, read_config
 from artel.models.heads import check_head, model_class
+from artel.models.initial import initialise_again
+from artel.models.materialise import Weights, materialise
 from artel.models.quantised import count, loading_options, require_bitsandbytes
 from artel.tokens import Tokenizer
 
@@ -77,11 +79,18 @@ def build_model(
     torch.manual_seed(seed)
     if wanted.from_ is not None:
         whole = wanted.lora.save if wanted.lora is not None else []
-        built = _pretrained(wanted.from_, auto_class, heads or {}, wanted.quantise, whole)
+        built = _pretrained(wanted.from_, tokenizer, auto_class, heads or {}, wanted.quantise, whole, seed)
+        check_positions(built.model, block)
     else:
-        built = _from_scratch(wanted.config or _default(auto_class), tokenizer, auto_class, heads or {}, block)
-    _grow_vocabulary(built, tokenizer)
-    check_positions(built.model, block)
+        built = from_scratch(wanted.config, tokenizer, auto_class, heads or {}, block)
+        check_positions(built.model, block)
+        materialise(built.model, Weights(copy.deepcopy(built.model), seed), device="cpu")
+    finish(built, wanted, auto_class, seed)
+    return built
+
+
+def finish(built: Built, wanted: ModelConfig, auto_class: str, seed: int) -> None:
+    """Adapters, and parameters that stay as they are. Raises InputError."""
     if wanted.lora is not None:
         generates = auto_class == "AutoModelForCausalLM"
         done = add_adapters(
@@ -91,7 +100,6 @@ def build_model(
     if wanted.freeze:
         freeze(built.model, wanted.freeze)
         built.notes.append(f"{built.trained:,} parameters are trained, the others stay as they are")
-    return built
 
 
 def build_adapted(
@@ -107,11 +115,9 @@ def build_base(
     adapter: AdapterFolder, tokenizer: Tokenizer, *, auto_class: str, heads: dict[str, int], quantise: str = "none"
 ) -> Built:
     """The base model of a saved adapter, with rows for the tokenizer that came with it. Raises InputError."""
-    torch.manual_seed(0)  # what the base has not is initialised here, then comes with the adapter
     whole = list(adapter.config.modules_to_save or [])
-    built = _pretrained(adapter.base, auto_class, heads, quantise, whole)
-    _grow_vocabulary(built, tokenizer)
-    return built
+    # What the base has not is initialised here, then comes with the adapter.
+    return _pretrained(adapter.base, tokenizer, auto_class, heads, quantise, whole, 0)
 
 
 def check_positions(model: PreTrainedModel, block: int) -> None:
@@ -142,19 +148,20 @@ def _default(auto_class: str) -> dict[str, Any]:
     return _GPT2 if auto_class == "AutoModelForCausalLM" else _ROBERTA
 
 
-def _from_scratch(
-    wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str, heads: dict[str, int], block: int
+def from_scratch(
+    wanted: dict[str, Any] | None, tokenizer: Tokenizer, auto_class: str, heads: dict[str, int], block: int
 ) -> Built:
+    """The model of a configuration, on the meta device; of none given the default's. Raises InputError."""
+    wanted = wanted or _default(auto_class)
     config = _configuration(wanted, tokenizer, auto_class)
     build = model_class(config, auto_class, heads)._from_config
     given = {config.attribute_map.get(key, key) for key in wanted}
     try:
-        longest = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
-        if longest not in given and hasattr(config, "max_position_embeddings"):
-            with torch.device("meta"):
-                offset = _position_offset(build(config))
-            config.max_position_embeddings = block + offset
-        model = build(config)
+        with torch.device("meta"):
+            longest = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
+            if longest not in given and hasattr(config, "max_position_embeddings"):
+                config.max_position_embeddings = block + _position_offset(build(config))
+            model = build(config)
     except (ValueError, TypeError, AssertionError, RuntimeError, AttributeError, KeyError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
@@ -261,7 +268,8 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
         raise InputError([Problem("model.config", f"{model_type} refuses it: {first}", "check its values")]) from None
 
 
-def _pretrained(name: str, auto_class: str, heads: dict[str, int], quantise: str, whole: list[str]) -> Built:
+def pretrained_config(name: str, auto_class: str) -> tuple[PreTrainedConfig, list[str]]:
+    """The configuration of a model that can be loaded, and what its user should know of it. Raises InputError."""
     folder = Path(name)
     if folder.is_dir():
         check_folder(folder)
@@ -271,9 +279,16 @@ def _pretrained(name: str, auto_class: str, heads: dict[str, int], quantise: str
         )
     config, notes = read_config(name)
     check_head(config.model_type, auto_class, "model.from")
-    options = {}
-    if quantise != "none":
-        options = loading_options(quantise, _skeleton(config, auto_class, heads), whole)
+    return config, notes
+
+
+def _pretrained(
+    name: str, tokenizer: Tokenizer, auto_class: str, heads: dict[str, int], quantise: str, whole: list[str], seed: int
+) -> Built:
+    """The whole model with its weights, and with rows for all of the tokenizer's ids. Raises InputError."""
+    config, notes = pretrained_config(name, auto_class)
+    reference = _skeleton(config, auto_class, heads)
+    options = loading_options(quantise, reference, whole) if quantise != "none" else {}
     try:
         model, info = model_class(config, auto_class, heads).from_pretrained(
             name, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
@@ -281,28 +296,42 @@ def _pretrained(name: str, auto_class: str, heads: dict[str, int], quantise: str
     except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds
         raise cannot_load(name, error) from None
     built = Built(model, notes)
-    missing = sorted(info.get("missing_keys") or ())
-    if len(missing) > len(model.state_dict()) // 2:
-        raise InputError(
-            [Problem("model.from", f"{name} has no weights for {len(missing)} of this model's tensors ({missing[0]} …)",
-                     "the weights and config.json are of different models")]
-        )  # fmt: skip
-    if missing:
-        built.anew += dict.fromkeys(key.rpartition(".")[0] for key in missing)
-        built.notes.append(f"not in {name}, so initialised anew: {', '.join(missing)}")
-    unexpected = sorted(info.get("unexpected_keys") or ())
-    if unexpected:
-        built.notes.append(f"in {name} but not in this model, so left out: {', '.join(unexpected[:8])}")
+    missing = info.get("missing_keys") or set()
+    tell_what_differs(built, name, missing, info.get("unexpected_keys") or set())
+    grown = grow_vocabulary(built, tokenizer)
+    grow_vocabulary(Built(reference), tokenizer)
+    initialise_again(model, reference, grown | dict.fromkeys(missing, 0), seed)
     return built
 
 
-def _grow_vocabulary(built: Built, tokenizer: Tokenizer) -> None:
-    rows = built.model.get_input_embeddings().weight.shape[0]
-    if tokenizer.vocabulary > rows:
-        built.model.resize_token_embeddings(tokenizer.vocabulary, mean_resizing=False)
-        ends = (built.model.get_input_embeddings(), built.model.get_output_embeddings())
-        built.anew += [name for name, module in built.model.named_modules() if any(module is end for end in ends)]
-        built.notes.append(
-            f"the tokenizer has {tokenizer.vocabulary} ids, the model had {rows} embeddings: "
-            f"{tokenizer.vocabulary - rows} new ones were added, initialised anew"
-        )
+def tell_what_differs(built: Built, name: str, missing: set[str], unexpected: set[str]) -> None:
+    """Note what the files of a model have not, or have beside it. Raises InputError where they are another model's."""
+    lacking = sorted(missing)
+    if len(lacking) > len(built.model.state_dict()) // 2:
+        raise InputError(
+            [Problem("model.from", f"{name} has no weights for {len(lacking)} of this model's tensors ({lacking[0]} …)",
+                     "the weights and config.json are of different models")]
+        )  # fmt: skip
+    if lacking:
+        built.anew += dict.fromkeys(key.rpartition(".")[0] for key in lacking)
+        built.notes.append(f"not in {name}, so initialised anew: {', '.join(lacking)}")
+    if unexpected:
+        built.notes.append(f"in {name} but not in this model, so left out: {', '.join(sorted(unexpected)[:8])}")
+
+
+def grow_vocabulary(built: Built, tokenizer: Tokenizer) -> dict[str, int]:
+    """Make room for all of the tokenizer's ids: the parameters that have more rows now, and how many they had."""
+    model = built.model
+    rows = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocabulary <= rows:
+        return {}
+    before = {name: parameter.shape for name, parameter in model.named_parameters()}
+    model.resize_token_embeddings(tokenizer.vocabulary, mean_resizing=False)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    built.anew += [name for name, module in model.named_modules() if any(module is end for end in ends)]
+    built.notes.append(
+        f"the tokenizer has {tokenizer.vocabulary} ids, the model had {rows} embeddings: "
+        f"{tokenizer.vocabulary - rows} new ones were added, initialised anew"
+    )
+    after = dict(model.named_parameters())
+    return {name: shape[0] for name, shape in before.items() if name in after and after[name].shape != shape}

@@ -69,7 +69,7 @@ def try_compiled(model: PreTrainedModel, step: Callable[[], object]) -> str | No
     return reason
 
 
-def repeated_layers(model: PreTrainedModel) -> list[nn.Module]:
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
     """The model's layers, as the model itself names them to whoever wants to split it."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [

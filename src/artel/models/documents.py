@@ -22,7 +22,8 @@ from artel.models.folder import read_config
 from artel.models.heads import model_class
 
 _WINDOW = "sliding_attention"
-_MASKED = {"full_attention", _WINDOW}  # layer types that a mask can keep documents apart in
+MASKED = {"full_attention", _WINDOW}
+"""Layer types that a mask says everything to: who sees whom."""
 _FIX = "write data.document_mask: false, or take another architecture"
 
 
@@ -99,7 +100,7 @@ def document_problems(wanted: ModelConfig, auto_class: str) -> list[Problem]:
         stateful = model_class(config, auto_class, {})._is_stateful
     except KeyError:  # it has no such head
         return []
-    hindered = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - _MASKED)
+    hindered = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - MASKED)
     if stateful:
         hindered = ["layers with a state"]
     if getattr(config, "attention_type", "") == "block_sparse":  # BigBird takes a mask only where inputs are short

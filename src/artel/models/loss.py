@@ -7,18 +7,25 @@ their gradients are computed together for some thousand positions at a time; pos
 How: while the head is open (`open_head`), the model's "logits" are what goes into the head. That is right only where
 nothing happens to logits behind the head that could not happen before it; so it is tried on each model before it is
 relied on, and a model that bounds its logits (Gemma 2) computes them as its authors wrote it.
+
+A head that is split over processes by vocabulary (a DTensor) stays split: each process computes the logits of its own
+ids, and what is put together is three numbers a position, and the gradient of what goes into the head (Shoeybi et al.
+2019, "Megatron-LM", section 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
@@ -69,11 +76,49 @@ def linear_cross_entropy(
     hidden (count, size), weight (vocabulary, size), bias (vocabulary,), targets int64 (count,), `IGNORED` where there
     is none. Products are computed in autocast's precision, the rest in float32. Gradients, softmax - target, are
     computed in the forward pass, so that logits are neither kept nor computed again (Hsu et al. 2024, "Liger Kernel").
+
+    `weight` and `bias` may be DTensors in shards of ids over the processes of a mesh, on which hidden and targets are
+    the same; then loss, guesses and the gradient of hidden are the same on all of them.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    loss, guesses = _LinearCrossEntropy.apply(hidden, weight, bias, targets, dtype)
+    share = None
+    if isinstance(weight, DTensor):
+        share, weight = _Share.of(weight), weight.to_local()
+        bias = bias.to_local() if isinstance(bias, DTensor) else bias
+    loss, guesses = _LinearCrossEntropy.apply(hidden, weight, bias, targets, dtype, share)
     return loss, guesses
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """This process's ids among those of the processes that share a vocabulary."""
+
+    group: dist.ProcessGroup
+    size: int
+    first: int
+    most: int
+    """How many ids a process has; the last may have fewer."""
+
+    @classmethod
+    def of(cls, weight: DTensor) -> _Share:
+        mesh = weight.device_mesh
+        most = -(-weight.shape[0] // mesh.size())
+        return cls(mesh.get_group(), mesh.size(), mesh.get_local_rank() * most, most)
+
+    def best(self, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of all processes' highest scores, float32 (count,), and their ids here: the highest and its id."""
+        found = torch.stack([scores, (ids + self.first).float()])  # exact up to 16 million ids
+        everywhere = found.new_empty(self.size, *found.shape)
+        dist.all_gather(list(everywhere), found, group=self.group)
+        highest, process = everywhere[:, 0].max(dim=0)
+        return highest, everywhere[:, 1].gather(0, process[None])[0].long()
+
+    def add_up(self, *numbers: torch.Tensor) -> Iterable[torch.Tensor]:
+        """The sum over the processes of each of some tensors of one shape."""
+        together = torch.stack(numbers)
+        dist.all_reduce(together, group=self.group)
+        return together
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -85,6 +130,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         dtype: torch.dtype,
+        share: _Share | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         vocabulary = weight.shape[0]
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -98,18 +144,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
             of_hidden = torch.empty_like(inputs) if wants_hidden else None
             of_weight = torch.zeros(matrix.shape, device=hidden.device) if wants_weight else None
             of_bias = torch.zeros(matrix.shape[0], device=hidden.device) if wants_bias else None
-            size = max(128, _AT_A_TIME.get(hidden.device.type, 2**25) // (4 * matrix.shape[0]))
+            # The same on all processes that share a vocabulary, of which the last may have fewer ids.
+            columns = matrix.shape[0] if share is None else share.most
+            size = max(128, _AT_A_TIME.get(hidden.device.type, 2**25) // (4 * columns))
             for start in range(0, len(targets), size):
                 piece = slice(start, start + size)
                 logits = F.linear(inputs[piece], matrix, shift)
-                share, guesses[piece], slopes = _slopes(logits, targets[piece], vocabulary, any(ctx.needs_input_grad))
-                loss += share
+                wanted = any(ctx.needs_input_grad)
+                found, guesses[piece], slopes = _slopes(logits, targets[piece], vocabulary, share, wanted)
+                loss += found
                 if of_hidden is not None:
                     torch.mm(slopes, matrix, out=of_hidden[piece])
                 if of_weight is not None:
                     _add_product(of_weight, slopes, inputs[piece])
                 if of_bias is not None:
                     of_bias += slopes.float().sum(dim=0)
+            if of_hidden is not None and share is not None:
+                dist.all_reduce(of_hidden, group=share.group)
         ctx.of_hidden = of_hidden if of_hidden is None else of_hidden.to(hidden.dtype)
         ctx.of_weight = of_weight if of_weight is None else of_weight[:vocabulary].to(weight.dtype)
         ctx.of_bias = of_bias if of_bias is None else of_bias[:vocabulary].to(weight.dtype)
@@ -124,26 +175,37 @@ class _LinearCrossEntropy(torch.autograd.Function):
         kept = (ctx.of_hidden, ctx.of_weight, ctx.of_bias)
         found = tuple(None if each is None else each.mul_(slope) for each in kept)
         ctx.of_hidden = ctx.of_weight = ctx.of_bias = None
-        return *found, None, None
+        return *found, None, None, None
 
 
 def _slopes(
-    logits: torch.Tensor, targets: torch.Tensor, vocabulary: int, wanted: bool
+    logits: torch.Tensor, targets: torch.Tensor, vocabulary: int, share: _Share | None, wanted: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(summed loss, likeliest ids, gradient of the summed loss by the logits in their precision) of some positions."""
+    """(summed loss, likeliest ids, gradient of the summed loss by the logits in their precision) of some positions.
+
+    With `share` the logits are those of its ids; `vocabulary` is how many they are.
+    """
     scores = logits.float()
     scores[:, vocabulary:] = -torch.inf  # columns that only fill up
     best, guesses = scores.max(dim=1)
     counted = targets != IGNORED
-    columns = targets.clamp(min=0)[:, None]
+    if share is None:
+        here, columns = counted, targets.clamp(min=0)[:, None]
+    else:
+        best, guesses = share.best(best, guesses)
+        place = targets - share.first
+        here = (place >= 0) & (place < vocabulary)  # `IGNORED` is below them all
+        columns = place.clamp(0, vocabulary - 1)[:, None]
     at_target = scores.gather(1, columns)[:, 0]
     shares = scores.sub_(best[:, None]).exp_()  # in place: these passes over memory are what this loss costs
     total = shares.sum(dim=1)
+    if share is not None:
+        total, at_target = share.add_up(total, at_target.where(here, 0.0))
     loss = torch.where(counted, best + total.log() - at_target, 0.0).sum()
     if not wanted:
         return loss, guesses, shares
     shares.mul_((counted / total)[:, None])
-    shares.scatter_add_(1, columns, -counted.to(shares.dtype)[:, None])
+    shares.scatter_add_(1, columns, -here.to(shares.dtype)[:, None])
     return loss, guesses, shares.to(logits.dtype)
 
 
@@ -208,16 +270,29 @@ def _is_linear_behind(model: PreTrainedModel, head: nn.Linear, factor: float) ->
 
     def enlarged(hidden: torch.Tensor) -> torch.Tensor:
         inputs.append(hidden * factor)
-        return F.linear(inputs[-1], head.weight, head.bias)
+        return F.linear(inputs[-1], head.weight, head.bias)  # with DTensors, where the head is split
 
     with _replaced(head, enlarged):
         logits = model(input_ids=ids).logits
     with _replaced(head, lambda hidden: hidden * factor):
         hidden = model(input_ids=ids).logits
-    if hidden.shape != (*ids.shape, head.weight.shape[1]) or (head.bias is not None and not hidden.equal(inputs[0])):
+    if hidden.shape != (*ids.shape, head.weight.shape[1]) or (
+        head.bias is not None and not hidden.equal(_plain(inputs[0]))
+    ):
         return False
-    wanted = F.linear(hidden.to(head.weight.dtype), head.weight, head.bias).to(logits.dtype)
+    wanted = _applied(head, hidden.to(head.weight.dtype)).to(logits.dtype)
     return torch.allclose(wanted, logits, rtol=1e-5, atol=1e-6 * float(logits.abs().max()))
+
+
+def _applied(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+    """What the head makes of `hidden`, which is the same on all processes where the head is split."""
+    if isinstance(head.weight, DTensor):
+        hidden = DTensor.from_local(hidden, head.weight.device_mesh, [Replicate()], run_check=False)
+    return _plain(F.linear(hidden, head.weight, head.bias))
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @contextmanager

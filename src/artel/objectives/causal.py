@@ -15,7 +15,7 @@ import numpy as np
 
 from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better
-from artel.objectives.per_token import SUMS, target_tensors, token_figures, token_sums
+from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, target_tensors, token_figures
 from artel.objectives.texts import Texts, document_tensors, inputs_of
 from artel.tokens import Blocks, Rows, StorePart
 from artel.tokens.blocks import document_numbers, may_be_predicted
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Causal(Texts):
     auto_class = "AutoModelForCausalLM"
     causal = True
-    sums = SUMS
+    sums = BALANCED_SUMS
     better: ClassVar[dict[str, Better]] = {
         "loss": "lower", "perplexity": "lower", "accuracy": "higher", "bits_per_byte": "lower"
     }  # fmt: skip
@@ -49,13 +49,15 @@ class Causal(Texts):
             targets[~may_be_predicted(rows.flags[:, 1:])] = IGNORED
             numbers = document_numbers(rows.flags[:, :-1])
             tokens = int(np.count_nonzero(numbers[rows.valid]))
+            if not numbers.all():
+                tensors["real"] = torch.from_numpy(numbers > 0)
             if self.apart:
                 tensors |= document_tensors(numbers)
         tensors |= target_tensors(targets)
         return Batch(tensors, targets=int((targets != IGNORED).sum()), tokens=tokens)
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        return token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
+        return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Perplexity is per token; bits per byte divide by the bytes of the text and compare across tokenizers.

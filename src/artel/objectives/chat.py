@@ -15,7 +15,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Made, Objective
-from artel.objectives.per_token import SUMS, target_tensors, token_figures, token_sums
+from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, target_tensors, token_figures
 from artel.objectives.turns import Turns, Unfit
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Chat(Objective):
     auto_class = "AutoModelForCausalLM"
     continues = False
-    sums = SUMS
+    sums = BALANCED_SUMS
     better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
@@ -120,7 +120,8 @@ class Chat(Objective):
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         # Filler stands on the right: with a causal mask no real token sees it, and no attention mask is needed.
-        return token_sums(model, {"input_ids": batch.tensors["input_ids"], "use_cache": False}, batch)
+        inputs = {"input_ids": batch.tensors["input_ids"], "use_cache": False}
+        return balanced_token_sums(model, inputs, batch)
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Per token that is learned: the assistant's, unless the run says otherwise."""
@@ -198,6 +199,7 @@ def shifted(rows: Rows) -> Batch:
     targets[~rows.valid] = IGNORED
     tensors = {
         "input_ids": torch.from_numpy(np.ascontiguousarray(rows.ids[:, :-1])),
+        "real": torch.from_numpy(np.arange(targets.shape[1]) < rows.lengths[:, None] - 1),
         **target_tensors(targets),
     }
     return Batch(tensors, int((targets != IGNORED).sum()), int((rows.lengths - 1)[rows.valid].sum()))

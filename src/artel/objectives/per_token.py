@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SUMS = ("loss", "targets", "right")
+BALANCED_SUMS = (*SUMS, "balance")
 
 # Where fewer positions than this share have a target, the others are left out before the head.
 _FEW = 0.9
@@ -44,6 +45,27 @@ def token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> 
     loss, guesses = model_losses(model, inputs, targets, places)
     right = (guesses == (targets if places is None else targets.flatten()[places])).sum()  # no guess is `IGNORED`
     return torch.stack([loss, torch.full_like(loss, batch.targets), right.float()])
+
+
+def balanced_token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> torch.Tensor:
+    """`BALANCED_SUMS` of a batch, float32 (4,): as `token_sums`, and the loss that keeps experts equally busy.
+
+    That is a sum like the loss, to be divided by the targets; it is 0 where the model has none, or is only judged. The
+    gradient of the first is that of both together, while its value stays that of the tokens. Where rows have filler
+    the batch says so: `real`, bool (rows, length).
+    """
+    import torch
+
+    from artel.models.balance import balance_of
+
+    balance = balance_of(model)
+    if balance is None or not model.training:
+        sums = token_sums(model, inputs, batch)
+        return torch.cat([sums, sums.new_zeros(1)])
+    with balance.watching() as logits:
+        sums = token_sums(model, inputs, batch)
+    found = balance.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))[None]
+    return torch.cat([sums[:1] + (found - found.detach()), sums[1:], found.detach()])
 
 
 def token_figures(totals: dict[str, float]) -> dict[str, float]:

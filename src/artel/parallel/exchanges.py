@@ -1,4 +1,4 @@
-"""How processes that share each sequence compute attention over all of it: gathered keys and values, or heads for parts.
+"""How processes that share each sequence compute attention over all of it: by gathering, or giving heads for parts.
 
     gather    each gathers the keys and values of all, and computes its own part's queries. The gradients of keys and
               values are summed where they came from. (Llama 3: Dubey et al. 2024, section 3.3.2.)
@@ -60,9 +60,11 @@ class Ulysses:
         flat = torch.cat([share.flatten(1) for share in shares], dim=1)  # one collective instead of three
         lengths = [share[0].numel() for share in shares]
         pieces = _Exchanged.apply(flat, self.group).split(lengths, dim=1)
-        whole = [self.part.joined(piece.view_as(share)) for piece, share in zip(pieces, shares, strict=True)]
-        mixed = _Exchanged.apply(self.part.cut(mix(*whole, how)).contiguous(), self.group)
-        return mixed.movedim(0, 1).flatten(1, 2)
+        query, key, value = (
+            self.part.joined(piece.view_as(share)) for piece, share in zip(pieces, shares, strict=True)
+        )
+        mixed = self.part.cut(mix(query, key, value, how)).contiguous()
+        return _Exchanged.apply(mixed, self.group).movedim(0, 1).flatten(1, 2)
 
 
 def in_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:

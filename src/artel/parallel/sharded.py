@@ -7,22 +7,29 @@ are split by (tensor, context, expert) comes before this, and is shared out here
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from transformers import PreTrainedModel
 
+from artel.models.balance import balance_of
 from artel.models.compiling import repeated_layers
 from artel.models.device import autocast_dtype
 from artel.objectives import Batch, Objective
+from artel.parallel.context import exchanging, sees_before_alone, split_batch
 from artel.parallel.grid import Grid
 from artel.parallel.layout import Replicated
 from artel.parallel.norms import norm_of_shards
 from artel.parallel.processes import Processes
+from artel.parallel.tensor import shard_dimension
 
 
 def batch_mesh(mesh: DeviceMesh, grid: Grid) -> DeviceMesh:
@@ -34,21 +41,56 @@ def batch_mesh(mesh: DeviceMesh, grid: Grid) -> DeviceMesh:
     return mesh[name] if grid.copies == 1 and grid.mode != "ddp" else mesh["copies", name]
 
 
-def shard(model: PreTrainedModel, mesh: DeviceMesh, grid: Grid, *, dtype: torch.dtype | None, offload: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How weights are shared out: arguments of fully_shard."""
+
+    together: bool
+    """Whether gathered weights stay gathered until the backward pass."""
+    precision: MixedPrecisionPolicy
+    offload: OffloadPolicy
+
+    @classmethod
+    def of(cls, grid: Grid, dtype: torch.dtype | None, offload: str) -> Sharing:
+        """`dtype` is what layers compute in, where it is not that of the weights."""
+        policy = OffloadPolicy()
+        if offload != "none":
+            policy = CPUOffloadPolicy(pin_memory=offload == "pinned" and torch.cuda.is_available())
+        # Inputs are cast by autocast. Gradients are summed in float32.
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        return cls(grid.mode in ("ddp", "zero1", "zero2"), precision, policy)
+
+    def apply(
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        *,
+        together: bool,
+        by: Callable[[nn.Parameter], Shard | None] | None = None,
+    ) -> None:
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=not together,
+            shard_placement_fn=by,
+            mp_policy=self.precision,
+            offload_policy=self.offload,
+        )
+
+
+def shard(
+    model: nn.Module, mesh: DeviceMesh, how: Sharing, apart: Mapping[nn.Module, DeviceMesh] | None = None
+) -> None:
     """Share out a model's parameters over `mesh` (`batch_mesh`), layer by layer; the rest is one more unit.
 
-    `dtype` is what layers compute in, where it is not that of the weights. Weights may be on the meta device.
+    `apart` are modules within layers that are shared out over other processes. Weights may be on the meta device.
     """
-    together = grid.mode in ("zero1", "zero2", "ddp")
-    policy: OffloadPolicy = OffloadPolicy()
-    if offload != "none":
-        policy = CPUOffloadPolicy(pin_memory=offload == "pinned" and torch.cuda.is_available())
-    # Inputs are cast by autocast. Gradients are summed in float32.
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for module, its_mesh in (apart or {}).items():
+        how.apply(module, its_mesh, together=how.together)
     for layer in repeated_layers(model):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=not together, mp_policy=precision, offload_policy=policy)
+        how.apply(layer, mesh, together=how.together)
     # Embeddings, last norm and head: gathered once a pass, since the loss needs the head after the model has ended.
-    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=precision, offload_policy=policy)
+    how.apply(model, mesh, together=True, by=partial(shard_dimension, shards=mesh.size(-1)))
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Sums, not means: the loss is divided by the targets of the whole batch already.
@@ -56,13 +98,38 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh, grid: Grid, *, dtype: torch.
             module.set_gradient_divide_factor(1.0)
 
 
+class SharedSequences:
+    """Sequences of which each process has a part; attention sees the others' (`context.py`)."""
+
+    def __init__(self, model: PreTrainedModel, mesh: DeviceMesh, how: str) -> None:
+        self.rank, self._size = mesh.get_local_rank(), mesh.size()
+        self._model, self._group, self._how = model, mesh.get_group(), how
+        self._causal = sees_before_alone(model)
+        balance = balance_of(model)
+        if balance is not None:
+            balance.context = self._group
+
+    def part(self, batch: Batch) -> Batch:
+        return split_batch(batch, self.rank, self._size, self._causal)
+
+    def exchanging(self) -> AbstractContextManager[None]:
+        return exchanging(self._model, self._group, self._how)
+
+
 class Sharded(Replicated):
     """No process holds the whole model, or not all of it for itself; `model` has been through `shard`."""
 
     def __init__(
-        self, model: PreTrainedModel, objective: Objective, processes: Processes, precision: str, grid: Grid
+        self,
+        model: PreTrainedModel,
+        objective: Objective,
+        processes: Processes,
+        precision: str,
+        grid: Grid,
+        shared: SharedSequences | None = None,
     ) -> None:
         self.grid = grid
+        self._shared = shared
         self.model = model
         self._objective = objective
         self._processes = processes
@@ -81,11 +148,21 @@ class Sharded(Replicated):
         # On a GPU memory runs out on all alike. On a CPU it hardly does, and each trial costs its communication.
         return self._processes.device.type == "cuda"
 
+    def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
+        if self._shared is not None:  # else the same masks of dropout would be drawn for all parts
+            torch.manual_seed(torch.initial_seed() + self._shared.rank)
+        with self._exchanging():
+            return super().run(batches, targets, loss_scale)
+
+    def rehearse(self, batch: Batch) -> None:
+        with self._exchanging():
+            super().rehearse(batch)
+
     def norm(self) -> torch.Tensor:
         return norm_of_shards(self.model.parameters(), self._processes.world, self._processes.device)
 
     def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
-        with self._gathered():
+        with self._gathered(), self._exchanging():
             return super().judge(batches, count)
 
     @contextmanager
@@ -95,6 +172,13 @@ class Sharded(Replicated):
 
     def _learn(self, batch: Batch) -> torch.Tensor:
         return self._objective.loss(self.model, batch)
+
+    def _mine(self, batch: Batch) -> Batch:
+        return super()._mine(batch if self._shared is None else self._shared.part(batch))
+
+    def _exchanging(self) -> AbstractContextManager[None]:
+        """Whatever is computed of parts of sequences, forward and backward, is computed in this."""
+        return nullcontext() if self._shared is None else self._shared.exchanging()
 
     def _own(self, found: torch.Tensor) -> torch.Tensor:
         # Those that share the matrices of a layer all find the same.

@@ -3,15 +3,53 @@ another: matrices, sequences, experts, then weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from artel.config.sections import ParallelConfig
+from artel.errors import Problem
 from artel.models.device import autocast_dtype
 from artel.objectives import Objective
+from artel.parallel.context import context_problems, exchange_choice
+from artel.parallel.expert import expert_meshes, expert_problems, experts_of, split_experts
 from artel.parallel.grid import Grid
 from artel.parallel.layout import Layout, Replicated
+from artel.parallel.pipelined import Pipelined
 from artel.parallel.processes import Processes
-from artel.parallel.sharded import Sharded, batch_mesh, shard
+from artel.parallel.sharded import Sharded, SharedSequences, Sharing, batch_mesh, shard
+from artel.parallel.stages import cut, stages_in_all, stages_problems
+from artel.parallel.tensor import split_by_tensor, tensor_problems
+
+
+def split_problems(
+    model: PreTrainedModel, grid: Grid, wanted: ParallelConfig, *, block: int, objective: str, documents: bool
+) -> list[Problem]:
+    """Why a model cannot be split so, all reasons at once; it may be on the meta device.
+
+    `block` in tokens; `objective` by its name in the run file; `documents`: they are kept apart.
+    """
+    problems = []
+    if grid.tensor > 1:
+        problems += tensor_problems(model, grid.tensor, sequence=wanted.sequence)
+    if grid.context > 1:
+        problems += context_problems(
+            model,
+            grid.context,
+            wanted.exchange,
+            block,
+            objective=objective,
+            tensor=grid.tensor,
+            documents=documents,
+        )
+    if grid.pipeline > 1:
+        problems += stages_problems(model, grid.pipeline, wanted.schedule)
+    if grid.expert > 1:
+        problems += expert_problems(model, grid.expert)
+    return problems
 
 
 def lay_out(
@@ -21,10 +59,43 @@ def lay_out(
     precision: str,
     grid: Grid,
     wanted: ParallelConfig,
+    *,
+    fill: Callable[[nn.Module, torch.device], None],
+    tell: Callable[[str], None],
 ) -> Layout:
-    """The model, spread over the processes of `grid` as `wanted` says; all of them call it."""
+    """The model, spread over the processes of `grid` as `wanted` says; all of them call it.
+
+    The model may be on the meta device; `fill` then brings the weights of what is left of it.
+    """
+    device = processes.device
     if grid.is_plain:
         return Replicated(model, objective, processes, precision)
-    mesh = grid.mesh(processes.device.type)
-    shard(model, batch_mesh(mesh, grid), grid, dtype=autocast_dtype(precision), offload=wanted.offload)
-    return Sharded(model, objective, processes, precision, grid)
+    mesh = grid.mesh(device.type)
+    experts: dict[nn.Module, DeviceMesh] = {}
+    if grid.expert > 1:
+        expert_mesh, rest = expert_meshes(mesh, grid.expert)
+        tell(split_experts(model, expert_mesh))
+        experts = dict.fromkeys(experts_of(model).values(), rest)
+    if grid.tensor > 1:
+        tell(split_by_tensor(model, mesh["tensor"], sequence=wanted.sequence))
+    how = Sharing.of(grid, autocast_dtype(precision), wanted.offload)
+    # Host memory is where offloaded weights stay; buffers are needed where layers are computed.
+    place = torch.device("cpu") if wanted.offload != "none" else device
+    if grid.pipeline > 1:
+        count = stages_in_all(grid.pipeline, wanted.schedule)
+        stages = cut(model, range(mesh.get_local_rank("pipeline"), count, grid.pipeline), count)
+        if grid.batch_ranks * grid.context > 1:
+            for stage in stages:
+                shard(stage, batch_mesh(mesh, grid), how)
+        fill(model, place)
+        return Pipelined(model, stages, objective, processes, precision, grid, mesh["pipeline"], wanted.schedule)
+    shard(model, batch_mesh(mesh, grid), how, experts)
+    fill(model, place)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
+    shared = None
+    if grid.context > 1:
+        exchange = exchange_choice(model, grid.context, wanted.exchange, tensor=grid.tensor)
+        tell(f"sequences are shared by {grid.context} processes: {exchange.value}, {exchange.why}")
+        shared = SharedSequences(model, mesh["context"], exchange.value)
+    return Sharded(model, objective, processes, precision, grid, shared)

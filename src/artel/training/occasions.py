@@ -44,11 +44,13 @@ class Log:
         seconds, run.window_seconds = run.window_seconds, 0.0
         tokens, run.window_tokens = run.window_tokens, 0
         run.progress.train_loss = totals["loss"] / totals["targets"]
+        balance = totals.get("balance", 0.0) / totals["targets"]
         run.trackers.training(
             {
                 "step": run.step,
                 "epoch": round(run.length.epoch(run.step), 6),
                 "loss": run.progress.train_loss,
+                **({"balance": balance} if balance else {}),  # of a mixture of experts
                 "gradient_norm": float(run.norm),
                 "learning_rate": run.learning_rate,
                 "tokens": run.progress.tokens,
@@ -136,7 +138,7 @@ class Save:
 
 
 class StopOnSignal:
-    """SIGTERM and Ctrl-C end the run after this step, saved; a second Ctrl-C ends it at once."""
+    """SIGTERM, Ctrl-C and Slurm's warning SIGUSR1 end the run after this step, saved; a second Ctrl-C at once."""
 
     # One Ctrl-C can arrive twice: from the terminal, and passed on by a launcher. Two within a second are one.
     _SAME = 1.0
@@ -144,7 +146,8 @@ class StopOnSignal:
     def __init__(self) -> None:
         self.asked = False
         self._when = 0.0
-        self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        heard = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+        self._before = {number: signal.signal(number, self._on_signal) for number in heard}
 
     def _on_signal(self, number: int, frame: object) -> None:
         now = time.monotonic()

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models import build_model, compile_choice, compile_layers, pick_precision, use_for_training
+from artel.models import Built, build_model, compile_choice, compile_layers, pick_precision, use_for_training
 from artel.models.compiling import OFF
 from artel.models.float8 import use_float8
 from artel.models.loss import loss_choice
+from artel.models.materialise import materialise
 from artel.models.recomputing import Recompute, recompute
+from artel.models.skeleton import build_skeleton, can_be_sharded_while_loading
 from artel.objectives import Objective
-from artel.parallel import Layout, Processes, lay_out, read_grid
+from artel.parallel import Grid, Layout, Processes, lay_out, read_grid, split_problems
+from artel.parallel.context import check_context
 from artel.tokens import Samples, Tokenizer
 from artel.training.bf16_weights import hold_in_bf16
 from artel.training.loss_scale import LossScale
@@ -54,27 +59,27 @@ def make_ready(
     tell: Callable[[str], None],
 ) -> Ready:
     """The run's model, on its device, as `config` wants it; `steps` is the length of the run. Raises InputError."""
-    built = build_model(
-        config.model,
-        tokenizer,
-        auto_class=objective.auto_class,
-        heads=objective.heads,
-        block=config.data.block,
-        seed=config.seed,
-    )
+    grid = read_grid(config.parallel, processes.world, processes.on_host)
+    built, fill = _built(config, tokenizer, objective, grid, processes)
     for note in built.notes:
         tell(note)
-    model = built.model.to(processes.device)
-    use_for_training(model)
-    objective.check(model)  # on the device: other kernels run there
+    model = built.model
+    use_for_training(model, encoders=grid.context > 1)
+    documents = getattr(objective, "apart", False)
+    problems = split_problems(
+        model, grid, config.parallel, block=config.data.block, objective=config.objective, documents=documents
+    )
+    if problems:
+        raise InputError(problems)
     precision = pick_precision(config.train.precision, processes.device, config.train.weights)
     if config.train.weights == "bf16":
         hold_in_bf16(model)
     if precision == "fp8":
         tell(use_float8(model))
     model.train()
-    grid = read_grid(config.parallel, processes.world, processes.on_host)
-    layout = lay_out(model, objective, processes, precision, grid, config.parallel)
+    parameters = built.parameters
+    layout = lay_out(model, objective, processes, precision, grid, config.parallel, fill=fill, tell=tell)
+    _check(layout, objective)
     loss_scale = LossScale(processes.device) if precision == "fp16" else None
     optimizer = Optimizer(model, config.train, config.seed, loss_scale)
     found = _fit(config, objective, samples, layout, processes)
@@ -91,7 +96,34 @@ def make_ready(
         f"loss: {loss_choice(model).value}"
     )
     return Ready(layout, optimizer, found.size, compiled.value != OFF,
-                 f"{model.config.model_type}, {built.parameters:,} parameters · {told}")  # fmt: skip
+                 f"{model.config.model_type}, {parameters:,} parameters · {told}")  # fmt: skip
+
+
+def _built(
+    config: RunConfig, tokenizer: Tokenizer, objective: Objective, grid: Grid, processes: Processes
+) -> tuple[Built, Callable[[nn.Module, torch.device], None]]:
+    """The model, whole or on the meta device, and what brings the weights of what is left of it when it is split."""
+    wanted: dict[str, Any] = {
+        "auto_class": objective.auto_class,
+        "heads": objective.heads,
+        "block": config.data.block,
+        "seed": config.seed,
+    }
+    if grid.is_plain or can_be_sharded_while_loading(config.model) is not None:
+        built = build_model(config.model, tokenizer, **wanted)
+        built.model.to(processes.device)
+        return built, lambda model, device: None
+    skeleton = build_skeleton(config.model, tokenizer, **wanted)
+    return skeleton, lambda model, device: materialise(model, skeleton.weights, device=device)
+
+
+def _check(layout: Layout, objective: Objective) -> None:
+    """Try on the device what a model must be able to: other kernels run there. No stage of a pipeline can be tried."""
+    if layout.grid.pipeline == 1:
+        with layout.generating():
+            objective.check(layout.model)
+            if layout.grid.context > 1:
+                check_context(layout.model)
 
 
 def _fit(config: RunConfig, objective: Objective, samples: Samples, layout: Layout, processes: Processes) -> Found:

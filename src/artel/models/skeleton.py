@@ -1,0 +1,136 @@
+"""The model of a run without its weights: on the meta device, to be taken apart before any of them is read or drawn.
+
+What `build_model` checks and tells is checked and told here, by the headers of the files. `materialise` then puts into
+each process what it holds.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_tie_weights
+from transformers.utils.loading_report import log_state_dict_report
+
+from artel.config import ModelConfig
+from artel.models.build import (
+    Built,
+    check_positions,
+    finish,
+    from_scratch,
+    grow_vocabulary,
+    pretrained_config,
+    tell_what_differs,
+)
+from artel.models.conversion import Loading, plan_loading
+from artel.models.folder import cannot_load
+from artel.models.heads import model_class
+from artel.models.materialise import Weights
+from artel.models.tensor_files import TensorFiles, find_files
+from artel.tokens import Tokenizer
+
+_logger = logging.getLogger("transformers.modeling_utils")  # who tells of tensors that do not fit
+_ROWS = 4096  # of two tables that are compared, at a time
+
+
+@dataclass(slots=True)
+class Skeleton(Built):
+    """A model on the meta device, and where its weights come from."""
+
+    weights: Weights = field(kw_only=True)
+
+
+def can_be_sharded_while_loading(wanted: ModelConfig) -> str | None:
+    """Why a model must be built whole in every process before it is taken apart; None where it need not."""
+    if wanted.quantise != "none":
+        return "model.quantise: weights are quantised while they are loaded whole"
+    if wanted.lora is not None:
+        return "model.lora: adapters are put into the whole model"
+    return None
+
+
+def build_skeleton(
+    wanted: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    auto_class: str,
+    block: int,
+    seed: int,
+    heads: dict[str, int] | None = None,
+) -> Skeleton:
+    """What `build_model` builds, with its checks, notes and errors, but without weights: `materialise` brings them.
+
+    Not for a model that must be built whole (`can_be_sharded_while_loading`). Raises InputError.
+    """
+    assert can_be_sharded_while_loading(wanted) is None
+    torch.manual_seed(seed)
+    files, loading = None, None
+    if wanted.from_ is not None:
+        built, files, loading = _pretrained(wanted.from_, auto_class, heads or {})
+    else:
+        built = from_scratch(wanted.config, tokenizer, auto_class, heads or {}, block)
+    grown = grow_vocabulary(built, tokenizer)
+    check_positions(built.model, block)
+    weights = Weights(copy.deepcopy(built.model), seed, files, loading, grown)
+    finish(built, wanted, auto_class, seed)
+    return Skeleton(built.model, built.notes, built.anew, weights=weights)
+
+
+def _pretrained(name: str, auto_class: str, heads: dict[str, int]) -> tuple[Built, TensorFiles, Loading]:
+    config, notes = pretrained_config(name, auto_class)
+    try:
+        model = _untied(config, auto_class, heads)
+        files = find_files(name, config)
+        with files:
+            loading = plan_loading(model, files)
+            _tie(model, files, loading)
+        # As from_pretrained does it, errors and all.
+        model._adjust_missing_and_unexpected_keys(loading.info)
+        log_state_dict_report(model, name, False, loading.info, _logger)
+        model.config.name_or_path = name
+        model._weight_conversions = loading.used
+        _read_generation_config(model, name)
+    except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds
+        raise cannot_load(name, error) from None
+    built = Built(model.eval(), notes)
+    tell_what_differs(built, name, loading.info.missing_keys, loading.info.unexpected_keys)
+    return built, files, loading
+
+
+def _untied(config: PreTrainedConfig, auto_class: str, heads: dict[str, int]) -> PreTrainedModel:
+    with torch.device("meta"), no_tie_weights():
+        return model_class(config, auto_class, heads)._from_config(copy.deepcopy(config), dtype=torch.float32)
+
+
+def _tie(model: PreTrainedModel, files: TensorFiles, loading: Loading) -> None:
+    """Tie what the architecture ties, but for two tensors that are both saved and are not the same."""
+    missing = loading.info.missing_keys
+    for target, source in list(model.all_tied_weights_keys.items()):
+        if target in missing or source in missing:
+            continue
+        if _are_same(files, loading.same.get(target), loading.same.get(source)):
+            missing.add(target)
+        else:
+            _logger.warning("%s and %s are tied in this model but not in its files, so not tied", source, target)
+            model.all_tied_weights_keys.pop(target)
+    model.tie_weights(missing_keys=missing, recompute_mapping=False)
+
+
+def _are_same(files: TensorFiles, one: str | None, other: str | None) -> bool:
+    """Whether two tensors are equal; read some rows at a time."""
+    if one is None or other is None or files.shape(one) != files.shape(other):
+        return False
+    spans = [slice(start, start + _ROWS) for start in range(0, files.shape(one)[0], _ROWS)]
+    return all(torch.equal(files.read(one, (span,)), files.read(other, (span,))) for span in spans)
+
+
+def _read_generation_config(model: PreTrainedModel, name: str) -> None:
+    """How the saved model generates, where it says so: what is trained from it is saved with the same."""
+    if model.can_generate() and hasattr(model, "adjust_generation_fn"):
+        model.adjust_generation_fn(
+            None, False, None, name, cache_dir=None, force_download=False, proxies=None, local_files_only=False,
+            token=None, revision="main", subfolder="", trust_remote_code=False,
+        )  # fmt: skip

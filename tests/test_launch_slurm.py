@@ -1,0 +1,178 @@
+"""A run as a job of Slurm: the script, and with Slurm at hand (long) a real cluster of two nodes on this machine."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import cluster_slurm
+from artel.errors import InputError
+from artel.launching.slurm import Job, slurm_script, submit
+from artel.launching.started import first_host
+from helpers import ENVIRONMENT, artel, largest_difference, losses, write_run
+
+LIMIT = 280
+
+
+def directives(script):
+    return re.findall(r"^#SBATCH --(.*)$", script, re.MULTILINE)
+
+
+def shell_reads(script):
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=30)
+    return done.returncode == 0 and not done.stderr
+
+
+def test_the_script_of_one_node(tmp_path):
+    script = slurm_script("run.yaml", [], tmp_path / "runs" / "war", Job(time="1:00:00"))
+    assert shell_reads(script)
+    assert directives(script) == [
+        "job-name=war", "nodes=1", "ntasks-per-node=1", "time=1:00:00", f"output={tmp_path}/runs/war/slurm-%j.log",
+        "open-mode=append", "signal=B:USR1@120", "requeue",
+    ]  # fmt: skip
+    assert f"{sys.executable} -m artel train run.yaml --nproc 1 --max-restarts 0 --nnodes 1 &\n" in script
+    assert "rdzv" not in script
+
+
+def test_the_script_of_many_nodes(tmp_path):
+    job = Job(nodes=4, gpus=8, cpus=64, partition="gpu", account="nlp", restarts=2, warning=300,
+              options={"qos": "high", "mem": "0"}, setup=["module load cuda"])  # fmt: skip
+    script = slurm_script("run.yaml", ["data.sources.0.path=a b/$x.txt"], tmp_path, job)
+    assert shell_reads(script)
+    for line in ("nodes=4", "cpus-per-task=64", "gpus-per-node=8", "partition=gpu", "account=nlp", "qos=high", "mem=0",
+                 "signal=B:USR1@300"):  # fmt: skip
+        assert line in directives(script)
+    lines = script.splitlines()
+    assert lines.index("module load cuda") < next(i for i, line in enumerate(lines) if line.startswith("srun "))
+    step = next(line for line in lines if line.startswith("srun "))
+    assert step.startswith("srun --nodes=4 --ntasks=4 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpus-per-task=64 ")
+    assert " 'data.sources.0.path=a b/$x.txt' --nproc 8 --max-restarts 2 --nnodes 4 --rdzv-endpoint " in step
+    assert step.endswith(' "$(hostname):$port" &')
+
+
+def test_the_script_without_requeue(tmp_path):
+    script = slurm_script("run.yaml", [], tmp_path, Job(requeue=False))
+    assert shell_reads(script)
+    assert "no-requeue" in directives(script)
+    assert "trap" not in script
+    assert not any(line.startswith("signal") for line in directives(script))
+
+
+def test_dry_run(tmp_path):
+    run = write_run(tmp_path / "war.yaml")
+    done = artel("launch", "slurm", run, "train.steps=3", "--nodes", "2", "--option", "qos=high", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=war\n")
+    assert f" {run} train.steps=3 --nproc 1 " in done.stdout
+    assert not (tmp_path / "war").exists()
+    same = artel("launch", "slurm", run, "train.steps=3", "--nodes", "2", "--option", "qos=high", "--dry-run", "--json")
+    assert json.loads(same.stdout) == {"job": None, "script": done.stdout}
+
+
+def test_mistakes_are_told_before_the_job_is_queued(tmp_path):
+    run = write_run(tmp_path / "run.yaml")
+    for words, told in ((["data.blok=3"], "did you mean data.block"), (["--option", "qos"], "'qos' has no =")):
+        done = artel("launch", "slurm", run, *words)
+        assert done.returncode == 2
+        assert told in done.stderr
+
+
+def test_without_slurm(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"sbatch: there is no such program here\n.*--dry-run"):
+        submit("#!/bin/bash\n", tmp_path / "run")
+
+
+# A real cluster -----------------------------------------------------------------------------------------------------
+
+needs_slurm = pytest.mark.skipif(bool(cluster_slurm.MISSING), reason=f"Slurm: {cluster_slurm.MISSING}")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with cluster_slurm.two_nodes(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment
+
+
+# SGD: AdamW makes much of the last bit of a sum in so many steps.
+STEADY = {"train": {"steps": 300, "optimizer": "sgd", "learning_rate": 1e-2}, "checkpoint": {"every": "never"}}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """(loss, gradient norm) by step of one process."""
+    run = write_run(tmp_path_factory.mktemp("one") / "run.yaml", **STEADY)
+    done = artel("train", run, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    return losses(run.with_suffix(""))
+
+
+def job(cluster, number):
+    """What Slurm knows of a job, by name."""
+    done = subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True, timeout=30,
+                          env={**os.environ, **cluster})  # fmt: skip
+    return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
+
+
+def wait_until(condition, log):
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, log.read_text()[-4000:] if log.exists() else f"no {log}"
+        time.sleep(0.1)
+
+
+@needs_slurm
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_job_of_two_nodes_is_warned_saves_is_queued_again_and_completes(tmp_path, cluster, reference):
+    run, folder = write_run(tmp_path / "two.yaml", **STEADY), tmp_path / "two"
+    done = artel("launch", "slurm", run, "--nodes", "2", "--cpus", "1", "--time", "0:30:00", "--json", env=cluster)
+    assert done.returncode == 0, done.stderr
+    number = json.loads(done.stdout)["job"]
+    log = folder / f"slurm-{number}.log"
+    try:
+        wait_until(lambda: (folder / "metrics.jsonl").exists() and len(losses(folder)) >= 20, log)
+        # What Slurm itself does before the time is over, but it may do so up to a minute early.
+        subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True, timeout=30,
+                       env={**os.environ, **cluster})  # fmt: skip
+        wait_until(lambda: job(cluster, number).get("Restarts") == "1", log)
+        told = log.read_text()
+        assert "stopped and saved after step" in told
+        assert "2 process(es)" in told
+        wait_until(lambda: job(cluster, number).get("JobState") == "COMPLETED", log)
+    finally:
+        subprocess.run(["scancel", number], timeout=30, env={**os.environ, **cluster})
+    assert "going on after step" in log.read_text()
+    assert largest_difference(reference, losses(folder)) < 1e-5
+
+
+@needs_slurm
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_tasks_of_srun_train_as_one_process_does(tmp_path, cluster, reference):
+    run = write_run(tmp_path / "tasks.yaml", **STEADY)
+    # The names n1 and n2 are Slurm's alone on this machine.
+    environment = {
+        **ENVIRONMENT,
+        **cluster,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(cluster_slurm.free_ports(1)[0]),
+    }
+    done = subprocess.run(["srun", "--nodes=2", "--ntasks=2", sys.executable, "-m", "artel", "train", str(run)],
+                          capture_output=True, text=True, timeout=LIMIT, env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 process(es)" in done.stderr
+    assert largest_difference(reference, losses(tmp_path / "tasks")) < 1e-5
+
+
+@needs_slurm
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", ["n1", "n[1,3-5],m7", "gpu[007-012,20]", "r[1-2]n[3-4]", "a-b[08-11]"])
+def test_the_first_host_is_the_one_that_slurm_tells(cluster, nodes):
+    done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30,
+                          env={**os.environ, **cluster})  # fmt: skip
+    assert first_host(nodes) == done.stdout.split()[0]

@@ -1,0 +1,371 @@
+"""Who starts the processes: artel itself with restarts and a rendezvous, accelerate, deepspeed, an MPI, srun."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import yaml
+
+from artel.config import load_run
+from artel.errors import InputError
+from artel.launching import Hosts, read_launcher, take_over
+from artel.launching.started import first_host, tasks_of_node
+from cluster_slurm import free_ports
+from helpers import ENVIRONMENT, artel, largest_difference, losses, start, wait_for_step, write_run
+
+LIMIT = 200
+PROGRAMS = Path(sys.executable).parent
+
+
+# Which hosts --------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_by_flags_and_by_environment(monkeypatch):
+    for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    alone = Hosts.read(None)
+    assert (alone.least, alone.count, alone.rank, alone.fixed) == (1, 1, 0, True)
+    elastic = Hosts.read("1:4", endpoint="node1:4000")
+    assert (elastic.least, elastic.count, elastic.rank, elastic.where) == (1, 4, None, "node1:4000")
+    assert elastic.elastic
+    assert not elastic.fixed
+    assert Hosts.read("2", endpoint="[fe80::1]:4000").where == "[fe80::1]:4000"
+    assert Hosts.read("2", endpoint="node1").where == "node1:29500"
+    assert not Hosts.read("2", 1, "node1", restarts=1).fixed
+    for name, value in (("NNODES", "3"), ("NODE_RANK", "2"), ("MASTER_ADDR", "node1"), ("MASTER_PORT", "5")):
+        monkeypatch.setenv(name, value)
+    assert Hosts.read(None) == Hosts(3, 3, 2, "node1", 5)
+    assert Hosts.read("2", endpoint="node2:7") == Hosts(2, 2, None, "node2", 7)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"count": "two"}, "--nnodes: 'two' is not a number of hosts"),
+        ({"count": "0"}, "--nnodes: 0 hosts cannot run anything"),
+        ({"count": "4:1", "address": "a"}, "write 1:4"),
+        ({"count": "2"}, "--master-addr: is needed for several hosts"),
+        ({"count": "2", "rank": 2, "address": "a"}, "--node-rank: 2 is not a host of 2"),
+        ({"count": "2", "endpoint": "a:b"}, "--rdzv-endpoint: 'a:b' is not an address and port"),
+        ({"count": "2", "endpoint": "a:1", "address": "a"}, "give one of them"),
+    ],
+)
+def test_hosts_that_cannot_be(monkeypatch, asked, told):
+    for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError) as error:
+        Hosts.read(**asked)
+    assert told in str(error.value)
+
+
+# What others have started -------------------------------------------------------------------------------------------
+
+
+def read(nproc=None, **environment):
+    """What read_launcher makes of such an environment: what it adds."""
+    with patch.dict(os.environ, environment, clear=True):
+        read_launcher(nproc)
+        return {name: value for name, value in os.environ.items() if name not in environment}
+
+
+STEP = {"SLURM_JOB_ID": "70001", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+        "SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "4,3",
+        "SLURM_STEP_NODELIST": "gpu[007-008]"}  # fmt: skip
+
+
+def test_tasks_of_srun_are_processes():
+    ranks = {"RANK": "5", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
+    assert read(**STEP) == {**ranks, "MASTER_ADDR": "gpu007", "MASTER_PORT": str(15000 + 70001 % 16000)}
+    assert read(**STEP, MASTER_ADDR="10.0.0.1", MASTER_PORT="7") == ranks
+    assert read(**STEP, CUDA_VISIBLE_DEVICES="3")["LOCAL_RANK"] == "0"  # it sees only its own
+    assert read(**STEP, CUDA_VISIBLE_DEVICES="0,1,2")["LOCAL_RANK"] == "1"
+
+
+def test_tasks_of_srun_are_hosts_with_nproc():
+    step = {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    found = read(4, **step)
+    assert found == {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "gpu007", "MASTER_PORT": found["MASTER_PORT"]}
+    with pytest.raises(InputError, match="7 tasks on 2 hosts, and each would start 4 processes"):
+        read(4, **STEP)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_STEP_ID": str(0xFFFFFFFB)},  # a batch script
+        {"SLURM_STEP_ID": str(0xFFFFFFFA)},  # the shell of salloc
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"RANK": "0", "WORLD_SIZE": "2"},  # torchrun within a task
+        {"NNODES": "2"},
+    ],
+)
+def test_not_every_variable_of_slurm_means_tasks(changes):
+    assert read(**{**STEP, **changes}) == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("n[1,3-5],m7", "n1"), ("gpu[007-012,20]", "gpu007"), ("r[1-2]n[3-4]", "r1n3")],
+)
+def test_the_first_host_of_a_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_tasks_of_a_node():
+    assert [tasks_of_node("4(x2),3", node) for node in range(3)] == [4, 4, 3]
+    with pytest.raises(InputError, match="does not say how many tasks"):
+        tasks_of_node("4(x2),3", 3)
+
+
+def test_processes_of_an_mpi():
+    open_mpi = {f"OMPI_COMM_WORLD_{name}": value for name, value in
+                (("RANK", "3"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))}  # fmt: skip
+    ranks = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert read(**open_mpi, MASTER_ADDR="a", MASTER_PORT="1") == ranks
+    with pytest.raises(InputError, match="does not say which is the first"):
+        read(**open_mpi)
+    intel = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    assert read(**intel)["MASTER_ADDR"] == "127.0.0.1"
+    assert read(PMI_RANK="0", PMI_SIZE="1") == {}
+
+
+# What accelerate hands on -------------------------------------------------------------------------------------------
+
+ACCELERATE = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "machine_rank": 0,
+              "num_machines": 1, "num_processes": 2, "mixed_precision": "no", "use_cpu": False,
+              "main_process_port": 0, "main_training_function": "main", "debug": False}  # fmt: skip
+
+
+def configured(folder, **changes):
+    """A file as `accelerate config` writes it."""
+    file = folder / "accelerate.yaml"
+    file.write_text(yaml.safe_dump(ACCELERATE | changes))
+    return file
+
+
+def taken(folder, *overrides, **changes):
+    """What is taken over of the environment that accelerate itself makes of such a file."""
+    launching = pytest.importorskip("accelerate.commands.launch")
+    from accelerate.utils import launch as environments
+
+    parser = launching.launch_command_parser()
+    arguments = parser.parse_args(["--config_file", str(configured(folder, **changes)), "-m", "artel", "train"])
+    arguments, defaults, _ = launching._validate_launch_command(arguments)
+    if arguments.use_deepspeed:
+        arguments.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        _, environment = environments.prepare_deepspeed_cmd_env(arguments)
+    elif arguments.multi_gpu or arguments.use_fsdp or arguments.use_megatron_lm:
+        environment = environments.prepare_multi_gpu_env(arguments)
+    else:
+        _, environment = environments.prepare_simple_launcher_cmd_env(arguments)
+    with patch.dict(os.environ, environment, clear=True):
+        found = take_over(load_run(str(write_run(folder / "run.yaml")), [*overrides]))
+        return found, dict(os.environ)
+
+
+FSDP2 = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_reshard_after_forward": True,
+         "fsdp_offload_params": False, "fsdp_activation_checkpointing": False}  # fmt: skip
+FSDP1 = {"fsdp_version": 1, "fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_offload_params": True,
+         "fsdp_activation_checkpointing": True}  # fmt: skip
+AUTO = ("train.precision=auto",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides"),
+    [
+        ({}, []),
+        ({"mixed_precision": "bf16"}, ["train.precision=bf16"]),
+        ({"distributed_type": "FSDP", "fsdp_config": FSDP2}, ["parallel.data=fsdp"]),
+        ({"distributed_type": "FSDP", "fsdp_config": FSDP2 | {"fsdp_reshard_after_forward": False}},
+         ["parallel.data=zero2"]),
+        ({"distributed_type": "FSDP", "fsdp_config": FSDP1},
+         ["parallel.data=zero2", "parallel.offload=cpu", "train.activation_checkpointing=full"]),
+        ({"distributed_type": "FSDP", "fsdp_config": FSDP2, "parallelism_config": {
+            "parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 4,
+            "parallelism_config_tp_size": 2, "parallelism_config_cp_size": 1, "parallelism_config_sp_size": 1}},
+         ["parallel.tensor=2", "parallel.data=hsdp", "parallel.shard=4"]),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "ds.json"}},
+         ["parallel.deepspeed=ds.json"]),
+        ({"distributed_type": "DEEPSPEED", "mixed_precision": "fp16", "deepspeed_config": {
+            "zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "none"}},
+         ["train.precision=fp16", "parallel.data=fsdp", "parallel.offload=cpu"]),
+    ],
+)  # fmt: skip
+def test_accelerates_configuration_is_taken_over(tmp_path, changes, overrides):
+    found, _ = taken(tmp_path, *AUTO, **changes)
+    assert found.overrides == overrides
+    assert [line for line in found.told if "as accelerate was told" in line] == [
+        f"{line}, as accelerate was told" for line in overrides
+    ]
+
+
+def test_the_run_file_goes_before_accelerates_configuration(tmp_path):
+    found, _ = taken(tmp_path, "train.precision=fp32", "parallel.data=ddp", mixed_precision="bf16",
+                     distributed_type="FSDP", fsdp_config=FSDP2)  # fmt: skip
+    assert found.overrides == []
+    assert found.told == [
+        "accelerate asks for train.precision=bf16, and the run file for fp32: the run file decides",
+        "accelerate asks for parallel.data=fsdp, and the run file for ddp: the run file decides",
+    ]
+
+
+def test_what_artel_has_not_is_refused(tmp_path):
+    nvme = {"zero_stage": 3, "offload_optimizer_device": "nvme", "offload_param_device": "cpu"}
+    with pytest.raises(InputError, match=r"NVMe is DeepSpeed's own.*\n.*parallel\.deepspeed: ds_config\.json"):
+        taken(tmp_path, distributed_type="DEEPSPEED", deepspeed_config=nvme)
+    with pytest.raises(InputError, match=r"Megatron-LM(.|\n)*parallel\.tensor and parallel\.pipeline"):
+        taken(tmp_path, distributed_type="MEGATRON_LM", megatron_lm_config={"megatron_lm_tp_degree": 2})
+
+
+def test_accelerate_on_a_cpu(tmp_path):
+    found, environment = taken(tmp_path, distributed_type="MULTI_CPU", use_cpu=True)
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "accelerate has started one process" in found.told[0]
+
+
+def test_the_ddp_section_of_accelerates_users_is_understood(tmp_path):
+    """In a run file; those of impruver are in test_impruver.py."""
+    run = write_run(tmp_path / "run.yaml")
+    text = run.read_text()
+    run.write_text(text + "ddp: {ddp_find_unused_parameters: false}\n")
+    assert load_run(str(run)) == load_run(str(write_run(tmp_path / "run.yaml")))
+    for section, told in (("{ddp_find_unused_parameters: true}", "write false, or take it out"),
+                          ("{ddp_backend: gloo}", "ddp.ddp_backend: has no place in a run file"),
+                          ("7", "is not a section")):  # fmt: skip
+        run.write_text(f"{text}ddp: {section}\n")
+        with pytest.raises(InputError, match=told):
+            load_run(str(run))
+
+
+# Processes ----------------------------------------------------------------------------------------------------------
+
+
+# Long enough to be killed in the middle. SGD: AdamW makes much of the last bit of a sum in so many steps.
+STEADY = {"train": {"steps": 150, "optimizer": "sgd", "learning_rate": 1e-2}, "checkpoint": {"every": 2}}
+
+UNSAVED = "checkpoint.every=never"
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """(loss, gradient norm) by step of one process."""
+    run = write_run(tmp_path_factory.mktemp("one") / "run.yaml", **STEADY)
+    done = artel("train", run)
+    assert done.returncode == 0, done.stderr
+    return losses(run.with_suffix(""))
+
+
+def by(program, *arguments):
+    command = [str(PROGRAMS / program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+
+
+@pytest.mark.processes
+def test_accelerate_launch(tmp_path, reference):
+    pytest.importorskip("accelerate")
+    run = write_run(tmp_path / "run.yaml", **STEADY)
+    file = configured(tmp_path, distributed_type="FSDP", fsdp_config=FSDP2)
+    done = by("accelerate", "launch", "--config_file", file, "-m", "artel", "train", run, UNSAVED)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("parallel.data=fsdp, as accelerate was told") == 1
+    assert "2 process(es)" in done.stderr
+    assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
+
+
+@pytest.mark.processes
+def test_the_launcher_of_deepspeed(tmp_path, reference):
+    pytest.importorskip("deepspeed")
+    run = write_run(tmp_path / "run.yaml", **STEADY)
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+                                "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 1}}))  # fmt: skip
+    port = free_ports(1)[0]
+    done = by("deepspeed", "--num_gpus=2", f"--master_port={port}", "--module", "artel", "train", run,
+              UNSAVED, "--deepspeed", file)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["parallel"]["deepspeed"] == str(file)
+    assert "2 process(es)" in done.stderr
+    assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
+
+
+@pytest.mark.processes
+def test_two_launchers_meet_and_start_again_what_was_killed(tmp_path, reference):
+    """As two hosts do, on one machine: whoever is there first holds the rendezvous and leads."""
+    run = write_run(tmp_path / "run.yaml", **STEADY)
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    both = [start("train", run, "--nnodes", "2", "--rdzv-endpoint", endpoint, "--max-restarts", "1") for _ in range(2)]
+    try:
+        wait_for_step(both[0], tmp_path / "run", 4, LIMIT)
+        os.kill(worker_of(both[1]), signal.SIGKILL)
+        told = [process.communicate(timeout=LIMIT)[1] for process in both]
+    finally:
+        for process in both:
+            end(process)
+    assert [process.returncode for process in both] == [0, 0], told
+    together = "".join(told)
+    assert re.search(r"process \d on \S+: lost the others: .*[Cc]onnection", together), together
+    assert together.count("going on after step") == 1
+    assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
+
+
+@pytest.mark.processes
+def test_a_launcher_that_is_warned_or_killed_leaves_a_saved_run_and_no_process(tmp_path):
+    run = write_run(tmp_path / "run.yaml", train={"steps": 100_000}, checkpoint={"every": "never"})
+    for number, step in ((signal.SIGUSR1, 5), (signal.SIGKILL, 300)):
+        launcher = start("train", run, "--max-restarts", "1")
+        try:
+            wait_for_step(launcher, tmp_path / "run", step, LIMIT)
+            worker = worker_of(launcher)
+            before = saved(tmp_path / "run")
+            os.kill(launcher.pid, number)
+            assert launcher.wait(LIMIT) == (130 if number == signal.SIGUSR1 else -signal.SIGKILL)
+            until = time.monotonic() + LIMIT
+            while Path(f"/proc/{worker}").exists():
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            assert saved(tmp_path / "run") > before
+        finally:
+            end(launcher)
+
+
+@pytest.mark.processes
+def test_a_process_that_failed_is_named(tmp_path):
+    launcher = start("train", write_run(tmp_path / "run.yaml", **STEADY), "--nproc", "2")
+    try:
+        wait_for_step(launcher, tmp_path / "run", 4, LIMIT)
+        os.kill(worker_of(launcher), signal.SIGKILL)
+        _, told = launcher.communicate(timeout=LIMIT)
+    finally:
+        end(launcher)
+    assert launcher.returncode == 1
+    host = re.escape(socket.gethostname())
+    assert re.search(rf"artel: process \d on {host}: was ended by SIGKILL\n.*takes too much memory", told), told
+
+
+def worker_of(launcher):
+    """The process id of a worker that this launcher has started."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    workers = [int(child) for child in children if b"\0LOCAL_RANK=" in Path(f"/proc/{child}/environ").read_bytes()]
+    return workers[0]
+
+
+def saved(folder):
+    """The newest step that is saved."""
+    return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")), default=0)
+
+
+def end(launcher, *others):
+    """Whatever a test that failed has left."""
+    for number in (launcher.pid, *others):
+        with suppress(ProcessLookupError):
+            os.killpg(number, signal.SIGKILL)
+    launcher.wait()

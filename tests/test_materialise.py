@@ -1,0 +1,453 @@
+"""Models built without their weights: the same weights for any layout, read and drawn only where they are held."""
+
+import copy
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from artel.config import ModelConfig, TokenizerTraining
+from artel.errors import InputError
+from artel.models import build_model
+from artel.models.heads import model_class
+from artel.models.initial import first_values, initial_names
+from artel.models.materialise import local_parts, materialise
+from artel.models.skeleton import build_skeleton, can_be_sharded_while_loading
+from artel.tokens import train_tokenizer
+from ranks import run_ranks
+
+IDS = torch.arange(24).reshape(2, 12) * 7 % 270
+
+CAUSAL, MASKED, ANSWERS = "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForQuestionAnswering"
+
+# Every name that architectures have for a size; each is given those that it knows.
+SIZES = {
+    "hidden_size": 32, "embedding_size": 32, "word_embed_proj_dim": 32, "attention_hidden_size": 32,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rotary_dim": 4,
+    "intermediate_size": 48, "ffn_dim": 48, "max_position_embeddings": 64, "num_experts": 4, "num_local_experts": 4,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "vocab_size": 100,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MORE = {
+    "deepseek_v3": {"n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+                    "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 1, "n_shared_experts": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "mamba2": {"num_heads": 8, "n_groups": 1, "state_size": 4},
+    "rwkv": {"context_length": 16},
+}  # fmt: skip
+ARCHITECTURES = [
+    *(("AutoModelForCausalLM", kind) for kind in (
+        "gpt2", "llama", "qwen3_moe", "mixtral", "gpt_neo", "opt", "bloom", "falcon", "mamba2", "rwkv", "gemma3_text",
+        "deepseek_v3", "qwen3_next", "gpt_oss", "gptj", "xglm")),
+    *(("AutoModelForMaskedLM", kind) for kind in (
+        "roberta", "bert", "modernbert", "camembert", "albert", "longformer", "nystromformer", "deberta-v2")),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+
+
+def configuration(kind):
+    config = CONFIG_MAPPING[kind]
+    known = {*config().to_dict(), *config().attribute_map}
+    return config(**{key: value for key, value in {**SIZES, **MORE.get(kind, {})}.items() if key in known})
+
+
+@pytest.mark.parametrize(("auto_class", "kind"), ARCHITECTURES, ids=[kind for _, kind in ARCHITECTURES])
+def test_first_values_are_distributed_as_transformers_has_them(auto_class, kind):
+    """Buffers are equal; means and standard deviations of parameters are, within what samples of their size allow."""
+    torch.manual_seed(0)
+    config = configuration(kind)
+    build = model_class(config, auto_class, {})._from_config
+    whole = build(copy.deepcopy(config))
+    with torch.device("meta"):
+        reference = build(config)
+    names = initial_names(reference)
+    found = {}
+    for name, _ in reference.named_modules():
+        start = f"{name}." if name else ""
+        found |= {start + own: value for own, value in first_values(reference, name, 1).items()}
+    for name, buffer in whole.named_buffers():
+        assert torch.equal(found[name], buffer), name
+    for name, parameter in whole.named_parameters():
+        ours, theirs = found[names[name]].double(), parameter.detach().double()
+        spread = theirs.std(correction=0)
+        assert ours.shape == theirs.shape, name
+        assert ours.isfinite().all(), name
+        assert (ours.std(correction=0) - spread).abs() <= 6 * spread / ours.numel() ** 0.5 + 1e-9, name
+        assert (ours.mean() - theirs.mean()).abs() <= 8 * spread / ours.numel() ** 0.5 + 1e-6, name
+
+
+def stored(folder):
+    """What the skeleton of a saved model and the whole one are made of, for one to be held against the other."""
+    return ModelConfig.model_validate({"from": str(folder)})
+
+
+def both(wanted, tokenizer, auto_class, heads=None, seed=3):
+    asked = {"auto_class": auto_class, "block": 8, "seed": seed, "heads": heads}
+    whole, skeleton = build_model(wanted, tokenizer, **asked), build_skeleton(wanted, tokenizer, **asked)
+    assert all(tensor.is_meta for tensor in (*skeleton.model.parameters(), *skeleton.model.buffers()))
+    assert (skeleton.parameters, skeleton.trained) == (whole.parameters, whole.trained)
+    materialise(skeleton.model, skeleton.weights, device="cpu")
+    return whole, skeleton
+
+
+def assert_same(whole, skeleton):
+    ours, theirs = skeleton.model.state_dict(), whole.model.state_dict()
+    assert list(ours) == list(theirs)
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), name
+    for (name, ours), (_, theirs) in zip(skeleton.model.named_buffers(), whole.model.named_buffers(), strict=True):
+        assert torch.equal(ours, theirs), name
+    assert len(list(skeleton.model.parameters())) == len(list(whole.model.parameters()))  # tied as the other
+    assert [parameter.requires_grad for parameter in skeleton.model.parameters()] == [
+        parameter.requires_grad for parameter in whole.model.parameters()
+    ]
+    assert (skeleton.notes, skeleton.anew) == (whole.notes, whole.anew)
+    assert skeleton.model.training == whole.model.training
+
+
+def qwen3_moe(**more):
+    torch.manual_seed(0)
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=6,
+        num_experts_per_tok=2, moe_intermediate_size=12, intermediate_size=48, vocab_size=300,
+        max_position_embeddings=64, **more))  # fmt: skip
+
+
+def gpt2(kind=GPT2LMHeadModel, vocabulary=300, **more):
+    torch.manual_seed(0)
+    return kind(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=vocabulary, n_positions=64,
+                           bos_token_id=0, eos_token_id=0, **more))  # fmt: skip
+
+
+def encoder(kind=RobertaForMaskedLM, config=RobertaConfig, vocabulary=300, **more):
+    torch.manual_seed(0)
+    return kind(config(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+                       vocab_size=vocabulary, max_position_embeddings=66, **more))  # fmt: skip
+
+
+def as_binary(model, folder):
+    """As saved before safetensors: one pickle of tensors, with both names of those that are tied."""
+    folder.mkdir(exist_ok=True)
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+
+
+SAVED = {
+    "experts one by one": (lambda folder: qwen3_moe().save_pretrained(folder), CAUSAL, None),
+    "many files": (lambda folder: qwen3_moe().save_pretrained(folder, max_shard_size="40kB"), CAUSAL, None),
+    "a body without a head": (lambda folder: gpt2(GPT2Model).save_pretrained(folder), CAUSAL, None),
+    "a head that is not tied": (lambda folder: gpt2(tie_word_embeddings=False).save_pretrained(folder), CAUSAL, None),
+    "a pickle of tensors": (lambda folder: as_binary(gpt2(), folder), CAUSAL, None),
+    "heads that are new": (lambda folder: encoder().save_pretrained(folder), ANSWERS, {"kind": 5}),
+    "rows that are new": (lambda folder: gpt2(vocabulary=200).save_pretrained(folder), CAUSAL, None),
+    "rows and bias that are new": (lambda folder: encoder(vocabulary=200).save_pretrained(folder), MASKED, None),
+    "rows of both ends": (
+        lambda folder: gpt2(vocabulary=200, tie_word_embeddings=False).save_pretrained(folder), CAUSAL, None),
+    "a head and rows that are new": (
+        lambda folder: gpt2(GPT2Model, 200, tie_word_embeddings=False).save_pretrained(folder), CAUSAL, None),
+    "BERT's head": (
+        lambda folder: encoder(BertForMaskedLM, BertConfig, vocabulary=200).save_pretrained(folder), MASKED, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_a_saved_model_is_read_as_transformers_reads_it(case, tokenizer, tmp_path):
+    save, auto_class, heads = SAVED[case]
+    save(tmp_path / "saved")
+    whole, skeleton = both(stored(tmp_path / "saved"), tokenizer, auto_class, heads)
+    assert_same(whole, skeleton)
+    for name, built in (("whole", whole), ("skeleton", skeleton)):
+        built.model.save_pretrained(tmp_path / name)
+    files = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("whole", "skeleton")]
+    assert files[0] == files[1]
+
+
+def test_tied_tensors_that_are_saved_apart_stay_apart(tokenizer, tmp_path):
+    gpt2(tie_word_embeddings=False).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": True}))
+    whole, skeleton = both(stored(tmp_path), tokenizer, CAUSAL)
+    assert_same(whole, skeleton)
+    assert not torch.equal(skeleton.model.lm_head.weight, skeleton.model.transformer.wte.weight)
+
+
+def test_a_saved_model_that_does_not_fit_is_refused_alike(tokenizer, tmp_path):
+    for name in ("other sizes", "another model", "no file"):
+        folder = tmp_path / name
+        gpt2().save_pretrained(folder)
+        if name == "other sizes":
+            gpt2(n_inner=24).config.save_pretrained(folder)
+        elif name == "another model":
+            shutil.copy(folder / "model.safetensors", tmp_path)
+            encoder().save_pretrained(folder)
+            shutil.copy(tmp_path / "model.safetensors", folder)
+        else:
+            (folder / "model.safetensors").rename(folder / "other.safetensors")
+        auto_class = MASKED if name == "another model" else CAUSAL
+        told = []
+        for build in (build_model, build_skeleton):
+            with pytest.raises(InputError) as found:
+                build(stored(folder), tokenizer, auto_class=auto_class, block=8, seed=1)
+            told.append([(problem.where, problem.what) for problem in found.value.problems])
+        if name == "no file":  # transformers says in many words which files it looked for
+            told = [[(where, "pytorch_model.bin" in what) for where, what in problems] for problems in told]
+        assert told[0] == told[1]
+
+
+SCRATCH = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "intermediate_size": 48}  # fmt: skip
+
+
+def test_a_model_from_scratch_is_the_same_and_so_is_each_module_of_it(tokenizer):
+    wanted = ModelConfig(config=SCRATCH)
+    whole, skeleton = both(wanted, tokenizer, CAUSAL)
+    assert_same(whole, skeleton)
+    stage = build_skeleton(wanted, tokenizer, auto_class=CAUSAL, block=8, seed=3)
+    stage.model.model.layers = torch.nn.ModuleDict({"2": stage.model.model.layers[2]})
+    stage.model.model.embed_tokens = None
+    materialise(stage.model, stage.weights, device="cpu")
+    assert len(stage.model.state_dict()) == 11
+    for name, value in stage.model.state_dict().items():
+        assert torch.equal(value, whole.model.state_dict()[name]), name
+    other = build_model(wanted, tokenizer, auto_class=CAUSAL, block=8, seed=4).model
+    first, second = (layer.self_attn.q_proj.weight for layer in whole.model.model.layers[:2])
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, other.model.layers[0].self_attn.q_proj.weight)
+
+
+def test_frozen_parameters_stay_frozen_and_what_cannot_be_read_in_parts_says_why(tokenizer, tmp_path):
+    wanted = ModelConfig(config=SCRATCH, freeze=["*embed*", "model.layers.0.*"])
+    assert_same(*both(wanted, tokenizer, CAUSAL))
+    assert can_be_sharded_while_loading(wanted) is None
+    assert "lora" in can_be_sharded_while_loading(ModelConfig.model_validate({"from": "x", "lora": {"rank": 2}}))
+    nf4 = {"from": "x", "lora": {"rank": 2}, "quantise": "nf4"}
+    assert "quantise" in can_be_sharded_while_loading(ModelConfig.model_validate(nf4))
+
+
+def test_values_that_no_rule_can_draw_are_refused(tokenizer):
+    wanted = ModelConfig(config={**SCRATCH, "initializer_range": -1.0})
+    with pytest.raises(InputError, match=r"model\.config"):
+        build_model(wanted, tokenizer, auto_class=CAUSAL, block=8, seed=1)
+
+
+def saved_by_the_first(rank):
+    """A folder with saved models; transformers saves in the first process only."""
+    import torch.distributed as dist
+
+    shared = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(shared)
+    folder = Path(shared[0])
+    qwen3_moe().save_pretrained(folder / "experts")
+    gpt2(vocabulary=201).save_pretrained(folder / "rows")
+    if rank == 0:
+        as_binary(gpt2(), folder / "binary")
+    dist.barrier()
+    return folder
+
+
+def cases(folder):
+    """What models are taken apart: from scratch and saved, tied, of experts, of sizes that do not divide."""
+    odd = {"model_type": "llama", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "intermediate_size": 42, "head_dim": 6}  # fmt: skip
+    small = {"model_type": "gpt2", "n_layer": 2, "n_embd": 18, "n_head": 3}
+    experts = {"model_type": "qwen3_moe", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+               "num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 2,
+               "moe_intermediate_size": 12, "intermediate_size": 48}  # fmt: skip
+    return {
+        "gpt2": ModelConfig(config=small), "llama": ModelConfig(config=odd), "qwen3_moe": ModelConfig(config=experts),
+        "saved qwen3_moe": stored(folder / "experts"), "saved gpt2": stored(folder / "rows"),
+        "saved as a pickle": stored(folder / "binary"),
+    }  # fmt: skip
+
+
+def layers_of(model):
+    return model.transformer.h if hasattr(model, "transformer") else model.model.layers
+
+
+def share(model, mesh, **more):
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in layers_of(model):
+        fully_shard(layer, mesh=mesh, **more)
+    fully_shard(model, mesh=mesh)
+
+
+def by_tensor(model, mesh):
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    plan = {"self_attn.q_proj": columns, "self_attn.k_proj": columns, "self_attn.v_proj": columns,
+            "self_attn.o_proj": rows, "mlp.gate_proj": columns, "mlp.up_proj": columns,
+            "mlp.down_proj": rows}  # fmt: skip
+    for layer in model.model.layers:
+        parallelize_module(layer, mesh, plan)
+    ends = {"model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+            "lm_head": ColwiseParallel(output_layouts=Replicate())}  # fmt: skip
+    parallelize_module(model, mesh, ends)
+
+
+def compared(wanted, split):
+    """The largest difference in a gathered parameter, a buffer and the logits to those of the whole model."""
+    from torch.distributed.tensor import DTensor
+
+    words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+    asked = {"auto_class": CAUSAL, "block": 16, "seed": 3}
+    whole, skeleton = build_model(wanted, words, **asked).model, build_skeleton(wanted, words, **asked)
+    model = skeleton.model
+    split(model)
+    before = list(model.parameters())
+    materialise(model, skeleton.weights, device="cpu")
+    assert all(ours is theirs for ours, theirs in zip(model.parameters(), before, strict=True))
+    expected = dict(whole.named_parameters())
+    found = 0.0
+    for name, parameter in model.named_parameters():
+        full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        found = max(found, (full - expected[name]).abs().max().item())
+    for (_, ours), (_, theirs) in zip(model.named_buffers(), whole.named_buffers(), strict=True):
+        found = max(found, (ours - theirs).abs().max().item())
+    with torch.no_grad():
+        logits = model.eval()(IDS, use_cache=False).logits - whole.eval()(IDS, use_cache=False).logits
+    return [found, logits.abs().max().item()]
+
+
+def on_two(rank, world):
+    """One after another on two ranks; what experts a rank has read comes last."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from artel.models.tensor_files import TensorFiles
+
+    folder = saved_by_the_first(rank)
+    mesh = init_device_mesh("cpu", (world,))
+    found = {name: compared(wanted, lambda model: share(model, mesh)) for name, wanted in cases(folder).items()}
+    found["llama by tensor"] = compared(cases(folder)["llama"], lambda model: by_tensor(model, mesh))
+    read, reader = set(), TensorFiles.read
+
+    def noting(files, name, index=()):
+        read.add(name)
+        return reader(files, name, index)
+
+    TensorFiles.read = noting
+    words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+    skeleton = build_skeleton(stored(folder / "experts"), words, auto_class=CAUSAL, block=8, seed=1)
+    share(skeleton.model, mesh)
+    materialise(skeleton.model, skeleton.weights, device="cpu")
+    return {"differences": found, "experts": sorted({int(name.split(".")[5]) for name in read if ".experts." in name})}
+
+
+def on_four(rank, world):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    known = cases(saved_by_the_first(rank))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    line = init_device_mesh("cpu", (world,))
+    taken = memory_taken(lambda model: share(model, line))
+
+    def both_ways(model):
+        by_tensor(model, mesh["tensor"])
+        share(model, mesh["data"])
+
+    def across(parameter):
+        return Shard(1 if parameter.ndim > 1 and parameter.shape[1] % 4 == 0 else 0)
+
+    found = {
+        "llama by data and tensor": compared(known["llama"], both_ways),
+        "gpt2 in four": compared(known["gpt2"], lambda model: share(model, line)),
+        "qwen3_moe in four": compared(known["saved qwen3_moe"], lambda model: share(model, line)),
+        "qwen3_moe across": compared(
+            known["saved qwen3_moe"], lambda model: share(model, line, shard_placement_fn=across)),
+        "copies of shards": compared(known["saved gpt2"], lambda model: share(model, mesh)),
+        "parts": cut_alike(mesh),
+    }  # fmt: skip
+    return {"differences": found, "memory": taken}
+
+
+def memory_taken(split):
+    """MB that the process grew by at most, those of its parameters, and those of the largest module."""
+    words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+    large = {"hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 1024, "vocab_size": 8000}
+    asked = {"auto_class": CAUSAL, "block": 8, "seed": 1}
+    first = build_skeleton(ModelConfig(config=SCRATCH), words, **asked)  # whatever is loaded once
+    materialise(first.model, first.weights, device="cpu")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is taken now
+    before = _status("VmHWM")
+    skeleton = build_skeleton(ModelConfig(config={**SCRATCH, **large}), words, **asked)
+    split(skeleton.model)
+    materialise(skeleton.model, skeleton.weights, device="cpu")
+    own = sum(parameter.to_local().nbytes for parameter in skeleton.model.parameters())
+    return [_status("VmHWM") - before, own / 2**20, 8000 * 256 * 4 / 2**20]
+
+
+def _status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+
+def cut_alike(mesh):
+    """Places of shards against what PyTorch cuts, for pairs of ways to cut; how many were not the same."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    strided = [_StridedShard(0, split_factor=2), _StridedShard(1, split_factor=2)]
+    ways = [Replicate(), Shard(0), Shard(1), *strided]
+    full = torch.arange(16.0 * 24).reshape(16, 24)
+    cut = [
+        distribute_tensor(full, mesh, [first, second], src_data_rank=None)
+        for first in ways
+        for second in ways
+        if first not in strided or second not in strided
+    ]
+    for way, rows in ((Shard(0), 22), (strided[0], 22), (strided[0], 16)):  # what fully_shard cuts once more
+        layer = torch.nn.Linear(4, rows, bias=False)
+        values = torch.arange(4.0 * rows).reshape(rows, 4)
+        layer.weight = torch.nn.Parameter(distribute_tensor(values, mesh["tensor"], [way], src_data_rank=None))
+        cut.append(fully_shard(layer, mesh=mesh["data"]).weight)
+    return [sum(not torch.equal(part_of(one), one.to_local()) for one in cut), 0.0]
+
+
+def part_of(cut):
+    """The part that is here of a tensor of 0, 1, 2, …, by its places."""
+    rows, columns = local_parts(cut)
+    full = torch.arange(float(cut.numel())).reshape(cut.shape)
+    return columns.choose(rows.choose(full[rows.span, columns.span], 0), 1)
+
+
+def test_two_processes_hold_what_one_does():
+    found = run_ranks(2, __file__, "on_two", 180)
+    for rank in found:
+        for case, (weights, logits) in rank["differences"].items():
+            assert weights == 0.0, case
+            assert logits < 2e-6, case
+    assert [rank["experts"] for rank in found] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_four_processes_hold_what_one_does_and_no_more():
+    for rank in run_ranks(4, __file__, "on_four", 180):
+        for case, (weights, logits) in rank["differences"].items():
+            assert weights == 0.0, case
+            assert logits < 2e-6, case
+        peak, own, largest = rank["memory"]
+        assert own < 12  # of 46
+        # A module, which of its numbers are missing (a quarter of its bytes), and what is loaded on the way.
+        assert peak < own + 1.25 * largest + 10
