@@ -8,11 +8,27 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
-from artel.cli import bench, chat, config, data, doctor, evaluate, export, generate, prepare, recipes, report, train
+from artel.cli import (
+    bench,
+    chat,
+    config,
+    data,
+    doctor,
+    evaluate,
+    export,
+    generate,
+    launch,
+    prepare,
+    recipes,
+    report,
+    train,
+)
 from artel.errors import ArtelError
+from artel.launching.worker import LostOthers
 
 app = typer.Typer(
     name="artel",
@@ -23,6 +39,17 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def artel(
+    local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
+) -> None:
+    """From raw text to a trained transformer language model."""
+    if local_rank is not None:  # the launcher of deepspeed writes it before the verb
+        os.environ.setdefault("LOCAL_RANK", str(local_rank))
+
+
 app.command("prepare")(prepare.prepare)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
@@ -35,6 +62,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config")
+app.add_typer(launch.app, name="launch")
 
 
 def main() -> None:
@@ -44,6 +72,11 @@ def main() -> None:
     except ArtelError as error:
         for line in str(error).splitlines():
             print(f"artel: {line}" if not line.startswith(" ") else line, file=sys.stderr)
+        if isinstance(error, LostOthers):
+            # Python's own end would wait, for the group's 20 minutes, for sums in which a lost process has a part.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(error.exit_code)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("artel: interrupted", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,10 +26,22 @@ def train(
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Processes on this host; else this host's share of parallel.data, or 1.")
     ] = None,
-    nnodes: Annotated[int | None, typer.Option(help="Hosts; else NNODES.")] = None,
-    node_rank: Annotated[int | None, typer.Option(help="Which host this is; else NODE_RANK.")] = None,
+    nnodes: Annotated[
+        str | None, typer.Option(help="Hosts, as 4, or as 1:4 when they may come and go; else NNODES.")
+    ] = None,
+    node_rank: Annotated[int | None, typer.Option(help="Which host this is, from 0; else NODE_RANK.")] = None,
     master_addr: Annotated[str | None, typer.Option(help="Address of the first host; else MASTER_ADDR.")] = None,
     master_port: Annotated[int | None, typer.Option(help="Port there; else MASTER_PORT.")] = None,
+    rdzv_endpoint: Annotated[
+        str | None, typer.Option(help="ADDRESS:PORT of one host, at which all meet, without --node-rank.")
+    ] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often this host's processes are started again when one fails.")
+    ] = 0,
+    deepspeed: Annotated[
+        str | None, typer.Option("--deepspeed", "--deepspeed_config", help="The same as parallel.deepspeed=FILE.")
+    ] = None,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew: the run's folder is emptied first.")] = False,
     report_to: Annotated[str | None, typer.Option(help="Add trackers, as tensorboard or wandb.")] = None,
     as_json: AsJson = False,
@@ -37,27 +50,43 @@ def train(
 
     Example: artel train run.yaml --nproc 2 train.learning_rate=3e-4
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is there: it warns of hosts without names
     from artel.config import load_run
-    from artel.launching import Hosts, choose_interface, is_worker, launch
+    from artel.launching import Hosts, Meeting, end_with_launcher, is_worker, launch, read_launcher, take_over
     from artel.preparing import prepare
     from artel.storage import lock
     from artel.training.run_folder import RunFolder
     from artel.training.tracking import check_trackers
 
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)  # Slurm's warning: until training listens, as Ctrl-C
+    if local_rank is not None:  # which the launcher of deepspeed gives to each process
+        os.environ.setdefault("LOCAL_RANK", str(local_rank))
+    if nnodes is None and rdzv_endpoint is None:
+        read_launcher(nproc)
+    if _LED in os.environ:
+        end_with_launcher()
     values = list(overrides or [])
+    if deepspeed is not None:
+        values.append(f"parallel.deepspeed={json.dumps(deepspeed)}")
     run = load_run(name, values)
+    taken = take_over(run)
+    for line in taken.told:
+        tell(line)
+    if taken.overrides:
+        values += taken.overrides
+        run = load_run(name, values)
     if report_to:
         tracks = [*run.track, *(track for track in report_to.split(",") if track not in run.track)]
         values.append(f"track={json.dumps(tracks)}")
         run = load_run(name, values)
     check_trackers(list(run.track))
-    hosts = Hosts.read(nnodes, node_rank, master_addr, master_port)
+    hosts = Hosts.read(nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
     processes = _processes_here(run, nproc, hosts)
-    if hosts.count > 1:
-        choose_interface(hosts.address, hosts.port)  # a wrong address is told before any text is prepared
+    starts = not is_worker() and (processes > 1 or hosts.count > 1 or hosts.restarts > 0)
+    meeting = Meeting.of(hosts) if starts else None  # a wrong address is told before any text is prepared
     folder = RunFolder(Path(run.run))
     # One process leads: it holds the run's lock, prepares the text and compares the run file before others start.
-    leads = _LED not in os.environ and (os.environ["RANK"] == "0" if is_worker() else hosts.rank == 0)
+    leads = _LED not in os.environ and (os.environ.get("RANK", "0") == "0" if meeting is None else meeting.leads)
     with lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
             _lead(run, folder, restart)
@@ -66,9 +95,9 @@ def train(
         if not restart and _is_complete(folder):  # with --restart the leader is just emptying the folder
             tell(f"{folder.path} is complete; --restart begins anew")
             result = json.loads(folder.result.read_bytes())
-        elif not is_worker() and (processes > 1 or hosts.count > 1):
+        elif meeting is not None:
             os.environ[_LED] = "1"
-            launch(["train", name, *values], processes, hosts)
+            launch(["train", name, *values], processes, meeting, run.run)
             result = json.loads(folder.result.read_bytes()) if leads else {}
         else:
             result = _work(run)
@@ -85,8 +114,11 @@ def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
     from artel.launching import is_worker
 
     wanted = run.parallel.data
-    if wanted == "auto":
+    if not isinstance(wanted, int):
         return nproc or 1
+    if hosts.elastic:
+        what, fix = f"the run wants {wanted} processes, and hosts may come and go", "write parallel.data=auto"
+        raise InputError([Problem("parallel.data", what, fix)])
     here, rest = divmod(wanted, hosts.count)
     started = wanted if nproc is None else nproc * hosts.count
     if is_worker():
@@ -139,12 +171,12 @@ def _is_complete(folder: RunFolder) -> bool:
 
 def _work(run: RunConfig) -> dict[str, Any]:
     quiet_libraries()
-    from artel.launching import choose_interface_of_worker, is_worker
+    from artel.launching import choose_interface_of_worker, is_worker, lost_others_told
     from artel.parallel import open_processes
     from artel.preparing import prepare
     from artel.training.loop import train as train_run
 
     if is_worker():
         choose_interface_of_worker()
-    with open_processes(run.train.threads) as processes:
+    with open_processes(run.train.threads) as processes, lost_others_told():
         return train_run(run, prepare(run, tell), processes, tell)

@@ -22,7 +22,7 @@ from artel.config.legacy_keys import (
     names,
     one_of,
 )
-from artel.config.legacy_trainer import STARTED, TRAINER_DEFAULTS, carry_trainer
+from artel.config.legacy_trainer import STARTED, TRAINER_DEFAULTS, carry_ddp, carry_trainer
 from artel.config.load import Key, parse
 from artel.errors import InputError, Problem
 
@@ -42,6 +42,7 @@ def convert_impruver(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
     _carry_adapter(old)
     _carry_precision(old)
     carry_trainer(old)
+    carry_ddp(old, "ddp")
     _leave_unknown(old)
     if old.problems:
         raise InputError(old.problems)

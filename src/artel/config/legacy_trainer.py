@@ -22,6 +22,7 @@ from artel.config.legacy_keys import (
     one_of,
 )
 from artel.config.quantities import read_count
+from artel.errors import InputError, Problem
 
 # What TrainingArguments does where the file is silent, and artel's defaults are others.
 TRAINER_DEFAULTS = {
@@ -30,6 +31,7 @@ TRAINER_DEFAULTS = {
     "trainer.lr_scheduler_type": "linear", "trainer.eval_strategy": "no",
 }  # fmt: skip
 
+_UNUSED = "every parameter that is trained takes part in each step here, so none is looked for"
 STARTED = "processes are started by artel train --nproc, --nnodes and --node-rank, or by torchrun"
 
 
@@ -45,7 +47,33 @@ def carry_trainer(old: OldKeys) -> None:
     _carry_intervals(old)
     _carry_best(old)
     _carry_tracking(old)
+    carry_ddp(old, "trainer")
     _leave(old)
+
+
+def carry_ddp(old: OldKeys, section: str) -> None:
+    """`ddp_find_unused_parameters` of a section: false is what artel does, and nothing is to be told."""
+    key = f"{section}.ddp_find_unused_parameters"
+    if old.read(key, a_flag):
+        old.leave(key, _UNUSED)
+
+
+def drop_ddp(tree: dict[str, Any], place: str) -> None:
+    """Take the section `ddp` out of a run file in which a user of accelerate has left it. Raises InputError.
+
+    `{ddp_find_unused_parameters: false}` is what artel does; anything else is refused with what to write.
+    """
+    section = tree.pop("ddp", None) or {}
+    if not isinstance(section, dict):
+        raise InputError([Problem(f"{place}: ddp", "is not a section", "take it out")])
+    problems = []
+    for name, value in section.items():
+        if name not in ("ddp_find_unused_parameters", "find_unused_parameters"):
+            problems.append(Problem(f"{place}: ddp.{name}", f"has no place in a run file: {STARTED}", "take it out"))
+        elif value is not False:
+            problems.append(Problem(f"{place}: ddp.{name}", _UNUSED, "write false, or take it out"))
+    if problems:
+        raise InputError(problems)
 
 
 def _carry_batch(old: OldKeys) -> None:

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from artel.config.legacy import from_old_json, is_impruver, is_old_json, refuse_model_config
+from artel.config.legacy_trainer import drop_ddp
 from artel.config.sections import RunConfig
 from artel.config.shipped import recipe_names, recipe_text
 from artel.errors import InputError, Problem
@@ -38,6 +39,7 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
         raise InputError([Problem(place, "is a configuration of impruver, not a run file", fix)])
     tree, lines = parse(text, place)
     refuse_model_config(tree, place)
+    drop_ddp(tree, place)
     if is_old_json(tree):
         tree, lines = from_old_json(tree, place), {(): place}
     run = run_from(tree, overrides, lines)

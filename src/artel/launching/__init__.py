@@ -1,6 +1,22 @@
-"""Starting the processes of a run: torchrun here."""
+"""Starting the processes of a run: torchrun's machinery here, and what other launchers say in the environment."""
 
+from artel.launching.accelerate import take_over
+from artel.launching.hosts import Hosts
 from artel.launching.interface import choose_interface, choose_interface_of_worker
-from artel.launching.local import Hosts, is_worker, launch
+from artel.launching.local import launch
+from artel.launching.meeting import Meeting
+from artel.launching.started import read_launcher
+from artel.launching.worker import end_with_launcher, is_worker, lost_others_told
 
-__all__ = ["Hosts", "choose_interface", "choose_interface_of_worker", "is_worker", "launch"]
+__all__ = [
+    "Hosts",
+    "Meeting",
+    "choose_interface",
+    "choose_interface_of_worker",
+    "end_with_launcher",
+    "is_worker",
+    "launch",
+    "lost_others_told",
+    "read_launcher",
+    "take_over",
+]

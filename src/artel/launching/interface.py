@@ -23,12 +23,12 @@ _OUTSIDE = "192.0.2.1"  # of TEST-NET-1 (RFC 5737): no host has it, so the way t
 _NAME_SECONDS = 30
 
 
-def choose_interface(master: str, port: int) -> str:
+def choose_interface(master: str, port: int, flag: str = "--master-addr") -> str:
     """This host's address as the others see it; gloo is told its interface, unless GLOO_SOCKET_IFNAME already does.
 
-    Raises InputError when there is no way to the first host.
+    Raises InputError, naming `flag`, when there is no way to the first host.
     """
-    address = _address_towards(master, port)
+    address = _address_towards(master, port, flag)
     if _is_loopback(address) and not _means_this_host(master):
         # On the first host its own name may lead to loopback, but the other hosts do not come in there.
         address = _default_address() or address
@@ -47,7 +47,7 @@ def choose_interface_of_worker() -> None:
         choose_interface(environment["MASTER_ADDR"], int(environment.get("MASTER_PORT", "29500")))
 
 
-def _address_towards(host: str, port: int) -> str:
+def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
     """Where this host would send from. Connecting a datagram socket sends nothing."""
     try:
         family, kind, protocol, _, address = _resolve(host, port)
@@ -59,7 +59,7 @@ def _address_towards(host: str, port: int) -> str:
             f"there is no way to {host}: {error.strerror}",
             "give the first host's address, as the others see it",
         )
-        raise InputError([Problem("--master-addr", what, fix)]) from None
+        raise InputError([Problem(flag, what, fix)]) from None
 
 
 def _resolve(host: str, port: int) -> tuple[int, int, int, str, Any]:

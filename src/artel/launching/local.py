@@ -1,94 +1,90 @@
-"""Several processes on this machine, or this machine's part of several, by torch.distributed.run's own launcher."""
+"""The processes of this host, by torch.distributed.run's own machinery: started, watched, started again as allowed."""
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
-from dataclasses import dataclass
-from uuid import uuid4
 
 from artel.errors import ArtelError, InputError, Interrupted, Problem, WorkError
-from artel.launching.interface import choose_interface
+from artel.launching.meeting import Meeting
 
-# A worker told to stop finishes its step and saves; only after this is it ended by force.
-_STOP_SECONDS = 600
-
-
-@dataclass(frozen=True, slots=True)
-class Hosts:
-    """Which machines take part. With one, the address and port are found by themselves."""
-
-    count: int = 1
-    rank: int = 0
-    address: str = ""
-    port: int = 29500
-
-    @classmethod
-    def read(cls, count: int | None, rank: int | None, address: str | None, port: int | None) -> Hosts:
-        """From flags, else from NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT. Raises InputError."""
-        environment = os.environ
-        try:
-            hosts = cls(
-                int(environment.get("NNODES", "1")) if count is None else count,
-                int(environment.get("NODE_RANK", "0")) if rank is None else rank,
-                environment.get("MASTER_ADDR", "") if address is None else address,
-                int(environment.get("MASTER_PORT", "29500")) if port is None else port,
-            )
-        except ValueError as error:
-            raise InputError([Problem("NNODES, NODE_RANK, MASTER_PORT", f"one is not a number: {error}")]) from None
-        problems = []
-        if hosts.count < 1:
-            problems.append(Problem("--nnodes", f"{hosts.count} hosts cannot run anything", "write 1 or more"))
-        elif not 0 <= hosts.rank < hosts.count:
-            problems.append(Problem("--node-rank", f"{hosts.rank} is not a host of {hosts.count}", "count from 0"))
-        if hosts.count > 1 and not hosts.address:
-            problems.append(Problem("--master-addr", "is needed for several hosts", "give the first host's address"))
-        if problems:
-            raise InputError(problems)
-        return hosts
+# SIGUSR1 is Slurm's warning that the time is nearly over.
+_PASSED_ON = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 
-def is_worker() -> bool:
-    """Whether a launcher (torchrun, ours or another) has started this process."""
-    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
-
-
-def launch(arguments: list[str], processes: int, hosts: Hosts) -> None:
+def launch(arguments: list[str], processes: int, meeting: Meeting, run_id: str = "artel") -> None:
     """Run `python -m artel ARGUMENTS` as `processes` processes here, and wait for them.
 
-    Raises Interrupted when they were told to stop and saved, and an error with their exit status when one failed;
-    what was wrong they have said themselves.
-    """
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    With restarts, or where hosts may come and go, they are started again, and go on from the last checkpoint.
+    `run_id` keeps apart two runs that meet at the same address by mistake.
 
-    alone = hosts.count == 1
-    config = LaunchConfig(
-        min_nodes=hosts.count,
-        max_nodes=hosts.count,
-        nproc_per_node=processes,
-        run_id=uuid4().hex if alone else "artel",
-        rdzv_backend="c10d" if alone else "static",
-        rdzv_endpoint="localhost:0" if alone else f"{hosts.address}:{hosts.port}",
-        rdzv_configs={"rank": hosts.rank, "timeout": 900},
-        local_addr="localhost" if alone else choose_interface(hosts.address, hosts.port),
-        max_restarts=0,
-        monitor_interval=0.2,
-        shutdown_timeout=_STOP_SECONDS,
-    )
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    Raises Interrupted when they were told to stop and saved, InputError or WorkError when one failed (what was wrong
+    it has said itself), WorkError when the other hosts are not found or lost.
+    """
+    from torch.distributed import DistError
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
+
+    from artel.launching.agent import Agent
+
+    hosts = meeting.hosts
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # set again by each process; without it torchrun warns
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = _PASSED_ON
     try:
-        elastic_launch(config, sys.executable)("-m", "artel", *arguments)
+        handler = meeting.handler(run_id)
+        spec = WorkerSpec(
+            role="artel",
+            local_world_size=processes,
+            rdzv_handler=handler,
+            entrypoint=sys.executable,
+            args=("-m", "artel", *arguments),
+            max_restarts=hosts.restarts,
+            monitor_interval=0.2,
+            master_addr=hosts.address if meeting.is_static else None,
+            master_port=hosts.port if meeting.is_static else None,
+            local_addr=meeting.local_address,
+        )
+        result = Agent(spec, hosts).run()
+        if result is None:  # there were enough hosts without this one, to the end
+            return
+        # Hosts that may come and go are not told to stop when this one fails.
+        if not (result.is_failed() and hosts.elastic):
+            handler.shutdown()
     except SignalException:
         raise Interrupted([Problem("", "stopped", "the same command goes on from the last checkpoint")]) from None
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        raise _failed(failure.exitcode, rank) from None
+    except RendezvousClosedError:
+        what, fix = "another host has ended the run", "what was wrong is said there; the same command goes on"
+        raise WorkError([Problem(hosts.where, what, fix)]) from None
+    except (RendezvousError, DistError) as error:
+        raise _parted(meeting, error) from None
+    if result.is_failed():
+        rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+        raise _failed(failure.exitcode, rank)
+
+
+def _parted(meeting: Meeting, error: Exception) -> WorkError:
+    """The store does not answer, or too few hosts have come."""
+    from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+
+    hosts = meeting.hosts
+    go_on = "start the same command on every host: the run goes on from its last checkpoint"
+    if isinstance(error, RendezvousTimeoutError):
+        what = f"fewer than {hosts.least} hosts have come"
+    elif meeting.leads:
+        what = f"the meeting of hosts failed: {error}"
+    else:
+        what = "the host that holds the rendezvous is lost: its artel was ended, or there is no way to it"
+    return WorkError([Problem(hosts.where, what, go_on)])
 
 
 def _failed(status: int, rank: int) -> ArtelError:
-    problem = Problem(f"process {rank}", f"ended with status {status}", "what was wrong is said above")
+    where = f"process {rank} on {socket.gethostname()}"
+    if status < 0:
+        fix = "SIGKILL is how Linux ends what takes too much memory" if -status == signal.SIGKILL else ""
+        return WorkError([Problem(where, f"was ended by {signal.Signals(-status).name}", fix)])
+    problem = Problem(where, f"ended with status {status}", "what was wrong is said above")
     kinds: dict[int, type[ArtelError]] = {2: InputError, 130: Interrupted}
     return kinds.get(status, WorkError)([problem])

@@ -47,8 +47,24 @@ def split_problems(
         )
     if grid.pipeline > 1:
         problems += stages_problems(model, grid.pipeline, wanted.schedule)
+        problems += _beside_stages(grid, wanted)
     if grid.expert > 1:
         problems += expert_problems(model, grid.expert)
+    return problems
+
+
+def _beside_stages(grid: Grid, wanted: ParallelConfig) -> list[Problem]:
+    """What does not go with a pipeline."""
+    problems = []
+    if grid.context > 1:
+        problems.append(Problem("parallel.context", "sequences are not shared within a pipeline", "write 1"))
+    if grid.expert > 1:
+        problems.append(Problem("parallel.expert", "experts are not shared within a pipeline", "write 1"))
+    if grid.tensor > 1 and wanted.sequence:
+        problems.append(Problem("parallel.sequence", "parts of a sequence do not pass between stages", "write false"))
+    if grid.tensor > 1 and stages_in_all(grid.pipeline, wanted.schedule) > grid.pipeline:
+        what = f"{wanted.schedule} gives each process two stages, whose matrices are not split"
+        problems.append(Problem("parallel.schedule", what, "write 1f1b"))
     return problems
 
 
@@ -76,14 +92,16 @@ def lay_out(
         expert_mesh, rest = expert_meshes(mesh, grid.expert)
         tell(split_experts(model, expert_mesh))
         experts = dict.fromkeys(experts_of(model).values(), rest)
+    stages = []
+    if grid.pipeline > 1:
+        count = stages_in_all(grid.pipeline, wanted.schedule)
+        stages = cut(model, range(mesh.get_local_rank("pipeline"), count, grid.pipeline), count)
     if grid.tensor > 1:
         tell(split_by_tensor(model, mesh["tensor"], sequence=wanted.sequence))
     how = Sharing.of(grid, autocast_dtype(precision), wanted.offload)
     # Host memory is where offloaded weights stay; buffers are needed where layers are computed.
     place = torch.device("cpu") if wanted.offload != "none" else device
-    if grid.pipeline > 1:
-        count = stages_in_all(grid.pipeline, wanted.schedule)
-        stages = cut(model, range(mesh.get_local_rank("pipeline"), count, grid.pipeline), count)
+    if stages:
         if grid.batch_ranks * grid.context > 1:
             for stage in stages:
                 shard(stage, batch_mesh(mesh, grid), how)

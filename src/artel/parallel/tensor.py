@@ -294,15 +294,16 @@ def _split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
     Whole stay: what is not a plain embedding or linear layer, with whatever is tied to it, heads that are not over the
     vocabulary, and vocabularies so small that a process would have none of it.
     """
-    found: dict[type[ParallelStyle], Any] = {
-        Embedding: model.get_input_embeddings(),
-        Head: model.get_output_embeddings(),
+    ends: dict[Any, Any] = {Embedding: model.get_input_embeddings(), Head: model.get_output_embeddings()}
+    # A stage of a pipeline has one of them, or none.
+    found: dict[Any, Any] = {
+        style: module for style, module in ends.items() if getattr(module, "weight", None) is not None
     }
     plain = {Embedding: nn.Embedding, Head: nn.Linear}
     chosen: dict[type[ParallelStyle], Any] = {
         style: module for style, module in found.items() if type(module) is plain[style]
     }
-    refused = {id(module.weight) for style, module in found.items() if module is not None and style not in chosen}
+    refused = {id(module.weight) for style, module in found.items() if style not in chosen}
     rows = {module.weight.shape[0] for module in chosen.values()}
     size, done = mesh.size(), False
     if any(-(-count // size) * (size - 1) >= count for count in rows):

@@ -31,8 +31,9 @@ from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
 from artel.parallel import Layout
+from artel.parallel.deepspeed_engine import DeepSpeedOptimizer
 from artel.storage import checksum, new_folder, point, remove_leftovers
-from artel.training.optimizer import Optimizer
+from artel.training.optimizer import Optimizer, Stepper
 from artel.training.piece_files import piece_shapes, read_pieces, told_by_first, write_pieces
 
 _MODEL, _OPTIMIZER, _STATE, _SUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
@@ -61,25 +62,27 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path, layout: Layout, optimizer: Optimizer, progress: Progress, *, keep: int, is_best: bool, first: bool
+    folder: Path, layout: Layout, optimizer: Stepper, progress: Progress, *, keep: int, is_best: bool, first: bool
 ) -> Path:
     """Write a checkpoint and move the pointers; older ones than the newest `keep` go, `best` stays.
 
     All processes call it; the `first` writes what is not shared out.
     """
     path = folder / f"step-{progress.step:09d}"
-    if layout.grid.is_plain:
+    if not layout.grid.is_plain:
+        with new_folder(path, replace=True) if first else nullcontext() as partial:
+            place = Path(told_by_first(str(partial)))
+            write_pieces(place, trained_tensors(layout.model) | optimizer.state())
+            if first:
+                _close(place, progress)
+    elif first or isinstance(optimizer, DeepSpeedOptimizer):  # which gathers from all
+        weights = optimizer.weights() if isinstance(optimizer, DeepSpeedOptimizer) else trained_tensors(layout.model)
+        state = optimizer.state()
         if first:
             with new_folder(path, replace=True) as partial:
-                save_file(_contiguous(trained_tensors(layout.model)), partial / _MODEL)
-                save_file(_contiguous(optimizer.state()), partial / _OPTIMIZER)
+                save_file(_contiguous(weights), partial / _MODEL)
+                save_file(_contiguous(state), partial / _OPTIMIZER)
                 _close(partial, progress)
-    else:
-        with new_folder(path, replace=True) if first else nullcontext() as partial:
-            place = told_by_first(str(partial))
-            write_pieces(Path(place), trained_tensors(layout.model) | optimizer.state())
-            if first:
-                _close(Path(place), progress)
     if first:
         _point(folder, path, keep, is_best)
     return path
@@ -102,7 +105,7 @@ def _point(folder: Path, path: Path, keep: int, is_best: bool) -> None:
 
 
 def load_checkpoint(
-    folder: Path, model: PreTrainedModel, optimizer: Optimizer, tell: Callable[[str], None]
+    folder: Path, model: PreTrainedModel, optimizer: Stepper, tell: Callable[[str], None]
 ) -> Progress | None:
     """The newest whole checkpoint, put into model and optimizer; None where there is none.
 
@@ -113,19 +116,29 @@ def load_checkpoint(
     for path in reversed(list_checkpoints(folder)):
         fault = _fault(path)
         if fault is None:
-            load_weights(path, model)
-            if (path / _OPTIMIZER).is_file() and not _has_pieces(trained_tensors(model)):
-                optimizer.load(load_file(path / _OPTIMIZER))
-            else:
-                state = optimizer.places(piece_shapes(path))
-                read_pieces(path, state)
-                optimizer.load(state)
+            _load(path, model, optimizer)
             return Progress(**orjson.loads((path / _STATE).read_bytes()))
         tell(f"{path} {fault}: the checkpoint before it is taken")
         problems.append(Problem(str(path), fault))
     if problems:
         raise InputError([*problems, Problem(str(folder), "no checkpoint is whole", "begin anew with --restart")])
     return None
+
+
+def _load(path: Path, model: PreTrainedModel, optimizer: Stepper) -> None:
+    if isinstance(optimizer, DeepSpeedOptimizer):
+        weights, state = _whole(path)
+        optimizer.load_weights(weights)
+        optimizer.load(state)
+        return
+    load_weights(path, model)
+    if (path / _OPTIMIZER).is_file() and not _has_pieces(trained_tensors(model)):
+        optimizer.load(load_file(path / _OPTIMIZER))
+        return
+    assert isinstance(optimizer, Optimizer)
+    state = optimizer.places(piece_shapes(path))
+    read_pieces(path, state)
+    optimizer.load(state)
 
 
 def load_weights(path: Path, model: PreTrainedModel) -> None:
@@ -142,12 +155,17 @@ def load_weights(path: Path, model: PreTrainedModel) -> None:
 
 def full_weights(path: Path) -> dict[str, torch.Tensor]:
     """A checkpoint's weights, whole, in the memory of one process, whatever layout wrote it."""
+    return load_file(path / _MODEL) if (path / _MODEL).is_file() else _whole(path)[0]
+
+
+def _whole(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """All weights and all of the optimizer's state, whole."""
     if (path / _MODEL).is_file():
-        return load_file(path / _MODEL)
-    weights = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in piece_shapes(path).items()
-               if "|" not in name}  # fmt: skip
-    read_pieces(path, weights)
-    return weights
+        return load_file(path / _MODEL), load_file(path / _OPTIMIZER)
+    both = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in piece_shapes(path).items()}
+    read_pieces(path, both)
+    weights = {name: tensor for name, tensor in both.items() if "|" not in name}
+    return weights, {name: tensor for name, tensor in both.items() if "|" in name}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

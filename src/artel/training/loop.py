@@ -37,7 +37,7 @@ from artel.training.feeding import fed, held_garbage
 from artel.training.judging import Validation
 from artel.training.late import Late
 from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate, Watch, not_finite
-from artel.training.optimizer import Optimizer
+from artel.training.optimizer import Optimizer, Stepper
 from artel.training.profile import Profile
 from artel.training.ready import make_ready
 from artel.training.run_folder import RunFolder
@@ -105,7 +105,7 @@ class Run:
     length: Length
     micro_batch: int
     layout: Layout
-    optimizer: Optimizer
+    optimizer: Stepper
     trackers: Trackers
     progress: Progress
     tell: Callable[[str], None]
@@ -254,8 +254,11 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
 def close_run(run: Run) -> Result:
     """Write the final model and the result; called when the last step is saved."""
     progress = run.progress_now()
+    best = run.folder.checkpoints / ("best" if progress.stopped_early else "latest")
+    whole = run.layout.grid.is_plain and isinstance(run.optimizer, Optimizer)  # this process has all of the model
     if progress.stopped_early:  # the last validations were worse: the best model is what was waited for
-        load_weights(run.folder.checkpoints / "best", run.layout.model)
+        if whole:
+            load_weights(best, run.layout.model)
         progress.validation = progress.best_validation
     result = {
         "run": str(run.folder.path),
@@ -269,9 +272,7 @@ def close_run(run: Run) -> Result:
         "peak_memory_gib": _peak_memory(run.processes.device) / 2**30,
     }
     if run.processes.first:
-        weights = None
-        if not run.layout.grid.is_plain:
-            weights = full_weights(run.folder.checkpoints / ("best" if progress.stopped_early else "latest"))
+        weights = None if whole else full_weights(best)
         save_model(run.layout.model, run.tokenizer, run.folder.model, weights)
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
     run.processes.barrier()

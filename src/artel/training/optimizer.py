@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -57,6 +57,26 @@ def state_bytes(model: PreTrainedModel, train: TrainConfig) -> int:
     a_number = {"adamw": 8.0, "adamw8bit": 2.0, "adafactor": 0.1, "muon": 8.0, "sgd": 4.0 if train.momentum else 0.0}
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return int(a_number[train.optimizer] * trained)
+
+
+class Stepper(Protocol):
+    """What the loop and a checkpoint ask of what steps a model: `Optimizer`, or an engine of another's."""
+
+    @property
+    def loss_factor(self) -> torch.Tensor | None: ...
+
+    def clipped_step(self, rate: float, norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def state(self) -> dict[str, torch.Tensor]: ...
+
+    def load(self, state: dict[str, torch.Tensor]) -> None: ...
+
+
+def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
+    """PyTorch's own, for an engine that steps it; adamw or sgd."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = parameter_groups(trained, layer_shares(model, train.layer_decay), train.learning_rate, train.weight_decay)
+    return _part(groups, train, seed)
 
 
 class Optimizer:

@@ -13,6 +13,7 @@ from torch import nn
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import Built, build_model, compile_choice, compile_layers, pick_precision, use_for_training
+from artel.models.choice import Choice
 from artel.models.compiling import OFF
 from artel.models.float8 import use_float8
 from artel.models.loss import loss_choice
@@ -22,6 +23,8 @@ from artel.models.skeleton import build_skeleton, can_be_sharded_while_loading
 from artel.objectives import Objective
 from artel.parallel import Grid, Layout, Processes, lay_out, read_grid, split_problems
 from artel.parallel.context import check_context
+from artel.parallel.deepspeed_config import Resolved, read_deepspeed
+from artel.parallel.deepspeed_engine import DeepSpeedLayout
 from artel.tokens import Samples, Tokenizer
 from artel.training.bf16_weights import hold_in_bf16
 from artel.training.loss_scale import LossScale
@@ -33,7 +36,7 @@ from artel.training.micro_batch import (
     sizes_to_try,
     what_matters,
 )
-from artel.training.optimizer import Optimizer, state_bytes
+from artel.training.optimizer import Optimizer, Stepper, plain_optimizer, state_bytes
 from artel.training.run_folder import RunFolder
 
 
@@ -42,7 +45,7 @@ class Ready:
     """What the loop needs to take steps."""
 
     layout: Layout
-    optimizer: Optimizer
+    optimizer: Stepper
     micro_batch: int
     compiled: bool
     told: str
@@ -78,22 +81,37 @@ def make_ready(
         tell(use_float8(model))
     model.train()
     parameters = built.parameters
-    layout = lay_out(model, objective, processes, precision, grid, config.parallel, fill=fill, tell=tell)
+    deepspeed = _deepspeed(config, processes, tell)
+    layout: Layout
+    if deepspeed is not None:
+        precision = deepspeed.precision
+        layout = DeepSpeedLayout(model, objective, processes, deepspeed)
+    else:
+        layout = lay_out(model, objective, processes, precision, grid, config.parallel, fill=fill, tell=tell)
     _check(layout, objective)
-    loss_scale = LossScale(processes.device) if precision == "fp16" else None
-    optimizer = Optimizer(model, config.train, config.seed, loss_scale)
-    found = _fit(config, objective, samples, layout, processes)
+    given = deepspeed.micro_batch if deepspeed is not None else None
+    optimizer: Stepper | None = None
+    if not isinstance(layout, DeepSpeedLayout):
+        loss_scale = LossScale(processes.device) if precision == "fp16" else None
+        optimizer = Optimizer(model, config.train, config.seed, loss_scale)
+    found = _fit(config, objective, samples, layout, processes, given)
     recomputed = recompute(model, found.recompute)
     if recomputed.startswith("none (") and config.train.activation_checkpointing not in ("auto", "none"):
         what = f"{config.train.activation_checkpointing}: {model.config.model_type} cannot compute its layers twice"
         raise InputError([Problem("train.activation_checkpointing", what, "write auto or none")])
     compiled = compile_choice(config.train.compile, processes.device, steps)
+    if isinstance(layout, DeepSpeedLayout):  # its engine takes hold of the layers as they are
+        compiled = Choice(OFF, "parallel.deepspeed")
     if compiled.value != OFF:
         compile_layers(model, fixed=objective.joins)
+    loss = loss_choice(model).value if grid.pipeline == 1 else "in the last stage"
+    if isinstance(layout, DeepSpeedLayout):
+        optimizer = layout.start(plain_optimizer(model, config.train, config.seed), found.size, steps)
+    assert optimizer is not None
     device = f"{processes.world} process(es) on {processes.device.type}"
     told = (
         f"{device}, {precision}, micro-batches of {found.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
-        f"loss: {loss_choice(model).value}"
+        f"loss: {loss}"
     )
     return Ready(layout, optimizer, found.size, compiled.value != OFF,
                  f"{model.config.model_type}, {parameters:,} parameters · {told}")  # fmt: skip
@@ -126,9 +144,26 @@ def _check(layout: Layout, objective: Objective) -> None:
                 check_context(layout.model)
 
 
-def _fit(config: RunConfig, objective: Objective, samples: Samples, layout: Layout, processes: Processes) -> Found:
-    """The micro-batch and what is computed again: as asked for, or found by trying the longest sample."""
-    asked, size = config.train.activation_checkpointing, config.train.micro_batch
+def _deepspeed(config: RunConfig, processes: Processes, tell: Callable[[str], None]) -> Resolved | None:
+    """What a DeepSpeed file says, where the run has one."""
+    if config.parallel.deepspeed is None:
+        return None
+    found = read_deepspeed(config.parallel.deepspeed, config, processes.world, processes.device)
+    for note in found.notes:
+        tell(note)
+    return found
+
+
+def _fit(
+    config: RunConfig,
+    objective: Objective,
+    samples: Samples,
+    layout: Layout,
+    processes: Processes,
+    given: int | None = None,
+) -> Found:
+    """The micro-batch and what is computed again: as asked for (or `given`), or found by trying the longest sample."""
+    asked, size = config.train.activation_checkpointing, given or config.train.micro_batch
     if size != "auto" and asked != "auto":
         return Found(size, asked)
     index, row_tokens = longest_sample(objective, samples)

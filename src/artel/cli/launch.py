@@ -1,0 +1,75 @@
+"""`artel launch`: a run on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from artel.cli.common import AsJson, Overrides, RunName, print_json, tell
+
+app = typer.Typer(no_args_is_help=True, help="Start a run on a cluster, where it goes on by itself.")
+
+
+@app.callback()
+def launch() -> None:
+    """Start a run on a cluster, where it goes on by itself."""
+
+
+@app.command()
+def slurm(
+    name: RunName,
+    overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Processes on each node; else one for each GPU, or 1.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each node.")] = 0,
+    cpus: Annotated[int | None, typer.Option(min=1, help="Cores of each node.")] = None,
+    time: Annotated[str | None, typer.Option(help="Time of one turn, as 12:00:00.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account.")] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often a node's processes are started again when one fails.")
+    ] = 0,
+    requeue: Annotated[bool, typer.Option(help="Queue the job again when its time is over or a node is lost.")] = True,
+    warning: Annotated[
+        int, typer.Option(min=1, help="Seconds before the end of the time at which the run is saved.")
+    ] = 120,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Any other of sbatch, as qos=high.")
+    ] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(metavar="LINE", help="A line of the script before the run: 'module load cuda'.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and start nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hand a run to Slurm: a batch script that saves and queues itself again until the run is complete.
+
+    Example: artel launch slurm run.yaml --nodes 2 --gpus 8 --cpus 64 --time 12:00:00 --dry-run
+    """
+    from artel.config import load_run
+    from artel.errors import InputError, Problem
+    from artel.launching.slurm import Job, slurm_script, submit
+
+    values = list(overrides or [])
+    folder = Path(load_run(name, values).run)  # what is wrong in the run file is told here, not in the job's log
+    wrong = [text for text in option or [] if "=" not in text]
+    if wrong:
+        raise InputError([Problem("--option", f"{text!r} has no =", "write NAME=VALUE, as qos=high") for text in wrong])
+    options = dict(text.split("=", 1) for text in option or [])
+    job = Job(
+        nodes, nproc, gpus, cpus, time, partition, account, max_restarts, requeue, warning, options, tuple(setup or ())
+    )
+    script = slurm_script(name, values, folder, job)
+    if dry_run:
+        number = None
+        if not as_json:
+            print(script, end="")
+    else:
+        number = submit(script, folder)
+        tell(f"job {number}; its log is {folder / f'slurm-{number}.log'}")
+    if as_json:
+        print_json({"job": number, "script": script})

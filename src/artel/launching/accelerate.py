@@ -1,0 +1,131 @@
+"""What `accelerate launch` hands on of its own configuration, as keys of the run file.
+
+accelerate says it in the environment (accelerate/utils/launch.py); the number of processes is torchrun's affair and
+arrives by itself. What the run file says itself goes before, and is told.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from artel.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from artel.config import RunConfig
+
+_PRECISIONS = {"bf16", "fp16", "fp8"}  # "no" is what accelerate says when nobody has asked for anything
+# Of PyTorch's first FSDP, by name or by number.
+_SHARDING = {"FULL_SHARD": "fsdp", "1": "fsdp", "SHARD_GRAD_OP": "zero2", "2": "zero2", "NO_SHARD": "ddp", "3": "ddp",
+             "HYBRID_SHARD": "hsdp", "4": "hsdp", "HYBRID_SHARD_ZERO2": "hsdp", "5": "hsdp"}  # fmt: skip
+_STAGES = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp"}
+# accelerate's sizes that are a key here under another name.
+_SIZES = {"TP_SIZE": "parallel.tensor", "CP_SIZE": "parallel.context", "SP_SIZE": "parallel.context"}
+
+
+@dataclass(slots=True)
+class Taken:
+    """What accelerate's configuration changes in a run."""
+
+    overrides: list[str] = field(default_factory=list)
+    """As on the command line: `parallel.data=fsdp`."""
+    told: list[str] = field(default_factory=list)
+    """A line for each thing that was taken over or has no say."""
+
+
+def take_over(run: RunConfig) -> Taken:
+    """What accelerate asks of this process, for a run as its file describes it; nothing when it has not started it.
+
+    Also keeps the process off the GPU when accelerate was told so: call it before torch is asked for one.
+    Raises InputError for what artel cannot do in the way that accelerate was told to.
+    """
+    environment = os.environ
+    taken = Taken()
+    if "ACCELERATE_MIXED_PRECISION" not in environment:
+        return taken
+    if _flag("ACCELERATE_USE_CPU"):
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        if "MASTER_ADDR" in environment and "RANK" not in environment:
+            taken.told.append(
+                "accelerate has started one process: for several on CPUs it needs mpirun_hostfile, or start them by "
+                "artel train --nproc N"
+            )
+    precision = environment["ACCELERATE_MIXED_PRECISION"]
+    if precision in _PRECISIONS:
+        _take(taken, run, "train.precision", precision)
+    if _flag("ACCELERATE_USE_MEGATRON_LM"):
+        fix = "take it out of accelerate's configuration, and write parallel.tensor and parallel.pipeline"
+        raise InputError([Problem("accelerate's megatron_lm_config", "artel has no Megatron-LM in it", fix)])
+    if _flag("ACCELERATE_USE_FSDP"):
+        _take_fsdp(taken, run)
+    if _flag("ACCELERATE_USE_DEEPSPEED"):
+        _take_deepspeed(taken, run)
+    if _flag("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        _take_sizes(taken, run)
+    return taken
+
+
+def _take_fsdp(taken: Taken, run: RunConfig) -> None:
+    environment = os.environ
+    mode = _SHARDING.get(environment.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper(), "fsdp")
+    if environment.get("FSDP_VERSION", "1") != "1":
+        mode = "fsdp" if _flag("FSDP_RESHARD_AFTER_FORWARD", "true") else "zero2"
+    _take(taken, run, "parallel.data", mode)
+    if _flag("FSDP_OFFLOAD_PARAMS"):
+        _take(taken, run, "parallel.offload", "cpu")
+    if _flag("FSDP_ACTIVATION_CHECKPOINTING"):
+        _take(taken, run, "train.activation_checkpointing", "full")
+
+
+def _take_deepspeed(taken: Taken, run: RunConfig) -> None:
+    """The file where there is one; fields of accelerate's own as what PyTorch does in their place."""
+    environment = os.environ
+    file = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if file.lower() != "none":
+        _take(taken, run, "parallel.deepspeed", file)
+        return
+    if run.parallel.deepspeed is not None:
+        taken.told.append(f"accelerate's deepspeed_config has no say: the run file has {run.parallel.deepspeed}")
+        return
+    places = {environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
+    if "nvme" in places:
+        what, fix = "offload to NVMe is DeepSpeed's own, and has no keys in the run file", \
+                    "write a ds_config.json with it, and parallel.deepspeed: ds_config.json"  # fmt: skip
+        raise InputError([Problem("accelerate's deepspeed_config", what, fix)])
+    _take(taken, run, "parallel.data", _STAGES.get(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"), "zero2"))
+    if "cpu" in places:
+        _take(taken, run, "parallel.offload", "cpu")
+    taken.told.append("stages of deepspeed_config without a file run in PyTorch; for DeepSpeed itself write "
+                      "parallel.deepspeed: ds_config.json")  # fmt: skip
+
+
+def _take_sizes(taken: Taken, run: RunConfig) -> None:
+    for name, key in _SIZES.items():
+        size = os.environ.get(f"PARALLELISM_CONFIG_{name}", "1")
+        if size != "1":
+            _take(taken, run, key, size)
+    copies, shard = (os.environ.get(f"PARALLELISM_CONFIG_DP_{name}_SIZE", "1") for name in ("REPLICATE", "SHARD"))
+    if copies != "1" and shard != "1":
+        taken.overrides = [line for line in taken.overrides if not line.startswith("parallel.data=")]
+        taken.told = [line for line in taken.told if "parallel.data" not in line]
+        _take(taken, run, "parallel.data", "hsdp")
+        _take(taken, run, "parallel.shard", shard)
+
+
+def _take(taken: Taken, run: RunConfig, key: str, value: str) -> None:
+    """Set a key that the run file leaves as it is by default; tell when it says another thing."""
+    section, _, name = key.partition(".")
+    part = getattr(run, section)
+    written = str(getattr(part, name))
+    if written == value:
+        return
+    if name in part.model_fields_set and written != "auto":
+        taken.told.append(f"accelerate asks for {key}={value}, and the run file for {written}: the run file decides")
+        return
+    taken.overrides.append(f"{key}={value}")
+    taken.told.append(f"{key}={value}, as accelerate was told")
+
+
+def _flag(name: str, usual: str = "false") -> bool:
+    return os.environ.get(name, usual).lower() in ("true", "1", "yes", "on")

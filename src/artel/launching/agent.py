@@ -1,0 +1,90 @@
+"""torchrun's agent, which starts and watches the processes of one host; ours also knows why a process ended.
+
+A worker tells its launcher by its exit status. Wrong input (2) is not tried again. A worker that lost its peers
+(LOST_OTHERS) or was stopped because another host was told to (130) has not failed: to start it again costs none of
+the restarts that its host has.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+
+from artel.launching.hosts import Hosts
+from artel.launching.worker import LOST_OTHERS
+
+# A worker told to stop finishes its step and saves; only after this is it ended by force.
+_STOP_SECONDS = 600
+_INPUT_WRONG, _STOPPED = 2, 130
+_NOT_ITS_FAULT = {LOST_OTHERS, _STOPPED, -15}  # -15: told to stop before it could listen
+# Processes that ended this much after the first were ended because of it.
+_SAME_MOMENT = 2
+
+_SIGN_SECONDS = 5
+# A host that gives no sign for so long is lost, when the others may go on without it. A switch or a virtual machine
+# that is moved comes back sooner; TCP alone would wait a quarter of an hour.
+SILENT_SECONDS = 120
+
+
+class Agent(LocalElasticAgent):
+    """Starts `spec.local_world_size` processes, watches them and the next host, and starts them again as allowed."""
+
+    def __init__(self, spec: WorkerSpec, hosts: Hosts) -> None:
+        super().__init__(spec, DefaultLogsSpecs(), shutdown_timeout=_STOP_SECONDS)
+        self._hosts = hosts
+        self._signs = _Signs()
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.FAILED:
+            self._judge(result)
+        elif result.state == WorkerState.HEALTHY and self._hosts.elastic and self._signs.are_missing(worker_group):
+            self._remaining_restarts += 1  # taken back at once: a lost host is no failure of this one
+            return RunResult(state=WorkerState.UNHEALTHY)
+        return result
+
+    def _judge(self, result: RunResult) -> None:
+        """How many restarts are left after these failures."""
+        first = min(failure.timestamp for failure in result.failures.values())
+        statuses = {
+            failure.exitcode for failure in result.failures.values() if failure.timestamp - first <= _SAME_MOMENT
+        }
+        if _INPUT_WRONG in statuses or (statuses == {_STOPPED} and not self._hosts.elastic):
+            self._remaining_restarts = 0
+        elif statuses <= _NOT_ITS_FAULT and (self._hosts.elastic or self._hosts.restarts):
+            self._remaining_restarts += 1
+
+
+class _Signs:
+    """Signs of life that each host leaves in the store, and looks for from the one after it."""
+
+    def __init__(self) -> None:
+        self._store: Any = None
+        self._own = 0
+        self._written = 0.0
+        self._seen = b""
+        self._when = 0.0
+
+    def are_missing(self, group: WorkerGroup) -> bool:
+        """Whether the next host has been silent for SILENT_SECONDS; it says so once."""
+        now, rank, hosts = time.monotonic(), group.group_rank or 0, group.group_world_size or 1
+        store: Any = group.store
+        if store is not self._store:  # hosts have met anew
+            self._store, self._seen, self._when, self._written = store, b"", now, 0.0
+        if hosts == 1 or now - self._written < _SIGN_SECONDS:
+            return False
+        self._written, self._own = now, self._own + 1
+        store.set(_sign(rank), str(self._own))
+        after = _sign((rank + 1) % hosts)
+        seen = store.get(after) if store.check([after]) else b""
+        if seen != self._seen:
+            self._seen, self._when = seen, now
+        return time.monotonic() - self._when > SILENT_SECONDS
+
+
+def _sign(rank: int) -> str:
+    return f"artel/alive/{rank}"

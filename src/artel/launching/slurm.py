@@ -1,0 +1,115 @@
+"""A run as a job of Slurm: the batch script, which goes on by itself when the time is over or a node is lost.
+
+srun starts one artel on each node, and that one the processes of the node: a process that dies is started again
+within the allocation, every process sees all GPUs of its node (GPUs that Slurm hides from each other's tasks cannot
+copy to one another directly), and the launcher that lost a process says which.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from artel.errors import InputError, Problem, WorkError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is asked of Slurm; what is None is the cluster's own choice."""
+
+    nodes: int = 1
+    processes: int | None = None
+    """On each node; None: one for each GPU, or one where there is none."""
+    gpus: int = 0
+    """On each node."""
+    cpus: int | None = None
+    """On each node."""
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    restarts: int = 0
+    """How often each node's processes are started again when one fails."""
+    requeue: bool = True
+    warning: int = 120
+    """Seconds before the end of the time at which the run is saved and queued again."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Others of sbatch, by name: {"qos": "high"}."""
+    setup: Sequence[str] = ()
+    """Lines of the script before the run, as `module load cuda`."""
+
+
+def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> str:
+    """The batch script of `artel train NAME VALUES…` whose run's folder is `folder`."""
+    lines = ["#!/bin/bash", *(f"#SBATCH --{line}" for line in _directives(folder, job)), ""]
+    lines += [f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH", *job.setup]
+    step = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    if job.cpus is not None:
+        step.append(f"--cpus-per-task={job.cpus}")  # which srun no longer takes from sbatch (Slurm 22.05)
+    processes = job.processes or job.gpus or 1
+    # A word of its own for the overrides: they may hold blanks, brackets and dollar signs.
+    train = [*step, sys.executable, "-m", "artel", "train", name, *values, "--nproc", str(processes)]
+    words = shlex.join(train) + f" --max-restarts {job.restarts} --nnodes {job.nodes}"
+    if job.nodes > 1:
+        # This script runs on the first node of the allocation, another one each time that the job is queued again.
+        lines.append("port=$((15000 + SLURM_JOB_ID % 16000))")
+        words += ' --rdzv-endpoint "$(hostname):$port"'
+    return "\n".join([*lines, "", *_watched(words, job.requeue)]) + "\n"
+
+
+def submit(script: str, folder: Path) -> str:
+    """Hand the script to sbatch: the number of the job. Raises InputError without sbatch, WorkError when it refuses."""
+    if shutil.which("sbatch") is None:
+        fix = "run this on a login node of the cluster, or write the script by --dry-run and take it there"
+        raise InputError([Problem("sbatch", "there is no such program here", fix)])
+    folder.mkdir(parents=True, exist_ok=True)  # Slurm drops the output of a job whose folder is missing, and the job
+    done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise WorkError([Problem("sbatch", done.stderr.strip() or "refused the job", "see the options by --dry-run")])
+    return done.stdout.strip().partition(";")[0]
+
+
+def _directives(folder: Path, job: Job) -> list[str]:
+    wanted = {
+        "job-name": folder.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": job.cpus,
+        "gpus-per-node": job.gpus or None,
+        "time": job.time,
+        "partition": job.partition,
+        "account": job.account,
+        "output": folder.resolve() / "slurm-%j.log",
+        "open-mode": "append",  # one log of a job however often it is queued again
+        "signal": f"B:USR1@{job.warning}" if job.requeue else None,
+    } | dict(job.options)
+    lines = [f"{key}={value}" for key, value in wanted.items() if value is not None]
+    return [*lines, "requeue" if job.requeue else "no-requeue"]
+
+
+def _watched(words: str, requeue: bool) -> list[str]:
+    """Shell lines that run the step; on Slurm's warning it saves and stops, and the job is queued again."""
+    if not requeue:
+        return [f"exec {words}"]
+    return [
+        "# Before the time is over Slurm sends USR1 to this shell alone: the step saves and stops, and the job is",
+        "# queued again. artel goes on from the last checkpoint, and does nothing when the run is complete.",
+        "warned=",
+        """trap 'warned=yes; kill -USR1 "$step"' USR1""",
+        f"{words} &",
+        "step=$!",
+        'wait "$step"',
+        "status=$?",
+        'while kill -0 "$step" 2>/dev/null; do  # the signal ended the waiting, not the step',
+        '    wait "$step"',
+        "    status=$?",
+        "done",
+        'if [ -n "$warned" ] && [ "$status" -ne 0 ]; then',
+        '    scontrol requeue "$SLURM_JOB_ID"',
+        "fi",
+        'exit "$status"',
+    ]

@@ -1,0 +1,97 @@
+"""What Slurm's srun, an MPI or deepspeed has started, under the names that torchrun uses.
+
+After srun each task is a process of the run; with --nproc each task is one host's launcher. Only variables that the
+launcher of this very process has set are read: a batch script and an interactive shell have some of them too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from artel.errors import InputError, Problem
+from artel.launching.worker import is_worker
+
+# Steps that Slurm numbers from here on are no srun's: the batch script, the interactive shell (slurm.h).
+_NO_STEP = 0xFFFFFFF0
+# Below 32768, where Linux begins to hand out ports by itself.
+_PORTS = range(15000, 31000)
+
+# Rank, size, rank and size on this host: Open MPI; Intel MPI and MPICH's hydra; MVAPICH.
+_MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+)
+
+
+def read_launcher(nproc: int | None) -> None:
+    """Set RANK, WORLD_SIZE and their kin, or with `nproc` NNODES and its kin, as srun or an MPI says it.
+
+    Nothing changes when a launcher has set them already, or when this is the only task. Raises InputError when
+    --nproc does not go with the tasks, or when the first host cannot be told.
+    """
+    environment = os.environ
+    if is_worker() and "LOCAL_SIZE" in environment:  # deepspeed's name for it
+        environment.setdefault("LOCAL_WORLD_SIZE", environment["LOCAL_SIZE"])
+    if is_worker() or "NNODES" in environment:
+        return
+    if int(environment.get("SLURM_STEP_ID", _NO_STEP)) < _NO_STEP and "SLURM_PROCID" in environment:
+        if int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+            _read_step(environment, nproc)
+        return
+    for rank, size, local_rank, local_size in _MPI:
+        if int(environment.get(size, "1")) > 1 and rank in environment:
+            here = environment.get(local_size, "1")
+            environment |= {"RANK": environment[rank], "WORLD_SIZE": environment[size], "LOCAL_WORLD_SIZE": here,
+                            "LOCAL_RANK": environment.get(local_rank, "0")}  # fmt: skip
+            _set_meeting(environment, here == environment[size])
+            return
+
+
+def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
+    tasks, hosts = int(environment["SLURM_STEP_NUM_TASKS"]), int(environment.get("SLURM_STEP_NUM_NODES", "1"))
+    number = int(environment.get("SLURM_JOB_ID", "0")) + int(environment["SLURM_STEP_ID"])
+    environment.setdefault("MASTER_ADDR", first_host(environment["SLURM_STEP_NODELIST"]))
+    environment.setdefault("MASTER_PORT", str(_PORTS[number % len(_PORTS)]))
+    if nproc is not None:
+        if tasks != hosts:
+            what, fix = f"srun has started {tasks} tasks on {hosts} hosts, and each would start {nproc} processes", \
+                        "give srun --ntasks-per-node=1, or leave out --nproc: each task is then a process"  # fmt: skip
+            raise InputError([Problem("--nproc", what, fix)])
+        environment |= {"NNODES": str(hosts), "NODE_RANK": environment["SLURM_NODEID"]}
+        return
+    here = tasks_of_node(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"]))
+    local_rank = environment["SLURM_LOCALID"]
+    if len(environment.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) == 1:
+        local_rank = "0"  # srun --gpus-per-task shows each task its own GPU alone
+    environment |= {"RANK": environment["SLURM_PROCID"], "WORLD_SIZE": str(tasks), "LOCAL_RANK": local_rank,
+                    "LOCAL_WORLD_SIZE": str(here)}  # fmt: skip
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's list of nodes: `n007` of `n[007-012,20],m1`."""
+    first = re.split(r",(?![^\[]*\])", nodes)[0]
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first)
+
+
+def tasks_of_node(counts: str, node: int) -> int:
+    """How many tasks run on the node of this number: 4 on each of the first two by `4(x2),3`."""
+    for part in counts.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None:
+            break
+        if node < int(found[2] or 1):
+            return int(found[1])
+        node -= int(found[2] or 1)
+    raise InputError([Problem("SLURM_STEP_TASKS_PER_NODE", f"{counts!r} does not say how many tasks this node has")])
+
+
+def _set_meeting(environment: os._Environ[str], alone: bool) -> None:
+    if "MASTER_ADDR" not in environment:
+        if not alone:
+            what, fix = "MPI has started processes on several hosts and does not say which is the first", \
+                        "export MASTER_ADDR and MASTER_PORT, as mpirun -x MASTER_ADDR=node1"  # fmt: skip
+            raise InputError([Problem("MASTER_ADDR", what, fix)])
+        environment["MASTER_ADDR"] = "127.0.0.1"
+    environment.setdefault("MASTER_PORT", "29500")

@@ -1,0 +1,112 @@
+"""Weights out of a checkpoint that DeepSpeed wrote by itself, whoever trained it: what its zero_to_fp32.py finds.
+
+That script executes what is pickled in the files. Here they are read by PyTorch's loader for weights, which makes
+tensors, numbers and a few plain classes of DeepSpeed's, and stops at anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.serialization import safe_globals
+
+from artel.errors import InputError, Problem
+
+
+def read_zero_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
+    """Weights, float32, and buffers by name of a checkpoint of any stage; a tied weight may have one of its names only.
+
+    `folder` is what was given to DeepSpeed to save in, with the file `latest`, or one of its `global_step…`. The
+    optimizer's state is left where it is.
+
+    Raises InputError where there is none, files are missing, or they hold more than plain data.
+    """
+    latest = folder / "latest"
+    if latest.is_file():
+        folder = folder / latest.read_text().strip()
+    models = sorted(folder.glob("*_model_states.pt"), key=_rank)
+    if not models:
+        fix = "name the folder that DeepSpeed saved in, with its file `latest`"
+        raise InputError([Problem(str(folder), "holds no checkpoint of DeepSpeed's", fix)])
+    model = _loaded(models[0])
+    shards = sorted(folder.glob("*_optim_states.pt"), key=_rank)
+    if not shards:  # without ZeRO, or saved without an optimizer
+        return {name: tensor.float() for name, tensor in model["module"].items()}
+    states = [_loaded(shard)["optimizer_state_dict"] for shard in shards]
+    count = states[0]["partition_count"]
+    count = max(count) if isinstance(count, list) else count
+    if count != len(shards):
+        what = f"has files of {len(shards)} processes and was written by {count}"
+        raise InputError([Problem(str(folder), what, "copy all of its files")])
+    buffers = {name: tensor for name, tensor in model["module"].items() if name in set(model["buffer_names"])}
+    found = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
+    shapes: list[dict[str, torch.Size]] = model["param_shapes"]
+    if states[0]["zero_stage"] == 3:
+        found |= _dealt_out([state["fp32_flat_groups"] for state in states], shapes)
+        frozen = [_loaded(path).get("frozen_param_fragments") or {} for path in models]
+        for name, shape in (model.get("frozen_param_shapes") or {}).items():
+            found[name] = _whole([fragments[name].flatten() for fragments in frozen], shape).float()
+    else:
+        paddings = states[0].get("param_alignment_paddings")
+        found |= _behind_one_another([state["single_partition_of_fp32_groups"] for state in states], shapes, paddings)
+        found |= {name: tensor.float() for name, tensor in (model.get("frozen_param_fragments") or {}).items()}
+    return found
+
+
+def _behind_one_another(
+    flat: list[list[torch.Tensor]], shapes: list[dict[str, torch.Size]], paddings: list[list[int]] | None
+) -> dict[str, torch.Tensor]:
+    """Stages 1 and 2: the processes' pieces of a group, joined, hold its parameters one behind another."""
+    found = {}
+    for number, group in enumerate(shapes):
+        joined, start = torch.cat([pieces[number] for pieces in flat]), 0
+        for place, (name, shape) in enumerate(group.items()):
+            size = math.prod(shape)
+            found[name] = joined[start : start + size].reshape(shape).clone()
+            start += size + (paddings[number][place] if paddings else 0)
+    return found
+
+
+def _dealt_out(flat: list[list[torch.Tensor]], shapes: list[dict[str, torch.Size]]) -> dict[str, torch.Tensor]:
+    """Stage 3: each parameter is dealt out in equal pieces, and the processes' pieces of all lie behind one another."""
+    joined, found, start = [torch.cat([piece.flatten() for piece in pieces]) for pieces in flat], {}, 0
+    for name, shape in ((name, shape) for group in shapes for name, shape in group.items()):
+        size = math.ceil(math.prod(shape) / len(joined))
+        found[name] = _whole([piece[start : start + size] for piece in joined], shape)
+        start += size
+    return found
+
+
+def _whole(pieces: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
+    return torch.cat(pieces)[: math.prod(shape)].reshape(shape)
+
+
+def _rank(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", path.name)]
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    try:
+        with safe_globals(_plain_classes()):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many classes, and with advice to load it all the same
+        reason = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        what = f"holds a {reason[1]}" if reason else f"cannot be read: {str(error).splitlines()[0]}"
+        fix = "only plain data is read, since a pickled object can do anything; convert it where it was written"
+        raise InputError([Problem(str(path), what, fix)]) from None
+
+
+def _plain_classes() -> list[Any]:
+    found: list[Any] = []
+    with contextlib.suppress(ImportError):  # then the loader names what it would need
+        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+        from deepspeed.utils.tensor_fragment import fragment_address
+
+        found += [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+    return found

@@ -1,0 +1,205 @@
+"""A global batch run by DeepSpeed's engine, which shares out weights, gradients and optimizer state by its own rules.
+
+The engine divides gradients by the number of processes, clips, scales an fp16 loss and steps by itself. Its layout
+undoes the division, so that the gradient is that of the mean over all targets of the global batch, and the optimizer
+that belongs to it leaves the rest to the engine: only the learning rate is set from outside, step by step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import PreTrainedModel
+
+from artel.errors import InputError, Problem
+from artel.models.device import autocast_dtype
+from artel.models.loss import open_head
+from artel.models.ranges import marked
+from artel.objectives import Batch, Objective
+from artel.parallel.deepspeed_config import Resolved
+from artel.parallel.deepspeed_state import full_state, full_weights, load_state, load_weights
+from artel.parallel.grid import Grid
+from artel.parallel.layout import Replicated
+from artel.parallel.processes import Processes
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
+
+class _Learner(nn.Module):
+    """Model and objective as one module, whatever the objective is asked: only within the forward pass of what
+    DeepSpeed wraps does it gather a weight that is used outside of its own layer, as the output head's is."""
+
+    def __init__(self, model: PreTrainedModel, objective: Objective) -> None:
+        super().__init__()
+        self.model = model
+        self.objective = objective
+
+    def forward(self, batch: Batch, asked: str = "loss") -> Any:
+        return getattr(self.objective, asked)(self.model, batch)
+
+
+class _Through:
+    """An objective whose answers come through an engine, and which is itself otherwise."""
+
+    def __init__(self, objective: Objective, engine: DeepSpeedEngine) -> None:
+        self._objective = objective
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objective, name)
+
+    def judge(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._engine(batch, "judge")
+
+    def survey(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        return self._engine(batch, "survey")
+
+
+class DeepSpeedLayout(Replicated):
+    """Every process takes a share of each global batch, and of the model what ZeRO's stage says.
+
+    Until `start` it holds the model as it was given: that is when micro-batches are tried, layers wrapped and compiled.
+    """
+
+    engine: DeepSpeedEngine
+
+    def __init__(self, model: PreTrainedModel, objective: Objective, processes: Processes, resolved: Resolved) -> None:
+        self.grid = Grid("ddp", copies=processes.world)
+        self.model = model
+        self._objective = objective
+        self._processes = processes
+        self._resolved = resolved
+        self._dtype = autocast_dtype(resolved.precision)
+        self._learner = _Learner(model, objective)
+        self._started = False
+
+    @property
+    def rehearses(self) -> bool:
+        # In stage 3 the whole model is meant not to fit. Once the engine has it, a backward pass speaks to the others.
+        return self._resolved.stage < 3 and not self._started
+
+    def start(self, optimizer: torch.optim.Optimizer, micro_batch: int, steps: int) -> DeepSpeedOptimizer:
+        """Hand model and `optimizer`, which has taken no step, to DeepSpeed for a run of `steps`; what steps from then.
+
+        Raises InputError where the file asks for what DeepSpeed or its model cannot do.
+        """
+        settings = self._resolved.complete(self.model.config, steps, micro_batch)
+        open_head(self.model)  # found by trying, for which the head must be whole
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+        optimizer.state.clear()  # what was made ahead belongs to parameters that DeepSpeed replaces
+        self.engine = _opened(self._resolved.file, self._learner, optimizer, settings, self._processes)
+        self._objective = _Through(self._objective, self.engine)  # type: ignore[assignment]
+        self._started = True
+        self._dtype = None  # DeepSpeed holds the weights themselves in the precision
+        return DeepSpeedOptimizer(self.engine, optimizer, self._processes.device)
+
+    def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
+        scale = (self._processes.world if self.engine.gradient_average else 1) / targets
+        if self._objective.surveys:
+            self._survey(batches)
+        sums = []
+        for number, batch in enumerate(batches):
+            self.engine.set_gradient_accumulation_boundary(number == len(batches) - 1)
+            with marked("artel: forward"), self._computing():
+                found = self.engine(self._mine(batch))
+            with marked("artel: backward"):
+                self.engine.backward(found[0] * scale, scale_wrt_gas=False)
+            sums.append(found.detach())
+        return torch.stack(sums).sum(dim=0)
+
+    def norm(self) -> torch.Tensor:
+        """Under ZeRO NaN: the engine finds the norm as it steps, and the step returns it."""
+        if self._resolved.stage == 0:
+            return super().norm()
+        return torch.full((), torch.nan, device=self._processes.device)
+
+    @contextmanager
+    def generating(self) -> Iterator[bool]:
+        yield self._processes.first or self._resolved.stage == 3  # there a forward pass gathers weights from all
+
+
+class DeepSpeedOptimizer:
+    """What the loop and a checkpoint ask of an optimizer, done by an engine; fp16's loss scale is the engine's own."""
+
+    loss_factor: None = None
+
+    def __init__(self, engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._engine = engine
+        self._optimizer = optimizer
+        self._device = device
+
+    def clipped_step(self, rate: float, norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step at `rate` times the peak learning rate, with clipped gradients; `norm` counts without ZeRO alone.
+
+        (their norm without the loss scale, whether the run may go on), scalars on the device. Under ZeRO gradients that
+        are not finite change nothing; with a dynamic loss scale the run may go on until a smaller one does not help.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["peak"] * rate
+        collapsed = False
+        try:
+            self._engine.step()
+        except Exception as error:  # DeepSpeed has no class of its own for it
+            if "loss scale already at minimum" not in str(error):
+                raise
+            collapsed = True
+        if self._engine.zero_optimization_stage():
+            norm = torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float32, device=self._device)
+        scaled = self._engine.fp16_enabled() and self._engine.dynamic_loss_scale()
+        if scaled:
+            return norm, torch.tensor(not collapsed, device=self._device)
+        return norm, torch.isfinite(norm)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All trained parameters and kept buffers by name, float32 on the CPU of the first process; others have none.
+
+        All processes must ask at the same time.
+        """
+        return full_weights(self._engine)
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """The inverse of `weights`, which every process gives alike."""
+        load_weights(self._engine, weights)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """`parameter name|state name` -> tensor, whole, on the CPU of the first process; others have none.
+
+        All processes must ask at the same time. Names and shapes are those of a run on one process.
+        """
+        return full_state(self._engine, self._optimizer)
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """The inverse of `state`, which every process gives alike."""
+        load_state(self._engine, self._optimizer, state)
+
+
+def _opened(
+    file: str, learner: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, Any], processes: Processes
+) -> DeepSpeedEngine:
+    os.environ.setdefault("LOCAL_RANK", str(processes.local_rank))
+    if not dist.is_initialized():  # DeepSpeed wants a group of processes, be it of one
+        backend = "cpu:gloo,cuda:nccl" if processes.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    import deepspeed
+    from deepspeed.runtime.config import DeepSpeedConfigError
+    from deepspeed.runtime.zero.utils import ZeRORuntimeException
+
+    # On a CPU it would compile an all-reduce of its own for a minute or two; a killed build leaves a lock that the next
+    # run waits on for ever. Gloo does without.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    refusals = (AssertionError, ValueError, NotImplementedError, DeepSpeedConfigError, ZeRORuntimeException)
+    try:
+        with redirect_stdout(sys.stderr):
+            engine: DeepSpeedEngine = deepspeed.initialize(model=learner, optimizer=optimizer, config=settings)[0]
+    except refusals as error:
+        raise InputError([Problem(file, f"DeepSpeed refuses it: {error}", "change what it names")]) from error
+    return engine

@@ -1,0 +1,213 @@
+"""A DeepSpeed file read, and which keys it may have: DeepSpeed itself ignores most of those that it does not know."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import types
+import typing
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from artel.config.load import read_file
+from artel.errors import InputError, Problem
+
+AUTO = "auto"
+
+TOP_LEVEL = frozenset(
+    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping optimizer scheduler "
+    "zero_optimization fp16 bf16 bfloat16 data_types aio communication_data_type seq_parallel_communication_data_type "
+    "prescale_gradients gradient_predivide_factor gradient_allreduce_op disable_allgather comms_logger "
+    "use_data_before_expert_parallelism zero_allow_untested_optimizer zero_force_ds_cpu_optimizer".split()
+)
+
+# What has no bearing on the numbers, and which key of a run file does it.
+ARTELS_OWN = {
+    "steps_per_print": "log.every",
+    "wall_clock_breakdown": "profile",
+    "memory_breakdown": "profile",
+    "flops_profiler": "profile",
+    "timers": "profile",
+    "dump_state": "RUN/config.yaml",
+    "log_level": "only errors are shown",
+    "disable_python_gc": "garbage is collected between steps",
+    "vocabulary_size": "tokenizer",
+    "activation_checkpointing": "train.activation_checkpointing",
+    "tensorboard": "track",
+    "wandb": "track",
+    "csv_monitor": "track",
+    "comet": "track",
+    "checkpoint": "checkpoint",
+    "datastates_ckpt": "checkpoint",
+    "dataloader_drop_last": "no sample is dropped",
+}
+
+_GONE = "DeepSpeed has it no more"
+# What would train something else than the run file says, or cannot be had; switched off it does no harm.
+REFUSED = {
+    "torch_autocast": 'write "bf16" or "fp16" for it',
+    "tensor_parallel": "write parallel.tensor, without deepspeed",
+    "sequence_parallel_size": "write parallel.context, without deepspeed",
+    "data_parallel_size": "it is the number of processes",
+    "expert_parallel": "write parallel.expert, without deepspeed",
+    "pipeline": "write parallel.pipeline, without deepspeed",
+    "compile": "write train.compile",
+    "data_efficiency": "leave it out: which samples come when is said by the run file alone",
+    "hybrid_engine": "leave it out: texts are written by artel generate",
+    "autotuning": "leave it out: artel tries micro-batches itself (train.micro_batch: auto)",
+    "weight_quantization": "write model.quantise, without deepspeed",
+} | dict.fromkeys(
+    "amp nebula compression_training quantize_training sparse_gradients eigenvalue sparse_attention elasticity "
+    "graph_harvesting curriculum_learning progressive_layer_drop".split(),
+    f"leave it out: {_GONE}",
+)
+
+
+def read_tree(file: str) -> dict[str, Any]:
+    """The file's keys and values; as DeepSpeed does, JSON with comments is read too (Hjson)."""
+    import hjson
+
+    text = read_file(Path(file))
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        tree = dict(pairs)
+        if len(tree) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = ", ".join(sorted({name for name in names if names.count(name) > 1}))
+            raise InputError([Problem(file, f"has keys twice: {twice}", "keep one of each")])
+        return tree
+
+    try:
+        tree = json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        try:
+            tree = hjson.loads(text, object_pairs_hook=once)
+        except hjson.HjsonDecodeError:
+            where = f"{file}:{error.lineno}"
+            raise InputError([Problem(where, f"is no JSON: {error.msg}", "check commas and quotes")]) from None
+    if not isinstance(tree, dict):
+        raise InputError([Problem(file, "is no DeepSpeed configuration", 'write {"zero_optimization": {"stage": 1}}')])
+    return tree
+
+
+class Findings:
+    """What was found out about a file: problems to be told together, and notes for the log."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+
+    def problem(self, key: str, what: str, fix: str) -> None:
+        self.problems.append(Problem(f"{self.file}: {key}", what, fix))
+
+    def note(self, key: str, what: str) -> None:
+        self.notes.append(f"{self.file}: {key} {what}")
+
+    def refuse(self) -> None:
+        """Raises InputError with all problems, if there are any."""
+        if self.problems:
+            raise InputError(self.problems)
+
+    def unknown(self, where: str, given: Collection[str], known: Collection[str]) -> None:
+        """A problem for each key that is not known, with the nearest that is."""
+        for key in given:
+            if key not in known:
+                near = difflib.get_close_matches(key, sorted(known), 1)
+                fix = f"did you mean {near[0]}?" if near else "leave it out"
+                self.problem(f"{where}.{key}" if where else key, "is no key of DeepSpeed's", fix)
+
+    def compare(self, where: str, given: dict[str, Any], ours: dict[str, tuple[str, Any]]) -> None:
+        """A problem for each of the file's values that is not artel's; `ours` is name and value by the file's key."""
+        for key, value in given.items():
+            path = f"{where}.{key}" if where else key
+            if key in ours:
+                name, wanted = ours[key]
+                if value not in (AUTO, wanted) and not _close(value, wanted):
+                    what = f"is {json.dumps(value)}, and {name} is {json.dumps(wanted)}"
+                    self.problem(path, what, f'write "auto", or change {name}')
+            elif value:
+                near = difflib.get_close_matches(key, sorted(ours), 1)
+                fix = f"did you mean {near[0]}?" if near else "leave it out"
+                self.problem(path, f"is {json.dumps(value)}, and artel has no such thing", fix)
+
+    def defaults(self, where: str, block: dict[str, Any], apart: Collection[str] = ()) -> None:
+        """Take out what is "auto" and no trainer fills in: DeepSpeed's own default holds."""
+        for key in [key for key, value in block.items() if value == AUTO and key not in apart]:
+            del block[key]
+            self.note(f"{where}.{key}", "is DeepSpeed's own default")
+
+
+def is_off(block: object) -> bool:
+    """Whether a key says that something is not wanted; of a number of processes, that it is one."""
+    if isinstance(block, dict):
+        return not block or block.get("enabled") is False
+    return not block or block == AUTO or (isinstance(block, int) and not isinstance(block, bool) and block == 1)
+
+
+def check_block(found: Findings, where: str, model: type[BaseModel], block: dict[str, Any]) -> None:
+    """What DeepSpeed's own model of a block says against it."""
+    try:
+        model(**block)
+    except ValidationError as error:
+        for each in error.errors():
+            path = [str(part) for part in each["loc"]]
+            owner = _model_at(model, path[:-1])
+            if each["type"] == "extra_forbidden" and owner is not None:
+                found.unknown(".".join([where, *path[:-1]]), path[-1:], _names(owner))
+            else:
+                what = f"is {each['input']!r}: {each['msg'][:1].lower()}{each['msg'][1:]}"
+                found.problem(".".join([where, *path]), what, "write another value, or leave it out")
+    except AssertionError as error:
+        found.problem(where, str(error), "change what it names")
+
+
+def integers(model: type[BaseModel], block: dict[str, Any]) -> dict[str, Any]:
+    """`block` with whole numbers where its model has them: people write sizes as 1e9, which JSON reads as a float."""
+    result = {}
+    for key, value in block.items():
+        field = _field(model, key)
+        inner = _inner(field.annotation) if field is not None else None
+        if isinstance(value, dict) and inner is not None:
+            value = integers(inner, value)
+        elif isinstance(value, float) and field is not None and field.annotation is int and value.is_integer():
+            value = int(value)
+        result[key] = value
+    return result
+
+
+def _field(model: type[BaseModel], key: str) -> Any:
+    fields = model.model_fields
+    return fields.get(key) or next((field for field in fields.values() if field.alias == key), None)
+
+
+def _names(model: type[BaseModel]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+def _model_at(model: type[BaseModel] | None, path: list[str]) -> type[BaseModel] | None:
+    for key in path:
+        field = None if model is None else _field(model, key)
+        model = None if field is None else _inner(field.annotation)
+    return model
+
+
+def _inner(annotation: object) -> type[BaseModel] | None:
+    """The model of an annotation that is one, or may be one."""
+    choices = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
+    for choice in (annotation, *choices):
+        if isinstance(choice, type) and issubclass(choice, BaseModel):
+            return choice
+    return None
+
+
+def _close(one: object, other: object) -> bool:
+    """Whether numbers, or lists of them, are the same but for how they were written."""
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_close, one, other))
+    numbers = isinstance(one, int | float) and isinstance(other, int | float)
+    return numbers and math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]
