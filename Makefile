@@ -17,6 +17,7 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.11,<=2.13.0"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/torchao "torchao>=0.18"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/deepspeed "deepspeed>=0.19.8" hjson einops py-cpuinfo ninja msgpack
 	touch $@
 
 setup: $(VENV)/.installed

@@ -9,6 +9,7 @@ ends the others; so does the time limit. A rank that dies after it has returned 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -30,7 +31,7 @@ def run_ranks(world: int, file: str | Path, function: str, seconds: float = 300,
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [sys.executable, str(_THIS), str(world), str(file), function, str(out), str(seconds)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
         assert done.returncode == 0, f"status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
         found: list[Any] = json.loads(out.read_bytes())
         return found
@@ -57,13 +58,13 @@ def _main() -> int:
         seconds = float(sys.argv[5])
     sys.path.insert(0, str(_THIS.parent))
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    import torch  # noqa: F401  # before the fork, so that it is imported once
-    import torch.distributed.tensor.parallel
-    import transformers.modeling_utils  # noqa: F401
+    for needed in ("torch.distributed.tensor.parallel", "transformers.modeling_utils"):
+        importlib.import_module(needed)  # before the fork, so that it is imported once
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

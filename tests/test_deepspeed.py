@@ -1,7 +1,11 @@
-"""DeepSpeed: users' files as they are, and the same numbers as one process under every stage of ZeRO."""
+"""DeepSpeed: users' files as they are, and the same numbers as one process under every stage of ZeRO.
+
+It lies beside the environment (see the Makefile): once it is installed, accelerate imports it whenever a model is saved.
+"""
 
 import json
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +17,9 @@ import torch
 from artel.config import RunConfig
 from artel.errors import InputError
 from ranks import run_ranks
+
+sys.path.append(str(Path(sys.prefix) / "deepspeed"))
+pytest.importorskip("deepspeed", reason="deepspeed lies in no folder deepspeed of the environment: see the Makefile")
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # As large runs have it: eight GPUs, both offloads, sizes as floats, fp16, batch keys left open.

@@ -1,6 +1,7 @@
 """Runs given run files one after another in the same processes (tests/ranks.py): what each was refused for, or null."""
 
 import os
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -12,6 +13,8 @@ from artel.errors import ArtelError
 from artel.parallel import Processes
 from artel.preparing import prepare
 from artel.training.loop import train
+
+sys.path.append(str(Path(sys.prefix) / "deepspeed"))  # beside the environment: see the Makefile
 
 
 def run_files(rank: int, world: int) -> list[str | None]:

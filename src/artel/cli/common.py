@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -37,6 +38,9 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    # Views of outputs are safe with who does not write into them; and reading pieces alone is what is meant.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -62,10 +62,9 @@ def _try_layout(name: str, overrides: list[str], nproc: int | None, as_json: boo
         raise InputError([Problem("--parallel", "needs a run file", "artel doctor run.yaml --parallel")])
     run = load_run(name, overrides)
     quiet_libraries()
-    from artel.parallel import least_processes
     from artel.using.doctor.parallel import try_layout
 
-    found = try_layout(run, nproc or max(2, least_processes(run.parallel)))
+    found = try_layout(run, nproc or max(2, run.parallel.processes))
     if as_json:
         print_json(found.to_json())
     else:

@@ -24,7 +24,7 @@ def train(
     name: RunName,
     overrides: Overrides = None,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Processes on this host; else this host's share of parallel.data, or 1.")
+        int | None, typer.Option(min=1, help="Processes on this host; else as many as the numbers in `parallel` need.")
     ] = None,
     nnodes: Annotated[
         str | None, typer.Option(help="Hosts, as 4, or as 1:4 when they may come and go; else NNODES.")
@@ -89,7 +89,8 @@ def train(
     leads = _LED not in os.environ and (os.environ.get("RANK", "0") == "0" if meeting is None else meeting.leads)
     with lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
-            _lead(run, folder, restart)
+            world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
+            _lead(run, folder, restart, world, processes)
         else:
             prepare(run, tell)
         if not restart and _is_complete(folder):  # with --restart the leader is just emptying the folder
@@ -109,13 +110,13 @@ _LED = "ARTEL_LED"  # set for workers whose parent has prepared everything
 
 
 def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
-    """How many processes run on this host. Raises InputError when flags or launcher and parallel.data disagree."""
+    """How many processes run on this host. Raises InputError when flags or launcher and `parallel` disagree."""
     from artel.errors import InputError, Problem
     from artel.launching import is_worker
 
-    wanted = run.parallel.data
-    if not isinstance(wanted, int):
-        return nproc or 1
+    wanted = run.parallel.processes
+    if not isinstance(run.parallel.data, int):
+        return nproc or (1 if is_worker() else -(-wanted // hosts.count))
     if hosts.elastic:
         what, fix = f"the run wants {wanted} processes, and hosts may come and go", "write parallel.data=auto"
         raise InputError([Problem("parallel.data", what, fix)])
@@ -132,7 +133,8 @@ def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
     return here
 
 
-def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
+def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: int) -> None:
+    """Check what can be checked of a run for `world` processes, `here` of them on this host, and prepare its text."""
     quiet_libraries()
     from artel.errors import InputError, Problem
     from artel.models import check_model, pick_precision
@@ -141,6 +143,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
     from artel.preparing import prepare
     from artel.text import check_sources
     from artel.training.optimizer import check_optimizer
+    from artel.training.ready import check_layout
     from artel.training.run_folder import check_same_run
 
     problems: list[Problem] = []
@@ -151,6 +154,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool) -> None:
         lambda: check_model(run.model, kind.auto_class),
         lambda: check_optimizer(run.train),
         lambda: pick_precision(run.train.precision, device_here(), run.train.weights),
+        lambda: check_layout(run, kind.auto_class, world, here),
     ):
         try:
             check()

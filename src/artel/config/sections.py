@@ -167,6 +167,12 @@ class ParallelConfig(Section):
     )
     deepspeed: str | None = free(None, "A DeepSpeed configuration (JSON); it then splits and steps.")
 
+    @property
+    def processes(self) -> int:
+        """How many processes these numbers need at least; exactly so many where `data` is a number."""
+        those = self.data if isinstance(self.data, int) else self.expert
+        return those * self.tensor * self.pipeline * self.context
+
 
 class CheckpointConfig(Section):
     every: Interval = free(

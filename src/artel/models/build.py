@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,9 @@ _ROBERTA = {
     "model_type": "roberta", "type_vocab_size": 1, "layer_norm_eps": 1e-5,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
+
+
+_LOOKED_FOR = re.compile(r"""getattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
 
 
 @dataclass(slots=True)
@@ -194,17 +199,8 @@ def check_model(wanted: ModelConfig, auto_class: str) -> None:
 
 def _check_names(wanted: ModelConfig, auto_class: str) -> None:
     """Raise InputError for names in `lora` and `freeze` that the model has not, asked of it on the meta device."""
-    if wanted.from_ is not None:
-        config, _ = read_config(wanted.from_)
-    else:
-        values = dict(wanted.config or _default(auto_class))
-        try:
-            config = CONFIG_MAPPING[values.pop("model_type")](**values)
-        except Exception:  # a value it refuses is told, with the tokenizer's ids in place, when it is built
-            return
-    try:
-        skeleton = _skeleton(config, auto_class, {})
-    except Exception:  # likewise
+    skeleton = outline(wanted, auto_class)
+    if skeleton is None:
         return
     problems = adapter_problems(skeleton, wanted.lora) if wanted.lora is not None else []
     if auto_class == "AutoModelForQuestionAnswering":
@@ -214,6 +210,25 @@ def _check_names(wanted: ModelConfig, auto_class: str) -> None:
         freeze(skeleton, wanted.freeze)
     if problems:
         raise InputError(problems)
+
+
+def outline(wanted: ModelConfig, auto_class: str) -> PreTrainedModel | None:
+    """The model of a run on the meta device, before there is a tokenizer: for questions about its structure.
+
+    None where it cannot be built, for which `build_model` gives the reason. Raises InputError where it cannot be found.
+    """
+    if wanted.from_ is not None:
+        config, _ = read_config(wanted.from_)
+    else:
+        values = dict(wanted.config or _default(auto_class))
+        try:
+            config = CONFIG_MAPPING[values.pop("model_type")](**values)
+        except Exception:  # a value it refuses is told, with the tokenizer's ids in place, when it is built
+            return None
+    try:
+        return _skeleton(config, auto_class, {})
+    except Exception:  # likewise
+        return None
 
 
 def _skeleton(config: PreTrainedConfig, auto_class: str, heads: dict[str, int]) -> PreTrainedModel:
@@ -231,13 +246,20 @@ def _known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
         fix = f"did you mean {near[0]}?" if near else "see the model types of transformers"
         raise InputError([Problem("model.config.model_type", f"transformers knows no {model_type!r}", fix)])
     plain = CONFIG_MAPPING[model_type]()
-    known = {*plain.to_dict(), *plain.attribute_map}
+    known = {*plain.to_dict(), *plain.attribute_map, *_read_by_code(type(plain))}
     problems = []
     for key in keys.keys() - known:
         near = difflib.get_close_matches(key, sorted(known), 1)
         fix = f"did you mean {near[0]}?" if near else f"see transformers' {type(plain).__name__}"
         problems.append(Problem(f"model.config.{key}", f"{model_type} has no such key", fix))
     return known, problems
+
+
+def _read_by_code(kind: type[PreTrainedConfig]) -> set[str]:
+    """Keys that a model's code looks for though its configuration has no default for them (Qwen3-MoE's head_dim)."""
+    place = Path(inspect.getfile(kind))
+    code = place.with_name(place.name.replace("configuration_", "modeling_", 1))
+    return set(_LOOKED_FOR.findall(code.read_text("utf-8"))) if code != place and code.is_file() else set()
 
 
 def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:

@@ -68,12 +68,6 @@ class Grid:
         return init_device_mesh(device, self.sizes, mesh_dim_names=NAMES)
 
 
-def least_processes(wanted: ParallelConfig) -> int:
-    """How many processes the numbers in `parallel` need at least; exactly so many where `data` is a number."""
-    those = wanted.data if isinstance(wanted.data, int) else wanted.expert
-    return wanted.pipeline * wanted.context * wanted.tensor * those
-
-
 def read_grid(wanted: ParallelConfig, world: int, here: int) -> Grid:
     """The grid of `world` processes, `here` of them on each host. Raises InputError where they do not divide."""
     fixed = wanted.pipeline * wanted.context * wanted.tensor

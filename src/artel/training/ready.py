@@ -13,6 +13,7 @@ from torch import nn
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models import Built, build_model, compile_choice, compile_layers, pick_precision, use_for_training
+from artel.models.build import outline
 from artel.models.choice import Choice
 from artel.models.compiling import OFF
 from artel.models.float8 import use_float8
@@ -21,7 +22,8 @@ from artel.models.materialise import materialise
 from artel.models.recomputing import Recompute, recompute
 from artel.models.skeleton import build_skeleton, can_be_sharded_while_loading
 from artel.objectives import Objective
-from artel.parallel import Grid, Layout, Processes, lay_out, read_grid, split_problems
+from artel.objectives.texts import keeps_apart
+from artel.parallel import Grid, Layout, Processes, device_here, lay_out, read_grid, split_problems
 from artel.parallel.context import check_context
 from artel.parallel.deepspeed_config import Resolved, read_deepspeed
 from artel.parallel.deepspeed_engine import DeepSpeedLayout
@@ -50,6 +52,35 @@ class Ready:
     compiled: bool
     told: str
     """Model, device and what was chosen, in a line."""
+
+
+def check_layout(config: RunConfig, auto_class: str, world: int, here: int) -> None:
+    """Raise InputError where a run cannot be split over `world` processes, `here` of them on each host.
+
+    Asked before any text is read, of the model on the meta device: `make_ready` asks again, of the model itself.
+    """
+    device = device_here()
+    if config.parallel.deepspeed is not None:
+        read_deepspeed(config.parallel.deepspeed, config, world, device)
+        return
+    grid = read_grid(config.parallel, world, here)
+    if grid.is_plain:
+        return
+    problems = []
+    if config.train.optimizer in ("adafactor", "adamw8bit"):
+        what = f"{config.train.optimizer} looks at whole matrices, of which processes have pieces"
+        problems.append(Problem("train.optimizer", what, "write adamw, sgd or muon; or parallel.data: ddp"))
+    if config.model.quantise == "int8":
+        problems.append(Problem("model.quantise", "int8 weights cannot be shared out", "write nf4; or data: ddp"))
+    model = outline(config.model, auto_class)
+    if model is not None:
+        use_for_training(model, encoders=grid.context > 1)
+        documents = config.objective in ("causal", "masked") and keeps_apart(config)
+        problems += split_problems(
+            model, grid, config.parallel, block=config.data.block, objective=config.objective, documents=documents
+        )
+    if problems:
+        raise InputError(problems)
 
 
 def make_ready(

@@ -64,8 +64,8 @@ class Agreement:
         return (
             f"{verdict}: {_STEPS} steps by {self.processes} process(es) on {self.device} and by one\n"
             f"  loss differs by           {self.loss_difference:.1e}\n"
-            f"  gradient norm differs by  {self.gradient_norm_difference:.1e}  (relative; {self.tolerance:.0e} is borne)"
-            "\n"
+            f"  gradient norm differs by  {self.gradient_norm_difference:.1e}\n"
+            f"  (relative; {self.tolerance:.0e} is borne)\n"
             f"  tried with                {sizes}"
         )
 
