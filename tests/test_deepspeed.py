@@ -1,6 +1,6 @@
 """DeepSpeed: users' files as they are, and the same numbers as one process under every stage of ZeRO.
 
-It lies beside the environment (see the Makefile): once it is installed, accelerate imports it whenever a model is saved.
+It lies beside the environment (see the Makefile): once it is installed, accelerate imports it to save any model.
 """
 
 import json

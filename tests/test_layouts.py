@@ -72,6 +72,18 @@ def test_every_layout_goes_on_from_the_checkpoint_of_every_other(tmp_path):
     ]
 
 
+@pytest.mark.processes
+def test_four_processes_hold_a_quarter_each(tmp_path):
+    """Weights, gradients, both of AdamW's averages: 16 bytes a parameter. What else is alive is less than a layer."""
+    model = {"config": {"n_layer": 4, "n_embd": 128, "n_head": 4}}
+    run = write_run(tmp_path / "run.yaml", model=model, parallel={"data": "fsdp"}, train={"steps": 3, "micro_batch": 4})
+    for found in run_ranks(4, CASES, "held_at_the_step", 240, CASES=str(run)):
+        quarter = 16 * found["parameters"] / 4
+        assert found["parameters"] > 800_000
+        assert 0.99 * quarter <= found["own"] <= 1.01 * quarter, found
+        assert found["other"] <= 4 * found["layer"], found
+
+
 def halfway(run: Path, copy: Path) -> None:
     """The folder of a run as it was when its first checkpoint was written."""
     shutil.copytree(run, copy, symlinks=True)

@@ -1,5 +1,6 @@
 """Runs given run files one after another in the same processes (tests/ranks.py): what each was refused for, or null."""
 
+import gc
 import os
 import sys
 import time
@@ -7,9 +8,11 @@ import traceback
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from artel.config import load_run
 from artel.errors import ArtelError
+from artel.models.compiling import repeated_layers
 from artel.parallel import Processes
 from artel.preparing import prepare
 from artel.training.loop import train
@@ -38,3 +41,40 @@ def run_files(rank: int, world: int) -> list[str | None]:
             with Path(os.environ["CASES_LOG"]).open("a") as log:
                 log.write(f"{Path(file).stem} {time.monotonic() - start:.1f} s {told[-1] or ''}\n")
     return told
+
+
+def held_at_the_step(rank: int, world: int) -> dict[str, int]:
+    """Bytes that a process holds when the optimizer is about to step for the third time."""
+    processes = Processes(rank, world, rank, torch.device("cpu"), on_host=world)
+    run = load_run(os.environ["CASES"], [])
+    found = {}
+
+    def look(state) -> None:
+        if state.step != 2:
+            return
+        model, norm = state.layout.model, state.layout.norm
+
+        def looked_at():
+            parameters = list(model.parameters())
+            averages = [tensor.to_local() for tensor in state.optimizer.state().values() if isinstance(tensor, DTensor)]
+            own = {**storages(parameters), **storages([each.grad for each in parameters]), **storages(averages)}
+            gc.collect()
+            alive = storages([item for item in gc.get_objects() if isinstance(item, torch.Tensor) and not item.is_meta])
+            found["own"] = sum(own.values())
+            found["other"] = sum(size for place, size in alive.items() if place not in own)
+            return norm()
+
+        state.layout.norm = looked_at
+        layers = repeated_layers(model)
+        found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        found["layer"] = max(sum(each.numel() for each in layer.parameters()) for layer in layers)
+
+    train(run, prepare(run, lambda _: None), processes, lambda _: None, occasions=[look])
+    return found
+
+
+def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
+    """Bytes by address of the memory that tensors lie in, each once."""
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    memory = [tensor.untyped_storage() for tensor in local]
+    return {each.data_ptr(): each.nbytes() for each in memory}
