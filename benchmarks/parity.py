@@ -19,6 +19,7 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,16 @@ sys.path.insert(0, str(ROOT / "tests"))
 from ranks import run_ranks  # noqa: E402
 from test_objectives import OBJECTIVES, objective_run  # noqa: E402
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
+SIZES = {"hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 4,
          "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
 NO_DROPOUT = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "router_aux_loss_coef": 0.01}
 MODELS: dict[str, dict[str, Any]] = {
-    "gpt2": {"model": {"config": {"model_type": "gpt2", "n_layer": 8, "n_embd": 32, "n_head": 4, "resid_pdrop": 0,
+    "gpt2": {"model": {"config": {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "resid_pdrop": 0,
                                   "embd_pdrop": 0, "attn_pdrop": 0}}},
     "llama": {"model": {"config": {"model_type": "llama", **SIZES}}},
     "qwen3_moe": {"model": {"config": {"model_type": "qwen3_moe", **SIZES, **EXPERTS}}},
-    "roberta": {"model": {"config": {"model_type": "roberta", "hidden_size": 32, "num_hidden_layers": 8,
+    "roberta": {"model": {"config": {"model_type": "roberta", "hidden_size": 32,
                                      "num_attention_heads": 4, "intermediate_size": 64, **NO_DROPOUT}},
                 "objective": "masked"},
 }  # fmt: skip
@@ -126,13 +127,21 @@ def cells(models: list[str], layouts: list[str]) -> Cells:
         world, parallel = LAYOUTS[layout]
         # A ring has no masks: its rows are joined texts without filler.
         data = {"data": {"packing": "concatenate"}} if parallel.get("exchange") == "ring" else {}
-        found |= {(layout, model): (world, MODELS[model] | data, parallel) for model in models}
+        layers = 8 if "pipeline" in parallel else 4  # four processes with two stages each
+        found |= {(layout, model): (world, deep(MODELS[model], layers) | data, parallel) for model in models}
     return found
+
+
+def deep(sections: dict[str, Any], layers: int) -> dict[str, Any]:
+    """A model of so many layers."""
+    config = sections["model"]["config"]
+    name = "n_layer" if config["model_type"] == "gpt2" else "num_hidden_layers"
+    return sections | {"model": {"config": config | {name: layers}}}
 
 
 def adapted(folder: Path, models: list[str]) -> Cells:
     """LoRA and nf4, over a model that is trained for a step first."""
-    bases = {model: run_file(folder, f"base-{model}", 1, MODELS[model], {}, steps=1) for model in models}
+    bases = {model: run_file(folder, f"base-{model}", 1, deep(MODELS[model], 4), {}, steps=1) for model in models}
     trained = os.pathsep.join(map(str, bases.values()))
     run_ranks(1, ROOT / "tests/workers/layout_cases.py", "run_files", 600, CASES=trained)
     return {
@@ -154,45 +163,54 @@ def objectives(folder: Path) -> Cells:
     return found
 
 
-def measure(folder: Path, wanted: Cells, steps: int, seconds: float) -> dict[tuple[str, str], float | str]:
-    """Largest relative difference to one process, or why it was refused, of each cell."""
-    files: dict[int, dict[str, Path]] = {}
-    alone: dict[tuple[str, str], tuple[str, str]] = {}
-    for cell, (world, sections, parallel) in wanted.items():
-        key = json.dumps(sections, sort_keys=True)
-        for optimizer, train in OPTIMIZERS.items():
-            name = f"{cell[0]}-{cell[1]}-{optimizer}"
-            files.setdefault(world, {})[name] = run_file(folder, name, world, sections, parallel, steps=steps, **train)
-            reference = f"alone-{abs(hash(key))}-{optimizer}"
-            if reference not in files.setdefault(1, {}):
-                files[1][reference] = run_file(folder, reference, 1, sections, {}, steps=steps, **train)
-            alone[(*cell, optimizer)] = reference
-    said: dict[str, str | None] = {}
-    for world in sorted(files):
-        start = time.monotonic()
-        told = run_ranks(
-            world, ROOT / "tests/workers/layout_cases.py", "run_files", seconds, CASES_GO_ON="1",
-            CASES=os.pathsep.join(map(str, files[world].values())), CASES_LOG=str(folder / "log"),
-        )  # fmt: skip
-        said |= dict(zip(files[world], told[0], strict=True))
-        print(f"{world} processes: {len(files[world])} runs in {time.monotonic() - start:.0f} s", file=sys.stderr)
-    result: dict[tuple[str, str], float | str] = {}
-    for cell in wanted:
-        largest = 0.0
-        for optimizer in OPTIMIZERS:
-            name = f"{cell[0]}-{cell[1]}-{optimizer}"
-            if said[name] is not None:
-                result[cell] = str(said[name])
-                break
-            largest = max(largest, difference(folder / alone[(*cell, optimizer)], folder / name, steps))
-        else:
-            result[cell] = largest
-    return result
+def measure(folder: Path, wanted: Cells, steps: int, seconds: float) -> Iterator[dict[tuple[str, str], float | str]]:
+    """Largest relative difference to one process, or why it was refused, of cells; those of one start at a time."""
+    starts: dict[tuple[int, str], list[tuple[str, str]]] = {}
+    for cell, (world, _, _) in wanted.items():
+        starts.setdefault((world, cell[1]), []).append(cell)
+    alone: dict[tuple[str, str], Path] = {}
+    """By sections and optimizer, the run of one process."""
+    for (world, model), those in sorted(starts.items(), key=lambda start: start[0][0]):
+        runs: dict[tuple[tuple[str, str], str], Path] = {}
+        references = {}
+        for cell in those:
+            _, sections, parallel = wanted[cell]
+            key = json.dumps(sections, sort_keys=True)
+            for optimizer, train in OPTIMIZERS.items():
+                name = f"{cell[0]}-{cell[1]}-{optimizer}"
+                runs[cell, optimizer] = run_file(folder, name, world, sections, parallel, steps=steps, **train)
+                if (key, optimizer) not in alone:
+                    name = f"alone-{len(alone)}"
+                    alone[key, optimizer] = run_file(folder, name, 1, sections, {}, steps=steps, **train)
+                    references[name] = alone[key, optimizer]
+        if references:
+            assert told_of(1, folder, list(references.values()), seconds) == [None] * len(references)
+        began = time.monotonic()
+        told = dict(zip(runs, told_of(world, folder, list(runs.values()), seconds), strict=True))
+        print(f"{world} processes, {model}: {len(runs)} runs in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        found: dict[tuple[str, str], float | str] = {}
+        for cell in those:
+            refusals = [said for optimizer in OPTIMIZERS if (said := told[cell, optimizer]) is not None]
+            key = json.dumps(wanted[cell][1], sort_keys=True)
+            found[cell] = refusals[0] if refusals else max(
+                difference(alone[key, optimizer], runs[cell, optimizer], steps) for optimizer in OPTIMIZERS
+            )  # fmt: skip
+        yield found
+
+
+def told_of(world: int, folder: Path, files: list[Path], seconds: float) -> list[str | None]:
+    """Why each run was refused; None for those that ran."""
+    told: list[str | None] = run_ranks(
+        world, ROOT / "tests/workers/layout_cases.py", "run_files", seconds, CASES_GO_ON="1",
+        CASES=os.pathsep.join(map(str, files)), CASES_LOG=str(folder / "log"),
+    )[0]  # fmt: skip
+    return told
 
 
 def difference(one: Path, other: Path, steps: int) -> float:
-    """The largest relative difference of loss or gradient norm over all steps of two runs."""
-    read = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one, other)]
+    """The largest relative difference of loss or gradient norm over all steps of two run files' runs."""
+    folders = (one.with_suffix(""), other.with_suffix(""))
+    read = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in folders]
     found, expected = ([(line["loss"], line["gradient_norm"]) for line in lines if "loss" in line] for lines in read)
     assert len(found) == len(expected) == steps, (one, other, len(found), len(expected))
     return max(abs(a - b) / abs(b) for pair in zip(found, expected, strict=True) for a, b in zip(*pair, strict=True))
@@ -206,7 +224,9 @@ def table(found: dict[tuple[str, str], float | str]) -> str:
         shown = []
         for model in models:
             value = found.get((layout, model))
-            if isinstance(value, str):
+            if value == "not run":
+                shown.append(value)
+            elif isinstance(value, str):
                 told = re.sub(r"\s+", " ", value).strip()
                 if told not in notes:
                     notes.append(told)
@@ -226,19 +246,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also LoRA, nf4 and every objective; written there")
     wanted = parser.parse_args()
     models = wanted.models.split(",")
-    tables = {}
+    tables: dict[str, dict[tuple[str, str], float | str]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         asked = {"Layouts": cells(models, wanted.layouts.split(","))}
         if wanted.out:
             asked |= {"Adapters": adapted(folder, models), "Objectives": objectives(folder)}
         for title, those in asked.items():
-            found = measure(folder, those, wanted.steps, wanted.seconds)
-            tables[title] = table(found)
-            print(f"{title}\n\n{tables[title]}\n", flush=True)
-    if wanted.out:
-        told = "\n\n".join(f"## {title}\n\n{text}" for title, text in tables.items())
-        wanted.out.write_text(f"{HEAD.format(steps=wanted.steps)}\n{told}\n")
+            tables[title] = dict.fromkeys(those, "not run")
+            for found in measure(folder, those, wanted.steps, wanted.seconds):
+                tables[title] |= found
+                told = "\n\n".join(f"## {title}\n\n{table(cells)}" for title, cells in tables.items())
+                if wanted.out:
+                    wanted.out.write_text(f"{HEAD.format(steps=wanted.steps)}\n{told}\n")
+    print(told)
 
 
 HEAD = """# The same numbers however a model is split
@@ -246,8 +267,8 @@ HEAD = """# The same numbers however a model is split
 `python benchmarks/parity.py --steps {steps} --out benchmarks/parity.md`: the largest relative difference of loss or
 gradient norm to one process over {steps} steps, of SGD and AdamW, in float32: two micro-batches a process (eight in a
 pipeline), clipping on, rows of unequal length (packed documents that are kept apart; a ring's rows are joined texts).
-Tiny models of 8 layers, 32 wide, 403 ids. Wanted: 1e-5. A number at the end of a layout's name is that of processes;
-refused cells say why below.
+Tiny models of 4 layers (8 in pipelines), 32 wide, 403 ids. Wanted: 1e-5. A number at the end of a layout's name is
+that of processes; refused cells say why below.
 """
 
 

@@ -114,6 +114,11 @@ def test_numbers_of_processes_that_do_not_divide_are_refused(wanted, world, wher
     assert said in f"{problem.what}; {problem.fix}"
 
 
+def test_data_parallel_by_threads_is_run_as_ddp_with_a_word(caplog):
+    assert ParallelConfig.model_validate({"data": "DataParallel"}).data == "ddp"
+    assert "parallel.data: DataParallel is run as ddp" in caplog.text
+
+
 def test_neighbours_share_what_is_spoken_of_most():
     grid = read_grid(ParallelConfig(data="hsdp", tensor=2, pipeline=2), world=16, here=4)
     assert grid.sizes == (2, 2, 2, 1, 2)  # pipeline, copies, shard, context, tensor

@@ -7,6 +7,7 @@ tolerance); all others are compared when a run resumes.
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -143,8 +144,18 @@ class ValidateConfig(Section):
     )
 
 
+def _without_threads(value: object) -> object:
+    """torch.nn.DataParallel's one process of many threads is what ddp does better: a process for each device."""
+    if isinstance(value, str) and value.lower().replace("_", "") in ("dp", "dataparallel"):
+        logging.getLogger("artel").warning("parallel.data: %s is run as ddp, a process for each device", value)
+        return "ddp"
+    return value
+
+
 class ParallelConfig(Section):
-    data: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"] | Count = free(
+    data: Annotated[
+        Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"] | Count, BeforeValidator(_without_threads)
+    ] = free(
         "auto",
         "How processes share each global batch: ddp (each holds the whole model); zero1, zero2, fsdp (they share the "
         "optimizer's state, also the gradients, also the weights); hsdp (fsdp within a host, copies across). A number: "

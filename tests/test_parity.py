@@ -1,0 +1,31 @@
+"""A part of the table that benchmarks/parity.py makes: layouts, and combinations of them, beside one process."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from parity import cells, measure
+
+OF_TWO = ["zero1-2", "fsdp-2", "tensor-2", "sequence-2", "context-2", "expert-2", "pipeline-1f1b-2", "deepspeed-3"]
+OF_FOUR = ["hsdp-2x2", "fsdp-tensor-2x2", "tensor-context-2x2", "expert-fsdp-2x2", "tensor-pipeline-2x2",
+           "pipeline-fsdp-2x2"]  # fmt: skip
+# A model for which each can be: with both optimizers, clipping, packed documents and accumulation.
+REFUSED = {"expert-2": "has no experts", "expert-fsdp-2x2": "has no experts"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("model", "layouts"), [("gpt2", OF_TWO), ("qwen3_moe", OF_FOUR)])
+def test_the_numbers_are_those_of_one_process(tmp_path, model, layouts):
+    found = {}
+    for part in measure(tmp_path, cells([model], layouts), steps=4, seconds=400):
+        found |= part
+    assert len(found) == len(layouts)
+    for (layout, _), value in found.items():
+        if layout in REFUSED and model == "gpt2":
+            assert isinstance(value, str)
+            assert REFUSED[layout] in value
+        else:
+            assert not isinstance(value, str), value
+            assert value < 1e-5, (layout, model)
