@@ -62,5 +62,8 @@ def open_processes(threads: int | None) -> Iterator[Processes]:
     dist.init_process_group(backend, timeout=_TIMEOUT)
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, device, local_world)
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if device.type == "cpu":  # nccl would wait for a peer that may be gone
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()

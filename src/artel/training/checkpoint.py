@@ -132,12 +132,12 @@ def _load(path: Path, model: PreTrainedModel, optimizer: Stepper) -> None:
         optimizer.load(state)
         return
     load_weights(path, model)
-    if (path / _OPTIMIZER).is_file() and not _has_pieces(trained_tensors(model)):
-        optimizer.load(load_file(path / _OPTIMIZER))
-        return
     assert isinstance(optimizer, Optimizer)
-    state = optimizer.places(piece_shapes(path))
-    read_pieces(path, state)
+    state = optimizer.places(piece_shapes(path))  # of what this process has: a stage of a pipeline has not all
+    if (path / _OPTIMIZER).is_file() and not _has_pieces(trained_tensors(model)):
+        state = {name: tensor for name, tensor in load_file(path / _OPTIMIZER).items() if name in state}
+    else:
+        read_pieces(path, state)
     optimizer.load(state)
 
 

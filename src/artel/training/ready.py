@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
@@ -105,11 +106,10 @@ def make_ready(
     )
     if problems:
         raise InputError(problems)
-    precision = pick_precision(config.train.precision, processes.device, config.train.weights)
-    if config.train.weights == "bf16":
-        hold_in_bf16(model)
-    if precision == "fp8":
-        tell(use_float8(model))
+    whole = not any(parameter.is_meta for parameter in model.parameters())
+    if whole:
+        objective.check(model)  # on the device: other kernels run there
+    precision = _in_precision(model, config, processes, tell)
     model.train()
     parameters = built.parameters
     deepspeed = _deepspeed(config, processes, tell)
@@ -119,17 +119,14 @@ def make_ready(
         layout = DeepSpeedLayout(model, objective, processes, deepspeed)
     else:
         layout = lay_out(model, objective, processes, precision, grid, config.parallel, fill=fill, tell=tell)
-    _check(layout, objective)
+    _check(layout, objective, checked=whole)
     given = deepspeed.micro_batch if deepspeed is not None else None
     optimizer: Stepper | None = None
     if not isinstance(layout, DeepSpeedLayout):
         loss_scale = LossScale(processes.device) if precision == "fp16" else None
         optimizer = Optimizer(model, config.train, config.seed, loss_scale)
     found = _fit(config, objective, samples, layout, processes, given)
-    recomputed = recompute(model, found.recompute)
-    if recomputed.startswith("none (") and config.train.activation_checkpointing not in ("auto", "none"):
-        what = f"{config.train.activation_checkpointing}: {model.config.model_type} cannot compute its layers twice"
-        raise InputError([Problem("train.activation_checkpointing", what, "write auto or none")])
+    recomputed = _recomputing(model, config, found)
     compiled = compile_choice(config.train.compile, processes.device, steps)
     if isinstance(layout, DeepSpeedLayout):  # its engine takes hold of the layers as they are
         compiled = Choice(OFF, "parallel.deepspeed")
@@ -148,17 +145,40 @@ def make_ready(
                  f"{model.config.model_type}, {parameters:,} parameters · {told}")  # fmt: skip
 
 
+def _in_precision(model: PreTrainedModel, config: RunConfig, processes: Processes, tell: Callable[[str], None]) -> str:
+    """Hold the weights as asked for; what layers compute in."""
+    precision = pick_precision(config.train.precision, processes.device, config.train.weights)
+    if config.train.weights == "bf16":
+        hold_in_bf16(model)
+    if precision == "fp8":
+        tell(use_float8(model))
+    return precision
+
+
+def _recomputing(model: PreTrainedModel, config: RunConfig, found: Found) -> str:
+    """Have layers compute again what was found or asked for, in words."""
+    done, asked = recompute(model, found.recompute), config.train.activation_checkpointing
+    if done.startswith("none (") and asked not in ("auto", "none"):
+        what = f"{asked}: {model.config.model_type} cannot compute its layers twice"
+        raise InputError([Problem("train.activation_checkpointing", what, "write auto or none")])
+    return done
+
+
 def _built(
     config: RunConfig, tokenizer: Tokenizer, objective: Objective, grid: Grid, processes: Processes
 ) -> tuple[Built, Callable[[nn.Module, torch.device], None]]:
-    """The model, whole or on the meta device, and what brings the weights of what is left of it when it is split."""
+    """The model, whole or on the meta device, and what brings the weights of what is left of it when it is split.
+
+    A pipeline's stages cannot be tried alone: where documents are kept apart, each process tries the whole model first.
+    """
     wanted: dict[str, Any] = {
         "auto_class": objective.auto_class,
         "heads": objective.heads,
         "block": config.data.block,
         "seed": config.seed,
     }
-    if grid.is_plain or can_be_sharded_while_loading(config.model) is not None:
+    tried_whole = grid.pipeline > 1 and getattr(objective, "apart", False)
+    if grid.is_plain or tried_whole or can_be_sharded_while_loading(config.model) is not None:
         built = build_model(config.model, tokenizer, **wanted)
         built.model.to(processes.device)
         return built, lambda model, device: None
@@ -166,11 +186,12 @@ def _built(
     return skeleton, lambda model, device: materialise(model, skeleton.weights, device=device)
 
 
-def _check(layout: Layout, objective: Objective) -> None:
-    """Try on the device what a model must be able to: other kernels run there. No stage of a pipeline can be tried."""
+def _check(layout: Layout, objective: Objective, *, checked: bool) -> None:
+    """Try a model that has its weights only now; no stage of a pipeline can be tried alone."""
     if layout.grid.pipeline == 1:
         with layout.generating():
-            objective.check(layout.model)
+            if not checked:
+                objective.check(layout.model)
             if layout.grid.context > 1:
                 check_context(layout.model)
 
