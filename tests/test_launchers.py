@@ -372,3 +372,16 @@ def end(launcher, *others):
         with suppress(ProcessLookupError):
             os.killpg(number, signal.SIGKILL)
     launcher.wait()
+
+
+@pytest.mark.processes
+def test_a_launcher_that_is_the_only_program_of_a_container(tmp_path):
+    """It has process id 1 there, as the parent of who has lost its own has elsewhere."""
+    contained = ["unshare", "--fork", "--pid", "--mount-proc"]
+    if subprocess.run([*contained, "true"], capture_output=True).returncode:
+        pytest.skip("a process namespace of one's own needs root")
+    run = write_run(tmp_path / "run.yaml", parallel={"data": 2})
+    command = [*contained, sys.executable, "-m", "artel", "train", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert len(losses(run.with_suffix(""))) == 6

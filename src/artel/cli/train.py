@@ -64,7 +64,7 @@ def train(
     if nnodes is None and rdzv_endpoint is None:
         read_launcher(nproc)
     if _LED in os.environ:
-        end_with_launcher()
+        end_with_launcher(int(os.environ[_LED]))
     values = list(overrides or [])
     if deepspeed is not None:
         values.append(f"parallel.deepspeed={json.dumps(deepspeed)}")
@@ -97,7 +97,7 @@ def train(
             tell(f"{folder.path} is complete; --restart begins anew")
             result = json.loads(folder.result.read_bytes())
         elif meeting is not None:
-            os.environ[_LED] = "1"
+            os.environ[_LED] = str(os.getpid())
             launch(["train", name, *values], processes, meeting, run.run)
             result = json.loads(folder.result.read_bytes()) if leads else {}
         else:
@@ -106,7 +106,7 @@ def train(
         print_json(result)
 
 
-_LED = "ARTEL_LED"  # set for workers whose parent has prepared everything
+_LED = "ARTEL_LED"  # the process id of a parent that has prepared everything, set for its workers
 
 
 def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:

@@ -28,13 +28,15 @@ def is_worker() -> bool:
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
-def end_with_launcher() -> None:
-    """Stop, saved, when the launcher is killed outright: a run without one holds GPUs, and its folder, unwatched."""
+def end_with_launcher(launcher: int) -> None:
+    """Stop, saved, when the launcher is killed outright: a run without one holds GPUs, and its folder, unwatched.
+
+    `launcher` is its process id (1 where it is all that runs in a container).
+    """
     if sys.platform != "linux":
         return
-    launcher = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if launcher == 1:  # it was killed before we asked
+    if os.getppid() != launcher:  # it was killed before we asked
         os.kill(os.getpid(), signal.SIGTERM)
 
 
