@@ -1,0 +1,56 @@
+"""`artel doctor --parallel`: a small copy of the user's model under the asked layout and alone."""
+
+import json
+
+import pytest
+
+from artel.config import run_from
+from artel.using.doctor.parallel import Agreement, small_copy
+from helpers import artel, write_run
+
+
+def described(model, **parallel):
+    return run_from({"data": {"sources": [{"format": "dummy"}]}, "model": model, "parallel": parallel}, [], {})
+
+
+def test_the_copy_keeps_what_decides_how_a_model_is_split():
+    large = {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 2048, "num_attention_heads": 16,
+             "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144, "attention_dropout": 0.1,
+             "layer_types": ["full_attention"] * 28, "tie_word_embeddings": True}  # fmt: skip
+    copy = small_copy(described({"config": large}, pipeline=2, schedule="interleaved"), 2)
+    config = copy["model"]["config"]
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (16, 8, 8)
+    assert (config["num_hidden_layers"], config["hidden_size"], len(config["layer_types"])) == (4, 128, 4)
+    assert config["attention_dropout"] == 0
+    assert config["tie_word_embeddings"] is True
+    assert copy["train"]["batch"] == 16  # two rows for each of two that share the batch, four at a time in the stages
+
+
+def test_of_a_pretrained_folder_and_of_the_default(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_head": 16, "n_embd": 1024}))
+    for model, heads in (({"from": str(tmp_path)}, 16), ({}, 12)):
+        config = small_copy(described(model), 1)["model"]["config"]
+        assert config["model_type"] == "gpt2"
+        assert config["n_embd"] == 8 * heads
+        assert config["resid_pdrop"] == 0
+
+
+def test_what_it_says():
+    assert "numbers are those of one process" in str(Agreement(2, "cpu", {}, 1e-7, 1e-7))
+    apart = Agreement(2, "cpu", {}, 1e-7, 1e-2)
+    assert "NOT THOSE" in str(apart)
+    assert apart.to_json()["agrees"] is False
+
+
+@pytest.mark.processes
+def test_a_layout_is_tried_and_a_wrong_one_refused(tmp_path):
+    run = write_run(tmp_path / "run.yaml", parallel={"data": "fsdp"})
+    done = artel("doctor", run, "--parallel", "--json", timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["processes"] == 2
+    assert found["agrees"] is True
+    assert max(found["loss_difference"], found["gradient_norm_difference"]) < 1e-5
+    refused = artel("doctor", run, "--parallel", "parallel.expert=2", timeout=300)
+    assert refused.returncode == 2
+    assert "has no experts" in refused.stderr
