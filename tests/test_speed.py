@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     BloomConfig,
@@ -15,7 +16,13 @@ from transformers import (
     RobertaConfig,
 )
 
+from artel.config import load_run
+from artel.models import speed
 from artel.models.speed import device_name, flops_a_token, peak_flops, tokens_a_second, utilisation
+from artel.parallel import open_processes
+from artel.preparing import prepare
+from artel.training.loop import train
+from helpers import metrics, write_run
 
 GPT2 = GPT2Config()
 LLAMA = LlamaConfig(
@@ -113,3 +120,20 @@ def test_peaks_and_utilisation():
     assert utilisation(2e9, 1e5, 1e15, devices=2) == 0.1
     assert utilisation(2e9, 1e5, None) is None
     assert utilisation(None, 1e5, 1e15) is None
+
+
+def test_a_run_logs_its_mfu_where_the_devices_peak_is_known(tmp_path, monkeypatch):
+    """A processor's is not known; here one of 0.1 TFLOP/s is made up for it."""
+    for peaks in ({}, {"cpu": {"fp32": 0.1}}):
+        monkeypatch.setattr(speed, "_TERAFLOPS", peaks)
+        name = f"run{len(peaks)}"
+        run = load_run(str(write_run(tmp_path / f"{name}.yaml")))
+        with open_processes(1) as processes:
+            train(run, prepare(run), processes, lambda _: None)
+        lines = [line for line in metrics(tmp_path / name) if "loss" in line]
+        assert len(lines) == 6
+        if not peaks:
+            assert all("mfu" not in line for line in lines)
+    config = AutoConfig.from_pretrained(tmp_path / name / "model")
+    flops = flops_a_token(config, "AutoModelForCausalLM", run.data.block)
+    assert all(line["mfu"] == pytest.approx(flops * line["tokens_per_second"] / 1e11) for line in lines)

@@ -25,7 +25,7 @@ from artel.config.quantities import Interval
 from artel.errors import InputError, Problem
 from artel.models import save_model, try_compiled
 from artel.models.ranges import marked
-from artel.models.speed import tokens_a_second
+from artel.models.speed import device_name, flops_a_token, peak_flops, tokens_a_second
 from artel.objectives import Batch, Objective, objective_of
 from artel.parallel import Layout, Processes
 from artel.preparing import Prepared
@@ -124,6 +124,10 @@ class Run:
     """Input tokens in it, without filler."""
     stop_asked: bool = False
     newest_validation: int = -1
+    flops: float | None = None
+    """Of training on one token; known only where the device's peak is."""
+    peak: float | None = None
+    """FLOP/s that one device reaches at most, in the run's precision."""
     first_seconds: float = 0.0
     """The first process's clock, so that all processes see the same intervals end."""
 
@@ -224,6 +228,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
         tell(f"going on after step {progress.step}")
     steps = {"step": progress.step, "steps": length.steps}
     first = processes.first
+    peak = peak_flops(device_name(processes.device), ready.precision)
     run = Run(
         config=config,
         folder=folder,
@@ -243,6 +248,8 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
         started=time.monotonic(),
         window=torch.zeros(len(objective.sums), device=processes.device),
         norm=torch.zeros((), device=processes.device),
+        flops=None if peak is None else flops_a_token(layout.model.config, objective.auto_class, config.data.block),
+        peak=peak,
     )
     if ready.compiled and not run.is_over:
         reason = try_compiled(layout.model, lambda: layout.rehearse(run.take(run.step)[0]))

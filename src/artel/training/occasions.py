@@ -13,7 +13,7 @@ import orjson
 
 from artel.errors import Interrupted, Problem, WorkError
 from artel.models import Sampling
-from artel.models.speed import tokens_a_second
+from artel.models.speed import tokens_a_second, utilisation
 from artel.training.checkpoint import save_checkpoint
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Log:
         seconds, run.window_seconds = run.window_seconds, 0.0
         tokens, run.window_tokens = run.window_tokens, 0
         run.progress.train_loss = totals["loss"] / totals["targets"]
+        speed = tokens_a_second(tokens, seconds)
+        used = utilisation(run.flops, speed, run.peak, run.processes.world)
         balance = totals.get("balance", 0.0) / totals["targets"]
         run.trackers.training(
             {
@@ -54,7 +56,8 @@ class Log:
                 "gradient_norm": float(run.norm),
                 "learning_rate": run.learning_rate,
                 "tokens": run.progress.tokens,
-                "tokens_per_second": tokens_a_second(tokens, seconds),
+                "tokens_per_second": speed,
+                **({"mfu": used} if used is not None else {}),
             }
         )
 

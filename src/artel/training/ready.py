@@ -50,6 +50,8 @@ class Ready:
     layout: Layout
     optimizer: Stepper
     micro_batch: int
+    precision: str
+    """What layers compute in."""
     compiled: bool
     told: str
     """Model, device and what was chosen, in a line."""
@@ -141,7 +143,7 @@ def make_ready(
         f"{device}, {precision}, micro-batches of {found.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
         f"loss: {loss}"
     )
-    return Ready(layout, optimizer, found.size, compiled.value != OFF,
+    return Ready(layout, optimizer, found.size, precision, compiled.value != OFF,
                  f"{model.config.model_type}, {parameters:,} parameters · {told}")  # fmt: skip
 
 
