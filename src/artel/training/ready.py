@@ -122,6 +122,8 @@ def make_ready(
     else:
         layout = lay_out(model, objective, processes, precision, grid, config.parallel, fill=fill, tell=tell)
     _check(layout, objective, checked=whole)
+    if grid.pipeline > 1 and config.validate_.prompts:
+        tell("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
     given = deepspeed.micro_batch if deepspeed is not None else None
     optimizer: Stepper | None = None
     if not isinstance(layout, DeepSpeedLayout):
