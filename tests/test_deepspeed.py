@@ -18,8 +18,19 @@ from artel.config import RunConfig
 from artel.errors import InputError
 from ranks import run_ranks
 
-sys.path.append(str(Path(sys.prefix) / "deepspeed"))
-pytest.importorskip("deepspeed", reason="deepspeed lies in no folder deepspeed of the environment: see the Makefile")
+BESIDE = Path(sys.prefix) / "deepspeed"
+pytestmark = pytest.mark.skipif(not BESIDE.is_dir(), reason="deepspeed is not beside the environment: see the Makefile")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def importable():
+    """For these tests alone: trl takes accelerate for one that has deepspeed, wherever that can be imported."""
+    sys.path.append(str(BESIDE))
+    yield
+    sys.path.remove(str(BESIDE))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # As large runs have it: eight GPUs, both offloads, sizes as floats, fp16, batch keys left open.
@@ -343,6 +354,7 @@ def _train(world, **changes):
 
 
 def both_ranks(rank, world):
+    sys.path.append(str(BESIDE))
     found = {}
     for kind, changes in OPTIMIZERS.items():
         train = _train(world, **changes)
@@ -386,6 +398,7 @@ def test_two_processes_train_as_one_under_every_stage():
 
 
 def both_ranks_further(rank, world):
+    sys.path.append(str(BESIDE))
     from artel.parallel.deepspeed_checkpoint import read_zero_checkpoint
 
     train, found = _train(world, **OPTIMIZERS["sgd"]), {}
