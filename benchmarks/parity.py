@@ -201,7 +201,7 @@ def measure(folder: Path, wanted: Cells, steps: int, seconds: float) -> Iterator
 def told_of(world: int, folder: Path, files: list[Path], seconds: float) -> list[str | None]:
     """Why each run was refused; None for those that ran."""
     told: list[str | None] = run_ranks(
-        world, ROOT / "tests/workers/layout_cases.py", "run_files", seconds, CASES_GO_ON="1",
+        world, ROOT / "tests/workers/layout_cases.py", "run_files", seconds,
         CASES=os.pathsep.join(map(str, files)), CASES_LOG=str(folder / "log"),
     )[0]  # fmt: skip
     return told

@@ -90,7 +90,7 @@ def train(
     with lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
             world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
-            _lead(run, folder, restart, world, processes)
+            _lead(run, folder, restart, world, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
         else:
             prepare(run, tell)
         if not restart and _is_complete(folder):  # with --restart the leader is just emptying the folder

@@ -42,6 +42,11 @@ def balance_of(model: PreTrainedModel) -> Balance | None:
     return _BALANCES[model]
 
 
+def share_balance(model: PreTrainedModel, others: list[PreTrainedModel]) -> None:
+    """Give models that are made of the modules of `model` the balance loss that it has."""
+    _BALANCES.update(dict.fromkeys(others, balance_of(model)))
+
+
 class Balance:
     """Watches the routers of one model, and computes the balance loss of what they did."""
 

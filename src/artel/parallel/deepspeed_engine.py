@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 from artel.errors import InputError, Problem
 from artel.models.device import autocast_dtype
 from artel.models.loss import open_head
-from artel.models.ranges import marked
 from artel.objectives import Batch, Objective
 from artel.parallel.deepspeed_config import Resolved
 from artel.parallel.deepspeed_state import full_state, full_weights, load_state, load_weights
@@ -44,23 +43,6 @@ class _Learner(nn.Module):
 
     def forward(self, batch: Batch, asked: str = "loss") -> Any:
         return getattr(self.objective, asked)(self.model, batch)
-
-
-class _Through:
-    """An objective whose answers come through an engine, and which is itself otherwise."""
-
-    def __init__(self, objective: Objective, engine: DeepSpeedEngine) -> None:
-        self._objective = objective
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._objective, name)
-
-    def judge(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._engine(batch, "judge")
-
-    def survey(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        return self._engine(batch, "survey")
 
 
 class DeepSpeedLayout(Replicated):
@@ -97,24 +79,32 @@ class DeepSpeedLayout(Replicated):
             group["peak"] = group["lr"]
         optimizer.state.clear()  # what was made ahead belongs to parameters that DeepSpeed replaces
         self.engine = _opened(self._resolved.file, self._learner, optimizer, settings, self._processes)
-        self._objective = _Through(self._objective, self.engine)  # type: ignore[assignment]
         self._started = True
         self._dtype = None  # DeepSpeed holds the weights themselves in the precision
         return DeepSpeedOptimizer(self.engine, optimizer, self._processes.device)
 
-    def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
-        scale = (self._processes.world if self.engine.gradient_average else 1) / targets
-        if self._objective.surveys:
-            self._survey(batches)
-        sums = []
-        for number, batch in enumerate(batches):
-            self.engine.set_gradient_accumulation_boundary(number == len(batches) - 1)
-            with marked("artel: forward"), self._computing():
-                found = self.engine(self._mine(batch))
-            with marked("artel: backward"):
-                self.engine.backward(found[0] * scale, scale_wrt_gas=False)
-            sums.append(found.detach())
-        return torch.stack(sums).sum(dim=0)
+    def _learn(self, batch: Batch) -> torch.Tensor:
+        return self._asked(batch, "loss")
+
+    def _survey_of(self, batch: Batch) -> torch.Tensor:
+        return self._asked(batch, "survey")
+
+    def _judgement(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._asked(batch, "judge")
+
+    def _asked(self, batch: Batch, what: str) -> Any:
+        """What the objective finds, through the engine once there is one."""
+        return (self.engine if self._started else self._learner)(batch, what)
+
+    def _go_back(self, loss: torch.Tensor) -> None:
+        self.engine.backward(loss, scale_wrt_gas=False)
+
+    def _share(self, targets: float) -> float:
+        return (self._processes.world if self.engine.gradient_average else 1) / targets
+
+    def _micro_step(self, last: bool) -> AbstractContextManager[object]:
+        self.engine.set_gradient_accumulation_boundary(last)
+        return nullcontext()
 
     def norm(self) -> torch.Tensor:
         """Under ZeRO NaN: the engine finds the norm as it steps, and the step returns it."""
@@ -131,6 +121,7 @@ class DeepSpeedOptimizer:
     """What the loop and a checkpoint ask of an optimizer, done by an engine; fp16's loss scale is the engine's own."""
 
     loss_factor: None = None
+    gathers = True
 
     def __init__(self, engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._engine = engine

@@ -116,11 +116,11 @@ class Replicated:
 
     @property
     def batch_rank(self) -> int:
-        return self._processes.rank
+        return self.grid.batch_rank(self._processes.rank)
 
     @property
     def counts(self) -> bool:
-        return True
+        return self.grid.counts(self._processes.rank)
 
     @property
     def rehearses(self) -> bool:
@@ -150,7 +150,7 @@ class Replicated:
                 with marked("artel: forward"), self._computing():
                     found = self._learn(self._mine(batch))
                 with marked("artel: backward"):
-                    (found[0] * scale).backward()
+                    self._go_back(found[0] * scale)
             sums.append(self._own(found.detach()))
         return torch.stack(sums).sum(dim=0)
 
@@ -158,7 +158,7 @@ class Replicated:
         found = []
         with torch.no_grad(), self._computing():
             for batch in batches:
-                found.append(self._own(self._objective.survey(self.model, self._mine(batch))))
+                found.append(self._own(self._survey_of(self._mine(batch))))
         self._objective.surveyed(self.add_up(torch.stack(found).sum(dim=0).double().tolist()))
 
     def rehearse(self, batch: Batch) -> None:
@@ -178,7 +178,7 @@ class Replicated:
         with torch.no_grad():
             for batch, indices in batches:
                 with self._computing():
-                    sums, rows = self._objective.judge(self.model, self._mine(batch))
+                    sums, rows = self._judgement(self._mine(batch))
                 totals += self._own(sums).double().cpu()
                 outputs[indices] = self._own(rows[: len(indices)]).double().cpu()
         self.model.train()
@@ -194,6 +194,18 @@ class Replicated:
         """The objective's sums, from which the backward pass begins."""
         found: torch.Tensor = self._learner(batch)
         return found
+
+    def _survey_of(self, batch: Batch) -> torch.Tensor:
+        """The objective's survey of a micro-batch."""
+        return self._objective.survey(self.model, batch)
+
+    def _judgement(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The objective's judgement of a micro-batch."""
+        return self._objective.judge(self.model, batch)
+
+    def _go_back(self, loss: torch.Tensor) -> None:
+        """The backward pass of a micro-batch."""
+        loss.backward()
 
     def _mine(self, batch: Batch) -> Batch:
         """This process's part of a micro-batch, on its device."""

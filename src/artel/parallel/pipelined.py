@@ -89,14 +89,6 @@ class Pipelined(Replicated):
         self._counted = 0
         self._sums = torch.zeros(0)
 
-    @property
-    def batch_rank(self) -> int:
-        return self.grid.batch_rank(self._processes.rank)
-
-    @property
-    def counts(self) -> bool:
-        return self.grid.counts(self._processes.rank)
-
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
         self._scale = self._share(targets) * (1.0 if loss_scale is None else loss_scale)
         # Else the same masks of dropout would be drawn in all stages.

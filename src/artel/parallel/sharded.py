@@ -136,14 +136,6 @@ class Sharded(Replicated):
         self._dtype = autocast_dtype(precision)
 
     @property
-    def batch_rank(self) -> int:
-        return self.grid.batch_rank(self._processes.rank)
-
-    @property
-    def counts(self) -> bool:
-        return self.grid.counts(self._processes.rank)
-
-    @property
     def rehearses(self) -> bool:
         # On a GPU memory runs out on all alike. On a CPU it hardly does, and each trial costs its communication.
         return self._processes.device.type == "cuda"

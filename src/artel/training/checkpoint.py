@@ -30,11 +30,10 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
-from artel.parallel import Layout
-from artel.parallel.deepspeed_engine import DeepSpeedOptimizer
 from artel.storage import checksum, new_folder, point, remove_leftovers
 from artel.training.optimizer import Optimizer, Stepper
 from artel.training.piece_files import piece_shapes, read_pieces, told_by_first, write_pieces
+from artel.training.pieces import trained_tensors
 
 _MODEL, _OPTIMIZER, _STATE, _SUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
 
@@ -62,22 +61,21 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path, layout: Layout, optimizer: Stepper, progress: Progress, *, keep: int, is_best: bool, first: bool
+    folder: Path, optimizer: Stepper, progress: Progress, *, pieces: bool, keep: int, is_best: bool, first: bool
 ) -> Path:
     """Write a checkpoint and move the pointers; older ones than the newest `keep` go, `best` stays.
 
-    All processes call it; the `first` writes what is not shared out.
+    All processes call it, each with its `pieces` where they share the model; the `first` writes what is not shared out.
     """
     path = folder / f"step-{progress.step:09d}"
-    if not layout.grid.is_plain:
+    if pieces:
         with new_folder(path, replace=True) if first else nullcontext() as partial:
             place = Path(told_by_first(str(partial)))
-            write_pieces(place, trained_tensors(layout.model) | optimizer.state())
+            write_pieces(place, optimizer.weights() | optimizer.state())
             if first:
                 _close(place, progress)
-    elif first or isinstance(optimizer, DeepSpeedOptimizer):  # which gathers from all
-        weights = optimizer.weights() if isinstance(optimizer, DeepSpeedOptimizer) else trained_tensors(layout.model)
-        state = optimizer.state()
+    elif first or optimizer.gathers:
+        weights, state = optimizer.weights(), optimizer.state()
         if first:
             with new_folder(path, replace=True) as partial:
                 save_file(_contiguous(weights), partial / _MODEL)
@@ -104,10 +102,8 @@ def _point(folder: Path, path: Path, keep: int, is_best: bool) -> None:
             shutil.rmtree(old)
 
 
-def load_checkpoint(
-    folder: Path, model: PreTrainedModel, optimizer: Stepper, tell: Callable[[str], None]
-) -> Progress | None:
-    """The newest whole checkpoint, put into model and optimizer; None where there is none.
+def load_checkpoint(folder: Path, optimizer: Stepper, tell: Callable[[str], None]) -> Progress | None:
+    """The newest whole checkpoint, put into the optimizer and its model; None where there is none.
 
     A damaged one is named and the one before it taken. Raises InputError when checkpoints exist and none is good.
     """
@@ -116,7 +112,7 @@ def load_checkpoint(
     for path in reversed(list_checkpoints(folder)):
         fault = _fault(path)
         if fault is None:
-            _load(path, model, optimizer)
+            _load(path, optimizer)
             return Progress(**orjson.loads((path / _STATE).read_bytes()))
         tell(f"{path} {fault}: the checkpoint before it is taken")
         problems.append(Problem(str(path), fault))
@@ -125,32 +121,24 @@ def load_checkpoint(
     return None
 
 
-def _load(path: Path, model: PreTrainedModel, optimizer: Stepper) -> None:
-    if isinstance(optimizer, DeepSpeedOptimizer):
+def _load(path: Path, optimizer: Stepper) -> None:
+    if optimizer.gathers or ((path / _MODEL).is_file() and not _has_pieces(optimizer.weights())):
         weights, state = _whole(path)
         optimizer.load_weights(weights)
-        optimizer.load(state)
-        return
-    load_weights(path, model)
-    assert isinstance(optimizer, Optimizer)
-    state = optimizer.places(piece_shapes(path))  # of what this process has: a stage of a pipeline has not all
-    if (path / _OPTIMIZER).is_file() and not _has_pieces(trained_tensors(model)):
-        state = {name: tensor for name, tensor in load_file(path / _OPTIMIZER).items() if name in state}
     else:
+        assert isinstance(optimizer, Optimizer)
+        read_pieces(path, optimizer.weights())
+        state = optimizer.places(piece_shapes(path))
         read_pieces(path, state)
     optimizer.load(state)
 
 
 def load_weights(path: Path, model: PreTrainedModel) -> None:
-    """Put a checkpoint's weights into a model of the same shape, of which this process may have pieces."""
-    wanted = trained_tensors(model)
+    """Put a checkpoint's weights into a model of the same shape, which this process has whole."""
+    weights = full_weights(path)
     with torch.no_grad():
-        if (path / _MODEL).is_file() and not _has_pieces(wanted):
-            weights = load_file(path / _MODEL)
-            for name, tensor in wanted.items():
-                tensor.copy_(weights[name])
-        else:
-            read_pieces(path, wanted)
+        for name, tensor in trained_tensors(model).items():
+            tensor.copy_(weights[name])
 
 
 def full_weights(path: Path) -> dict[str, torch.Tensor]:
@@ -175,12 +163,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def _fault(path: Path) -> str | None:
     try:
-        sums = orjson.loads((path / "checksums.json").read_bytes())
+        sums = orjson.loads((path / _SUMS).read_bytes())
         for name, expected in sums.items():
             if checksum(path / name) != expected:
                 return f"is damaged ({name} does not have its checksum)"
-        if _STATE not in sums:
-            return f"is damaged ({_SUMS} does not name {_STATE})"
+        if _STATE not in sums or not any(name.endswith(".safetensors") for name in sums):
+            return f"is damaged ({_SUMS} does not name all files)"
     except (OSError, orjson.JSONDecodeError, AttributeError, TypeError, SafetensorError) as error:
         return f"is damaged ({error})"
     return None
@@ -192,11 +180,3 @@ def _has_pieces(tensors: dict[str, torch.Tensor]) -> bool:
 
 def _contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-def trained_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Trained parameters and buffers by name; a tied parameter has one name only."""
-    saved = model.state_dict().keys()  # without buffers that are computed anew
-    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return {**trained, **buffers}

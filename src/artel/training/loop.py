@@ -37,7 +37,7 @@ from artel.training.feeding import fed, held_garbage
 from artel.training.judging import Validation
 from artel.training.late import Late
 from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate, Watch, not_finite
-from artel.training.optimizer import Optimizer, Stepper
+from artel.training.optimizer import Stepper
 from artel.training.profile import Profile
 from artel.training.ready import make_ready
 from artel.training.run_folder import RunFolder
@@ -216,7 +216,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     layout, optimizer, micro_batch = ready.layout, ready.optimizer, ready.micro_batch
     resumed = bool(list_checkpoints(folder.checkpoints))
     remember_before(objective, store, layout, processes, micro_batch, folder.before, resumed, tell)
-    progress = load_checkpoint(folder.checkpoints, layout.model, optimizer, tell) or Progress(store=store.digest)
+    progress = load_checkpoint(folder.checkpoints, optimizer, tell) or Progress(store=store.digest)
     _check_same_store(progress, store.digest)
     _check_same_step(progress, layout, processes)
 
@@ -262,7 +262,7 @@ def close_run(run: Run) -> Result:
     """Write the final model and the result; called when the last step is saved."""
     progress = run.progress_now()
     best = run.folder.checkpoints / ("best" if progress.stopped_early else "latest")
-    whole = run.layout.grid.is_plain and isinstance(run.optimizer, Optimizer)  # this process has all of the model
+    whole = run.layout.grid.is_plain and not run.optimizer.gathers  # this process has all of the model
     if progress.stopped_early:  # the last validations were worse: the best model is what was waited for
         if whole:
             load_weights(best, run.layout.model)

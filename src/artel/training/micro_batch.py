@@ -144,7 +144,7 @@ def what_matters(
         "data": [data.block, data.packing, data.document_mask, most, row_tokens],
         "train": [train.micro_batch, train.activation_checkpointing, train.precision, train.weights, train.optimizer],
         "device": _device(device),
-        "processes": world,
+        "processes": [world, config.parallel.model_dump(mode="json")],
         "versions": [artel.__version__, torch.__version__, transformers.__version__],
     }
 

@@ -130,9 +130,9 @@ class Save:
         run.check_finite(run.step)
         save_checkpoint(
             run.folder.checkpoints,
-            run.layout,
             run.optimizer,
             run.progress_now(),
+            pieces=not run.layout.grid.is_plain,
             keep=wanted.keep,
             is_best=better,
             first=run.processes.first,

@@ -15,7 +15,7 @@ from artel.training.bf16_weights import RoundedAdamW
 from artel.training.loss_scale import LossScale
 from artel.training.muon import Muon
 from artel.training.parameter_groups import layer_shares, parameter_groups
-from artel.training.pieces import Piece
+from artel.training.pieces import Piece, trained_tensors
 
 
 def check_optimizer(train: TrainConfig) -> None:
@@ -67,6 +67,15 @@ class Stepper(Protocol):
 
     def clipped_step(self, rate: float, norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
 
+    @property
+    def gathers(self) -> bool:
+        """Whether `weights` and `state` are collected from all processes: whole, and on the first one alone."""
+        ...
+
+    def weights(self) -> dict[str, torch.Tensor]: ...
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None: ...
+
     def state(self) -> dict[str, torch.Tensor]: ...
 
     def load(self, state: dict[str, torch.Tensor]) -> None: ...
@@ -86,11 +95,14 @@ class Optimizer:
     norm, bitsandbytes' AdamW8bit after each one; the others never do, except as `step` says.
     """
 
+    gathers = False
+
     def __init__(
         self, model: PreTrainedModel, train: TrainConfig, seed: int = 0, loss_scale: LossScale | None = None
     ) -> None:
         self.loss_scale = loss_scale
         self._clip = train.clip
+        self._model = model
         matrices = _matrices(model) if train.optimizer == "muon" else set()
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._pieces = [Piece(name, parameter, whole=parameter in matrices) for name, parameter in trained]
@@ -147,6 +159,16 @@ class Optimizer:
         for piece in self._pieces:
             piece.forget_gradient()
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What is trained and saved of the model, by name: this process's pieces, where processes share it."""
+        return trained_tensors(self._model)
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """The inverse of `weights`."""
+        with torch.no_grad():
+            for name, tensor in self.weights().items():
+                tensor.copy_(weights[name])
+
     def state(self) -> dict[str, torch.Tensor]:
         """`parameter name|state name` -> tensor. What an optimizer keeps as a number becomes a float64 tensor."""
         found = {}
@@ -172,7 +194,7 @@ class Optimizer:
         return found
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """The inverse of `state`, for the same model and optimizer."""
+        """The inverse of `state`, for the same model and optimizer; of a whole state this process's part is taken."""
         state = dict(state)
         if self.loss_scale is not None:
             self.loss_scale.load(state)
@@ -182,6 +204,8 @@ class Optimizer:
         }
         for name, tensor in state.items():
             parameter_name, _, key = name.rpartition("|")
+            if parameter_name not in pieces:  # of another stage of a pipeline
+                continue
             piece = pieces[parameter_name]
             parameter, tensor = piece.stepped, piece.to_hold(tensor)
             values = owner[parameter].state[parameter]

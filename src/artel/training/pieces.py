@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 
 class Piece:
@@ -51,6 +52,14 @@ class Piece:
     def to_hold(self, value: torch.Tensor) -> torch.Tensor:
         """The inverse of `to_save`."""
         return _local(value) if self.is_shard and isinstance(value, DTensor) else value
+
+
+def trained_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Trained parameters and buffers by name; a tied parameter has one name only."""
+    saved = model.state_dict().keys()  # without buffers that are computed anew
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {**trained, **buffers}
 
 
 def _local(tensor: torch.Tensor | None) -> torch.Tensor:

@@ -125,21 +125,20 @@ def make_ready(
     if grid.pipeline > 1 and config.validate_.prompts:
         tell("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
     given = deepspeed.micro_batch if deepspeed is not None else None
-    optimizer: Stepper | None = None
-    if not isinstance(layout, DeepSpeedLayout):
-        loss_scale = LossScale(processes.device) if precision == "fp16" else None
-        optimizer = Optimizer(model, config.train, config.seed, loss_scale)
     found = _fit(config, objective, samples, layout, processes, given)
     recomputed = _recomputing(model, config, found)
     compiled = compile_choice(config.train.compile, processes.device, steps)
-    if isinstance(layout, DeepSpeedLayout):  # its engine takes hold of the layers as they are
+    if deepspeed is not None:  # its engine takes hold of the layers as they are
         compiled = Choice(OFF, "parallel.deepspeed")
     if compiled.value != OFF:
         compile_layers(model, fixed=objective.joins)
     loss = loss_choice(model).value if grid.pipeline == 1 else "in the last stage"
+    optimizer: Stepper
     if isinstance(layout, DeepSpeedLayout):
         optimizer = layout.start(plain_optimizer(model, config.train, config.seed), found.size, steps)
-    assert optimizer is not None
+    else:
+        loss_scale = LossScale(processes.device) if precision == "fp16" else None
+        optimizer = Optimizer(model, config.train, config.seed, loss_scale)
     device = f"{processes.world} process(es) on {processes.device.type}"
     told = (
         f"{device}, {precision}, micro-batches of {found.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
