@@ -132,7 +132,10 @@ def make_ready(
         compiled = Choice(OFF, "parallel.deepspeed")
     if compiled.value != OFF:
         compile_layers(model, fixed=objective.joins)
-    loss = loss_choice(model).value if grid.pipeline == 1 else "in the last stage"
+    loss = "in the last stage"
+    if grid.pipeline == 1:
+        with layout.generating():  # the model is tried, and its shards are let go again
+            loss = loss_choice(model).value
     optimizer: Stepper
     if isinstance(layout, DeepSpeedLayout):
         optimizer = layout.start(plain_optimizer(model, config.train, config.seed), found.size, steps)
