@@ -75,9 +75,9 @@ def test_a_changed_file_or_rule_makes_another_store(tmp_path):
 def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path, novels):
     stores = tmp_path / "stores"
     process = start("prepare", novels)
-    end = time.monotonic() + 60
-    while not list(stores.glob(".*.partial-*")) and time.monotonic() < end:
+    while not list(stores.glob(".*.partial-*")) and process.poll() is None:
         time.sleep(0.02)
+    assert process.poll() is None, process.communicate()
     kill(process)
     assert list(stores.glob(".*.partial-*"))
     assert not [path for path in stores.glob("*/manifest.json") if not path.parent.name.startswith(".")]
