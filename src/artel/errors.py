@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from artel.secrets import hide_secrets
+
+# Letters of what is wrong, which may quote what somebody wrote; the longest list of names there is has 1,300.
+_LONGEST = 2000
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where it stands, what it is, and what to write instead."""
+    """One thing that is wrong: where it stands, what it is, and what to write instead. Secrets are hidden."""
 
     where: str
     """The key (`data.block`), the place (`run.yaml:12`, `texts/a.txt:3`) or the command-line flag."""
     what: str
     fix: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("where", "what", "fix"):
+            text = hide_secrets(getattr(self, name))
+            if len(text) > _LONGEST:
+                text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+            # Half characters, of names of files or of JSON's escapes, can be neither printed nor written.
+            object.__setattr__(self, name, text.encode("utf-8", "backslashreplace").decode())
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
@@ -45,6 +58,15 @@ class WorkError(ArtelError):
     """The input was right and the work failed: disk full, NaN, a lost connection. Exit status 1."""
 
     exit_code = 1
+
+
+class OutOfMemory(WorkError):
+    """One of several processes was out of memory, and has noted that the run must do with less; to be started again.
+
+    Exit status 76, by which a launcher knows that the failure cannot repeat itself for ever.
+    """
+
+    exit_code = 76
 
 
 class Interrupted(ArtelError):

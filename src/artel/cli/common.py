@@ -6,9 +6,14 @@ import json
 import os
 import sys
 import warnings
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from artel.secrets import hide_secrets
+
+if TYPE_CHECKING:
+    from artel.config import RunConfig
 
 RunName = Annotated[
     str, typer.Argument(metavar="RUN", help="A run file, a recipe's name, or the folder of an earlier run.")
@@ -20,9 +25,20 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 
 
 def tell(text: str) -> None:
-    """For people: on standard error, from the first process only."""
+    """For people: on standard error, from the first process only; secrets in it are hidden."""
     if os.environ.get("RANK", "0") == "0":
-        print(text, file=sys.stderr, flush=True)
+        print(hide_secrets(text), file=sys.stderr, flush=True)
+
+
+def tell_of_secrets(run: RunConfig) -> None:
+    """Say so where addresses in a run file hold secrets, which are not written into the run's folder."""
+    from artel.config import dump_run
+
+    if dump_run(run) != dump_run(run, secrets=True):
+        tell(
+            "the run file holds secrets in its addresses: they are written down as *** and wanted again at each start; "
+            "write ${NAME} in their place, and set NAME in the environment"
+        )
 
 
 def print_json(result: dict[str, Any]) -> None:

@@ -27,12 +27,13 @@ def check(name: RunName, overrides: Overrides = None, as_json: AsJson = False) -
     Example: artel config check run.yaml
     """
     from artel.config import dump_run, load_run
+    from artel.secrets import hide_secrets
     from artel.text import check_sources
 
     run = load_run(name, overrides or [])
     check_sources(run.data)
     if as_json:
-        print_json(run.model_dump(mode="json", by_alias=True))
+        print_json(hide_secrets(run.model_dump(mode="json", by_alias=True)))
     else:
         print(dump_run(run), end="")
 

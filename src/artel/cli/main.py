@@ -27,7 +27,7 @@ from artel.cli import (
     report,
     train,
 )
-from artel.errors import ArtelError
+from artel.errors import ArtelError, OutOfMemory
 from artel.launching.worker import LostOthers
 
 app = typer.Typer(
@@ -72,7 +72,7 @@ def main() -> None:
     except ArtelError as error:
         for line in str(error).splitlines():
             print(f"artel: {line}" if not line.startswith(" ") else line, file=sys.stderr)
-        if isinstance(error, LostOthers):
+        if isinstance(error, LostOthers | OutOfMemory):
             # Python's own end would wait, for the group's 20 minutes, for sums in which a lost process has a part.
             sys.stdout.flush()
             sys.stderr.flush()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from artel.cli.common import AsJson, Overrides, RunName, print_json, tell
+from artel.cli.common import AsJson, Overrides, RunName, print_json, tell, tell_of_secrets
 
 
 def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Clean, unique, split and tokenise a run's text, unless it was done before.
+    """Clean, unique, split and tokenise a run's text, unless it was done before and is still whole.
 
     Example: artel prepare run.yaml data.block=512
     """
     from artel.config import load_run
     from artel.preparing import prepare as prepare_store
 
-    prepared = prepare_store(load_run(name, overrides or []), tell)
+    run = load_run(name, overrides or [])
+    tell_of_secrets(run)
+    prepared = prepare_store(run, tell, verify=True)
     ledger = prepared.ledger()
     documents, tokens = ledger["documents"], ledger["tokens"]
     tell(

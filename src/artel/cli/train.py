@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, tell
+from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, tell, tell_of_secrets
 
 if TYPE_CHECKING:
     from artel.config import RunConfig
@@ -89,6 +89,7 @@ def train(
     leads = _LED not in os.environ and (os.environ.get("RANK", "0") == "0" if meeting is None else meeting.leads)
     with lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
+            _await_processes(folder)
             world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
             _lead(run, folder, restart, world, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
         else:
@@ -98,7 +99,7 @@ def train(
             result = json.loads(folder.result.read_bytes())
         elif meeting is not None:
             os.environ[_LED] = str(os.getpid())
-            launch(["train", name, *values], processes, meeting, run.run)
+            launch(["train", name, *values], processes, meeting, folder)
             result = json.loads(folder.result.read_bytes()) if leads else {}
         else:
             result = _work(run)
@@ -107,6 +108,21 @@ def train(
 
 
 _LED = "ARTEL_LED"  # the process id of a parent that has prepared everything, set for its workers
+
+
+# As long as a launcher gives its processes to save.
+_ENDING_SECONDS = 600
+
+
+def _await_processes(folder: RunFolder) -> None:
+    """Wait for processes of an earlier start, whose launcher was killed: they save, and end. Raises WorkError."""
+    from artel.storage.locks import holders, lock
+
+    def waiting() -> None:
+        tell(f"waiting for what an earlier start has left to save and end: {holders(folder.processes_lock)}")
+
+    with lock(folder.processes_lock, waiting, wait=_ENDING_SECONDS):
+        pass
 
 
 def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
@@ -140,8 +156,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     from artel.models import check_model, pick_precision
     from artel.objectives import objective_type
     from artel.parallel import device_here
-    from artel.preparing import prepare
-    from artel.text import check_sources
+    from artel.preparing import check_texts, prepare, remember
     from artel.training.optimizer import check_optimizer
     from artel.training.ready import check_layout
     from artel.training.run_folder import check_same_run
@@ -150,7 +165,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     kind = objective_type(run)
     problems += kind.problems(run)
     for check in (
-        lambda: check_sources(run.data),
+        lambda: check_texts(run),
         lambda: check_model(run.model, kind.auto_class),
         lambda: check_optimizer(run.train),
         lambda: pick_precision(run.train.precision, device_here(), run.train.weights),
@@ -162,10 +177,12 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
             problems += error.problems
     if problems:  # text and model together, before hours of tokenising
         raise InputError(problems)
-    prepared = prepare(run, tell)
+    tell_of_secrets(run)
+    prepared = prepare(run, tell, verify=restart or not _is_complete(folder))
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         folder.empty()
     check_same_run(run)
+    remember(run, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
 
 
@@ -175,12 +192,17 @@ def _is_complete(folder: RunFolder) -> bool:
 
 def _work(run: RunConfig) -> dict[str, Any]:
     quiet_libraries()
-    from artel.launching import choose_interface_of_worker, is_worker, lost_others_told
+    from artel.launching import choose_interface_of_worker, end_with_launcher, is_worker, lost_others_told
     from artel.parallel import open_processes
     from artel.preparing import prepare
+    from artel.storage import lock
     from artel.training.loop import train as train_run
+    from artel.training.run_folder import RunFolder
 
     if is_worker():
         choose_interface_of_worker()
-    with open_processes(run.train.threads) as processes, lost_others_told():
+    held = lock(RunFolder(Path(run.run)).processes_lock, wait=False, shared=True)
+    with open_processes(run.train.threads) as processes, lost_others_told(), held:
+        if _LED in os.environ:  # who starts the run anew knows of this process only from now on
+            end_with_launcher(int(os.environ[_LED]))
         return train_run(run, prepare(run, tell), processes, tell)

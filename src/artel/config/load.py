@@ -6,6 +6,7 @@ All problems are reported together, each with its key and `file:line`, and unkno
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import types
 import typing
@@ -21,8 +22,16 @@ from artel.config.legacy_trainer import drop_ddp
 from artel.config.sections import RunConfig
 from artel.config.shipped import recipe_names, recipe_text
 from artel.errors import InputError, Problem
+from artel.secrets import hide_secrets
 
 Key = tuple[str | int, ...]
+
+# A run file has a hundred keys; anchors that are repeated in anchors (`a: [*b, *b]`) stand for billions of values.
+_MOST_VALUES = 100_000
+_DEEPEST = 100
+_LONGEST_SHOWN = 200  # characters of a wrong value in a message
+# YAML can write them (as escapes), and no path or UTF-8 file can hold them.
+_UNWRITABLE = re.compile("[\\0\\ud800-\\udfff]")
 
 
 def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -51,6 +60,7 @@ def run_from(tree: dict[str, Any], overrides: Sequence[str], lines: dict[Key, st
     problems: list[Problem] = []
     for override in overrides:
         problems += _override(tree, lines, override)
+    problems += _unwritable_problems(tree, lines)
     if problems:
         raise InputError(problems)
     try:
@@ -94,13 +104,14 @@ _REMEDIES = {
 }
 
 
-def dump_run(run: RunConfig) -> str:
-    """The run as YAML, every key written out, so that it can be repeated."""
-    return yaml.safe_dump(run.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True)
+def dump_run(run: RunConfig, *, secrets: bool = False) -> str:
+    """The run as YAML, every key written out, so that it can be repeated; secrets in addresses are *** unless asked."""
+    tree = run.model_dump(mode="json", by_alias=True)
+    return yaml.safe_dump(tree if secrets else hide_secrets(tree), sort_keys=False, allow_unicode=True)
 
 
 def result_differences(before: RunConfig, now: RunConfig) -> list[str]:
-    """`key: before -> now` for each key that shapes the result and differs."""
+    """`key: before -> now` for each key that shapes the result and differs; what is hidden in one is not compared."""
     return list(_differences(before, now, ""))
 
 
@@ -113,7 +124,7 @@ def _differences(before: BaseModel, now: BaseModel, prefix: str) -> Iterator[str
         old, new = getattr(before, name), getattr(now, name)
         if isinstance(old, BaseModel) and isinstance(new, BaseModel):
             yield from _differences(old, new, f"{key}.")
-        elif old != new:
+        elif hide_secrets(_plain(old)) != hide_secrets(_plain(new)):
             yield f"{key}: {_plain(old)} -> {_plain(new)}"
 
 
@@ -154,30 +165,9 @@ def read_file(path: Path) -> str:
 
 
 def parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
-    """The YAML as plain values, and for each key the `file:line` where it stands."""
-    lines: dict[Key, str] = {(): place}
-    problems: list[Problem] = []
-
-    def walk(node: yaml.Node, key: Key) -> None:
-        lines.setdefault(key, f"{place}:{node.start_mark.line + 1}")
-        if isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for name, value in node.value:
-                where = f"{place}:{name.start_mark.line + 1}"
-                if str(name.value) in seen:
-                    problems.append(Problem(where, f"the key {name.value} is given twice", "keep one of them"))
-                seen.add(str(name.value))
-                lines[(*key, name.value)] = where
-                walk(value, (*key, name.value))
-        elif isinstance(node, yaml.SequenceNode):
-            for index, value in enumerate(node.value):
-                walk(value, (*key, index))
-
+    """The YAML as plain values, and for each key the `file:line` where it stands. Raises InputError."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is not None:
-            walk(node, ())
-        tree = yaml.safe_load(text)
+        tree, lines, problems = _read_yaml(text, place)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{place}:{mark.line + 1}" if mark else place
@@ -191,9 +181,62 @@ def parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
         tree = {}
     if not isinstance(tree, dict):
         problems.append(Problem(place, "is not a mapping of keys to values", "write keys like data: and train:"))
+    problems += _unwritable_problems(tree, lines)
     if problems:
         raise InputError(problems)
     return tree, lines
+
+
+def _read_yaml(text: str, place: str) -> tuple[Any, dict[Key, str], list[Problem]]:
+    """Plain values, where keys stand, and what is wrong with keys. Raises YAMLError, ValueError, RecursionError."""
+    lines: dict[Key, str] = {(): place}
+    problems: list[Problem] = []
+    values = 0
+
+    def walk(node: yaml.Node, key: Key) -> None:
+        nonlocal values
+        values += 1
+        if values > _MOST_VALUES:
+            raise ValueError(f"over {_MOST_VALUES:,} values, those of an anchor counted wherever it is used")
+        lines.setdefault(key, f"{place}:{node.start_mark.line + 1}")
+        if isinstance(node, yaml.MappingNode):
+            walk_keys(node, key)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                walk(value, (*key, index))
+
+    def walk_keys(node: yaml.MappingNode, key: Key) -> None:
+        seen: set[str] = set()
+        for name, value in node.value:
+            where = f"{place}:{name.start_mark.line + 1}"
+            if not isinstance(name, yaml.ScalarNode):
+                problems.append(Problem(where, "a key is a list or a mapping", "write a word: data, train"))
+                continue
+            if name.value in seen:
+                problems.append(Problem(where, f"the key {name.value} is given twice", "keep one of them"))
+            seen.add(name.value)
+            lines[(*key, name.value)] = where
+            walk(value, (*key, name.value))
+
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    if node is None:
+        return None, lines, problems
+    walk(node, ())
+    return loader.construct_document(node), lines, problems
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's own takes 9 seconds for 2,000 brackets in a row, and all of Python's stack."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth = getattr(self, "_depth", 0) + 1
+        if self._depth > _DEEPEST:
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem=f"lists and mappings are nested over {_DEEPEST} deep", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 def _override(tree: dict[str, Any], lines: dict[Key, str], override: str) -> list[Problem]:
@@ -203,9 +246,11 @@ def _override(tree: dict[str, Any], lines: dict[Key, str], override: str) -> lis
     if not equals or not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", dotted):
         return [Problem(where, "is not of the form key=value", "write train.learning_rate=3e-4")]
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value, _, problems = _read_yaml(text, where)
+    except (yaml.YAMLError, ValueError, RecursionError):
         return [Problem(where, "its value is not valid YAML", f"quote it: '{dotted}=\"…\"'")]
+    if problems:
+        return problems
     parts: list[str | int] = [int(part) if part.isdigit() else part for part in dotted.split(".")]
     here: Any = tree
     for depth, part in enumerate(parts):
@@ -234,7 +279,10 @@ def _explain(error: ValidationError, lines: dict[Key, str]) -> list[Problem]:
     """Pydantic's findings as problems that name the key, the line and the remedy; one for each key."""
     problems: dict[str, Problem] = {}
     for found in error.errors():
-        key = tuple(part for part in found["loc"] if not _is_union_label(part))
+        place = found["loc"]
+        key = tuple(part for part in place[:-1] if not _is_union_label(part))
+        if place and (found["type"] == "extra_forbidden" or not _is_union_label(place[-1])):
+            key = (*key, place[-1])  # a key that there is not may have any name
         dotted = ".".join(str(part) for part in key)
         if dotted in problems:
             continue
@@ -243,22 +291,59 @@ def _explain(error: ValidationError, lines: dict[Key, str]) -> list[Problem]:
         if kind == "extra_forbidden":
             what, fix = "there is no such key", _did_you_mean(key)
         elif kind == "literal_error":
-            near = difflib.get_close_matches(str(found["input"]), re.findall(r"'([^']*)'", context["expected"]), 1)
-            what = f"{found['input']!r} is not one of {context['expected']}"
+            near = difflib.get_close_matches(
+                _shown(found["input"]).strip("'"), re.findall(r"'([^']*)'", context["expected"]), 1
+            )
+            what = f"{_shown(found['input'])} is not one of {context['expected']}"
             fix = f"did you mean {near[0]}?" if near else ""
         elif kind == "value_error":
             what, _, fix = str(context["error"]).partition("; ")
         elif kind in ("model_type", "dict_type"):
-            what, fix = f"{found['input']!r} is not a section", f"write {dotted}: {{…}} with keys inside"
+            what, fix = f"{_shown(found['input'])} is not a section", f"write {dotted}: {{…}} with keys inside"
         else:
-            what, fix = f"{found['msg'].lower()}, but it is {found['input']!r}", ""
+            what, fix = f"{found['msg'].lower()}, but it is {_shown(found['input'])}", ""
         problems[dotted] = Problem(where, what, fix)
     return list(problems.values())
+
+
+def _shown(value: object) -> str:
+    """A value as Python writes it, its beginning where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write numbers of over 4,300 digits
+        return "a number too long to be shown"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
 def _is_union_label(part: str | int) -> bool:
     """Pydantic adds the name of the tried type to the place of an error inside a union."""
     return isinstance(part, str) and (part in ("str", "float", "int") or "[" in part)
+
+
+def _unwritable_problems(tree: Any, lines: dict[Key, str]) -> list[Problem]:
+    return [Problem(_line_of(key, lines), what, fix) for key, what, fix in _unwritable(tree, ())]
+
+
+def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
+    """What YAML can say and RUN/config.yaml could not repeat: where it stands, what it is, and the remedy."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _unwritable(name, key)
+            yield from _unwritable(each, (*key, name))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _unwritable(each, (*key, index))
+    elif isinstance(value, str):
+        if _UNWRITABLE.search(value):
+            yield key, "has a zero byte or half of a character, which no file can hold", "write the character itself"
+    elif isinstance(value, int):
+        if abs(value) >= 2**64:
+            yield key, "is a number of more than 64 bits", "write a smaller one"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield key, f"{value} is no number", "write a finite one"
+    elif value is not None:
+        yield key, f"is read by YAML as a {type(value).__name__}", "write it in quotes, or as a number"
 
 
 def _line_of(key: Key, lines: dict[Key, str]) -> str:

@@ -6,6 +6,7 @@ message that shows what may be written.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,14 +18,25 @@ _NUMBER = r"[+-]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
 # Counts are decimal (30k = 30,000 samples or tokens), and so are bytes: 2G = 2,000,000,000, as disks are sold.
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _BYTE_SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_LARGEST = 1e308  # Python's whole numbers have no end, floats have one
 _SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def _split(value: object, example: str) -> tuple[float, str]:
+    if isinstance(value, int):
+        return read_number(value), ""
     match = re.fullmatch(rf"({_NUMBER})\s*([a-zA-Z]*)", str(value).strip())
     if match is None:
         raise ValueError(f"{value!r} is not a number; write it like {example}")
-    return float(match[1].replace("_", "")), match[2]
+    return _finite(float(match[1].replace("_", "")), value), match[2]
+
+
+def _finite(number: float, value: object) -> float:
+    """The number, read from `value`. Raises ValueError where a float cannot hold it."""
+    if not math.isfinite(number):
+        shown = "the number" if isinstance(value, int) else repr(value)  # of a whole one all digits would be shown
+        raise ValueError(f"{shown} is too large, or no number; write it like 5e-5")
+    return number
 
 
 def read_number(value: object) -> float:
@@ -32,11 +44,11 @@ def read_number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a number; write it like 5e-5")
     if isinstance(value, int | float):
-        return float(value)
+        return _finite(float(value) if abs(value) < _LARGEST else math.inf, value)
     number, unit = _split(value, "5e-5")
     if unit.lower() not in _SCALES:
         raise ValueError(f"{value!r} is not a number; write it like 5e-5")
-    return number * _SCALES[unit.lower()]
+    return _finite(number * _SCALES[unit.lower()], value)
 
 
 def read_count(value: object) -> int:
@@ -55,7 +67,17 @@ def read_bytes(value: object) -> int:
     unit = unit.lower().removesuffix("b")
     if unit not in _BYTE_SCALES:
         raise ValueError(f"{value!r} is not a size; write it like 100M or 2G")
-    return int(number * _BYTE_SCALES[unit])
+    return int(_finite(number * _BYTE_SCALES[unit], value))
+
+
+def read_seconds(value: object) -> float:
+    """A time in seconds: 90, 90s, 30min, 2h."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r} is not a time; write it like 30min or 2h")
+    number, unit = _split(value, "30min or 2h")
+    if number <= 0 or (unit and unit.lower() not in _SECONDS):
+        raise ValueError(f"{value!r} is not a time; write it like 30min or 2h")
+    return _finite(number * _SECONDS[unit.lower() or "s"], value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +114,7 @@ class Interval:
         if unit in ("epoch", "epochs"):
             return cls(epochs=number)
         if unit in _SECONDS:
-            return cls(seconds=number * _SECONDS[unit])
+            return cls(seconds=_finite(number * _SECONDS[unit], value))
         if unit in ("step", "steps"):
             unit = ""
         if unit not in _SCALES or not (number * _SCALES[unit]).is_integer():
@@ -145,4 +167,5 @@ class Warmup:
 
 Number = Annotated[float, BeforeValidator(read_number)]
 Count = Annotated[int, BeforeValidator(read_count)]
+Seconds = Annotated[float, BeforeValidator(read_seconds)]
 Bytes = Annotated[int, BeforeValidator(read_bytes), PlainSerializer(int)]

@@ -8,14 +8,15 @@ tolerance); all others are compared when a run resumes.
 from __future__ import annotations
 
 import logging
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from artel.config.data_sections import DataConfig, TokenizerConfig
 from artel.config.objective_sections import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.prepare_sections import PrepareConfig
-from artel.config.quantities import Count, Interval, Number, Warmup
+from artel.config.quantities import Bytes, Count, Interval, Number, Seconds, Warmup
 from artel.config.section import Section, as_list, free, on_or_off
 
 
@@ -46,6 +47,10 @@ class ModelConfig(Section):
         None, description="From scratch: model_type and any key of its transformers configuration."
     )
     from_: str | None = Field(None, alias="from", description="Pretrained: a folder or a hub id.")
+    trust_remote_code: str | None = free(
+        None,
+        "The repository whose own code may be run: its name, as in `from`. It can do all that you can: read it first.",
+    )
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters over the pretrained weights (peft).")
     quantise: Literal["none", "int8", "nf4"] = Field(
         "none", description="Hold the pretrained weights in 8 or 4 bits under the adapters (QLoRA; extra `quantise`)."
@@ -64,9 +69,19 @@ class ModelConfig(Section):
             raise ValueError("under lora all pretrained weights stay as they are; leave freeze out, or lora")
         if self.config is not None and self.from_ is not None:
             raise ValueError("both config and from are given; keep one")
+        if self.trust_remote_code is not None and self.trust_remote_code != self.from_:
+            raise ValueError(
+                f"trust_remote_code names {self.trust_remote_code}, and the model is from {self.from_}; write the name "
+                "that stands in from, or leave it out"
+            )
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
             raise ValueError("config has no model_type; write model_type: gpt2 (or llama, qwen3 …)")
         return self
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether code that comes with the pretrained model may be run."""
+        return self.trust_remote_code is not None
 
 
 class TrainConfig(Section):
@@ -121,6 +136,17 @@ class TrainConfig(Section):
         "auto", description="torch.compile of each layer."
     )
     threads: Count | None = free(None, "CPU threads of each process; auto when null.", ge=1)
+    on_bad_step: Literal["stop", "skip", "rewind"] = free(
+        "stop",
+        "When a step's loss or gradient is NaN, infinite or a spike: stop; skip (the step changes nothing); rewind "
+        "(back to the last checkpoint's weights; what was seen since is not seen again).",
+    )
+    spike: Number | None = free(
+        None, "A loss above so many times the mean of the 100 steps before is a spike; null: none is.", gt=1
+    )
+    hang_timeout: Seconds | None = free(
+        1800.0, "A process that has got no further for so long writes down where it stands and ends; null: never."
+    )
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:
@@ -190,7 +216,22 @@ class CheckpointConfig(Section):
         Interval(seconds=1800), "How often: 1500 (steps), 1 epoch, 30min, never. The end always counts."
     )
     keep: Count = free(3, "How many of the newest are kept, beside the best.", ge=1)
+    keep_every: Count | None = free(None, "Checkpoints of steps that this divides are kept for good.", ge=1)
+    budget: Bytes | None = free(
+        None, "At most so many bytes of checkpoints: the oldest go first, the newest and the best never."
+    )
+    copy_to: str | None = free(
+        None, "s3://BUCKET/PREFIX: checkpoints are copied there, and fetched where the run's folder has none as new."
+    )
+    asynchronous: bool = free(True, "Written while training goes on, from a copy in host memory where there is room.")
     best: str | None = free("loss", "The validation figure that `best` goes by, any of the objective's; null: none.")
+
+    @field_validator("copy_to")
+    @classmethod
+    def _on_s3(cls, address: str | None) -> str | None:
+        if address is not None and re.fullmatch(r"s3://[^/]+/.*[^/]", address) is None:
+            raise ValueError(f"{address!r} is not a place for copies; write s3://BUCKET/PREFIX")
+        return address
 
 
 class LogConfig(Section):

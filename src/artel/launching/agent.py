@@ -2,25 +2,33 @@
 
 A worker tells its launcher by its exit status. Wrong input (2) is not tried again. A worker that lost its peers
 (LOST_OTHERS) or was stopped because another host was told to (130) has not failed: to start it again costs none of
-the restarts that its host has.
+the restarts that its host has. Nor does one that was out of memory (OutOfMemory): it has noted to do with less, so it
+cannot fail in that way for ever. One that hung (HUNG) has failed like any other.
 """
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from artel.errors import OutOfMemory
 from artel.launching.hosts import Hosts
 from artel.launching.worker import LOST_OTHERS
 
 # A worker told to stop finishes its step and saves; only after this is it ended by force.
 _STOP_SECONDS = 600
+# When one has failed, the others of its host have nothing more to do: those that do not end by themselves, within
+# milliseconds, wait for it or are stopped (torchrun gives them 30 s).
+_LOST_SECONDS = 5
 _INPUT_WRONG, _STOPPED = 2, 130
-_NOT_ITS_FAULT = {LOST_OTHERS, _STOPPED, -15}  # -15: told to stop before it could listen
+_NOT_ITS_FAULT = {LOST_OTHERS, _STOPPED, -signal.SIGTERM}  # SIGTERM: told to stop before it could listen
 # Processes that ended this much after the first were ended because of it.
 _SAME_MOMENT = 2
 
@@ -38,6 +46,14 @@ class Agent(LocalElasticAgent):
         self._hosts = hosts
         self._signs = _Signs()
 
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        started = super()._start_workers(worker_group)
+        context: Any = self._pcontext
+        close = context.close
+        # Called without a limit when a worker has failed, and with one when this host is told to stop.
+        context.close = lambda death_sig=None, timeout=_LOST_SECONDS: close(death_sig, timeout)
+        return started
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
@@ -49,14 +65,28 @@ class Agent(LocalElasticAgent):
 
     def _judge(self, result: RunResult) -> None:
         """How many restarts are left after these failures."""
-        first = min(failure.timestamp for failure in result.failures.values())
-        statuses = {
-            failure.exitcode for failure in result.failures.values() if failure.timestamp - first <= _SAME_MOMENT
-        }
+        statuses = {failure.exitcode for failure in _first(result.failures).values()}
+        goes_on = self._hosts.elastic or self._hosts.restarts > 0
         if _INPUT_WRONG in statuses or (statuses == {_STOPPED} and not self._hosts.elastic):
             self._remaining_restarts = 0
-        elif statuses <= _NOT_ITS_FAULT and (self._hosts.elastic or self._hosts.restarts):
+        elif OutOfMemory.exit_code in statuses and (goes_on or self._hosts.count == 1):
+            self._remaining_restarts += 1  # other hosts, where one was lost, only wait for it where restarts are left
+        elif statuses <= _NOT_ITS_FAULT and goes_on:
             self._remaining_restarts += 1
+
+
+def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
+    """(rank, exit status) of the process because of which the others ended."""
+    first = _first(failures)
+    own = {rank: failure for rank, failure in first.items() if failure.exitcode not in _NOT_ITS_FAULT}
+    rank, failure = min((own or first).items(), key=lambda item: item[1].timestamp)
+    return rank, failure.exitcode
+
+
+def _first(failures: Mapping[int, ProcessFailure]) -> dict[int, ProcessFailure]:
+    """Those of the first moment; the clock has whole seconds."""
+    first = min(failure.timestamp for failure in failures.values())
+    return {rank: failure for rank, failure in failures.items() if failure.timestamp - first <= _SAME_MOMENT}
 
 
 class _Signs:

@@ -6,19 +6,23 @@ import os
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING
 
-from artel.errors import ArtelError, InputError, Interrupted, Problem, WorkError
+from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
 from artel.launching.meeting import Meeting
+
+if TYPE_CHECKING:
+    from artel.training.run_folder import RunFolder
 
 # SIGUSR1 is Slurm's warning that the time is nearly over.
 _PASSED_ON = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 
-def launch(arguments: list[str], processes: int, meeting: Meeting, run_id: str = "artel") -> None:
+def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFolder) -> None:
     """Run `python -m artel ARGUMENTS` as `processes` processes here, and wait for them.
 
     With restarts, or where hosts may come and go, they are started again, and go on from the last checkpoint.
-    `run_id` keeps apart two runs that meet at the same address by mistake.
+    The name of the run's `folder` keeps apart two runs that meet at the same address by mistake.
 
     Raises Interrupted when they were told to stop and saved, InputError or WorkError when one failed (what was wrong
     it has said itself), WorkError when the other hosts are not found or lost.
@@ -28,13 +32,13 @@ def launch(arguments: list[str], processes: int, meeting: Meeting, run_id: str =
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
-    from artel.launching.agent import Agent
+    from artel.launching.agent import Agent, cause
 
     hosts = meeting.hosts
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # set again by each process; without it torchrun warns
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = _PASSED_ON
     try:
-        handler = meeting.handler(run_id)
+        handler = meeting.handler(str(folder.path))
         spec = WorkerSpec(
             role="artel",
             local_world_size=processes,
@@ -61,8 +65,7 @@ def launch(arguments: list[str], processes: int, meeting: Meeting, run_id: str =
     except (RendezvousError, DistError) as error:
         raise _parted(meeting, error) from None
     if result.is_failed():
-        rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
-        raise _failed(failure.exitcode, rank)
+        raise _failed(*cause(result.failures), folder)
 
 
 def _parted(meeting: Meeting, error: Exception) -> WorkError:
@@ -80,8 +83,18 @@ def _parted(meeting: Meeting, error: Exception) -> WorkError:
     return WorkError([Problem(hosts.where, what, go_on)])
 
 
-def _failed(status: int, rank: int) -> ArtelError:
+def _failed(rank: int, status: int, folder: RunFolder) -> ArtelError:
+    from artel.training.overseer import SIGNAL
+    from artel.training.watchdog import HUNG
+
     where = f"process {rank} on {socket.gethostname()}"
+    if status in (HUNG, -SIGNAL):
+        fix = "the same command goes on from the last checkpoint; where it was only slow, write a longer " \
+              "train.hang_timeout"  # fmt: skip
+        return WorkError([Problem(where, f"hung; where its threads stood is in {folder.hangs}", fix)])
+    if status == OutOfMemory.exit_code:
+        fix = "it has noted to do with less: the same command goes on from the last checkpoint"
+        return WorkError([Problem(where, "was out of memory", fix)])
     if status < 0:
         fix = "SIGKILL is how Linux ends what takes too much memory" if -status == signal.SIGKILL else ""
         return WorkError([Problem(where, f"was ended by {signal.Signals(-status).name}", fix)])

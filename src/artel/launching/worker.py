@@ -33,9 +33,8 @@ def end_with_launcher(launcher: int) -> None:
 
     `launcher` is its process id (1 where it is all that runs in a container).
     """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != launcher:  # it was killed before we asked
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,7 +1,7 @@
 """A model for a run: from scratch by its transformers configuration, or pretrained from a folder or a hub id.
 
 Weights are read from safetensors, or from `pytorch_model.bin` with tensors only: a pickle that holds code is refused
-before anything in it runs. Remote code is never run.
+before anything in it runs. Code that comes with a model is run only where the run names its repository.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from artel.models.adapters import (
     require_peft,
 )
 from artel.models.folder import cannot_load, check_folder, read_config
-from artel.models.heads import check_head, model_class
+from artel.models.heads import check_head, model_class, own_classes
 from artel.models.initial import initialise_again
 from artel.models.materialise import Weights, materialise
 from artel.models.quantised import count, loading_options, require_bitsandbytes
+from artel.models.tensor_files import check_shapes
 from artel.tokens import Tokenizer
 
 # When the run file names no model: GPT-2 or RoBERTa, as their authors sized them, with dropout for those who ask.
@@ -84,12 +85,20 @@ def build_model(
     torch.manual_seed(seed)
     if wanted.from_ is not None:
         whole = wanted.lora.save if wanted.lora is not None else []
-        built = _pretrained(wanted.from_, tokenizer, auto_class, heads or {}, wanted.quantise, whole, seed)
+        built = _pretrained(
+            wanted.from_, tokenizer, auto_class, heads or {}, wanted.quantise, whole, seed, wanted.runs_code
+        )
         check_positions(built.model, block)
     else:
         built = from_scratch(wanted.config, tokenizer, auto_class, heads or {}, block)
         check_positions(built.model, block)
-        materialise(built.model, Weights(copy.deepcopy(built.model), seed), device="cpu")
+        try:
+            materialise(built.model, Weights(copy.deepcopy(built.model), seed), device="cpu")
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):
+                raise
+            what = f"{built.parameters:,} parameters, of 4 bytes each, find no room in this machine's memory"
+            raise InputError([Problem("model.config", what, "write smaller sizes")]) from None
     finish(built, wanted, auto_class, seed)
     return built
 
@@ -108,21 +117,33 @@ def finish(built: Built, wanted: ModelConfig, auto_class: str, seed: int) -> Non
 
 
 def build_adapted(
-    adapter: AdapterFolder, tokenizer: Tokenizer, *, auto_class: str, heads: dict[str, int], quantise: str = "none"
+    adapter: AdapterFolder,
+    tokenizer: Tokenizer,
+    *,
+    auto_class: str,
+    heads: dict[str, int],
+    quantise: str = "none",
+    runs_code: bool = False,
 ) -> Built:
     """The base model of a saved adapter, quantised or not, with the adapter in it. Raises InputError."""
-    built = build_base(adapter, tokenizer, auto_class=auto_class, heads=heads, quantise=quantise)
+    built = build_base(adapter, tokenizer, auto_class=auto_class, heads=heads, quantise=quantise, runs_code=runs_code)
     load_adapter(built.model, adapter)
     return built
 
 
 def build_base(
-    adapter: AdapterFolder, tokenizer: Tokenizer, *, auto_class: str, heads: dict[str, int], quantise: str = "none"
+    adapter: AdapterFolder,
+    tokenizer: Tokenizer,
+    *,
+    auto_class: str,
+    heads: dict[str, int],
+    quantise: str = "none",
+    runs_code: bool = False,
 ) -> Built:
     """The base model of a saved adapter, with rows for the tokenizer that came with it. Raises InputError."""
     whole = list(adapter.config.modules_to_save or [])
     # What the base has not is initialised here, then comes with the adapter.
-    return _pretrained(adapter.base, tokenizer, auto_class, heads, quantise, whole, 0)
+    return _pretrained(adapter.base, tokenizer, auto_class, heads, quantise, whole, 0, runs_code)
 
 
 def check_positions(model: PreTrainedModel, block: int) -> None:
@@ -191,8 +212,8 @@ def check_model(wanted: ModelConfig, auto_class: str) -> None:
         check_head(wanted.config["model_type"], auto_class, "model.config.model_type")
     elif wanted.from_ is not None and Path(wanted.from_).is_dir():
         check_folder(Path(wanted.from_))
-        config, _ = read_config(wanted.from_)
-        check_head(config.model_type, auto_class, "model.from")
+        config, _ = read_config(wanted.from_, runs_code=wanted.runs_code)
+        check_head(config.model_type, auto_class, "model.from", own_classes(config, runs_code=wanted.runs_code))
     if wanted.lora is not None or wanted.freeze:
         _check_names(wanted, auto_class)
 
@@ -218,7 +239,7 @@ def outline(wanted: ModelConfig, auto_class: str) -> PreTrainedModel | None:
     None where it cannot be built, for which `build_model` gives the reason. Raises InputError where it cannot be found.
     """
     if wanted.from_ is not None:
-        config, _ = read_config(wanted.from_)
+        config, _ = read_config(wanted.from_, runs_code=wanted.runs_code)
     else:
         values = dict(wanted.config or _default(auto_class))
         try:
@@ -226,15 +247,17 @@ def outline(wanted: ModelConfig, auto_class: str) -> PreTrainedModel | None:
         except Exception:  # a value it refuses is told, with the tokenizer's ids in place, when it is built
             return None
     try:
-        return _skeleton(config, auto_class, {})
+        return _skeleton(config, auto_class, {}, wanted.runs_code)
     except Exception:  # likewise
         return None
 
 
-def _skeleton(config: PreTrainedConfig, auto_class: str, heads: dict[str, int]) -> PreTrainedModel:
+def _skeleton(
+    config: PreTrainedConfig, auto_class: str, heads: dict[str, int], runs_code: bool = False
+) -> PreTrainedModel:
     """The model without weights, for questions about its structure."""
     with torch.device("meta"):
-        return model_class(config, auto_class, heads)._from_config(copy.deepcopy(config))
+        return model_class(config, auto_class, heads, runs_code=runs_code)._from_config(copy.deepcopy(config))
 
 
 def _known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
@@ -290,7 +313,7 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
         raise InputError([Problem("model.config", f"{model_type} refuses it: {first}", "check its values")]) from None
 
 
-def pretrained_config(name: str, auto_class: str) -> tuple[PreTrainedConfig, list[str]]:
+def pretrained_config(name: str, auto_class: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:
     """The configuration of a model that can be loaded, and what its user should know of it. Raises InputError."""
     folder = Path(name)
     if folder.is_dir():
@@ -299,20 +322,33 @@ def pretrained_config(name: str, auto_class: str) -> tuple[PreTrainedConfig, lis
         raise InputError(
             [Problem("model.from", f"{name} is not a folder", "give a folder with config.json, or a hub id")]
         )
-    config, notes = read_config(name)
-    check_head(config.model_type, auto_class, "model.from")
+    config, notes = read_config(name, runs_code=runs_code)
+    check_head(config.model_type, auto_class, "model.from", own_classes(config, runs_code=runs_code))
     return config, notes
 
 
 def _pretrained(
-    name: str, tokenizer: Tokenizer, auto_class: str, heads: dict[str, int], quantise: str, whole: list[str], seed: int
+    name: str,
+    tokenizer: Tokenizer,
+    auto_class: str,
+    heads: dict[str, int],
+    quantise: str,
+    whole: list[str],
+    seed: int,
+    runs_code: bool,
 ) -> Built:
     """The whole model with its weights, and with rows for all of the tokenizer's ids. Raises InputError."""
-    config, notes = pretrained_config(name, auto_class)
-    reference = _skeleton(config, auto_class, heads)
+    config, notes = pretrained_config(name, auto_class, runs_code=runs_code)
+    try:
+        reference = _skeleton(config, auto_class, heads, runs_code)
+        check_shapes(reference, name, config)
+    except InputError:
+        raise
+    except Exception as error:  # each architecture refuses sizes in its own way
+        raise cannot_load(name, error) from None
     options = loading_options(quantise, reference, whole) if quantise != "none" else {}
     try:
-        model, info = model_class(config, auto_class, heads).from_pretrained(
+        model, info = model_class(config, auto_class, heads, runs_code=runs_code).from_pretrained(
             name, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
         )
     except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds

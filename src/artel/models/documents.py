@@ -97,7 +97,7 @@ def document_problems(wanted: ModelConfig, auto_class: str) -> list[Problem]:
     if config is None:
         return []
     try:
-        stateful = model_class(config, auto_class, {})._is_stateful
+        stateful = model_class(config, auto_class, {}, runs_code=wanted.runs_code)._is_stateful
     except KeyError:  # it has no such head
         return []
     hindered = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - MASKED)
@@ -122,7 +122,7 @@ def _configuration(wanted: ModelConfig) -> PreTrainedConfig | None:
     if wanted.from_ is None or not Path(wanted.from_).is_dir():
         return None
     try:
-        return read_config(wanted.from_)[0]
+        return read_config(wanted.from_, runs_code=wanted.runs_code)[0]
     except InputError:
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,31 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.errors import InputError, Problem
+from artel.tokens.own_code import check_whose, remedy
 
 
-def read_config(name: str) -> tuple[PreTrainedConfig, list[str]]:
+def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:
     """The configuration of a folder or hub id, and what its user should know of how it was read. Raises InputError.
 
     A config.json of before 2020 names no model type; the names of its tensors (`roberta.encoder…`) say what it is.
+    Code that comes with the model is run with `runs_code` alone; where transformers has the model, it is not needed.
     """
     folder = Path(name)
     file = folder / "config.json"
-    if folder.is_dir():
-        values = _read(file)
-        if "model_type" not in values:
+    values = _read(file) if folder.is_dir() else _read_hub(name)
+    _check_origin(values, name, runs_code)
+    try:
+        if folder.is_dir() and "model_type" not in values:
             kind = _kind_by_tensors(folder)
             if kind is None:
-                raise InputError(
-                    [Problem(str(file), "names no model_type", 'add "model_type": "roberta", or what it is')]
-                )
-            return CONFIG_MAPPING[kind].from_dict(values), [
-                f"{file} names no model_type; its tensors are those of {kind}"
-            ]
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False), []
-    except Exception as error:  # the hub, JSON and each configuration raise their own kinds
+                fix = 'add "model_type": "roberta", or what it is'
+                raise InputError([Problem(str(file), "names no model_type", fix)])
+            told = f"{file} names no model_type; its tensors are those of {kind}"
+            return CONFIG_MAPPING[kind].from_dict(values), [told]
+        return AutoConfig.from_pretrained(name, trust_remote_code=runs_code), []
+    except InputError:
+        raise
+    except Exception as error:  # the hub, JSON, safetensors and each configuration raise their own kinds
         raise cannot_load(name, error) from None
 
 
@@ -50,13 +53,18 @@ def cannot_load(name: str, error: Exception) -> InputError:
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder without a model, and weights that are a pickle with code in it."""
-    names = {file.name for file in folder.iterdir()}
+    try:
+        names = {file.name for file in folder.iterdir()}
+    except OSError as error:
+        raise InputError([Problem(str(folder), f"cannot be read: {error.strerror}", "check its permissions")]) from None
     where = "model.from"
     if "config.json" not in names and "adapter_config.json" in names:
         fix = f"merge it into its base model first: artel export {folder} FOLDER --merge; then model.from: FOLDER"
         raise InputError([Problem(where, f"{folder} is an adapter, not a whole model", fix)])
     if "config.json" not in names:
         raise InputError([Problem(where, f"{folder} has no config.json", "give a folder written by save_pretrained")])
+    for index in sorted(folder.glob("*.index.json")):
+        _check_inside(index, _read(index).get("weight_map"))
     if any(name.endswith(".safetensors") for name in names):
         return
     binaries = _binaries(folder)
@@ -84,6 +92,36 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InputError([Problem(str(file), "is not a JSON object", "give a folder written by save_pretrained")])
     return values
+
+
+def _read_hub(name: str) -> dict[str, Any]:
+    try:
+        return PreTrainedConfig.get_config_dict(name)[0]
+    except Exception as error:  # the hub's own kinds
+        raise cannot_load(name, error) from None
+
+
+def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
+    """Raise InputError for a model that needs code which may not be run, or whose weights lie outside of it."""
+    weights = values.get("transformers_weights")
+    if weights is not None and Path(str(weights)).name != weights:
+        what = f"says that its weights are in {str(weights)[:200]}, which is no file beside its config.json"
+        raise InputError([Problem("model.from", f"{name} {what}", "take transformers_weights out of it")])
+    code = values.get("auto_map")
+    if runs_code:
+        check_whose(values, name)
+    elif code and values.get("model_type") not in CONFIG_MAPPING:
+        what = f"{name} is a model of its own code, which transformers does not have and artel does not run unasked"
+        raise InputError([Problem("model.from", what, remedy(name))])
+
+
+def _check_inside(index: Path, weights: Any) -> None:
+    """Raise InputError unless each file that an index of weights names lies beside it."""
+    files: Iterable[Any] = set(map(str, weights.values())) if isinstance(weights, dict) else [None]
+    for file in files:
+        if file is None or Path(file).name != file or not (index.parent / file).is_file():
+            what = "names no files of weights" if file is None else f"names {file[:200]}, which is no file beside it"
+            raise InputError([Problem(str(index), what, "give the folder as it was saved, with all of its files")])
 
 
 def _binaries(folder: Path) -> list[Path]:

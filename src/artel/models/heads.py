@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from artel.errors import InputError, Problem
+
+# A layer takes milliseconds to be set up, even without weights; the deepest models have two hundred.
+_MOST_LAYERS = 500
 
 # What each head is for, and architectures that have it, to be named when another is asked for it.
 _PURPOSE = {
@@ -19,17 +24,37 @@ _PURPOSE = {
 }
 
 
-def check_head(model_type: str, auto_class: str, where: str) -> None:
-    """Raise InputError when an architecture has no such head."""
+def check_head(model_type: str, auto_class: str, where: str, own: Collection[str] = ()) -> None:
+    """Raise InputError when an architecture has no such head; `own` are those that its own code has."""
+    if auto_class in own:
+        return
     if model_type not in getattr(transformers, auto_class)._model_mapping._model_mapping:
         purpose, have = _PURPOSE[auto_class]
         raise InputError([Problem(where, f"{model_type} has no head for {purpose}: no {auto_class}", f"take {have}")])
 
 
-def model_class(config: PreTrainedConfig, auto_class: str, heads: dict[str, int]) -> Any:
-    """The model class for a configuration, with linear `heads` (name -> outputs) as modules of those names."""
-    found = getattr(transformers, auto_class)._model_mapping[type(config)]
-    base = found[0] if isinstance(found, tuple) else found
+def own_classes(config: PreTrainedConfig, *, runs_code: bool) -> dict[str, str]:
+    """Of each auto class the place of the class in the model's own code; none where that may not be run."""
+    return dict(getattr(config, "auto_map", None) or {}) if runs_code else {}
+
+
+def model_class(config: PreTrainedConfig, auto_class: str, heads: dict[str, int], *, runs_code: bool = False) -> Any:
+    """The model class for a configuration, with linear `heads` (name -> outputs) as modules of those names.
+
+    With `runs_code` it may be of the model's own code, which is run to get it. Raises InputError for a configuration
+    with more layers than anything can build in time.
+    """
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise InputError([Problem("model", f"its configuration says {layers:,} layers", f"up to {_MOST_LAYERS:,} are "
+                                  "built: check its number of layers")])  # fmt: skip
+    own = own_classes(config, runs_code=runs_code).get(auto_class)
+    if own is not None:
+        base = get_class_from_dynamic_module(own, config.name_or_path)
+        base.register_for_auto_class(auto_class)  # its code is saved with it
+    else:
+        found = getattr(transformers, auto_class)._model_mapping[type(config)]
+        base = found[0] if isinstance(found, tuple) else found
     return _with_heads(base, tuple(heads.items())) if heads else base
 
 

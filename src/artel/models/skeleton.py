@@ -69,7 +69,7 @@ def build_skeleton(
     torch.manual_seed(seed)
     files, loading = None, None
     if wanted.from_ is not None:
-        built, files, loading = _pretrained(wanted.from_, auto_class, heads or {})
+        built, files, loading = _pretrained(wanted.from_, auto_class, heads or {}, wanted.runs_code)
     else:
         built = from_scratch(wanted.config, tokenizer, auto_class, heads or {}, block)
     grown = grow_vocabulary(built, tokenizer)
@@ -79,10 +79,12 @@ def build_skeleton(
     return Skeleton(built.model, built.notes, built.anew, weights=weights)
 
 
-def _pretrained(name: str, auto_class: str, heads: dict[str, int]) -> tuple[Built, TensorFiles, Loading]:
-    config, notes = pretrained_config(name, auto_class)
+def _pretrained(
+    name: str, auto_class: str, heads: dict[str, int], runs_code: bool
+) -> tuple[Built, TensorFiles, Loading]:
+    config, notes = pretrained_config(name, auto_class, runs_code=runs_code)
     try:
-        model = _untied(config, auto_class, heads)
+        model = _untied(config, auto_class, heads, runs_code)
         files = find_files(name, config)
         with files:
             loading = plan_loading(model, files)
@@ -100,9 +102,10 @@ def _pretrained(name: str, auto_class: str, heads: dict[str, int]) -> tuple[Buil
     return built, files, loading
 
 
-def _untied(config: PreTrainedConfig, auto_class: str, heads: dict[str, int]) -> PreTrainedModel:
+def _untied(config: PreTrainedConfig, auto_class: str, heads: dict[str, int], runs_code: bool) -> PreTrainedModel:
     with torch.device("meta"), no_tie_weights():
-        return model_class(config, auto_class, heads)._from_config(copy.deepcopy(config), dtype=torch.float32)
+        kind = model_class(config, auto_class, heads, runs_code=runs_code)
+        return kind._from_config(copy.deepcopy(config), dtype=torch.float32)
 
 
 def _tie(model: PreTrainedModel, files: TensorFiles, loading: Loading) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+from artel.errors import InputError, Problem
 
 # In the order in which transformers looks for them.
 _NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
@@ -45,6 +47,11 @@ class TensorFiles:
         self._open.clear()
 
     @property
+    def have_headers(self) -> bool:
+        """Whether names and shapes are read without the tensors."""
+        return all(file.suffix == ".safetensors" for file in self._files)
+
+    @property
     def names(self) -> list[str]:
         return list(self._tensors)
 
@@ -69,3 +76,20 @@ def find_files(name: str, config: PreTrainedConfig) -> TensorFiles:
             return TensorFiles([Path(shard) for shard in shards])
         return TensorFiles([Path(found)])
     raise OSError(f"{name} does not appear to have a file named {WEIGHTS_NAME} or {SAFE_WEIGHTS_NAME}.")
+
+
+def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> None:
+    """Raise InputError where a tensor of a folder or hub id has another shape than in `model`, which may be on meta.
+
+    It is asked before a model of a wrong configuration, and of any size, is made. Only tensors whose names are those of
+    the model are looked at, and only where that costs no reading.
+    """
+    files = find_files(name, config)
+    if not files.have_headers:
+        return
+    with files:
+        there = set(files.names)
+        for parameter, tensor in model.named_parameters():
+            if parameter in there and files.shape(parameter) != tuple(tensor.shape):
+                what = f"{name}: {parameter} is {files.shape(parameter)}, by its config.json {tuple(tensor.shape)}"
+                raise InputError([Problem("model.from", what, "the weights and config.json are of different models")])

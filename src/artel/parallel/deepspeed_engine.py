@@ -128,11 +128,14 @@ class DeepSpeedOptimizer:
         self._optimizer = optimizer
         self._device = device
 
-    def clipped_step(self, rate: float, norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def clipped_step(
+        self, rate: float, norm: torch.Tensor, *, guarded: bool = False, spike: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """One step at `rate` times the peak learning rate, with clipped gradients; `norm` counts without ZeRO alone.
 
-        (their norm without the loss scale, whether the run may go on), scalars on the device. Under ZeRO gradients that
-        are not finite change nothing; with a dynamic loss scale the run may go on until a smaller one does not help.
+        (their norm without the loss scale, whether the step was good), scalars on the device. Under ZeRO gradients that
+        are not finite change nothing; with a dynamic loss scale they count as good until a smaller one does not help.
+        The engine steps as it does: no run with it is `guarded` or looks for spikes.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = group["peak"] * rate

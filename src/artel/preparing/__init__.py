@@ -1,5 +1,5 @@
 """Text + tokenizer + objective to a token store, once for the same inputs."""
 
-from artel.preparing.prepare import Prepared, prepare
+from artel.preparing.prepare import Prepared, check_texts, prepare, remember
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "check_texts", "prepare", "remember"]

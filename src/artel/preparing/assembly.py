@@ -16,8 +16,9 @@ from artel.objectives import Objective
 from artel.preparing.verdict import Made, ShardPlan, made_parts, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
-from artel.tokens.shards import ShardWriter, facts, no_samples, origin_line, token_type, write_manifest
-from artel.tokens.store import PARTS, SOURCES
+from artel.tokens.manifest import PARTS, write_manifest
+from artel.tokens.shards import ShardWriter, facts_by_name, no_samples, origin_line, token_type
+from artel.tokens.store import SOURCES
 
 
 def write_shard(workspace: Workspace, parts: list[Made], plan: ShardPlan, objective: Objective) -> None:
@@ -139,7 +140,7 @@ def _write_sources(workspace: Workspace, folder: Path, split: str) -> dict[str, 
                     line = lines.readline()
                     if is_chosen:
                         stream.write(line)
-    return facts([folder / SOURCES])
+    return facts_by_name([folder / SOURCES])
 
 
 def _mapped(base: Path, suffix: str, dtype: str) -> NDArray:

@@ -28,7 +28,7 @@ import xxhash
 from artel.errors import InputError, Problem
 from artel.storage import new_folder
 from artel.tokens import Sample, StoreWriter, Tokenizer, load_tokenizer
-from artel.tokens.store import FORMAT, PARTS
+from artel.tokens.manifest import FORMAT, PARTS
 
 Tell = Callable[[str], None]
 Span = tuple[int, int]
@@ -93,9 +93,10 @@ def import_tokens(
             for file in of_part:
                 tell(f"{file.path}: {len(file.ids):,} tokens ({file.form})")
                 writing.add(file, part, validation if isinstance(validation, float) else 0.0)
-        ledger = writing.close(_key(files, tokenizer, validation))
+        ledger = writing.ledger()
         _check_parts(ledger, validation)
         (partial / "ledger.json").write_bytes(orjson.dumps(ledger, option=orjson.OPT_INDENT_2))
+        writing.writer.close({**_key(files, tokenizer, validation), "vocabulary": vocabulary})
     return Imported(folder, ledger, time.perf_counter() - start)
 
 
@@ -293,9 +294,8 @@ class _Writing:
             self.parts[into].update(documents=1, characters=characters, bytes=size, tokens=len(text) + 1,
                                     samples=len(pieces))  # fmt: skip
 
-    def close(self, about: dict[str, Any]) -> dict[str, Any]:
-        """Finish the store; its ledger, of the form that `artel prepare` writes."""
-        self.writer.close({**about, "vocabulary": self.vocabulary})
+    def ledger(self) -> dict[str, Any]:
+        """What was read and written, of the form that `artel prepare` writes."""
         sets = {name: _counted(count, self.dropped[name]) for name, count in self.read.items()}
         fields = ("documents", "characters", "bytes")
         return {

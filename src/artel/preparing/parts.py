@@ -27,8 +27,8 @@ from artel.storage import new_folder
 from artel.text import Cleaned, Dropped, Ledger, Part, Rejected, clean_part, count_lines
 from artel.text.near import Signer
 from artel.text.repeats import RepeatedUnits
+from artel.tokens.manifest import PARTS
 from artel.tokens.shards import ShardWriter, token_type
-from artel.tokens.store import PARTS
 
 # Documents encoded together: enough to keep all cores of `tokenizers` busy, little enough to stay under 100 MB.
 _CHUNK_DOCUMENTS = 256

@@ -21,8 +21,10 @@ import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
+from artel.preparing.kept import damage, remember_store, remembered_store, set_aside
 from artel.preparing.mixture import depends_on_seed
 from artel.preparing.workspace import Workspace
+from artel.secrets import hide_secrets
 from artel.storage import (
     cache_folder,
     exists,
@@ -36,9 +38,9 @@ from artel.storage import (
     write_bytes,
     write_file,
 )
-from artel.text import Ledger, check_text, read_documents, source_fingerprint
+from artel.text import Ledger, check_sources, check_text, read_documents, source_fingerprint
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
-from artel.tokens.store import FORMAT, stored_files
+from artel.tokens.manifest import FORMAT, stored_files
 
 Tell = Callable[[str], None]
 
@@ -64,21 +66,30 @@ class Prepared:
         return orjson.loads((self.folder / "ledger.json").read_bytes())
 
 
-def prepare(run: RunConfig, tell: Tell = lambda _: None) -> Prepared:
+def prepare(run: RunConfig, tell: Tell = lambda _: None, *, verify: bool = False) -> Prepared:
     """The token store of a run: found when its inputs were seen before, else made. Raises InputError, WorkError.
 
+    With `verify` a store that is found is read through (as fast as the disk); one that is damaged is told, set aside
+    and made anew, the same byte for byte. Where the texts are gone, the store that the run began with is taken.
     RUN/rejected.jsonl has the records that could not be used, also where they are too many.
     """
     if run.data.from_store:
-        return _given(run, Path(run.data.from_store))
-    check_text(run.data, tell)
+        return _given(run, Path(run.data.from_store), verify)
+    try:
+        check_text(run.data, tell)
+        key = store_key(run)
+    except InputError as error:
+        return _without_texts(run, error, tell, verify)
     there = run.data.store.rstrip("/") if is_remote(run.data.store) else ""
     stores = Path(run.data.store) if run.data.store and not there else cache_folder() / "stores"
-    key = store_key(run)
     folder, made = stores / key, False
     address = there and f"{there}/{key}"
-    if not _is_whole(folder, address):
+    is_damaged = verify and _is_whole(folder) and damage(folder) is not None
+    if is_damaged or not _is_whole(folder, address):
         with lock(stores / f"{key}.lock", lambda: tell("waiting for another process that prepares the same text")):
+            aside = None
+            if folder.exists() and (is_damaged or not _is_whole(folder)):
+                aside = _set_damaged_aside(folder, tell)
             if address and not folder.exists():
                 _fetch(folder, address, tell)
             if not _is_whole(folder):
@@ -92,12 +103,35 @@ def prepare(run: RunConfig, tell: Tell = lambda _: None) -> Prepared:
                 tell(f"writing the store to {address}")
                 push_folder(folder, address)
                 write_file(_copy_note(folder), address)
+            if aside is not None:
+                shutil.rmtree(aside, ignore_errors=True)
     _copy_rejected(run, folder)
     return Prepared(folder, made)
 
 
+def check_texts(run: RunConfig) -> None:
+    """Raise InputError for what is wrong with the sources of a run that has no store of them yet."""
+    try:
+        check_sources(run.data)
+    except InputError:
+        if remembered_store(run, _digest(_settings(run))) is None:
+            raise
+
+
+def remember(run: RunConfig, prepared: Prepared) -> None:
+    """Keep in the run's folder which store it is trained on, for when its texts are gone. Raises what a disk does."""
+    if not run.data.from_store:
+        remember_store(run, _digest(_settings(run)), prepared.folder)
+
+
 def store_key(run: RunConfig) -> str:
     """One short text for everything that the store's content depends on; cheap, no file is read."""
+    files = {"files": source_fingerprint(run.data), "tokenizer_files": _tokenizer_files(run)}
+    return _digest({**_settings(run), **files})
+
+
+def _settings(run: RunConfig) -> dict[str, Any]:
+    """What in the run file shapes the store."""
     data = run.data.model_dump(mode="json", exclude={"block", "packing", "document_mask", "store", "max_bad"})
     # Samples that stand alone are cut when they are made; blocks are cut when they are read.
     cut = {
@@ -106,16 +140,43 @@ def store_key(run: RunConfig) -> str:
         "chat": [run.data.block, run.chat.model_dump(mode="json"), _template_file(run)],
         "preference": [run.data.block, run.chat.template, run.preference.loss == "kto", _template_file(run)],
     }
-    inputs = {
+    return {
         "format": FORMAT,
         "data": data,
-        "files": source_fingerprint(run.data),
         "tokenizer": run.tokenizer.model_dump(mode="json"),
-        "tokenizer_files": _tokenizer_files(run),
         "objective": [run.objective, cut.get(run.objective)],
         "seed": run.seed if depends_on_seed(run) else None,
     }
-    return xxhash.xxh3_128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
+
+
+def _digest(inputs: dict[str, Any]) -> str:
+    """Another token or signature in an address is no other text: what a file holds has its own digest among these."""
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(hide_secrets(inputs), option=orjson.OPT_SORT_KEYS))
+
+
+def _without_texts(run: RunConfig, error: InputError, tell: Tell, verify: bool) -> Prepared:
+    """The store that the run began with, now that its texts cannot be read. Raises `error` where there is none."""
+    folder = remembered_store(run, _digest(_settings(run)))
+    if folder is None:
+        raise error
+    problem = error.problems[0]
+    fault = damage(folder) if verify else None
+    if fault is not None:
+        fix = "the store cannot be made anew without its texts: put them back, or a copy of the store"
+        raise InputError([problem, Problem(fault.where, fault.what, fix)])
+    tell(f"{problem.where}: {problem.what}; the run goes on with the store that was made of its texts: {folder}")
+    return Prepared(folder, made=False)
+
+
+def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:
+    """The new name of a store that is damaged; None where another process has made it anew meanwhile."""
+    fault = damage(folder)
+    if fault is None:
+        return None
+    aside = set_aside(folder)
+    _copy_note(folder).unlink(missing_ok=True)
+    tell(f"{fault.where} {fault.what}: the store is set aside and made anew")
+    return aside
 
 
 def tokenizer_name(run: RunConfig) -> str | None:
@@ -146,20 +207,26 @@ def _is_whole(folder: Path, address: str = "") -> bool:
     return not address or (_copy_note(folder).is_file() and _copy_note(folder).read_text() == address)
 
 
-def _given(run: RunConfig, folder: Path) -> Prepared:
-    """The store that a run names itself. Raises InputError where it is for another objective or tokenizer."""
+def _given(run: RunConfig, folder: Path, verify: bool) -> Prepared:
+    """The store that a run names itself. Raises InputError: damaged, of another objective, of another tokenizer."""
     where = "data.from_store"
     try:
-        manifest = TokenStore(folder).manifest
+        store = TokenStore(folder)
+        if verify:
+            store.verify()
     except InputError as error:
-        fix = "give the folder that artel data import or artel prepare printed"
-        raise InputError([Problem(where, str(problem), fix) for problem in error.problems]) from None
+        fix = "give the folder that artel data import or artel prepare printed; a damaged one must be made anew"
+        raise InputError([Problem(where, f"{each.where} {each.what}", fix) for each in error.problems]) from None
+    manifest = store.manifest
     problems = []
     if manifest["objective"] != run.objective:
         what = f"{folder} holds samples of objective {manifest['objective']}, and the run's is {run.objective}"
         problems.append(Problem(where, what, f"write objective: {manifest['objective']}, or give another store"))
     name = run.tokenizer.from_
-    if run.tokenizer.train is not None or (name and load_tokenizer(name).fingerprint != manifest["tokenizer"]):
+    trusted = name == run.model.trust_remote_code
+    if run.tokenizer.train is not None or (
+        name and load_tokenizer(name, runs_code=trusted).fingerprint != manifest["tokenizer"]
+    ):
         what = f"{folder} was made by its own tokenizer, and the run names another"
         problems.append(Problem("tokenizer", what, "leave tokenizer out: the store has it"))
     if problems:
@@ -182,9 +249,9 @@ def _fetch(folder: Path, address: str, tell: Tell) -> None:
 
 
 def _copy_rejected(run: RunConfig, folder: Path) -> None:
-    rejected = (folder / "rejected.jsonl").read_bytes()
-    if rejected:
-        write_file(_rejected_file(run), rejected)
+    rejected = folder / "rejected.jsonl"
+    if rejected.is_file() and rejected.stat().st_size:
+        write_file(_rejected_file(run), rejected.read_bytes())
     else:
         _rejected_file(run).unlink(missing_ok=True)  # an earlier start's, before the texts were mended
 
@@ -194,10 +261,10 @@ def _rejected_file(run: RunConfig) -> Path:
 
 
 def _remove_forgotten(stores: Path) -> None:
-    for workspace in stores.glob("*.parts"):
-        if time.time() - workspace.stat().st_mtime > _FORGOTTEN_SECONDS:
-            with suppress(WorkError), lock(workspace.with_suffix(".lock"), wait=False):  # in use it is not forgotten
-                shutil.rmtree(workspace, ignore_errors=True)
+    for left in (*stores.glob("*.parts"), *stores.glob("*.damaged")):
+        if time.time() - left.stat().st_mtime > _FORGOTTEN_SECONDS:
+            with suppress(WorkError), lock(left.with_suffix(".lock"), wait=False):  # in use it is not forgotten
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
@@ -274,7 +341,8 @@ def _tokenizer(run: RunConfig, workspace: Workspace, tell: Tell) -> Tokenizer:
 def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], rejected: Path, tell: Tell) -> Tokenizer:
     name = tokenizer_name(run)
     if name is not None:
-        return load_tokenizer(name, "tokenizer.from" if run.tokenizer.from_ else "model.from")
+        where = "tokenizer.from" if run.tokenizer.from_ else "model.from"
+        return load_tokenizer(name, where, runs_code=name == run.model.trust_remote_code)
     from artel.config import TokenizerTraining
 
     tell("training the tokenizer")

@@ -28,8 +28,8 @@ from artel.storage import new_folder, write_file
 from artel.text import Ledger, Rejected, check_sets, judge, source_of
 from artel.text.near import BAND_GROUPS, Signatures, alike, bands_and_rows, reasons
 from artel.text.unique import DIGEST, repeated
+from artel.tokens.manifest import PARTS
 from artel.tokens.shards import SHARD_TOKENS
-from artel.tokens.store import PARTS
 
 # What `exact` says of a document.
 _FIRST, _DUPLICATE, _REPEATED = range(3)

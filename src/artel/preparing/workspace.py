@@ -26,7 +26,7 @@ import orjson
 
 from artel.config import RunConfig, dump_run, load_run
 from artel.errors import ArtelError, InputError, Problem, WorkError
-from artel.storage import remove_leftovers, write_file
+from artel.storage import disk_errors, remove_leftovers, write_file
 from artel.text import Part, parts_of
 
 # Of little text smaller parts are made, so that all cores have some: a few for each, but none that takes under 0.2 s.
@@ -42,12 +42,15 @@ class Workspace:
     def of(cls, path: Path, run: RunConfig) -> Workspace:
         """The workspace at `path`, planned now unless an earlier start did."""
         workspace = cls(path, run)
+        run_file = dump_run(run, secrets=True)  # workers go by these addresses; the folder goes when the store is made
+        if run_file != dump_run(run):
+            _make_private(path)
         if not workspace._plan.is_file():
             total = sum(part.size for part in parts_of(run.data))
             size = min(run.prepare.part, max(_SMALL_PART, total // _PARTS_AT_LEAST))
             parts = [part.to_json() for part in parts_of(run.data, size)]
             write_file(workspace._plan, orjson.dumps({"parts": parts}))
-        write_file(path / "run.yaml", dump_run(run))  # what does not shape the store may be another than before
+        write_file(path / "run.yaml", run_file)  # what does not shape the store may be another than before
         for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
             remove_leftovers(folder)
         workspace.forget_errors()
@@ -113,3 +116,10 @@ class Workspace:
     def forget_errors(self) -> None:
         for file in self._errors.glob("*.json"):
             file.unlink()
+
+
+def _make_private(folder: Path) -> None:
+    """A folder that no other user can look into."""
+    with disk_errors(folder.parent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)

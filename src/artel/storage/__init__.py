@@ -1,23 +1,33 @@
 """Reading and writing anywhere: downloads, whole-or-absent writes, checksums, locks."""
 
-from artel.storage.atomic import new_folder, point, remove_leftovers, write_file
+from artel.storage.atomic import discard, new_folder, point, remove_leftovers, write_file
 from artel.storage.checksums import checksum
 from artel.storage.fetch import Fetched, fetch
 from artel.storage.locks import lock
 from artel.storage.places import cache_folder, disk_errors
 from artel.storage.remote import RemoteFile, fetch_remote, list_remote
 from artel.storage.remote_access import is_remote
-from artel.storage.remote_folders import exists, pull_folder, push_folder, read_bytes, write_bytes
+from artel.storage.remote_folders import (
+    exists,
+    finished_folders,
+    pull_folder,
+    push_folder,
+    read_bytes,
+    remove_remote_folder,
+    write_bytes,
+)
 
 __all__ = [
     "Fetched",
     "RemoteFile",
     "cache_folder",
     "checksum",
+    "discard",
     "disk_errors",
     "exists",
     "fetch",
     "fetch_remote",
+    "finished_folders",
     "is_remote",
     "list_remote",
     "lock",
@@ -27,6 +37,7 @@ __all__ = [
     "push_folder",
     "read_bytes",
     "remove_leftovers",
+    "remove_remote_folder",
     "write_bytes",
     "write_file",
 ]

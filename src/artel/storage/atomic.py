@@ -83,6 +83,15 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
     return removed
 
 
+def discard(folder: Path | str) -> None:
+    """Remove a folder with all in it: it is gone from its name before the first file is."""
+    folder = Path(folder)
+    with disk_errors(folder.parent):
+        aside = _partial_name(folder)
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def point(link: Path | str, target: Path | str) -> None:
     """Make `link` a symlink to `target`, relative (the tree can be moved), replacing an earlier link in one step."""
     link = Path(link)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import email.utils
 import http.client
 import json
+import os
 import re
 import socket
 import time
@@ -19,6 +21,7 @@ from typing import Any
 import xxhash
 
 from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.secrets import HIDDEN, hide_secrets, variables_of, with_variables
 from artel.storage.checksums import checksum
 from artel.storage.paced import TooSlow, open_paced
 from artel.storage.unfinished import Unfinished, fetch_once
@@ -53,6 +56,7 @@ def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout:
     twice that time is as good as silent. Server errors, silence and cut connections are tried three times, counted
     anew after each further MiB. Where the server can (Range, and a strong ETag or Last-Modified), each try goes on
     where the one before it was cut, and so does the next start, also of a killed process.
+    `${NAME}` in the address is taken from the environment, and never written down.
     Raises InputError (no such page, too large, not an address), WorkError (the network or the server fails).
     """
     key = str(xxhash.xxh3_128_hexdigest(url.encode()))
@@ -67,11 +71,12 @@ def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout:
 
 
 def _download_with_patience(url: str, unfinished: Unfinished, max_bytes: int | None, timeout: float) -> dict[str, Any]:
+    _check_secrets(url)
     tries, furthest = 0, unfinished.size
     while True:
         try:
             content_type = _download(url, unfinished, max_bytes, timeout)
-            return {"url": url, "content_type": content_type}
+            return {"url": hide_secrets(url), "content_type": content_type}
         except _Again as reason:
             tries = tries + 1 if unfinished.size < furthest + _PROGRESS else 1
             furthest = max(furthest, unfinished.size)
@@ -91,8 +96,7 @@ def _download(url: str, unfinished: Unfinished, max_bytes: int | None, timeout: 
     if about and unfinished.size:
         asked |= {"Range": f"bytes={unfinished.size}-", "If-Range": about["validator"]}
     try:
-        request = urllib.request.Request(_ascii(url), headers=asked)
-        with open_paced(request, timeout) as response:
+        with open_paced(_request(url, asked), timeout) as response:
             total = _begin(response, unfinished)
             if max_bytes is not None and total is not None and total > max_bytes:
                 unfinished.start({})
@@ -181,6 +185,33 @@ def _too_large(url: str, size: int, limit: int) -> ArtelError:
     return InputError(
         [Problem(url, f"is {size:,} bytes or more, over the limit of {limit:,}", "raise data.max_document")]
     )
+
+
+def _check_secrets(url: str) -> None:
+    """Raise InputError where the address lacks a secret: one that was hidden, or is to come from the environment."""
+    if HIDDEN in url:
+        what = f"its secret was not written down, {HIDDEN} stands in its place"
+        fix = "give the address anew, with ${NAME} for the secret, and set NAME in the environment"
+        raise InputError([Problem(url, what, fix)])
+    problems = [
+        Problem(url, f"there is no {name} in the environment", f"set it: export {name}=…")
+        for name in variables_of(url) if name not in os.environ
+    ]  # fmt: skip
+    if problems:
+        raise InputError(problems)
+
+
+def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
+    """What is asked of the server. USER:PASSWORD@ goes into a header that is not sent to where it redirects us."""
+    values = {name: urllib.parse.quote(os.environ[name].strip(), safe="") for name in variables_of(url)}
+    address = _ascii(with_variables(url, values))
+    parts = urllib.parse.urlsplit(address)
+    user, at, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=host)), headers=headers)
+    if at:
+        given = urllib.parse.unquote(user).encode()
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(given).decode()}")
+    return request
 
 
 def _ascii(url: str) -> str:

@@ -1,6 +1,6 @@
-"""Finished folders on S3: a token store that others fetch instead of making it.
+"""Finished folders on S3: a token store that others fetch instead of making it, checkpoints that outlive a machine.
 
-S3 knows no rename, so the manifest is the commit: it is written last, and what has none is not there. The files of a
+S3 knows no rename, so one file is the commit: it is written last, and what has none is not there. The files of a
 folder that was pushed in part wait for the next push, which skips them; where a push of one large file was cut, its
 parts stay unseen until the bucket's lifecycle rule (AbortIncompleteMultipartUpload) clears them away. Two that push
 to one address at the same time must push the same; where they do not, the checksums of the manifest tell who pulls.
@@ -69,23 +69,23 @@ def write_bytes(address: str, data: bytes, exclusive: bool = False) -> bool:
     return True
 
 
-def push_folder(folder: Path, address: str) -> list[str]:
-    """Copy a finished local folder to s3://BUCKET/PREFIX, its manifest.json last; the names of the files that went.
+def push_folder(folder: Path, address: str, commit: str = MANIFEST) -> list[str]:
+    """Copy a finished local folder to s3://BUCKET/PREFIX, its file `commit` last; the names of the files that went.
 
-    Files that an earlier push left there, with equal size and recorded checksum, are skipped; when the manifest is
-    there already, nothing is done: theirs is kept. Every file is checked on the way by S3 (Content-MD5, and a
+    Files that an earlier push left there, with equal size and recorded checksum, are skipped; when `commit` is there
+    already, nothing is done: theirs is kept. Every file is checked on the way by S3 (Content-MD5, and a
     checksum for each part of a large one) and by its size before the manifest is written.
     Raises InputError (not on S3, no bucket, no right to write), WorkError (network, server, a damaged upload).
     """
     address = normal(address)
     _check_writable(address)
     local = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    if MANIFEST not in local:
-        raise InputError([Problem(str(folder), f"has no {MANIFEST}: it is not finished", "prepare it again")])
-    manifest = local.pop(MANIFEST)
+    if commit not in local:
+        raise InputError([Problem(str(folder), f"has no {commit}: it is not finished", "make it again")])
+    last = local.pop(commit)
     pushed = []
     with remote_errors(address, LIST, READ), open_remote(address) as files:
-        if _is_there(files, f"{address}/{MANIFEST}"):
+        if _is_there(files, f"{address}/{commit}"):
             return []
         there = _listed(files, address)
         for name, file in local.items():
@@ -101,11 +101,34 @@ def push_folder(folder: Path, address: str) -> list[str]:
             if name not in there or size != file.stat().st_size:
                 what = f"has {size:,} bytes there and {file.stat().st_size:,} here"
                 raise WorkError([Problem(f"{address}/{name}", what, "start again; it goes on from there")])
-        _put(files, manifest, f"{address}/{MANIFEST}", checksum(manifest))
-    return [*pushed, MANIFEST]
+        _put(files, last, f"{address}/{commit}", checksum(last))
+    return [*pushed, commit]
 
 
-def pull_folder(address: str, into: Path, wanted: Iterable[tuple[str, int, str]] | None = None) -> None:
+def finished_folders(address: str, commit: str = MANIFEST) -> list[str]:
+    """Names of the finished folders right under an address, sorted. Raises as `exists` does."""
+    address = normal(address)
+    with remote_errors(address, LIST, READ), open_remote(address) as files:
+        names = _listed(files, address)
+    return sorted(
+        name.removesuffix(f"/{commit}") for name in names if name.count("/") == 1 and name.endswith(f"/{commit}")
+    )
+
+
+def remove_remote_folder(address: str, commit: str = MANIFEST) -> None:
+    """Remove a finished folder, its commit first: cut short, it is an unfinished one. Raises as `write_bytes` does."""
+    address = normal(address)
+    _check_writable(address)
+    with remote_errors(address, LIST, WRITE), open_remote(address) as files:
+        names = _listed(files, address)
+        files.rm_file(f"{address}/{commit}")
+        for name in names.keys() - {commit}:
+            files.rm_file(f"{address}/{name}")
+
+
+def pull_folder(
+    address: str, into: Path, wanted: Iterable[tuple[str, int, str]] | None = None, commit: str = MANIFEST
+) -> None:
     """Make `into` a copy of a folder that was pushed to `address`, whole or absent; when it is there, nothing is done.
 
     `wanted` are facts from its manifest, (name within the folder, bytes, xxh3-128): those files must be there and be
@@ -122,9 +145,9 @@ def pull_folder(address: str, into: Path, wanted: Iterable[tuple[str, int, str]]
             return
         with remote_errors(address, LIST, READ), open_remote(address) as files:
             there = _listed(files, address)
-        if MANIFEST not in there:
+        if commit not in there:
             fix = "check the address, or push it again: it goes on from there"
-            raise InputError([Problem(address, f"has no {MANIFEST}: no folder was finished there", fix)])
+            raise InputError([Problem(address, f"has no {commit}: no folder was finished there", fix)])
         facts = {name: (size, digest) for name, size, digest in wanted or ()}
         for name, (size, _) in facts.items():
             if name not in there or there[name].size != size:

@@ -4,7 +4,7 @@ from artel.tokens.batches import Rows, Samples, micro_batches, one_row, rows_to_
 from artel.tokens.blocks import Alone, Blocks
 from artel.tokens.order import BalancedOrder, Order
 from artel.tokens.shards import StoreWriter
-from artel.tokens.store import Sample, StorePart, TokenStore
+from artel.tokens.store import DamagedStore, Sample, StorePart, TokenStore
 from artel.tokens.tokenizer import Encoded, Frame, Tokenizer, load_tokenizer
 from artel.tokens.training import train_tokenizer
 
@@ -12,6 +12,7 @@ __all__ = [
     "Alone",
     "BalancedOrder",
     "Blocks",
+    "DamagedStore",
     "Encoded",
     "Frame",
     "Order",

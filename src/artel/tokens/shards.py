@@ -10,8 +10,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from artel.storage import checksum
-from artel.tokens.store import FORMAT, PARTS, SOURCES, Sample
+from artel.tokens.manifest import PARTS, facts, write_manifest
+from artel.tokens.store import SOURCES, Sample
 
 # 2**27 tokens: 256 MiB of uint16. Large enough that 400 billion tokens are 3,000 files, small enough to copy again.
 SHARD_TOKENS = 2**27
@@ -75,7 +75,7 @@ class ShardWriter:
         files = [self._base.with_suffix(suffix) for suffix in (".tokens", ".ends", ".origins", *self._beside)]
         for stream in (self._tokens, self._ends, self._origins, *self._beside.values()):
             stream.close()
-        return {"name": self._base.name, "tokens": self.written, "samples": self.samples, "files": facts(files)}
+        return {"name": self._base.name, "tokens": self.written, "samples": self.samples, "files": facts_by_name(files)}
 
     def _write_flags(self, flags: NDArray) -> None:
         self.flags = str(flags.dtype)
@@ -130,7 +130,7 @@ class StoreWriter:
             self._finish(part)
         for part, stream in self._sources.items():
             stream.close()
-            self._parts[part]["files"] = facts([self.folder / part / SOURCES])
+            self._parts[part]["files"] = facts_by_name([self.folder / part / SOURCES])
         return write_manifest(self.folder, self.dtype, about, self._parts)
 
     def _finish(self, part: str) -> None:
@@ -148,18 +148,11 @@ def no_samples() -> dict[str, Any]:
             "shards": []}  # fmt: skip
 
 
-def write_manifest(folder: Path, dtype: str, about: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
-    """Write STORE/manifest.json, the last file of a store; returned as written."""
-    manifest = {"format": FORMAT, "dtype": dtype, **about, "parts": parts}
-    (folder / "manifest.json").write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
-    return manifest
-
-
 def origin_line(origin: str) -> bytes:
     """A `file:line` as it stands in a file of origins."""
     return origin.replace("\n", " ").encode("utf-8", "surrogateescape") + b"\n"
 
 
-def facts(files: list[Path]) -> dict[str, dict[str, Any]]:
+def facts_by_name(files: list[Path]) -> dict[str, dict[str, Any]]:
     """Size and checksum of each file, by its name."""
-    return {file.name: {"bytes": file.stat().st_size, "xxh3_128": checksum(file)} for file in files}
+    return {file.name: facts(file) for file in files}

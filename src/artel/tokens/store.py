@@ -1,6 +1,6 @@
 """The token store: shards of token ids on disk, memory-mapped, with sample ends, origins and checksums.
 
-    STORE/manifest.json              what is here: parts, shards, counts, a checksum for every file
+    STORE/manifest.json              what is here: parts, shards, counts, a checksum for every file and its own
     STORE/ledger.json                every document: read, kept, dropped by reason
     STORE/tokenizer/                 the tokenizer that made it
     STORE/train/00000.tokens         uint16 (up to 65,536 ids) or uint32, little-endian, samples one after another
@@ -31,9 +31,8 @@ import xxhash
 
 from artel.errors import InputError, Problem
 from artel.storage import checksum
+from artel.tokens.manifest import Facts, read_manifest, sample_files, stored_files
 
-FORMAT = 2
-PARTS = ("train", "validation")
 SOURCES = "sources.jsonl"
 
 
@@ -153,56 +152,68 @@ class StorePart:
         return text.split("\n")[:-1]
 
 
-def stored_files(manifest: dict[str, Any]) -> Iterator[tuple[str, int, str]]:
-    """(name within the store, bytes, xxh3-128) of each file with samples."""
-    for part in PARTS:
-        counts = manifest["parts"][part]
-        for files in [*(shard["files"] for shard in counts["shards"]), counts["files"]]:
-            for name, facts in files.items():
-                yield f"{part}/{name}", facts["bytes"], facts["xxh3_128"]
+class DamagedStore(InputError):
+    """A store is not as it was written."""
 
 
 class TokenStore:
-    """An opened store. Opening checks that every file is there in its size; `verify` reads all checksums."""
+    """An opened store. Opening checks that every file is there in its size; `verify` reads all checksums.
+
+    Raises DamagedStore, and InputError where there is no right to read.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            self.manifest: dict[str, Any] = orjson.loads((folder / "manifest.json").read_bytes())
-        except FileNotFoundError:
-            raise InputError([Problem(str(folder), "is not a token store: it has no manifest.json")]) from None
-        except orjson.JSONDecodeError as error:
-            raise self._damaged("manifest.json", f"is not JSON ({error})") from None
-        if self.manifest.get("format") != FORMAT:
-            raise self._damaged("manifest.json", f"has format {self.manifest.get('format')}, this artel reads {FORMAT}")
-        for file, size, _ in self._files():
-            if not file.is_file() or file.stat().st_size != size:
-                raise self._damaged(str(file.relative_to(folder)), "is missing or has another size than was written")
+            self.manifest = read_manifest((folder / "manifest.json").read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            raise DamagedStore([Problem(str(folder), "is not a token store: it has no manifest.json")]) from None
+        except OSError as error:
+            raise self._refused(folder / "manifest.json", error) from None
+        except ValueError as error:
+            raise self._damaged("manifest.json", str(error)) from None
         parts = self.manifest["parts"]
-        self.train = StorePart(folder / "train", parts["train"], self.manifest["dtype"])
-        self.validation = StorePart(folder / "validation", parts["validation"], self.manifest["dtype"])
+        try:
+            for file, size, _ in self._files(stored_files(self.manifest)):
+                if not file.is_file() or file.stat().st_size != size:
+                    what = "is missing or has another size than was written"
+                    raise self._damaged(str(file.relative_to(folder)), what)
+            self.train = StorePart(folder / "train", parts["train"], self.manifest["dtype"])
+            self.validation = StorePart(folder / "validation", parts["validation"], self.manifest["dtype"])
+        except OSError as error:
+            raise self._refused(Path(error.filename or folder), error) from None
 
     @property
     def digest(self) -> str:
         """What the store holds, as one short text: equal digests mean equal tokens in equal order."""
         digest = xxhash.xxh3_128()
-        for file, _, found in self._files():
+        for file, _, found in self._files(sample_files(self.manifest)):
             if file.suffix != ".origins":  # where a document stood on this machine does not change what is learned
                 digest.update(f"{file.relative_to(self.folder)} {found}\n".encode())
         return digest.hexdigest()
 
     def verify(self) -> None:
-        """Read every file and compare its checksum. Raises InputError that names a damaged file."""
-        for file, _, found in self._files():
-            if checksum(file) != found:
+        """Read every file and compare its checksum. Raises DamagedStore that names a file."""
+        for file, _, expected in self._files(stored_files(self.manifest)):
+            try:
+                found = checksum(file)
+            except OSError as error:
+                raise self._refused(file, error) from None
+            if found != expected:
                 raise self._damaged(
                     str(file.relative_to(self.folder)), "does not have the checksum it was written with"
                 )
 
-    def _files(self) -> Iterator[tuple[Path, int, str]]:
-        return ((self.folder / name, size, found) for name, size, found in stored_files(self.manifest))
+    def _files(self, facts: Iterator[Facts]) -> Iterator[tuple[Path, int, str]]:
+        return ((self.folder / name, size, found) for name, size, found in facts)
 
-    def _damaged(self, name: str, what: str) -> InputError:
-        return InputError(
-            [Problem(str(self.folder / name), what, "delete the store's folder; the next run makes it anew")]
-        )
+    def _refused(self, file: Path, error: OSError) -> InputError:
+        """What a disk says: there is no right to read, which is no damage; or a sector cannot be read any more."""
+        what = f"cannot be read: {error.strerror}"
+        if isinstance(error, PermissionError):
+            return InputError([Problem(str(file), what, f"give yourself the right to: chmod -R u+rX {self.folder}")])
+        return self._damaged(str(file.relative_to(self.folder)), what)
+
+    def _damaged(self, name: str, what: str) -> DamagedStore:
+        fix = "artel prepare and artel train make the store anew, where its texts are still there"
+        return DamagedStore([Problem(str(self.folder / name), what, fix)])

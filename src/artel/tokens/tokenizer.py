@@ -19,6 +19,7 @@ import xxhash
 
 from artel.errors import InputError, Problem
 from artel.tokens.fast import Encoder
+from artel.tokens.own_code import check_whose, remedy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -234,10 +235,11 @@ class Tokenizer:
         self.hf.save_pretrained(str(folder))
 
 
-def load_tokenizer(name: str, where: str = "tokenizer.from") -> Tokenizer:
+def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool = False) -> Tokenizer:
     """A tokenizer from a folder (tokenizer.json, or vocab.json + merges.txt) or a hub id.
 
-    Raises InputError when there is none, or it has no fast form, or no end token.
+    Code that comes with it is run with `runs_code` alone. Raises InputError when there is none, or it has no fast form,
+    or no end token.
     """
     folder = Path(name)
     if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
@@ -247,15 +249,34 @@ def load_tokenizer(name: str, where: str = "tokenizer.from") -> Tokenizer:
     if not folder.is_dir() and (folder.exists() or name.startswith((".", "/", "~"))):
         raise InputError([Problem(where, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")])
     try:
-        hf = _open(name, folder)
-    except Exception as error:  # the hub, the file system, JSON and Rust each raise their own kinds
-        raise InputError([Problem(where, f"{name} cannot be opened: {_first_line(error)}", _remedy(folder))]) from None
+        hf = _open_own(name) if runs_code else _open(name, folder)
+    except (InputError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the hub, the file system, JSON and Rust (a panic of it is no Exception)
+        fix = remedy(name) if "trust_remote_code" in str(error) else _remedy(folder)
+        raise InputError([Problem(where, f"{name} cannot be opened: {_first_line(error)}", fix)]) from None
     if not hasattr(hf, "backend_tokenizer"):
         raise InputError(
             [Problem(where, f"{name} has no fast tokenizer", "convert it to tokenizer.json with transformers")]
         )
-    return Tokenizer(hf, where)
+    tokenizer = Tokenizer(hf, where)
+    if tokenizer.vocabulary > _MOST_IDS:  # Rust would end the process when it writes down all ids up to there
+        what = f"{name} has a token with the id {tokenizer.vocabulary - 1:,}; a model needs a row for each id below"
+        raise InputError([Problem(where, what, f"write ids below {_MOST_IDS:,} into its tokenizer.json")])
+    try:
+        tokenizer.decode(tokenizer._exact([_ANY_TEXT])[0])
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        fix = "check that its vocabulary has the unknown token that it names"
+        raise InputError([Problem(where, f"{name} cannot encode any text: {_first_line(error)}", fix)]) from None
+    return tokenizer
 
+
+# Sixty times the largest vocabularies.
+_MOST_IDS = 2**24
+# A letter of no vocabulary of words, beside those that any has.
+_ANY_TEXT = "a word, \U00010fff"
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -286,6 +307,20 @@ def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
             return RobertaTokenizer.from_pretrained(name, mask_token=mask_token("<mask>"))
         return GPT2Tokenizer.from_pretrained(name)
     return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+
+
+def _open_own(name: str) -> PreTrainedTokenizerFast:
+    """A tokenizer whose own code may be run; without that code, so that what is saved of it opens everywhere."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    check_whose(get_tokenizer_config(name), name)
+    hf = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
+    if not type(hf).__module__.startswith("transformers_modules.") or not hasattr(hf, "backend_tokenizer"):
+        return hf
+    return PreTrainedTokenizerFast(
+        tokenizer_object=hf.backend_tokenizer, chat_template=hf.chat_template, **hf.special_tokens_map
+    )
 
 
 def _remedy(folder: Path) -> str:

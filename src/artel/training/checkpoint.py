@@ -4,6 +4,8 @@
                                optimizer.safetensors   `parameter|state` by name
                                shard-*.safetensors     in place of both, where processes share them: each one's pieces
                                state.json              step, best figure, time spent, digest of the token store
+                               run.yaml                the run file, every key of it
+                               versions.json           of artel, Python, torch and transformers
                                checksums.json          an xxh3-128 for each of these
     checkpoints/latest, best                           relative symlinks
 
@@ -16,26 +18,30 @@ No random state is stored: order and dropout are functions of (seed, step), and 
 
 from __future__ import annotations
 
-import shutil
+import platform
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import orjson
 import torch
+import torch.distributed as dist
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from artel.errors import InputError, Problem
-from artel.storage import checksum, new_folder, point, remove_leftovers
+import artel
+from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.storage import checksum, new_folder, remove_leftovers
 from artel.training.optimizer import Optimizer, Stepper
 from artel.training.piece_files import piece_shapes, read_pieces, told_by_first, write_pieces
 from artel.training.pieces import trained_tensors
 
-_MODEL, _OPTIMIZER, _STATE, _SUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
+_MODEL, _OPTIMIZER, _STATE, SUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
+_RUN_FILE, _VERSIONS = "run.yaml", "versions.json"
 
 
 @dataclass(slots=True)
@@ -58,48 +64,62 @@ class Progress:
     stopped_early: bool = False
     store: str = ""
     """Digest of the token store that the run is trained on."""
+    losses: list[float] = field(default_factory=list)
+    """Of the newest good steps, oldest first: what a spike is measured by; empty where none is looked for."""
+    bad_in_a_row: int = 0
+    """Bad steps since the newest good one."""
 
 
-def save_checkpoint(
-    folder: Path, optimizer: Stepper, progress: Progress, *, pieces: bool, keep: int, is_best: bool, first: bool
-) -> Path:
-    """Write a checkpoint and move the pointers; older ones than the newest `keep` go, `best` stays.
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a checkpoint is made of."""
 
-    All processes call it, each with its `pieces` where they share the model; the `first` writes what is not shared out.
+    weights: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
+    """Of the optimizer: `parameter|state`."""
+    progress: Progress
+    run_file: str
+
+
+def write_whole(path: Path, content: Content) -> None:
+    """Write a checkpoint from one process, which has all of it. Raises WorkError or InputError of the disk."""
+    with new_folder(path, replace=True) as partial:
+        save_file(_contiguous(content.weights), partial / _MODEL)
+        save_file(_contiguous(content.state), partial / _OPTIMIZER)
+        _close(partial, content)
+
+
+def write_shared(path: Path, content: Content, *, first: bool, group: dist.ProcessGroup | None) -> None:
+    """Write a checkpoint of which each process has pieces; all of a group call it.
+
+    Raises WorkError or InputError of the disk on every process, except where the first one alone fails at its end.
     """
-    path = folder / f"step-{progress.step:09d}"
-    if pieces:
-        with new_folder(path, replace=True) if first else nullcontext() as partial:
-            place = Path(told_by_first(str(partial)))
-            write_pieces(place, optimizer.weights() | optimizer.state())
-            if first:
-                _close(place, progress)
-    elif first or optimizer.gathers:
-        weights, state = optimizer.weights(), optimizer.state()
+    with ExitStack() as stack:
+        refused: ArtelError | None = None
+        partial = None
         if first:
-            with new_folder(path, replace=True) as partial:
-                save_file(_contiguous(weights), partial / _MODEL)
-                save_file(_contiguous(state), partial / _OPTIMIZER)
-                _close(partial, progress)
-    if first:
-        _point(folder, path, keep, is_best)
-    return path
+            try:
+                partial = stack.enter_context(new_folder(path, replace=True))
+            except ArtelError as error:
+                refused = error
+        place = told_by_first(str(partial) if partial is not None else None, group)
+        if refused is not None:
+            raise refused
+        if place is None:
+            raise WorkError([Problem(str(path), "the first process could not make the folder")])
+        write_pieces(Path(place), content.weights | content.state, group)
+        if first:
+            _close(Path(place), content)
 
 
-def _close(partial: Path, progress: Progress) -> None:
-    (partial / _STATE).write_bytes(orjson.dumps(asdict(progress), option=orjson.OPT_INDENT_2))
+def _close(partial: Path, content: Content) -> None:
+    (partial / _STATE).write_bytes(orjson.dumps(asdict(content.progress), option=orjson.OPT_INDENT_2))
+    (partial / _RUN_FILE).write_text(content.run_file, encoding="utf-8")
+    versions = {"artel": artel.__version__, "python": platform.python_version(), "torch": torch.__version__,
+                "transformers": transformers.__version__}  # fmt: skip
+    (partial / _VERSIONS).write_bytes(orjson.dumps(versions, option=orjson.OPT_INDENT_2))
     sums = {file.name: checksum(file) for file in sorted(partial.iterdir())}
-    (partial / _SUMS).write_bytes(orjson.dumps(sums, option=orjson.OPT_INDENT_2))
-
-
-def _point(folder: Path, path: Path, keep: int, is_best: bool) -> None:
-    point(folder / "latest", path)
-    if is_best:
-        point(folder / "best", path)
-    spared = {(folder / name).resolve() for name in ("latest", "best")}
-    for old in list_checkpoints(folder)[:-keep]:
-        if old.resolve() not in spared:
-            shutil.rmtree(old)
+    (partial / SUMS).write_bytes(orjson.dumps(sums, option=orjson.OPT_INDENT_2))
 
 
 def load_checkpoint(folder: Path, optimizer: Stepper, tell: Callable[[str], None]) -> Progress | None:
@@ -112,13 +132,31 @@ def load_checkpoint(folder: Path, optimizer: Stepper, tell: Callable[[str], None
     for path in reversed(list_checkpoints(folder)):
         fault = _fault(path)
         if fault is None:
-            _load(path, optimizer)
-            return Progress(**orjson.loads((path / _STATE).read_bytes()))
+            try:
+                progress = read_progress(path)
+                if path.name != f"step-{progress.step:09d}":
+                    raise ValueError(f"{_STATE} is of step {progress.step}")
+                _load(path, optimizer)
+                return progress
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # with its checksums, and yet not what is written: each reader's own kinds
+                fault = f"is damaged ({' '.join(str(error).split())[:300] or type(error).__name__})"
         tell(f"{path} {fault}: the checkpoint before it is taken")
         problems.append(Problem(str(path), fault))
     if problems:
         raise InputError([*problems, Problem(str(folder), "no checkpoint is whole", "begin anew with --restart")])
     return None
+
+
+def read_progress(path: Path) -> Progress:
+    """Where the run stood when a checkpoint was written. Raises ValueError or TypeError where that cannot be read."""
+    progress, usual = Progress(**orjson.loads((path / _STATE).read_bytes())), Progress()
+    for each in fields(Progress):
+        value, like = getattr(progress, each.name), getattr(usual, each.name)
+        if not isinstance(value, int | float | None if like is None else type(like)):
+            raise TypeError(f"{_STATE}: {each.name} is {str(value)[:100]}")
+    return progress
 
 
 def _load(path: Path, optimizer: Stepper) -> None:
@@ -156,6 +194,11 @@ def _whole(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]
     return weights, {name: tensor for name, tensor in both.items() if "|" in name}
 
 
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return folder / f"step-{step:09d}"
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """All checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
@@ -163,13 +206,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def _fault(path: Path) -> str | None:
     try:
-        sums = orjson.loads((path / _SUMS).read_bytes())
+        sums = orjson.loads((path / SUMS).read_bytes())
         for name, expected in sums.items():
+            if Path(name).name != name:
+                return f"is damaged ({SUMS} names {name}, which is no file of it)"
             if checksum(path / name) != expected:
                 return f"is damaged ({name} does not have its checksum)"
         if _STATE not in sums or not any(name.endswith(".safetensors") for name in sums):
-            return f"is damaged ({_SUMS} does not name all files)"
-    except (OSError, orjson.JSONDecodeError, AttributeError, TypeError, SafetensorError) as error:
+            return f"is damaged ({SUMS} does not name all files)"
+    except PermissionError as error:  # no damage, and nothing to be begun anew for
+        fix = f"give yourself the right to read it: chmod -R u+rX {path}"
+        raise InputError([Problem(str(path), f"cannot be read: {error.strerror}", fix)]) from None
+    except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as error:
         return f"is damaged ({error})"
     return None
 

@@ -10,6 +10,7 @@ from artel.config import RunConfig
 from artel.objectives import Batch, Objective
 from artel.parallel import Layout, Processes
 from artel.tokens import StorePart, rows_to_judge
+from artel.training.watchdog import beat
 
 # What a micro-batch holds when the run file says auto: 4,096 tokens keep two CPU cores busy and stay in their caches'
 # reach; 32,768 fill a GPU's matrix units and need a few GiB for the logits of a 50k vocabulary.
@@ -42,4 +43,5 @@ class Validation:
         mine = np.arange(layout.batch_rank, count, ranks)
         for start in range(0, -(-count // ranks), micro_batch):  # all alike: some may have only filler in the last
             indices = mine[start : start + micro_batch]
+            beat("a validation batch")
             yield self._objective.batch(rows_to_judge(self.samples, indices, micro_batch)), indices

@@ -11,7 +11,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import orjson
 import torch
 import xxhash
 
-from artel.config import RunConfig
+from artel.config import RunConfig, dump_run
 from artel.config.quantities import Interval
 from artel.errors import InputError, Problem
 from artel.models import save_model, try_compiled
@@ -31,18 +31,32 @@ from artel.parallel import Layout, Processes
 from artel.preparing import Prepared
 from artel.storage import write_file
 from artel.tokens import BalancedOrder, Blocks, Order, Samples, StorePart, Tokenizer, micro_batches, step_numbers
+from artel.training.bad_steps import Guard
 from artel.training.before import remember_before
-from artel.training.checkpoint import Progress, full_weights, list_checkpoints, load_checkpoint, load_weights
-from artel.training.feeding import fed, held_garbage
+from artel.training.checkpoint import (
+    Progress,
+    checkpoint_path,
+    full_weights,
+    list_checkpoints,
+    load_checkpoint,
+    load_weights,
+    read_progress,
+)
+from artel.training.copies import fetch_newest
+from artel.training.feeding import held_garbage
 from artel.training.judging import Validation
-from artel.training.late import Late
-from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate, Watch, not_finite
+from artel.training.micro_batch import Found, Limit
+from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate
 from artel.training.optimizer import Stepper
+from artel.training.out_of_memory import Feed, gradients, optimizer_memory_told
 from artel.training.profile import Profile
 from artel.training.ready import make_ready
+from artel.training.retention import check_space, checkpoint_bytes, commit
 from artel.training.run_folder import RunFolder
+from artel.training.saver import Saver
 from artel.training.schedule import Length, rate
 from artel.training.tracking import Trackers
+from artel.training.watchdog import beat, watched
 
 Result = dict[str, Any]
 
@@ -64,28 +78,30 @@ def train(
     run = open_run(config, prepared, processes, tell if processes.first else lambda _: None)
     profile = Profile(run)
     # The profile comes last: it sees each step together with what is done after it.
-    occasions = [*occasions, Watch(), Log(), Validate(), ShowSamples(), Save(), signals, profile]
+    occasions = [*occasions, Log(), Validate(), ShowSamples(), Save(), signals, profile]
     try:
-        with held_garbage() as collect, fed(run.take, run.step, run.length.steps, processes.device) as take:
+        with watched(run), held_garbage() as collect, Feed(run) as feed:
             while not run.is_over:
                 started = time.monotonic()
                 with marked("artel: data"):
-                    batches = take(run.step)
+                    batches = feed.take()
                 run.agree(signals.asked, batches)
-                torch.manual_seed(_dropout_seed(config.seed, run.step, run.layout.batch_rank))
-                run.window += run.layout.run(batches, run.targets, run.optimizer.loss_factor)
-                with marked("artel: optimizer"):
-                    share = rate(config.train, run.step, run.length.steps)
-                    run.norm, right = run.optimizer.clipped_step(share, run.layout.norm())
-                    run.right = [*run.right[-1:], Late(right)]
+                sums = gradients(run, feed)
+                if run.check_finite(run.step):  # the step before was bad, and these are not the weights' any more
+                    sums = gradients(run, feed)
+                with marked("artel: optimizer"), optimizer_memory_told():
+                    run.guard.step(run, sums, rate(config.train, run.step, run.length.steps))
                 run.count_step(time.monotonic() - started)
+                beat("a step")
                 with marked("artel: once in a while"):
                     for occasion in occasions:
                         occasion(run)
+                        beat(type(occasion).__name__)
                 collect(run.step)
         return close_run(run)
     finally:
         profile.close()
+        run.saver.close()
         run.trackers.close()
         signals.close()
 
@@ -103,19 +119,21 @@ class Run:
     validation: Validation
     order: Order | BalancedOrder
     length: Length
-    micro_batch: int
+    found: Found
+    """Rows of a micro-batch, and what is computed again."""
+    limit: Limit
     layout: Layout
     optimizer: Stepper
+    guard: Guard
+    saver: Saver
     trackers: Trackers
     progress: Progress
     tell: Callable[[str], None]
     started: float
     window: torch.Tensor
-    """Sums of the objective since the last logged line, on the device."""
+    """Sums of the objective over the good steps since the last logged line, on the device."""
     norm: torch.Tensor
-    """Gradient norm of the newest step, before clipping, on the device."""
-    right: list[Late] = field(default_factory=list)
-    """Whether the run may go on after the step before the newest, and after the newest."""
+    """Gradient norm of the newest good step, before clipping, on the device."""
     window_seconds: float = 0.0
     window_tokens: int = 0
     targets: float = 0.0
@@ -135,6 +153,11 @@ class Run:
     def step(self) -> int:
         """Steps done."""
         return self.progress.step
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows that one process runs at a time."""
+        return self.found.size
 
     @property
     def is_over(self) -> bool:
@@ -173,6 +196,11 @@ class Run:
         self.tokens = int(tokens)
         self.stop_asked = stops > 0
 
+    def gradients(self, batches: list[Batch]) -> torch.Tensor:
+        """Forward and backward of the next step's micro-batches; this process's sums, on the device."""
+        torch.manual_seed(_dropout_seed(self.config.seed, self.step, self.layout.batch_rank))
+        return self.layout.run(batches, self.targets, self.optimizer.loss_factor)
+
     def count_step(self, seconds: float) -> None:
         self.progress.step += 1
         self.progress.tokens += self.tokens
@@ -186,13 +214,12 @@ class Run:
             return clock.is_due(interval.seconds, self.first_seconds)
         return self.length.is_due(interval, self.step)
 
-    def check_finite(self, step: int) -> None:
-        """Stop the run if the gradient norm of `step`, the newest or the one before, is NaN or infinite."""
-        known = self.right[step - self.step - 1 :][:1]  # none: the step before is of an earlier start
-        if known and not known[0].read():
-            samples = self.order.at(self.numbers(step - 1))
-            origins = list(dict.fromkeys(name for index in samples for name in self.samples.origins(int(index))))
-            raise not_finite(step, origins)
+    def check_finite(self, step: int) -> bool:
+        """See to the newest step, if it is no later than `step` and was bad: NaN, infinite, a spike.
+
+        Whether that took the weights back to the last checkpoint. Raises WorkError where the run is to stop.
+        """
+        return self.guard.settle(self, step)
 
     def progress_now(self) -> Progress:
         return replace(self.progress, seconds=self.progress.seconds + time.monotonic() - self.started)
@@ -205,19 +232,26 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     objective = objective_of(config, tokenizer)
     if processes.first:
         folder.path.mkdir(parents=True, exist_ok=True)
-        store.verify()
     samples, validation = objective.view(store.train), Validation(objective, store.validation)
     _check_blocks(samples, store.train, validation, config)
     objective.study(store.train)
     tokens = config.data.block if isinstance(samples, Blocks) else store.train.tokens / store.train.samples
     length = Length.of(config.train, len(samples), tokens)
 
+    if config.checkpoint.copy_to is not None:
+        if processes.first:
+            fetch_newest(folder.checkpoints, config.checkpoint.copy_to, tell)
+        processes.barrier()
     ready = make_ready(config, tokenizer, objective, samples, processes, length.steps, tell)
-    layout, optimizer, micro_batch = ready.layout, ready.optimizer, ready.micro_batch
+    layout, optimizer = ready.layout, ready.optimizer
     resumed = bool(list_checkpoints(folder.checkpoints))
-    remember_before(objective, store, layout, processes, micro_batch, folder.before, resumed, tell)
+    remember_before(objective, store, layout, processes, ready.found.size, folder.before, resumed, tell)
     progress = load_checkpoint(folder.checkpoints, optimizer, tell) or Progress(store=store.digest)
     _check_same_store(progress, store.digest)
+    if processes.first:
+        if progress.step:
+            commit(folder.checkpoints, progress, config.checkpoint)
+        check_space(folder.checkpoints, checkpoint_bytes(layout.model, config.train, layout.grid.pipeline), tell)
     _check_same_step(progress, layout, processes)
 
     tell(
@@ -239,9 +273,20 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
         validation=validation,
         order=objective.order(store.train, len(samples)),
         length=length,
-        micro_batch=micro_batch,
+        found=ready.found,
+        limit=ready.limit,
         layout=layout,
         optimizer=optimizer,
+        guard=Guard(config.train, folder.bad_steps, progress.step, first=first),
+        saver=Saver(
+            folder.checkpoints,
+            optimizer,
+            processes,
+            config.checkpoint,
+            dump_run(config),
+            shared=not layout.grid.is_plain,
+            tell=tell,
+        ),
         trackers=Trackers(config if first else config.model_copy(update={"track": []}), folder, **steps),
         progress=progress,
         tell=tell,
@@ -260,17 +305,22 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
 
 def close_run(run: Run) -> Result:
     """Write the final model and the result; called when the last step is saved."""
+    for failure in run.saver.failures:
+        run.tell(failure)
     progress = run.progress_now()
-    best = run.folder.checkpoints / ("best" if progress.stopped_early else "latest")
+    model_step, saved = progress.step, checkpoint_path(run.folder.checkpoints, progress.step)
     whole = run.layout.grid.is_plain and not run.optimizer.gathers  # this process has all of the model
-    if progress.stopped_early:  # the last validations were worse: the best model is what was waited for
+    best = run.folder.checkpoints / "best"
+    if progress.stopped_early and best.exists():  # the last validations were worse; on a full disk there may be no best
+        saved = best
         if whole:
             load_weights(best, run.layout.model)
-        progress.validation = progress.best_validation
+        found = read_progress(best)  # an earlier one, where the disk was full when the best was to be written
+        model_step, progress.validation = found.step, found.best_validation
     result = {
         "run": str(run.folder.path),
         "steps": progress.step,
-        "model_step": progress.best_step if progress.stopped_early else progress.step,
+        "model_step": model_step,
         "tokens": progress.tokens,
         "train_loss": progress.train_loss,
         "validation": progress.validation,
@@ -279,7 +329,7 @@ def close_run(run: Run) -> Result:
         "peak_memory_gib": _peak_memory(run.processes.device) / 2**30,
     }
     if run.processes.first:
-        weights = None if whole else full_weights(best)
+        weights = None if whole else full_weights(saved)
         save_model(run.layout.model, run.tokenizer, run.folder.model, weights)
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
     run.processes.barrier()

@@ -53,6 +53,42 @@ class Found:
     """What the layers compute again: one of the modes that were asked about."""
 
 
+class Limit:
+    """The most that a run may ask of memory, because more was too much for one of its steps: kept in its folder."""
+
+    def __init__(self, run: Path, key: Mapping[str, Any]) -> None:
+        """`run` is the folder, `key` all that the limit depends on, as in `find_micro_batch`."""
+        self._file, self._key = run / f"limit-{_digest(key)}.json", key
+
+    def keep(self, found: Found, agree: Callable[[int], int]) -> Found:
+        """`found`, or less where the limit is lower; `agree` gives the smallest of all processes' numbers."""
+        known = _remembered(self._file, ("none", "selective", "full"))
+        least = agree(min(_appetite(each) for each in (found, known) if each is not None))
+        if least == _appetite(found):
+            return found
+        return Found(least // 2, found.recompute if least % 2 else "full")
+
+    def lower(self, found: Found) -> None:
+        """Remember that no more than `found` may be asked from now on. Raises WorkError or InputError of the disk."""
+        _remember([self._file], found, self._key)
+
+
+def _appetite(found: Found) -> int:
+    """A number in whose order micro-batches take memory: by rows, of equal ones those with all computed again less."""
+    return 2 * found.size + (found.recompute != "full")
+
+
+def less(found: Found, share: int) -> Found | None:
+    """What is left to try when memory has run out with `found`: half the rows; of a single one, all computed again.
+
+    `share` is this process's share of a global batch, in rows: it is cut into equal micro-batches.
+    """
+    rows = -(-share // -(-share // found.size))
+    if rows > 1:
+        return Found(-(-rows // 2), found.recompute)
+    return None if found.recompute == "full" else Found(1, "full")
+
+
 def find_micro_batch(
     attempt: Attempt,
     most: int,

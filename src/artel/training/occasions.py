@@ -9,12 +9,11 @@ import signal
 import time
 from typing import TYPE_CHECKING, Protocol
 
-import orjson
-
+from artel.config.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
 from artel.models import Sampling
 from artel.models.speed import tokens_a_second, utilisation
-from artel.training.checkpoint import save_checkpoint
+from artel.training.lines import Lines
 
 if TYPE_CHECKING:
     from artel.training.loop import Run
@@ -24,15 +23,8 @@ class Occasion(Protocol):
     def __call__(self, run: Run) -> None: ...
 
 
-class Watch:
-    """Stops the run at the step that gave NaN or infinity; on a GPU one step late, so as not to wait for the device."""
-
-    def __call__(self, run: Run) -> None:
-        run.check_finite(run.step if run.processes.device.type == "cpu" else run.step - 1)
-
-
 class Log:
-    """A line of figures every `log.every` steps and at the end: means over the steps since the line before."""
+    """A line of figures every `log.every` steps and at the end: means over the good steps since the line before."""
 
     def __call__(self, run: Run) -> None:
         if not (run.step % run.config.log.every == 0 or run.is_over):
@@ -40,6 +32,8 @@ class Log:
         run.check_finite(run.step)
         sums = run.layout.add_up(run.window.double().tolist())
         totals = dict(zip(run.objective.sums, sums, strict=True))
+        if not totals["targets"]:  # bad steps alone: bad_steps.jsonl has them
+            return
         run.window.zero_()
         seconds, run.window_seconds = run.window_seconds, 0.0
         tokens, run.window_tokens = run.window_tokens, 0
@@ -112,8 +106,9 @@ class ShowSamples:
         text = "".join(run.objective.show(run.layout.model, prompt, sampling))
         run.tell(f"step {run.step}: {prompt} → {text}")
         if run.processes.first:
-            with run.folder.samples.open("ab") as file:
-                file.write(orjson.dumps({"step": run.step, "prompt": prompt, "text": text}) + b"\n")
+            lines = Lines(run.folder.samples)
+            lines.add({"step": run.step, "prompt": prompt, "text": text})
+            lines.close()
 
 
 class Save:
@@ -121,23 +116,22 @@ class Save:
 
     def __init__(self) -> None:
         self._clock = Clock()
+        self._started = False
 
     def __call__(self, run: Run) -> None:
         wanted = run.config.checkpoint
         better = run.newest_validation == run.step == run.progress.best_step
+        if not self._started and wanted.every != Interval():  # not never
+            run.saver.touch_memory()
+        self._started = True
         if not (better or run.stop_asked or run.is_over or run.is_due(wanted.every, self._clock)):
             return
         run.check_finite(run.step)
-        save_checkpoint(
-            run.folder.checkpoints,
-            run.optimizer,
-            run.progress_now(),
-            pieces=not run.layout.grid.is_plain,
-            keep=wanted.keep,
-            is_best=better,
-            first=run.processes.first,
-        )
-        run.processes.barrier()
+        last = run.stop_asked or run.is_over
+        saved = run.saver.save(run.progress_now(), last=last)
+        if last and run.layout.add_up([float(not saved)])[0]:
+            lines = run.saver.failures or ["the checkpoint could not be written"]
+            raise WorkError([Problem(f"step {run.step}", line) for line in lines])
 
 
 class StopOnSignal:
@@ -187,18 +181,3 @@ class Clock:
         if due:
             self._last = now
         return due
-
-
-def not_finite(step: int, origins: list[str]) -> WorkError:
-    """The error of a step whose loss or gradient is NaN or infinite."""
-    named = "; ".join(origins[:20]) + (f"; and {len(origins) - 20} more" if len(origins) > 20 else "")
-    return WorkError(
-        [
-            Problem(
-                f"step {step}",
-                f"the loss or its gradient is NaN or infinite; nothing of this step was saved. Documents: {named}",
-                "lower train.learning_rate, lengthen train.warmup, or look at these documents; "
-                "the same command goes on from the last checkpoint",
-            )
-        ]
-    )

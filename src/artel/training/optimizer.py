@@ -65,7 +65,9 @@ class Stepper(Protocol):
     @property
     def loss_factor(self) -> torch.Tensor | None: ...
 
-    def clipped_step(self, rate: float, norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def clipped_step(
+        self, rate: float, norm: torch.Tensor, *, guarded: bool = False, spike: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     @property
     def gathers(self) -> bool:
@@ -117,20 +119,26 @@ class Optimizer:
         """What the loss must be multiplied by before the backward pass: a scalar on the device, or None."""
         return None if self.loss_scale is None else self.loss_scale.scale
 
-    def clipped_step(self, rate: float, norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def clipped_step(
+        self, rate: float, norm: torch.Tensor, *, guarded: bool = False, spike: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """One step at `rate` times the peak learning rate, with clipped gradients; `norm` is theirs as they are.
 
-        (their norm without the loss factor, whether the run may go on), scalars on the device. With a loss scale a step
-        whose norm is infinite is left out and the scale halved, and the run may go on until that does not help.
+        (their norm without the loss factor, whether the step was good), scalars on the device. A step whose norm is not
+        finite is bad, and so is one that is told to be a `spike`; where `guarded`, a bad step changes nothing.
+
+        With a loss scale a step whose norm is infinite is left out and the scale halved; it counts as good until that
+        does not help. A spike is left out too, and leaves the scale as it is.
         """
         if self.loss_scale is None:
-            self.step(rate, clip_divisor(norm, self._clip))
-            return norm, torch.isfinite(norm)
+            good = torch.isfinite(norm) & (not spike)
+            self.step(rate, clip_divisor(norm, self._clip), (~good).float() if guarded else None)
+            return norm, good
         norm = norm / self.loss_scale.scale
         found = self.loss_scale.found_infinite(norm)
-        self.step(rate, self.loss_scale.divisor(clip_divisor(norm, self._clip)), found)
+        self.step(rate, self.loss_scale.divisor(clip_divisor(norm, self._clip)), found.clamp(min=float(spike)))
         self.loss_scale.update(found)
-        return norm, ~self.loss_scale.has_collapsed()
+        return norm, ~self.loss_scale.has_collapsed() & (not spike)
 
     def step(self, rate: float, divisor: torch.Tensor | None = None, found: torch.Tensor | None = None) -> None:
         """One step at `rate` times the peak learning rate; the gradients are gone afterwards.
@@ -139,7 +147,7 @@ class Optimizer:
         adamw and sgd, in a pass of their own for the others. Where `found` is 1.0, not 0.0, nothing changes, neither
         parameters nor state; adamw and sgd see to that on the device, for the others the host waits to read it.
         """
-        if found is not None and not all(map(_divides, self._parts)) and bool(found):
+        if found is not None and not all(map(_heeds, self._parts)) and bool(found):
             self._forget_gradients()
             return
         for piece in self._pieces:
@@ -194,8 +202,13 @@ class Optimizer:
         return found
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """The inverse of `state`, for the same model and optimizer; of a whole state this process's part is taken."""
+        """The inverse of `state`, for the same model and optimizer; of a whole state this process's part is taken.
+
+        What was there before is gone, also where `state` has nothing in its place.
+        """
         state = dict(state)
+        for part in self._parts:
+            part.state.clear()
         if self.loss_scale is not None:
             self.loss_scale.load(state)
         pieces = {piece.name: piece for piece in self._pieces}
@@ -232,8 +245,13 @@ def _add_tables(part: torch.optim.Optimizer) -> None:
 
 
 def _divides(part: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer divides gradients by its `grad_scale` and heeds its `found_inf`, by PyTorch's own mark."""
+    """Whether an optimizer divides gradients by its `grad_scale`, by PyTorch's own mark."""
     return getattr(part, "_step_supports_amp_scaling", False)
+
+
+def _heeds(part: torch.optim.Optimizer) -> bool:
+    """Whether it also heeds its `found_inf`, as PyTorch's own with that mark do."""
+    return _divides(part) and not isinstance(part, RoundedAdamW)
 
 
 def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:

@@ -17,20 +17,21 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from artel.errors import Problem, WorkError
 
 
-def told_by_first(text: str) -> str:
-    """What the first process says, on all of them."""
-    said = [text]
-    dist.broadcast_object_list(said, src=0)
-    return said[0]
+def told_by_first(said: str | None, group: dist.ProcessGroup | None = None) -> str | None:
+    """What the first process says, on all of a group."""
+    holder = [said]
+    dist.broadcast_object_list(holder, src=0, group=group)
+    return holder[0]
 
 
-def write_pieces(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Write each process's pieces of `tensors` (plain, or DTensors) into a folder that all see. All call it.
+def write_pieces(folder: Path, tensors: dict[str, torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Write each process's pieces of `tensors` (plain, or DTensors) into a folder that all see. All of a group call it.
 
     Raises WorkError, on every process alike, when one of them cannot.
     """
     try:
-        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        save(tensors, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # derives from BaseException
         raise _told(folder, error) from None
 

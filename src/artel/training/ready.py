@@ -33,6 +33,7 @@ from artel.training.bf16_weights import hold_in_bf16
 from artel.training.loss_scale import LossScale
 from artel.training.micro_batch import (
     Found,
+    Limit,
     copies,
     find_micro_batch,
     longest_sample,
@@ -49,7 +50,10 @@ class Ready:
 
     layout: Layout
     optimizer: Stepper
-    micro_batch: int
+    found: Found
+    """Rows of a micro-batch, and what is computed again."""
+    limit: Limit
+    """Where less is remembered."""
     precision: str
     """What layers compute in."""
     compiled: bool
@@ -64,7 +68,7 @@ def check_layout(config: RunConfig, auto_class: str, world: int, here: int) -> N
     """
     device = device_here()
     if config.parallel.deepspeed is not None:
-        read_deepspeed(config.parallel.deepspeed, config, world, device)
+        _resolved(config.parallel.deepspeed, config, world, device)
         return
     grid = read_grid(config.parallel, world, here)
     if grid.is_plain:
@@ -125,7 +129,11 @@ def make_ready(
     if grid.pipeline > 1 and config.validate_.prompts:
         tell("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
     given = deepspeed.micro_batch if deepspeed is not None else None
-    found = _fit(config, objective, samples, layout, processes, given)
+    limit = _limit(config, layout, processes)
+    fitting = _fit(config, objective, samples, layout, processes, given)
+    found = limit.keep(fitting, layout.least)
+    if found != fitting:
+        tell(f"micro-batches of {found.size}, not {fitting.size}: memory ran out in an earlier step of this run")
     recomputed = _recomputing(model, config, found)
     compiled = compile_choice(config.train.compile, processes.device, steps)
     if deepspeed is not None:  # its engine takes hold of the layers as they are
@@ -147,7 +155,7 @@ def make_ready(
         f"{device}, {precision}, micro-batches of {found.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
         f"loss: {loss}"
     )
-    return Ready(layout, optimizer, found.size, precision, compiled.value != OFF,
+    return Ready(layout, optimizer, found, limit, precision, compiled.value != OFF,
                  f"{model.config.model_type}, {parameters:,} parameters · {told}")  # fmt: skip
 
 
@@ -206,10 +214,34 @@ def _deepspeed(config: RunConfig, processes: Processes, tell: Callable[[str], No
     """What a DeepSpeed file says, where the run has one."""
     if config.parallel.deepspeed is None:
         return None
-    found = read_deepspeed(config.parallel.deepspeed, config, processes.world, processes.device)
+    found = _resolved(config.parallel.deepspeed, config, processes.world, processes.device)
     for note in found.notes:
         tell(note)
     return found
+
+
+def _resolved(file: str, config: RunConfig, world: int, device: torch.device) -> Resolved:
+    """A DeepSpeed file for this run. Raises InputError with all that does not go with it."""
+    problems = []
+    steps_itself, fix = "DeepSpeed's engine steps by itself", "leave it out, or leave parallel.deepspeed out"
+    if config.train.on_bad_step != "stop":
+        problems.append(Problem("train.on_bad_step", f"{config.train.on_bad_step}: {steps_itself}", fix))
+    if config.train.spike is not None:
+        problems.append(Problem("train.spike", f"{config.train.spike:g}: {steps_itself}", fix))
+    try:
+        found = read_deepspeed(file, config, world, device)
+    except InputError as error:
+        raise InputError([*error.problems, *problems]) from None
+    if problems:
+        raise InputError(problems)
+    return found
+
+
+def _limit(config: RunConfig, layout: Layout, processes: Processes) -> Limit:
+    """What earlier starts of this run on such processes have found too large."""
+    most = -(-config.train.batch // layout.grid.batch_ranks)
+    key = what_matters(config, layout.model, most, config.data.block, processes.device, processes.world)
+    return Limit(RunFolder(Path(config.run)).micro_batches, key)
 
 
 def _fit(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from artel.config import RunConfig, dump_run, load_run, result_differences
 from artel.errors import InputError, Problem
-from artel.storage import disk_errors, write_file
+from artel.storage import disk_errors, remove_leftovers, write_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,11 @@ class RunFolder:
     @property
     def samples(self) -> Path:
         return self.path / "samples.jsonl"
+
+    @property
+    def bad_steps(self) -> Path:
+        """A line for each step that was NaN, infinite or a spike."""
+        return self.path / "bad_steps.jsonl"
 
     @property
     def result(self) -> Path:
@@ -55,27 +60,41 @@ class RunFolder:
         return self.path / "profile"
 
     @property
+    def hangs(self) -> Path:
+        """Where the threads of a process stood that got no further."""
+        return self.path / "hangs"
+
+    @property
     def model(self) -> Path:
         return self.path / "model"
 
     @property
     def lock(self) -> Path:
+        """Held by who leads the run: a launcher, or its only process."""
         return self.path / ".lock"
+
+    @property
+    def processes_lock(self) -> Path:
+        """Held by every process of the run together, also when its launcher has been killed."""
+        return self.path / ".lock-processes"
 
     def empty(self) -> None:
         """Remove what an earlier run wrote here, and nothing else that may lie in the folder."""
         with disk_errors(self.path):
-            for path in (self.checkpoints, self.model, self.profile, self.micro_batches, self.path / "tensorboard"):
+            tensorboard = self.path / "tensorboard"
+            for path in (self.checkpoints, self.model, self.profile, self.micro_batches, self.hangs, tensorboard):
                 if path.exists():
                     shutil.rmtree(path)
-            for path in (self.config, self.ledger, self.metrics, self.samples, self.result, self.before):
+            files = (self.config, self.ledger, self.metrics, self.samples, self.bad_steps, self.result, self.before)
+            for path in files:
                 path.unlink(missing_ok=True)
 
 
 def check_same_run(config: RunConfig) -> None:
     """Refuse to go on with a run whose file has changed in what shapes the result, and show the difference.
 
-    Also writes RUN/config.yaml. Called once, by the first process, before the others start.
+    Also writes RUN/config.yaml, and clears away what a killed start was just writing beside it. Called once, by the
+    first process, before the others start.
     """
     folder = RunFolder(Path(config.run))
     if any(folder.checkpoints.glob("step-*")) and folder.config.is_file():
@@ -83,4 +102,5 @@ def check_same_run(config: RunConfig) -> None:
         if changed:
             remedy = "set it back, choose another folder (run=…), or begin anew with --restart"
             raise InputError([Problem(f"{folder.config}", f"the run began with {line}", remedy) for line in changed])
+    remove_leftovers(folder.path)
     write_file(folder.config, dump_run(config))

@@ -15,6 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from artel.config import RunConfig
 from artel.errors import missing_extra
+from artel.secrets import hide_secrets
+from artel.storage import write_file
+from artel.training.lines import Lines
 from artel.training.run_folder import RunFolder
 
 Figures = dict[str, Any]
@@ -86,16 +89,16 @@ class JsonLines:
                         kept.append(line)
                 except orjson.JSONDecodeError:  # torn by a kill: it belongs to a step that is done again
                     continue
-        path.write_bytes(b"".join(line + b"\n" for line in kept))
-        self._file = path.open("ab", buffering=0)
+            write_file(path, b"".join(line + b"\n" for line in kept))
+        self._lines = Lines(path)
 
     def training(self, figures: Figures) -> None:
-        self._file.write(orjson.dumps(figures) + b"\n")
+        self._lines.add(figures)
 
     validation = training
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
 
 class ConsoleTracker:
@@ -171,7 +174,7 @@ class Wandb:
             name=folder.name,
             dir=str(folder),
             mode="offline" if offline else None,
-            config=run.model_dump(mode="json", by_alias=True),
+            config=hide_secrets(run.model_dump(mode="json", by_alias=True)),
         )
 
     def training(self, figures: Figures) -> None:

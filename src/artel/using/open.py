@@ -63,7 +63,9 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
     objective = objective_of_folder(folder, run, tokenizer)
     adapter = read_adapter(folder)
     if adapter is None:
-        model = _build(ModelConfig.model_validate({"from": folder}), objective, 1, 0)
+        # The code in a run's model is that of the model which it began with, and was trusted then.
+        trusted = folder if run is not None and run.model.runs_code else None
+        model = _build(ModelConfig.model_validate({"from": folder, "trust_remote_code": trusted}), objective, 1, 0)
     else:
         model = build_adapted(
             adapter,
@@ -71,6 +73,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
             auto_class=objective.auto_class,
             heads=objective.heads,
             quantise=objective.run.model.quantise,
+            runs_code=run is not None and run.model.runs_code and run.model.from_ == adapter.base,
         ).model
     return Opened(name, folder, model, tokenizer, objective, run)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
+from artel.secrets import hide_secrets
 from artel.storage import RemoteFile, cache_folder, fetch, fetch_remote, is_remote
 from artel.text.sources.chat import read_chat, read_preferences
 from artel.text.sources.dummy import read_dummy
@@ -51,7 +52,7 @@ def _read_whole(source: SourceConfig, where: str, data: DataConfig) -> Items:
 
 def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig) -> Items:
     for each in inputs:
-        name = source.name or each.path
+        name = source.name or hide_secrets(each.path)
         if is_url(each.address):
             fetched = fetch(each.address, cache_folder() / "downloads", max_bytes=data.max_document)
             yield from _read(fetched.path, each, fetched.content_type, name, source, data)
@@ -63,7 +64,7 @@ def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig
 
 
 def _read(file: Path, what: Input, content_type: str, set_name: str, source: SourceConfig, data: DataConfig) -> Items:
-    origin = what.address
+    origin = hide_secrets(what.address)  # it stands in the ledger, the store and messages
     kind = format_of(source, origin, content_type)
     if kind == "html":
         size = file.stat().st_size

@@ -168,16 +168,16 @@ def _model(run: RunConfig) -> PreTrainedModel | None:
     name = run.model.from_
     if name is not None and not Path(name).is_dir() and not name.startswith((".", "/", "~")):
         try:
-            config, _ = read_config(name)
+            config, _ = read_config(name, runs_code=run.model.runs_code)
         except InputError:
             return None
     else:
         check_model(run.model, kind.auto_class)
         if name is not None:
-            config, _ = read_config(name)
+            config, _ = read_config(name, runs_code=run.model.runs_code)
         else:
             config = _from_scratch(run, kind.auto_class)
-    return build._skeleton(config, kind.auto_class, {})
+    return build._skeleton(config, kind.auto_class, {}, run.model.runs_code)
 
 
 def _from_scratch(run: RunConfig, auto_class: str) -> Any:

@@ -1,0 +1,178 @@
+"""STORE/manifest.json: what a token store says that it holds, its own checksum with it.
+
+It is read strictly, since it may be damaged or another's: its names cannot lead out of the store's folder, and its
+sizes must be those of the samples that it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import orjson
+import xxhash
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from artel.storage import checksum
+
+FORMAT = 2
+PARTS = ("train", "validation")
+
+Facts = tuple[str, int, str]
+"""A file's name within the store, its bytes and its xxh3-128."""
+
+
+def _inside(name: str) -> str:
+    parts = name.split("/")
+    if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{name!r} is no name of a file within the store")
+    return name
+
+
+def _plain(name: str) -> str:
+    if "/" in name:
+        raise ValueError(f"{name!r} is no plain name")
+    return _inside(name)
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+OneOrMore = Annotated[int, Field(ge=1, lt=2**63)]
+Name = Annotated[str, AfterValidator(_plain)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _File(_Strict):
+    bytes: Count
+    xxh3_128: str = Field(pattern=r"^[0-9a-f]{32}$")
+
+
+class _Shard(_Strict):
+    name: Name
+    tokens: OneOrMore
+    samples: OneOrMore
+    files: dict[Name, _File]
+
+
+class _Part(_Strict):
+    tokens: Count
+    samples: Count
+    documents: Count
+    bytes: Count
+    flags: Literal["uint8", "uint64"] | None
+    numbers: Count
+    files: dict[Name, _File]
+    shards: list[_Shard]
+
+    @model_validator(mode="after")
+    def _sums(self) -> _Part:
+        for name in ("tokens", "samples"):
+            found = sum(getattr(shard, name) for shard in self.shards)
+            if found != getattr(self, name):
+                raise ValueError(f"has {getattr(self, name):,} {name}, its shards {found:,}")
+        return self
+
+
+class _Parts(_Strict):
+    train: _Part
+    validation: _Part
+
+
+class _Manifest(BaseModel):
+    """What every store's manifest has; who made the store adds what it is made of."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: int
+    dtype: Literal["uint16", "uint32"]
+    parts: _Parts
+    files: dict[Annotated[str, AfterValidator(_inside)], _File] = {}
+
+    @model_validator(mode="after")
+    def _sizes(self) -> _Manifest:
+        for part in (self.parts.train, self.parts.validation):
+            a_token = {".tokens": np.dtype(self.dtype).itemsize}
+            a_sample = {".ends": 8}
+            if part.flags is not None:
+                a_token[".flags"] = np.dtype(part.flags).itemsize
+            if part.numbers:
+                a_sample[".numbers"] = 8 * part.numbers
+            for shard in part.shards:
+                expected = {suffix: shard.tokens * size for suffix, size in a_token.items()}
+                expected |= {suffix: shard.samples * size for suffix, size in a_sample.items()}
+                for suffix, size in expected.items():
+                    file = shard.files.get(f"{shard.name}{suffix}")
+                    if file is None or file.bytes != size:
+                        raise ValueError(f"shard {shard.name} needs {suffix} of {size:,} bytes")
+                if f"{shard.name}.origins" not in shard.files:
+                    raise ValueError(f"shard {shard.name} has no .origins")
+        return self
+
+
+def read_manifest(content: bytes) -> dict[str, Any]:
+    """A manifest as it was written. Raises ValueError that says what is wrong with it."""
+    try:
+        manifest = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"is not JSON ({error})") from None
+    if not isinstance(manifest, dict):
+        raise ValueError("is no manifest of a token store")
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"has format {str(manifest.get('format'))[:20]}, this artel reads {FORMAT}")
+    # Stores of before it had one are as good; what has the list of files beside the samples has it too.
+    if ("checksum" in manifest or "files" in manifest) and manifest.get("checksum") != _own_checksum(manifest):
+        raise ValueError("does not have the checksum it was written with")
+    try:
+        _Manifest.model_validate(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"is wrong at {place or 'its top'}: {first['msg']}") from None
+    return manifest
+
+
+def write_manifest(folder: Path, dtype: str, about: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+    """Write STORE/manifest.json, the last file of a store; returned as written.
+
+    `parts` tell of the files with samples; what else is in the folder (the tokenizer, the ledger) is listed here.
+    """
+    beside = [file for file in folder.rglob("*") if file.is_file() and file.relative_to(folder).parts[0] not in PARTS]
+    files = {file.relative_to(folder).as_posix(): facts(file) for file in sorted(beside)}
+    manifest = {"format": FORMAT, "dtype": dtype, **about, "parts": parts, "files": files}
+    manifest["checksum"] = _own_checksum(manifest)
+    (folder / "manifest.json").write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
+    return manifest
+
+
+def facts(file: Path) -> dict[str, Any]:
+    """What a manifest says of a file: its size and checksum."""
+    return {"bytes": file.stat().st_size, "xxh3_128": checksum(file)}
+
+
+def sample_files(manifest: dict[str, Any]) -> Iterator[Facts]:
+    """Each file with samples."""
+    for part in PARTS:
+        counts = manifest["parts"][part]
+        for files in [*(shard["files"] for shard in counts["shards"]), counts["files"]]:
+            for name, told in files.items():
+                yield str(PurePosixPath(part, name)), told["bytes"], told["xxh3_128"]
+
+
+def stored_files(manifest: dict[str, Any]) -> Iterator[Facts]:
+    """Each file that a manifest has a checksum of."""
+    yield from sample_files(manifest)
+    for name, told in manifest.get("files", {}).items():
+        yield name, told["bytes"], told["xxh3_128"]
+
+
+def _own_checksum(manifest: dict[str, Any]) -> str:
+    """xxh3-128 of all that it says otherwise, in one way of writing it. Raises ValueError for what no store has."""
+    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    try:
+        return xxhash.xxh3_128_hexdigest(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
+    except orjson.JSONEncodeError as error:  # orjson reads nesting that it does not write
+        raise ValueError(f"is no manifest of a token store ({error})") from None

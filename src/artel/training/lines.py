@@ -1,0 +1,33 @@
+"""JSON lines added to a file; what a full disk refuses is kept, and written with a later line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+
+class Lines:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._unwritten = b""
+        self._refused = False
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Write a line, or keep it; that the disk refuses is said once."""
+        self._unwritten += orjson.dumps(line) + b"\n"
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            if not self._refused:
+                print(f"{self._path} cannot be written now ({error.strerror}): its lines are kept", file=sys.stderr)
+            self._refused = True
+
+    def close(self) -> None:
+        if self._unwritten:
+            print(f"{self._path} lacks its last lines: they could not be written", file=sys.stderr)
+        self._file.close()

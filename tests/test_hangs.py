@@ -1,0 +1,309 @@
+"""Processes that hang, that are stopped or killed; a run without any network; two runs on one folder."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from artel.errors import WorkError
+from artel.launching import Hosts, Meeting
+from artel.launching.local import _failed
+from artel.parallel.processes import threads_of
+from artel.storage import lock
+from artel.training import RunFolder
+from helpers import ENVIRONMENT, artel, start, wait_for_step, write_run
+
+LIMIT = 240
+# Long enough to be caught in its midst.
+RUN = {"train": {"steps": 300}, "checkpoint": {"every": 10}, "validate": {"every": "never"}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The final weights of two processes that nothing befell."""
+    run = write_run(tmp_path_factory.mktemp("undisturbed") / "run.yaml", **RUN)
+    done = artel("train", run, "--nproc", 2, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    return weights(run)
+
+
+def weights(run):
+    return (run.with_suffix("") / "model" / "model.safetensors").read_bytes()
+
+
+def workers_of(launcher):
+    """Process ids of what this launcher has started, by rank."""
+    found = {}
+    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        rank = re.search(rb"\0RANK=(\d+)\0", b"\0" + Path(f"/proc/{child}/environ").read_bytes())
+        if rank:
+            found[int(rank[1])] = int(child)
+    return found
+
+
+def end(launcher, *workers):
+    """Whatever a test that failed has left."""
+    for number in (launcher.pid, *workers):
+        with suppress(ProcessLookupError):
+            os.killpg(number, signal.SIGKILL)
+    launcher.wait()
+
+
+# Hangs --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """(folder, what hang_cases.py tells of each case, its standard error)."""
+    folder = tmp_path_factory.mktemp("alone")
+    program = Path(__file__).parent / "workers" / "hang_cases.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(folder)], capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout), done.stderr
+
+
+def stacks(folder):
+    return {file.name: file.read_text() for file in sorted((folder / "hangs").glob("*"))}
+
+
+@pytest.mark.processes
+def test_a_process_that_hangs_writes_down_where_and_ends(alone):
+    folder, found, told = alone
+    assert os.waitstatus_to_exitcode(found["free"]) == 77, told
+    (name, text), *others = stacks(folder / "free").items()
+    assert not others
+    assert re.fullmatch(r"[-\d]+-process-0\.txt", name)
+    assert re.match(r"process 0 on \S+: got no further for \d s after step 3; what it did last: a step\n", text)
+    assert "in hangs_here\n" in text
+    assert "in _watch\n" in text  # all threads
+    assert str(folder / "free" / "hangs" / name) in told
+
+
+@pytest.mark.processes
+def test_also_one_that_holds_pythons_lock(alone):
+    folder, found, told = alone
+    assert os.waitstatus_to_exitcode(found["held"]) == -signal.SIGVTALRM, told
+    ((_, text),) = stacks(folder / "held").items()
+    assert "in a call that held Python's lock\n" in text
+    assert "in hangs_with_pythons_lock\n" in text
+
+
+@pytest.mark.processes
+def test_neither_who_is_slow_nor_who_was_stopped_hangs(alone):
+    folder, found, told = alone
+    assert found["slow"] == 0, told
+    assert os.waitstatus_to_exitcode(found["stopped"]) == 130, told
+    assert not stacks(folder / "slow")
+    assert not stacks(folder / "stopped")
+
+
+@pytest.mark.processes
+def test_collectives_wait_as_long_as_they_are_told(alone):
+    assert alone[1]["waits"] == 0, alone[2]
+
+
+@pytest.mark.processes
+def test_a_run_of_which_one_process_hangs_is_started_again(tmp_path, undisturbed):
+    run = write_run(tmp_path / "run.yaml", **RUN)
+    launcher, workers = start("train", run, "--nproc", "2", "--max-restarts", "1", "train.hang_timeout=5"), {}
+    try:
+        wait_for_step(launcher, tmp_path / "run", 50, LIMIT)
+        workers = workers_of(launcher)
+        since = time.monotonic()
+        os.kill(workers[1], signal.SIGSTOP)
+        while Path(f"/proc/{workers[1]}").exists():
+            assert time.monotonic() < since + 60
+            time.sleep(0.05)
+        print(f"a process stopped, all of them ended: {time.monotonic() - since:.1f} s")
+        assert time.monotonic() - since < 30
+        _, told = launcher.communicate(timeout=LIMIT)
+    finally:
+        end(launcher, *workers.values())
+    assert launcher.returncode == 0, told
+    ((name, text),) = stacks(tmp_path / "run").items()  # a stopped process cannot tell
+    assert name.endswith("-process-0.txt")
+    assert re.match(r"process 0 on \S+: got no further for \d s after step \d+; what it did last: \w+", text)
+    assert "training/loop.py" in text
+    assert "going on after step" in told
+    assert weights(run) == undisturbed
+
+
+# What the agent makes of it, with processes that need no torch -------------------------------------------------------
+
+ONCE = """
+import os, pathlib, sys, time
+file = pathlib.Path(sys.argv[1]) / os.environ["RANK"]
+file.touch()
+with file.open("ab") as times:
+    times.write(b".")
+starts = file.stat().st_size
+"""
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """Runs such a program as two processes under our agent: (its result, seconds, how often each was started)."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+    from artel.launching.agent import Agent
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP,
+                                                                signal.SIGQUIT, signal.SIGUSR1)}  # fmt: skip
+
+    def agent(program, restarts=0):
+        hosts = Hosts(restarts=restarts)
+        spec = WorkerSpec(
+            role="test",
+            local_world_size=2,
+            rdzv_handler=Meeting.of(hosts).handler("test"),
+            entrypoint=sys.executable,
+            args=("-c", ONCE + program, str(tmp_path)),
+            max_restarts=restarts,
+            monitor_interval=0.2,
+            local_addr="localhost",
+        )
+        since = time.monotonic()
+        result = Agent(spec, hosts).run()
+        return result, time.monotonic() - since, [(tmp_path / str(rank)).stat().st_size for rank in range(2)]
+
+    yield agent
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.processes
+def test_memory_costs_no_restart(agent):
+    result, _, starts = agent("time.sleep(0.5); sys.exit(76 if starts < 3 and os.environ['RANK'] == '1' else 0)")
+    assert not result.is_failed()
+    assert starts == [3, 3]
+
+
+@pytest.mark.processes
+def test_a_hang_costs_one_restart(agent):
+    result, _, starts = agent("sys.exit(77 if starts < 4 else 0)", restarts=1)
+    assert result.is_failed()
+    assert starts == [2, 2]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("others", "own", "status"),
+    [
+        ("os.kill(os.getpid(), 19)", "time.sleep(0.5); sys.exit(77)", 77),  # SIGSTOP
+        ("import signal; signal.signal(15, signal.SIG_IGN); time.sleep(600)", "time.sleep(0.5); sys.exit(77)", 77),
+        ("time.sleep(0.5); sys.exit(75)", "time.sleep(0.5); os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_the_others_end_within_seconds_and_the_cause_is_named(agent, others, own, status):
+    from artel.launching.agent import cause
+
+    result, seconds, _ = agent(f"if os.environ['RANK'] == '0':\n    {others}\nelse:\n    {own}")
+    assert result.is_failed()
+    assert seconds < 12
+    assert cause(result.failures) == (1, status)
+
+
+def test_what_is_said_at_the_end(tmp_path):
+    folder = RunFolder(tmp_path)
+    for status, said in (
+        (77, f"hung; where its threads stood is in {tmp_path}/hangs"),
+        (-signal.SIGVTALRM, f"hung; where its threads stood is in {tmp_path}/hangs"),
+        (76, "was out of memory"),
+    ):
+        error = _failed(3, status, folder)
+        assert isinstance(error, WorkError)
+        assert re.match(rf"process 3 on \S+: {re.escape(said)}\n.*the same command goes on", str(error))
+
+
+# Two runs on one folder ---------------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_several_hold(tmp_path):
+    path = tmp_path / "lock"
+    with lock(path, shared=True), lock(path, shared=True):
+        since = time.monotonic()
+        with pytest.raises(WorkError, match=rf"is in use by process {os.getpid()} on \S+\n"), lock(path, wait=0.3):
+            pass
+        assert 0.3 <= time.monotonic() - since < 5
+    with lock(path, wait=False), pytest.raises(WorkError), lock(path, wait=False, shared=True):
+        pass
+    with lock(path, wait=False, shared=True):
+        pass
+
+
+@pytest.mark.processes
+def test_two_runs_never_write_one_folder_at_the_same_time(tmp_path, undisturbed):
+    run = write_run(tmp_path / "run.yaml", **RUN)
+    first, second, workers = start("train", run, "--nproc", "2"), None, {}
+    try:
+        wait_for_step(first, tmp_path / "run", 50, LIMIT)
+        workers = workers_of(first)
+        os.kill(workers[0], signal.SIGSTOP)
+        refused = artel("train", run, timeout=LIMIT)
+        assert refused.returncode == 1
+        assert f"is in use by process {first.pid} on " in refused.stderr
+
+        os.kill(first.pid, signal.SIGKILL)  # the launcher alone: its processes still hold the folder
+        first.wait()
+        second = start("train", run, "--nproc", "2")
+        told = ""
+        while "waiting for what an earlier start has left" not in told:
+            told = second.stderr.readline()
+            assert told, "it did not wait"
+        assert f"process {workers[0]} on " in told
+        before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+        time.sleep(2)
+        assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+        assert Path(f"/proc/{workers[0]}").exists()
+        os.kill(workers[0], signal.SIGCONT)  # now it hears that its launcher is gone, and saves
+        _, told = second.communicate(timeout=LIMIT)
+    finally:
+        end(first, *workers.values())
+        if second is not None:
+            end(second)
+    assert second.returncode == 0, told
+    assert "going on after step" in told
+    assert weights(run) == undisturbed
+
+
+# Without a network --------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_training_needs_no_network(tmp_path):
+    """Not even loopback is up: whatever would speak to anyone, about the run or about itself, fails."""
+    apart = ["unshare", "--net"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a network namespace of one's own needs root")
+    run = write_run(tmp_path / "run.yaml")
+    clean = {name: value for name, value in ENVIRONMENT.items() if name not in ("HF_HUB_OFFLINE", "DO_NOT_TRACK")}
+    looked = subprocess.run([*apart, "ip", "-brief", "link"], capture_output=True, text=True, check=False)
+    assert " UP " not in looked.stdout
+    done = subprocess.run(
+        [*apart, sys.executable, "-m", "artel", "train", str(run)], env=clean, capture_output=True, text=True,
+        timeout=LIMIT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (tmp_path / "run" / "model" / name).stat().st_size
+    assert json.loads((tmp_path / "run" / "result.json").read_bytes())["steps"] == 6
+
+
+# Cores --------------------------------------------------------------------------------------------------------------
+
+
+def test_cores_are_shared_only_by_those_that_may_use_the_same():
+    """As srun --cpus-per-task=4 gives them to two tasks; as nobody parts them; as two of three share."""
+    assert threads_of([0, 1, 2, 3], [[0, 1, 2, 3], [4, 5, 6, 7]]) == 4
+    assert threads_of([*range(8)], [[*range(8)]] * 2) == 4
+    assert threads_of([0, 1], [[0, 1], [0, 1], [2, 3, 4]]) == 1
+    assert threads_of([2, 3, 4], [[0, 1], [0, 1], [2, 3, 4]]) == 3
+    assert threads_of([0], [[0]] * 4) == 1

@@ -1,0 +1,183 @@
+"""Memory that really runs out in the midst of a run: the address space is limited, and the run goes on with less."""
+
+import gc
+import json
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from artel.config import load_run
+from artel.errors import OutOfMemory, WorkError
+from artel.models.compiling import repeated_layers
+from artel.parallel import Processes
+from artel.preparing import prepare
+from artel.training.loop import train
+from artel.training.micro_batch import Found, Limit, _status, less
+from helpers import largest_difference, losses, write_run
+from ranks import run_ranks
+
+# Every tensor of over 64 KiB is taken from the system for itself, and given back: what is limited is what tensors take.
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+WIDE = {"data": {"block": 128, "validation": 0}, "train": {"batch": 64, "steps": 6}, "checkpoint": {"every": 2}}
+DEEP = {"n_layer": 12, "n_embd": 64}  # 40 MB a row of 512 tokens, 6 when all is computed again
+
+
+@pytest.mark.parametrize(
+    ("found", "share", "expected"),
+    [
+        (Found(64, "none"), 64, Found(32, "none")),
+        (Found(64, "none"), 10, Found(5, "none")),  # no more than the share was ever run
+        (Found(8, "selective"), 10, Found(3, "selective")),  # 10 by at most 8 are two of 5
+        (Found(3, "full"), 3, Found(2, "full")),
+        (Found(1, "none"), 9, Found(1, "full")),
+        (Found(1, "full"), 9, None),
+    ],
+)
+def test_half_is_tried_next_and_then_all_computed_again(found, share, expected):
+    assert less(found, share) == expected
+
+
+def test_the_lowest_limit_of_all_processes_holds(tmp_path):
+    limit, found = Limit(tmp_path, {"world": 2}), Found(64, "selective")
+    assert limit.keep(found, lambda mine: mine) is found
+    assert limit.keep(found, lambda mine: min(mine, 2 * 16 + 1)) == Found(16, "selective")
+    limit.lower(Found(8, "selective"))
+    assert Limit(tmp_path, {"world": 2}).keep(found, lambda mine: mine) == Found(8, "selective")
+    assert Limit(tmp_path, {"world": 4}).keep(found, lambda mine: mine) is found
+    assert limit.keep(Found(4, "none"), lambda mine: mine) == Found(4, "none")
+    limit.lower(Found(1, "full"))
+    assert limit.keep(found, lambda mine: mine) == Found(1, "full")
+
+
+class Ended(Exception):
+    """A run's end from outside."""
+
+
+class Squeeze:
+    """An occasion: for step 4 a share of what the forward pass of step 3 held is left; `end` ends the run."""
+
+    def __init__(self, share, end=None):
+        self.share, self.end, self.held = share, end, 0
+
+    def __call__(self, run):
+        limit_memory(None)  # threads that write checkpoints take 8 MiB of address space each
+        if run.step == self.end:
+            raise Ended
+        if run.step == 2:
+            self.hook = run.layout.model.base_model.register_forward_hook(self.look)
+        if run.step == 3:
+            self.hook.remove()
+            gc.collect()
+            limit_memory(int(self.share * (self.held - _status("VmSize"))))
+
+    def look(self, module, inputs, output):
+        self.held = max(self.held, _status("VmSize"))
+
+
+class Nothing:
+    """An occasion: once a single row is run with all computed again, nothing is left for the step after."""
+
+    def __call__(self, run):
+        if run.found == Found(1, "full"):
+            layer = repeated_layers(run.layout.model)[0]
+            layer.register_forward_pre_hook(lambda module, inputs: limit_memory(3 * 2**20))
+
+
+def limit_memory(more):
+    """So many bytes of address space beside those taken; None for as many as there are."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (hard if more is None else _status("VmSize") + more, hard))
+
+
+def run(name, occasions, processes, **changes):
+    """What was said."""
+    config = load_run(str(write_run(Path(os.environ["PLACE"], f"{name}.yaml"), **changes)), [])
+    said = []
+    try:
+        train(config, prepare(config, lambda _: None), processes, said.append, occasions=occasions)
+    except (Ended, WorkError) as error:
+        said.append(f"{type(error).__name__}: {error}")
+    finally:
+        limit_memory(None)
+    return said
+
+
+def changed(**train):
+    return WIDE | {"train": WIDE["train"] | train}
+
+
+def alone(rank, world):
+    """All that one process goes through."""
+    processes = Processes(0, 1, 0, torch.device("cpu"))
+    found = {"whole": run("whole", [], processes, **changed(activation_checkpointing="none"))}
+    for size in (64, "auto"):
+        wanted = changed(micro_batch=size, activation_checkpointing="none")
+        found[f"{size} ended"] = run(f"{size}", [Squeeze(0.75, end=5)], processes, **wanted)
+        found[f"{size} again"] = run(f"{size}", [], processes, **wanted)
+    deep = WIDE | {"model": {"config": DEEP}, "data": WIDE["data"] | {"block": 512}}
+    deep["train"] = {"batch": 2, "steps": 5, "micro_batch": 2}
+    found["deep"] = run("deep", [Squeeze(0.35)], processes, **deep)
+    found["nothing"] = run("nothing", [Squeeze(0.35), Nothing()], processes, **deep)
+    return found
+
+
+def test_a_process_alone_goes_on_with_less(tmp_path):
+    (found,) = run_ranks(1, __file__, "alone", seconds=200, PLACE=str(tmp_path), **MEMORY)
+    for size, before, after in ((64, 64, 32), ("auto", 32, 16)):
+        said = found[f"{size} ended"]
+        told = f"step 4: out of memory with micro-batches of {before}; tried again with micro-batches of {after}"
+        assert told in said
+        assert said[-1].startswith("Ended")
+        again = "\n".join(found[f"{size} again"])
+        assert f"micro-batches of {after}, not {before}: memory ran out" in again
+        assert "going on after step 4" in again
+        # Same global batches, and nothing counted twice.
+        assert largest_difference(losses(tmp_path / "whole"), losses(tmp_path / f"{size}")) < 1e-5
+    said = "\n".join(found["deep"])
+    assert "out of memory with micro-batches of 2; tried again with micro-batches of 1\n" in said
+    assert "out of memory with micro-batches of 1; tried again with micro-batches of 1 and all computed again" in said
+    assert sorted(losses(tmp_path / "deep")) == [1, 2, 3, 4, 5]
+    last = found["nothing"][-1]
+    assert last.startswith("WorkError: step 5: out of memory with a single sample in a micro-batch")
+    assert "data.block" in last
+
+
+def together(rank, world):
+    """Rank 1 is out of memory, both end, and start again as a launcher starts them."""
+    processes = Processes(rank, world, rank, torch.device("cpu"), on_host=world)
+    config = load_run(str(Path(os.environ["PLACE"], "two.yaml")), [])
+    prepared, told = prepare(config, lambda _: None), []
+    try:
+        train(config, prepared, processes, told.append, occasions=[Squeeze(0.75)] if rank == 1 else [])
+    except OutOfMemory as error:
+        told += [str(error), error.exit_code]
+    except RuntimeError:
+        told.append("lost the other")
+    limit_memory(None)
+    dist.destroy_process_group()
+    where = Path(os.environ["PLACE"], "meeting").as_uri()
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world)
+    train(config, prepared, processes, told.append)
+    return told
+
+
+@pytest.mark.processes
+def test_of_several_processes_all_start_again_with_less(tmp_path):
+    wanted = changed(micro_batch=32, activation_checkpointing="none")
+    config = load_run(str(write_run(tmp_path / "two.yaml", **wanted)), [])
+    prepare(config, lambda _: None)
+    first, second = run_ranks(2, __file__, "together", seconds=200, PLACE=str(tmp_path), **MEMORY)
+    assert "lost the other" in first
+    assert second[-1] == 76
+    assert "step 4: out of memory on process 1 with micro-batches of 32" in second[0]
+    assert "goes on with micro-batches of 16" in second[0]
+    after = "\n".join(str(line) for line in first[first.index("lost the other") :])
+    assert "micro-batches of 16, not 32" in after
+    assert "going on after step 2" in after
+    (remembered,) = (tmp_path / "two" / "micro_batches").glob("limit-*.json")
+    assert json.loads(remembered.read_bytes())["size"] == 16
+    assert sorted(losses(tmp_path / "two")) == [1, 2, 3, 4, 5, 6]

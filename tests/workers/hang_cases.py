@@ -1,0 +1,165 @@
+"""One process that hangs, is slow, or is stopped while it trains; collectives that wait as long as they are told.
+
+    python tests/workers/hang_cases.py FOLDER
+
+imports torch once and forks a process for each case. FOLDER/CASE.yaml is the run of a case, FOLDER/CASE its folder.
+Prints, as JSON, the status of each as os.waitpid gives it.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from artel.config import load_run
+from artel.parallel import Processes
+from artel.preparing import prepare
+from artel.training import judging
+from artel.training.loop import train
+from helpers import write_run
+
+LIMIT = 4.0
+"""Seconds of train.hang_timeout."""
+STOPPED = 9.0
+"""Seconds for which a process is stopped: longer than both watchers wait."""
+
+
+class Hanging:
+    def __init__(self, hang):
+        self._hang = hang
+
+    def __call__(self, run):
+        if run.step == 3:
+            self._hang()
+
+
+def hangs_here():
+    time.sleep(600)
+
+
+def hangs_with_pythons_lock():
+    ctypes.PyDLL(None).sleep(600)  # which, unlike CDLL, does not let go of it
+
+
+def trained(folder, case, occasions=(), **changes):
+    file = write_run(folder / f"{case}.yaml", train={"hang_timeout": LIMIT, **changes.pop("train", {})}, **changes)
+    run = load_run(str(file))
+    train(run, prepare(run, lambda _: None), Processes(0, 1, 0, torch.device("cpu")), lambda _: None, occasions)
+
+
+def free(folder):
+    trained(folder, "free", [Hanging(hangs_here)])
+
+
+def held(folder):
+    trained(folder, "held", [Hanging(hangs_with_pythons_lock)])
+
+
+def slow(folder):
+    """A validation that takes longer than the limit, batch by batch."""
+    right, slept = judging.rows_to_judge, []
+
+    def slowly(*arguments):
+        slept.append(LIMIT / 4)
+        time.sleep(LIMIT / 4)
+        return right(*arguments)
+
+    judging.rows_to_judge = slowly
+    trained(folder, "slow", validate={"every": 3, "blocks": 20}, train={"micro_batch": 2, "steps": 3})
+    assert sum(slept) > 2 * LIMIT, slept
+
+
+def stopped(folder):
+    trained(folder, "stopped", train={"steps": 100_000, "batch": 4}, checkpoint={"every": "never"})
+
+
+def stop_and_go_on(process, folder):
+    """Then it is asked to end, which it does only if it still trains."""
+    wait_for_lines(folder / "stopped" / "metrics.jsonl", 5)
+    os.kill(process, signal.SIGSTOP)
+    time.sleep(STOPPED)
+    os.kill(process, signal.SIGCONT)
+    before = lines(folder / "stopped" / "metrics.jsonl")
+    wait_for_lines(folder / "stopped" / "metrics.jsonl", before + 100)
+    time.sleep(1)
+    os.kill(process, signal.SIGTERM)
+
+
+def lines(file):
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def wait_for_lines(file, count):
+    end = time.monotonic() + 60
+    while lines(file) < count:
+        assert time.monotonic() < end, f"{file} has {lines(file)} lines, not {count}"
+        time.sleep(0.02)
+
+
+def waits(rank, port):
+    """0 where a collective for which the other comes too late fails when it was told to, in every group; else 1."""
+    import torch.distributed as dist
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                   "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    dist.init_process_group("gloo")
+    groups = [dist.new_group([0, 1]), None]
+    Processes(rank, 2, rank, torch.device("cpu")).wait_at_most(1.5)
+    for group in groups:
+        dist.all_reduce(torch.ones(1), group=group)  # they have met
+    if rank:
+        time.sleep(8)
+        os._exit(0)
+    for group in groups:
+        since = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(1), group=group)
+        except RuntimeError:
+            assert 1.4 < time.monotonic() - since < 4, time.monotonic() - since
+        else:
+            raise AssertionError("it did not wait for the other")
+
+
+def forked(work, *arguments):
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    torch.set_num_threads(1)
+    try:
+        work(*arguments)
+        status = 0
+    except BaseException as error:
+        traceback.print_exc()
+        status = getattr(error, "exit_code", 1)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main():
+    folder, found = Path(sys.argv[1]), {}
+    for case in (free, held, slow, stopped):
+        child = forked(case, folder)
+        if case is stopped:
+            stop_and_go_on(child, folder)
+        found[case.__name__] = os.waitpid(child, 0)[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [forked(waits, rank, port) for rank in range(2)]
+    found["waits"] = max(os.waitpid(rank, 0)[1] for rank in ranks)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
