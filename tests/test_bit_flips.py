@@ -1,0 +1,136 @@
+"""A bit flipped in any file of a checkpoint or a token store: found, named, and recovered from. 100 flips, seeded."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from artel.cli.main import main
+from artel.config import load_run
+from artel.parallel import Processes
+from artel.preparing import prepare
+from artel.preparing.kept import damage
+from artel.training.checkpoint import full_weights, load_checkpoint
+from artel.training.loop import train
+from artel.training.optimizer import Optimizer
+from helpers import write_run
+from ranks import run_ranks
+from stores import run_of
+
+RUN = {"train": {"steps": 6, "batch": 16, "micro_batch": 8}, "checkpoint": {"every": 2, "keep": 9}}
+
+
+def flip(file: Path, chance: Random) -> bytes:
+    """Flip a bit of a file; what it was before."""
+    before = file.read_bytes()
+    bit = chance.randrange(8 * len(before))
+    changed = bytearray(before)
+    changed[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(changed)
+    return before
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Content by name, but for empty ones, of which no bit can be flipped."""
+    found = {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {name: content for name, content in found.items() if content}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The file of a run that is over, its checkpoints written by one process."""
+    file = write_run(tmp_path_factory.mktemp("whole") / "run.yaml", **RUN)
+    run = load_run(str(file))
+    train(run, prepare(run), Processes(0, 1, 0, torch.device("cpu")), lambda _: None)
+    return file
+
+
+@pytest.fixture(scope="module")
+def trained_by_two(tmp_path_factory):
+    """The same, each process's pieces in a file of its own."""
+    file = write_run(tmp_path_factory.mktemp("pieces") / "run.yaml", parallel={"data": "fsdp"}, **RUN)
+    cases = Path(__file__).parent / "workers" / "layout_cases.py"
+    assert run_ranks(2, cases, "run_files", 300, CASES=str(file)) == [[None]] * 2
+    return file
+
+
+@pytest.mark.parametrize(
+    ("which", "flips"), [("trained", 35), pytest.param("trained_by_two", 35, marks=pytest.mark.processes)]
+)
+def test_of_a_damaged_checkpoint_the_one_before_is_taken(which, flips, request):
+    file = request.getfixturevalue(which)
+    folder = file.with_suffix("") / "checkpoints"
+    model = AutoModelForCausalLM.from_pretrained(file.with_suffix("") / "model")
+    optimizer = Optimizer(model, load_run(str(file)).train)
+    earlier = full_weights(folder / "step-000000004")
+    newest, chance = folder / "step-000000006", Random(which)
+    names = sorted(files_in(newest))
+    assert any(name.startswith("shard") for name in names) == (which == "trained_by_two")
+    for number in range(flips):
+        name = names[number % len(names)]
+        before = flip(newest / name, chance)
+        said = []
+        progress = load_checkpoint(folder, optimizer, said.append)
+        assert progress.step == 4, name
+        (told,) = said
+        assert told.startswith(f"{newest} is damaged"), name
+        # Of its own damage checksums.json tells as of another file's, or that it cannot be read.
+        assert name in told or name == "checksums.json"
+        assert all(torch.equal(tensor, earlier[key]) for key, tensor in optimizer.weights().items())
+        (newest / name).write_bytes(before)
+    said = []
+    assert load_checkpoint(folder, optimizer, said.append).step == 6
+    assert not said
+
+
+def test_a_damaged_store_is_made_anew_byte_for_byte(tmp_path):
+    lines = [json.dumps({"text": f"a text of words, and its number is {number}"}) for number in range(120)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines, "{"]))
+    data = {"sources": [{"path": str(tmp_path / "a.jsonl")}], "validation": 0.2, "max_bad": 0.5}
+    run = run_of(tmp_path, data=data)
+    store = prepare(run).folder
+    whole, chance = files_in(store), Random(0)
+    assert {"manifest.json", "ledger.json", "rejected.jsonl", "tokenizer/tokenizer.json", "train/00000.ends"} <= set(
+        whole
+    )
+    for number in range(30):
+        name = sorted(whole)[number % len(whole)]
+        flip(store / name, chance)
+        assert Path(damage(store).where) == store / name
+        said = []
+        prepared = prepare(run, said.append, verify=True)
+        assert (prepared.made, prepared.folder) == (True, store)
+        assert files_in(store) == whole, name
+        assert said[0].startswith(f"{store / name} ")
+        assert "is set aside and made anew" in said[0]
+        assert not list(store.parent.glob("*.damaged"))
+    assert not prepare(run, verify=True).made
+    (store / "manifest.json").unlink()  # a file that is gone, too
+    assert prepare(run).made
+    assert files_in(store) == whole
+
+
+def test_a_run_goes_on_over_both_as_if_nothing_had_been(trained, tmp_path, monkeypatch, capfd):
+    folder = tmp_path / "run"
+    shutil.copytree(trained.parent / "stores", tmp_path / "stores")
+    shutil.copytree(trained.with_suffix(""), folder, symlinks=True)
+    expected = (folder / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(folder / "model")
+    (folder / "result.json").unlink()
+    flip(folder / "checkpoints" / "step-000000006" / "optimizer.safetensors", Random(1))
+    (tokens,) = (tmp_path / "stores").glob("*/train/00000.tokens")
+    flip(tokens, Random(2))
+    file = write_run(tmp_path / "run.yaml", **RUN)
+    monkeypatch.setattr(sys, "argv", ["artel", "train", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capfd.readouterr().err
+    assert ended.value.code == 0, said
+    for part in (f"{tokens} does not have the checksum", "made anew", "step-000000006 is damaged", "after step 4"):
+        assert part in said
+    assert (folder / "model" / "model.safetensors").read_bytes() == expected

@@ -1,0 +1,190 @@
+"""Disks and clocks that fail: no right to a file, texts that are gone, times that are not, a slow disk.
+
+Each is told in one clear message, or does no harm. Full disks and read-only ones are in test_bad_inputs.py and
+test_saver.py, a bit that is flipped in test_bit_flips.py.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from artel.cli.main import main
+from helpers import artel, losses, write_run
+
+RUN = {"train": {"steps": 6, "batch": 16, "micro_batch": 8}, "checkpoint": {"every": 2, "keep": 9}}
+
+
+def run_artel(monkeypatch, capfd, *arguments) -> tuple[int, str]:
+    """(exit status, what was said) of the command, in this process."""
+    monkeypatch.setattr(sys, "argv", ["artel", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0), capfd.readouterr().err
+
+
+def text_run(folder: Path, **more) -> tuple[Path, Path]:
+    """(a run file, the text that it learns from)."""
+    text = folder / "texts" / "a.txt"
+    text.parent.mkdir()
+    text.write_text("\n\n".join(f"paragraph {number} has some words, {number * 7 % 13}" for number in range(300)))
+    data = {"sources": [{"path": str(folder / "texts" / "*.txt"), "document": "paragraph"}], "block": 16}
+    return write_run(folder / "run.yaml", data=data, tokenizer={"train": {"vocab": 300}}, **RUN, **more), text
+
+
+def stop_after_step_4(folder: Path) -> bytes:
+    """Make a run that is over one that was stopped; the weights that it ended with."""
+    weights = (folder / "model" / "model.safetensors").read_bytes()
+    for name in ("model", "checkpoints/step-000000006"):
+        shutil.rmtree(folder / name)
+    (folder / "result.json").unlink()
+    return weights
+
+
+# No right to a file
+
+
+class _Capabilities(ctypes.Structure):
+    """capget(2): what a process may, in two halves of 32 bits each."""
+
+    _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
+
+
+@pytest.fixture
+def without_overrides():
+    """Root, too, has only the rights that a file gives: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH are laid down."""
+    if sys.platform != "linux":
+        pytest.skip("capabilities are Linux's")
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, held = (ctypes.c_uint32 * 2)(0x20080522, 0), (_Capabilities * 2)()
+    assert libc.capget(header, held) == 0
+    before = held[0].effective
+    held[0].effective = before & ~0b110
+    assert libc.capset(header, held) == 0
+    yield
+    held[0].effective = before
+    assert libc.capset(header, held) == 0
+
+
+def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, without_overrides):
+    def told(*parts) -> None:
+        status, said = run_artel(monkeypatch, capfd, "train", file)
+        assert (status, "Traceback" in said) == (2, False), said
+        for part in parts:
+            assert part in said
+
+    file, text = text_run(tmp_path)
+    run, stores = tmp_path / "run", tmp_path / "stores"
+    for path, mode in ((text, 0o644), (file, 0o644)):
+        path.chmod(0o000)
+        told(f"{path.name}", "cannot be read: Permission denied", "check its permissions")
+        path.chmod(mode)
+    for folder in (stores, run):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o555)
+        told(str(folder), "cannot be written: Permission denied", "choose a folder that can be written")
+        folder.chmod(0o755)
+    status, said = run_artel(monkeypatch, capfd, "train", file)
+    assert status == 0, said
+    weights = stop_after_step_4(run)
+    newest = run / "checkpoints" / "step-000000004"
+    newest.chmod(0o000)
+    told(str(newest), "cannot be read: Permission denied", "chmod")
+    newest.chmod(0o755)
+    (tokens,) = stores.glob("*/train/00000.tokens")
+    tokens.chmod(0o000)
+    told(str(tokens), "cannot be read: Permission denied", "chmod")
+    tokens.chmod(0o644)
+    status, said = run_artel(monkeypatch, capfd, "train", file)
+    assert status == 0, said
+    assert (run / "model" / "model.safetensors").read_bytes() == weights
+
+
+# Texts that are gone
+
+
+def test_a_run_goes_on_when_its_texts_are_gone(tmp_path, monkeypatch, capfd):
+    file, text = text_run(tmp_path)
+    assert run_artel(monkeypatch, capfd, "train", file)[0] == 0
+    weights = stop_after_step_4(tmp_path / "run")
+    shutil.rmtree(text.parent)
+    status, said = run_artel(monkeypatch, capfd, "train", file)
+    assert status == 0, said
+    assert "no file matches" in said
+    assert "the run goes on with the store that was made of its texts" in said
+    assert "going on after step 4" in said
+    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == weights
+
+    stop_after_step_4(tmp_path / "run")
+    status, said = run_artel(monkeypatch, capfd, "train", file, "data.clean.minimum=5")  # another store is wanted
+    assert (status, "no file matches" in said, "goes on" in said) == (2, True, False)
+    (tokens,) = tmp_path.glob("stores/*/train/00000.tokens")
+    tokens.write_bytes(bytes(len(tokens.read_bytes())))
+    status, said = run_artel(monkeypatch, capfd, "train", file)
+    assert (status, "Traceback" in said) == (2, False)
+    for part in ("no file matches", str(tokens), "does not have the checksum", "put them back, or a copy of the store"):
+        assert part in said
+    shutil.rmtree(tmp_path / "stores")
+    status, said = run_artel(monkeypatch, capfd, "train", file)
+    assert (status, "no file matches" in said, "Traceback" in said) == (2, True, False)
+
+
+# Clocks
+
+
+@pytest.mark.parametrize("when", [4_102_444_800, 0], ids=["2100", "1970"])
+def test_a_clock_that_was_set_back_changes_nothing(tmp_path, monkeypatch, capfd, when):
+    """Files that are of the future, or of long ago: what is whole is taken, what is new is found by its number."""
+    file, text = text_run(tmp_path)
+    os.utime(text, (when, when))
+    assert run_artel(monkeypatch, capfd, "train", file)[0] == 0
+    weights = stop_after_step_4(tmp_path / "run")
+    oldest = tmp_path / "run" / "checkpoints" / "step-000000002"
+    for path in [*tmp_path.rglob("*")]:
+        os.utime(path, (when, when), follow_symlinks=False)
+    os.utime(oldest, (when + 1000, when + 1000))
+    status, said = run_artel(monkeypatch, capfd, "train", file)
+    assert status == 0, said
+    assert "going on after step 4" in said
+    assert "turning text into tokens" not in said
+    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == weights
+
+
+# A slow disk
+
+# A hundredth of a second for each fsync, and 5 MB/s.
+SLOW = """#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+int fsync(int file) { usleep(10000); return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(file); }
+ssize_t write(int file, const void *data, size_t count) {
+    if (count > 4096) usleep(count / 5);
+    return ((ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write"))(file, data, count);
+}
+"""
+
+
+def test_a_slow_disk_is_only_slow(tmp_path, monkeypatch, capfd):
+    compiler = shutil.which("cc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("a slow disk is a library put before the C library's own")
+    (tmp_path / "slow.c").write_text(SLOW)
+    library = tmp_path / "slow.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "slow.c", "-ldl"], check=True)
+    files = {name: write_run(tmp_path / f"{name}.yaml", data={"store": str(tmp_path / name / "stores")}, **RUN)
+             for name in ("slow", "fast")}  # fmt: skip
+    done = artel("train", files["slow"], "--json", env={"LD_PRELOAD": str(library)}, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 6
+    assert run_artel(monkeypatch, capfd, "train", files["fast"])[0] == 0
+    slow, fast = (file.with_suffix("") for file in files.values())
+    assert losses(slow) == losses(fast)
+    models = [(folder / "model" / "model.safetensors").read_bytes() for folder in (slow, fast)]
+    assert models[0] == models[1]
+    assert [path.name[-1] for path in sorted((slow / "checkpoints").glob("step-*"))] == ["2", "4", "6"]
+    assert not list(tmp_path.rglob("*.partial-*"))
