@@ -1,0 +1,133 @@
+"""The tables of benchmarks/chaos.md: what was done to runs, what they did, and what came out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+from run_on_disk import PHASES
+
+FROM_BEGINNING, FROM_LATEST, FROM_NEWER, FROM_OLDER, NOT_SO_FAR = (
+    "from the beginning", "from `latest`", "from a newer one", "from an older one", "killed before that"
+)  # fmt: skip
+TAKEN = (FROM_BEGINNING, FROM_LATEST, FROM_NEWER, FROM_OLDER, NOT_SO_FAR)
+LOST_OTHERS = 75
+"""The status of a rank that has nothing wrong but the loss of its peers (artel/launching/worker.py)."""
+
+
+@dataclass
+class Undisturbed:
+    """What a run of a layout leaves and how long it takes when nobody kills it."""
+
+    outcome: dict[str, Any]
+    seconds: float
+    opening: float
+    """Seconds until its first figures are there."""
+    lasting: dict[str, float]
+    """Seconds that each phase lasts at a time, the median."""
+
+    def seen_in(self, seconds: float) -> None:
+        """A whole run took so long: when that is less, the machine was busy before, and all of it was slower."""
+        share = min(1.0, seconds / self.seconds)
+        self.seconds, self.opening = share * self.seconds, share * self.opening
+        self.lasting = {phase: share * lasting for phase, lasting in self.lasting.items()}
+
+
+@dataclass
+class Tally:
+    """What happened to the runs of a layout."""
+
+    undisturbed: Undisturbed
+    kills: Counter[str] = field(default_factory=Counter)
+    """By the phase that was observed."""
+    of_one: int = 0
+    """Of the kills, those of one rank alone."""
+    runs: int = 0
+    starts: int = 0
+    taken: Counter[str] = field(default_factory=Counter)
+    """What starts went on from."""
+    left: Counter[int | None] = field(default_factory=Counter)
+    """Statuses of ranks that were left alone."""
+    slowest_end: float = 0.0
+    """Seconds from the kill of one until the rest had ended."""
+    verified: int = 0
+    """Checkpoints whose checksums were read."""
+    equal: Counter[str] = field(default_factory=Counter)
+    """Runs that ended with the same, by what was compared."""
+    tidy: int = 0
+    """Runs that left nothing unfinished behind."""
+    faults: list[str] = field(default_factory=list)
+
+
+def report(command: str, length: str, tallies: dict[str, Tally], seconds: float) -> str:
+    """benchmarks/chaos.md: what there is to say so far."""
+    every = list(tallies.values())
+    wrong = list(dict.fromkeys(fault for tally in every for fault in tally.faults))
+    torn, verified = sum("step-0" in fault for fault in wrong), sum(tally.verified for tally in every)
+    same = sum(tally.equal["weights"] for tally in every)
+    return f"""# A run that cannot be lost
+
+`{command}`, {date.today():%d.%m.%Y}, on a machine of two cores:
+{sum(tally.kills.total() for tally in every)} kills by SIGKILL in {seconds / 60:.0f} minutes.
+
+A run is a GPT-2 of 2 layers x 64 with dropout 0.1, {length} of which two are kept,
+validations in the middle and at the end; its text is prepared anew. It is killed two to four times, all its processes
+at once or one rank at random, and started again by the same command until it ends by itself. A third of the moments are
+drawn evenly over the run's time, the others are aimed at a phase. Compared with a run of the same layout that nobody
+disturbed: the final weights and the token store byte for byte, and exactly each step's loss and gradient norm, the
+validations, and where `latest` and `best` point to.
+
+**{"Not all is well" if wrong else "Nothing was lost"}**: {same} of {sum(tally.runs for tally in every)} runs ended \
+with the same weights bit for bit; {torn} torn
+checkpoints under a final name, in {verified:,} readings of all checksums of one.
+
+## Kills, by what was on the disk when the process was dead
+
+{_kills(tallies)}
+
+- preparing: the token store has no name yet.
+- first step: from then until the figures of this start's first step are written: opening, going on from a checkpoint.
+- mid-checkpoint: a checkpoint is being written and has no name yet; training goes on meanwhile.
+- mid-commit: it has its name; `latest` (or `best`) does not point to it yet, or an older one is being removed.
+- mid-export: from the last step's commit until result.json is there.
+
+## What the starts went on from
+
+{_starts(tallies)}
+
+A newer one: the kill came after a checkpoint had its name and before `latest` was moved to it. An older one: the newest
+was damaged. The rest: ranks whose peer was killed; with status 75 a rank says that it has lost the others.
+
+## What came out the same
+
+{_same(tallies)}
+""" + "".join(f"\n- {fault}" for fault in wrong) + "\n" * bool(wrong)  # fmt: skip
+
+
+def _kills(tallies: dict[str, Tally]) -> str:
+    rows = [[layout, *(tally.kills[phase] for phase in PHASES), tally.kills.total(), tally.of_one]
+            for layout, tally in tallies.items()]  # fmt: skip
+    return _table(["", *PHASES, "all", "of one rank alone"], rows)
+
+
+def _starts(tallies: dict[str, Tally]) -> str:
+    rows: list[list[object]] = []
+    for layout, tally in tallies.items():
+        slowest = f"{tally.slowest_end:.1f} s" if tally.of_one else "-"
+        lost = f"{tally.left[LOST_OTHERS]} of {tally.left.total()}" if tally.left else "-"
+        rows.append([layout, tally.runs, tally.starts, *(tally.taken[name] for name in TAKEN), slowest, lost])
+    return _table(["", "runs", "starts", *TAKEN, "the rest had ended within", "with status 75"], rows)
+
+
+def _same(tallies: dict[str, Tally]) -> str:
+    compared = list(next(iter(tallies.values())).undisturbed.outcome)
+    rows = [[layout, *(f"{tally.equal[name]} of {tally.runs}" for name in compared), f"{tally.tidy} of {tally.runs}"]
+            for layout, tally in tallies.items()]  # fmt: skip
+    return _table(["", *compared, "nothing unfinished left"], rows)
+
+
+def _table(titles: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [titles, ["---"] * len(titles), *rows])
