@@ -64,8 +64,8 @@ RUN = {
 LENGTH = f"{STEPS} steps of AdamW, a checkpoint every {EVERY} steps"
 SECONDS = 300.0
 """A start that takes longer hangs."""
-NOTICE_SECONDS = 60.0
-"""Ranks whose peer was killed and that take longer to end hang."""
+LOST_SECONDS = 5.0
+"""What artel's launcher gives ranks whose peer was killed, before it ends them."""
 AT_RANDOM = "at random"
 SHORT = (CHECKPOINT, COMMIT, EXPORT)
 """Phases of milliseconds: half of what is aimed at them comes as soon as they are seen."""
@@ -164,11 +164,8 @@ def run_until_end(folder: Path, layout: str, moments: list[Moment], tally: Tally
         start = Start(file, LAYOUTS[layout][0], folder / f"{name}-{tally.starts:04d}.log")
         watched.pids = start.pids
         killed = moment is not None and comes(moment, start, watched, tally.undisturbed)
-        if moment is not None and killed:
-            counts, told = kill(moment, start, watched, tally, f"{layout} {name}")
-            wrong += told
-            if counts:
-                moments.remove(moment)
+        if moment is not None and killed and kill(moment, start, watched, tally, f"{layout} {name}"):
+            moments.remove(moment)
         status = start.wait(SECONDS)
         wrong += [fault for fault in faults(run) if fault not in wrong]
         wrong += what_was_taken(start, watched, tally)
@@ -220,9 +217,8 @@ def waited(start: Start, until: float) -> bool:
     return not start.has_ended
 
 
-def kill(moment: Moment, start: Start, watched: Watched, tally: Tally, name: str) -> tuple[bool, list[str]]:
-    """Kill, see which phase it was, and how the rest ended: whether it came before the result; what was wrong."""
-    wrong = []
+def kill(moment: Moment, start: Start, watched: Watched, tally: Tally, name: str) -> bool:
+    """Kill, see which phase it was, and how the rest ended; whether it came before the result."""
     killed_at = time.monotonic()
     if moment.rank is None:
         start.kill_all()
@@ -231,14 +227,10 @@ def kill(moment: Moment, start: Start, watched: Watched, tally: Tally, name: str
         launched = start.is_launched
         start.kill_one(moment.rank)
         phase = watched.phase()
-        ended = start.wait(NOTICE_SECONDS)
-        seconds = time.monotonic() - killed_at
-        tally.slowest_end = max(tally.slowest_end, seconds)
+        start.wait(LOST_SECONDS)
+        tally.slowest_end = max(tally.slowest_end, time.monotonic() - killed_at)
         if launched:
             tally.left.update(status for rank, status in enumerate(start.statuses) if rank != moment.rank)
-        if ended is None:
-            told = f"the others had not ended {NOTICE_SECONDS:.0f} s later"
-            wrong.append(f"rank {moment.rank} was killed ({phase}), {told}")
     counts = phase != OVER
     if counts:
         tally.kills[phase] += 1
@@ -246,7 +238,7 @@ def kill(moment: Moment, start: Start, watched: Watched, tally: Tally, name: str
     line = {"run": name, "aim": moment.aim, "rank": moment.rank, "phase": phase, "after": watched.newest_good,
             "seconds": round(killed_at - start.began, 3), "kills": tally.kills.total()}  # fmt: skip
     print(json.dumps(line), flush=True)
-    return counts, wrong
+    return counts
 
 
 def what_was_taken(start: Start, watched: Watched, tally: Tally) -> list[str]:

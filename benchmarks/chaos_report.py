@@ -99,7 +99,8 @@ checkpoints under a final name, in {verified:,} readings of all checksums of one
 {_starts(tallies)}
 
 A newer one: the kill came after a checkpoint had its name and before `latest` was moved to it. An older one: the newest
-was damaged. The rest: ranks whose peer was killed; with status 75 a rank says that it has lost the others.
+was damaged. The rest: ranks whose peer was killed; with status 75 a rank says that it has lost the others; those
+that still waited for all to come together are ended after 5 s, as artel's launcher does it.
 
 ## What came out the same
 

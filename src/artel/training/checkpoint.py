@@ -138,9 +138,11 @@ def load_checkpoint(folder: Path, optimizer: Stepper, tell: Callable[[str], None
                     raise ValueError(f"{_STATE} is of step {progress.step}")
                 _load(path, optimizer)
                 return progress
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # with its checksums, and yet not what is written: each reader's own kinds
+                if optimizer.gathers:  # all processes load it together: it may be that one of them is gone
+                    raise
                 fault = f"is damaged ({' '.join(str(error).split())[:300] or type(error).__name__})"
         tell(f"{path} {fault}: the checkpoint before it is taken")
         problems.append(Problem(str(path), fault))
