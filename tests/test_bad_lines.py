@@ -174,6 +174,9 @@ def test_files_whose_names_are_no_text_are_told(tmp_path, given):
     name = os.fsdecode(b"a\xff.jsonl")
     written(tmp_path, name, rows(2))
     path = f"{tmp_path}/{given.format(name=name)}"
-    with pytest.raises(InputError, match=r"data\.sources\.0\.path: the name of .*/a\\xff\.jsonl is not UTF-8") as error:
+    told = r"the name of .*/a\\xff\.jsonl is not UTF-8"
+    if given == "{name}":  # a run file that names it can itself not be written down
+        told = "has .* half of a character"
+    with pytest.raises(InputError, match=rf"data\.sources\.0\.path: {told}") as error:
         prepare(run_of(tmp_path, data={"sources": [{"path": path}]}))
     assert str(error.value).encode()

@@ -52,7 +52,7 @@ def watched(monkeypatch):
             except Interrupted:
                 told.append("interrupted")
         assert not torch.autograd._profiler_enabled()
-        return Watched.last, [line for line in told if "profile" in line or line == "interrupted"]
+        return Watched.last, [line for line in told if line.startswith("profile") or line == "interrupted"]
 
     yield train
     Watched.stop_at = None

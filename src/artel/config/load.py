@@ -286,7 +286,7 @@ def _explain(error: ValidationError, lines: dict[Key, str]) -> list[Problem]:
         dotted = ".".join(str(part) for part in key)
         if dotted in problems:
             continue
-        where = f"{_line_of(key, lines)}: {dotted}" if dotted else lines[()]
+        where = _place(key, lines)
         kind, context = found["type"], found.get("ctx", {})
         if kind == "extra_forbidden":
             what, fix = "there is no such key", _did_you_mean(key)
@@ -321,7 +321,7 @@ def _is_union_label(part: str | int) -> bool:
 
 
 def _unwritable_problems(tree: Any, lines: dict[Key, str]) -> list[Problem]:
-    return [Problem(_line_of(key, lines), what, fix) for key, what, fix in _unwritable(tree, ())]
+    return [Problem(_place(key, lines), what, fix) for key, what, fix in _unwritable(tree, ())]
 
 
 def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
@@ -344,6 +344,11 @@ def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
             yield key, f"{value} is no number", "write a finite one"
     elif value is not None:
         yield key, f"is read by YAML as a {type(value).__name__}", "write it in quotes, or as a number"
+
+
+def _place(key: Key, lines: dict[Key, str]) -> str:
+    """`file:line: a.b.c`."""
+    return f"{_line_of(key, lines)}: {'.'.join(map(str, key))}" if key else lines[()]
 
 
 def _line_of(key: Key, lines: dict[Key, str]) -> str:

@@ -16,6 +16,7 @@ from transformers.initialization import no_tie_weights
 from transformers.utils.loading_report import log_state_dict_report
 
 from artel.config import ModelConfig
+from artel.errors import InputError
 from artel.models.build import (
     Built,
     check_positions,
@@ -29,7 +30,7 @@ from artel.models.conversion import Loading, plan_loading
 from artel.models.folder import cannot_load
 from artel.models.heads import model_class
 from artel.models.materialise import Weights
-from artel.models.tensor_files import TensorFiles, find_files
+from artel.models.tensor_files import TensorFiles, check_shapes, find_files
 from artel.tokens import Tokenizer
 
 _logger = logging.getLogger("transformers.modeling_utils")  # who tells of tensors that do not fit
@@ -85,6 +86,7 @@ def _pretrained(
     config, notes = pretrained_config(name, auto_class, runs_code=runs_code)
     try:
         model = _untied(config, auto_class, heads, runs_code)
+        check_shapes(model, name, config)
         files = find_files(name, config)
         with files:
             loading = plan_loading(model, files)
@@ -95,6 +97,8 @@ def _pretrained(
         model.config.name_or_path = name
         model._weight_conversions = loading.used
         _read_generation_config(model, name)
+    except InputError:
+        raise
     except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds
         raise cannot_load(name, error) from None
     built = Built(model.eval(), notes)
