@@ -18,6 +18,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSF
 
 import orjson
 import torch
+import torch.distributed as dist
 import xxhash
 import yaml
 from mutations import change_bytes, change_json, change_safetensors, change_values, change_yaml, to_json
@@ -40,7 +41,7 @@ from artel.models import build_model, check_model
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.manifest import PARTS, read_manifest
-from artel.training.checkpoint import Content, Progress, load_checkpoint, write_whole
+from artel.training.checkpoint import Content, Progress, load_checkpoint, write_shared, write_whole
 from artel.training.optimizer import Optimizer
 
 Files = dict[str, bytes]
@@ -118,7 +119,7 @@ def targets(folder: Path) -> dict[str, Target]:
     return {
         "run file": Target(0.45, runs, change_one, read_run),
         "store": Target(0.2, [files_in(store)], change_store, read_store),
-        "checkpoint": Target(0.15, [reader.files], change_checkpoint, reader.read),
+        "checkpoint": Target(0.15, reader.forms, change_checkpoint, reader.read),
         "tokenizer": Target(0.12, [files_in(folder / "decoder"), files_in(folder / "encoder"), word_pieces, old],
                             change_one, read_tokenizer),
         "model": Target(0.08, [files_in(folder / "gpt2"), files_in(folder / "roberta")], change_model,
@@ -210,7 +211,7 @@ def read_store(folder: Path, files: Files, whole: Files) -> None:
 
 
 class Checkpoints:
-    """Two of a tiny run, the newer of which is changed."""
+    """Two of a tiny run, the newer of which is changed, whole or in pieces."""
 
     def __init__(self, model: Any, folder: Path) -> None:
         config = TrainConfig(batch=4, learning_rate=1e-3)
@@ -222,8 +223,11 @@ class Checkpoints:
             progress = Progress(step=step, tokens=step * 64, validation={"loss": 3.5}, best=3.5, best_step=3, store="x")
             content = Content(self._optimizer.weights(), self._optimizer.state(), progress, "run: x\n")
             write_whole(folder / f"step-{step:09d}", content)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        write_shared(folder / "pieces", content, first=True, group=None)
+        dist.destroy_process_group()
         self.older = folder / "step-000000003"
-        self.files = files_in(folder / "step-000000006")
+        self.forms = [files_in(folder / "step-000000006"), files_in(folder / "pieces")]
 
     def read(self, folder: Path, files: Files, whole: Files) -> None:
         newer = folder / "all" / "step-000000006"

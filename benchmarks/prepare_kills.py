@@ -11,7 +11,6 @@ Text is made up from the seed: JSON lines with repeats, a packed file, lines, an
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import random
@@ -23,6 +22,9 @@ import time
 from pathlib import Path
 
 import zstandard
+
+sys.path.insert(0, str(Path(__file__).parent))
+from run_on_disk import store_digest
 
 from artel.config import RunConfig
 from artel.config.load import run_from
@@ -46,22 +48,22 @@ def main() -> None:
             start = time.monotonic()
             wait(fork(run_of(folder, "whole", workers)))
             seconds = time.monotonic() - start
-            whole = tree(folder / "whole")
+            whole = store_digest(folder / "whole")
             expected = expected or whole
             same = int(whole == expected)
             for number in range(given.moments):
                 moment = chance.uniform(0, seconds)
                 left = kill_and_go_on(folder, workers, moment, FROM_START if number % 2 else OF_DRIVER)
-                equal = tree(folder / "killed") == expected
+                equal = store_digest(folder / "killed") == expected
                 same += equal
-                shutil.rmtree(folder / "killed")
+                shutil.rmstore_digest(folder / "killed")
                 print(json.dumps({"workers": workers, "second": round(moment, 2), **left, "same": equal}), flush=True)
-            shutil.rmtree(folder / "whole")
+            shutil.rmstore_digest(folder / "whole")
             print(f"{workers} workers: {same} of {given.moments + 1} stores are the same ({seconds:.1f} s undisturbed)")
             failed += given.moments + 1 - same
         sys.exit(int(failed > 0))
     finally:
-        shutil.rmtree(folder)
+        shutil.rmstore_digest(folder)
 
 
 def kill_and_go_on(folder: Path, workers: int, moment: float, what: str) -> dict[str, object]:
@@ -126,16 +128,6 @@ def write_texts(folder: Path, chance: random.Random) -> None:
     (folder / "a.jsonl").write_text("".join(lines[:1000]))
     (folder / "b.jsonl.zst").write_bytes(zstandard.compress("".join(lines[800:]).encode()))
     (folder / "c.txt").write_text("\n".join(" ".join(chance.choices(words, k=12)) for _ in range(2000)))
-
-
-def tree(stores: Path) -> str:
-    """One digest of the names and contents of the one store there."""
-    (store,) = [path.parent for path in stores.glob("*/manifest.json") if not path.parent.name.startswith(".")]
-    digest = hashlib.sha256()
-    for file in sorted(store.rglob("*")):
-        if file.is_file():
-            digest.update(f"{file.relative_to(store)}\n".encode() + file.read_bytes())
-    return digest.hexdigest()
 
 
 if __name__ == "__main__":

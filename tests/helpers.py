@@ -6,8 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import yaml
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
@@ -50,6 +53,19 @@ def artel(*arguments: str, timeout: float = 120, env: dict | None = None, **more
     command = [sys.executable, "-m", "artel", *map(str, arguments)]
     environment = {**ENVIRONMENT, **(env or {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, **more)
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A disk of `size` bytes (`4m`) at `folder`; the test is skipped where that needs rights that it has not."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def start(*arguments: str) -> subprocess.Popen:

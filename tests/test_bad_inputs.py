@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from artel.cli.main import main
-from helpers import TINY, artel, merged, write_run
+from helpers import TINY, artel, merged, small_disk, write_run
 
 
 class Case:
@@ -307,40 +307,34 @@ def test_a_wrong_model_is_told_with_the_wrong_text_before_any_is_read(tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 300 kB; root only."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", "300k") as folder:
+        yield folder
 
 
-def test_a_full_disk_while_preparing(tmp_path, small_disk):
-    (small_disk / "fill").write_bytes(bytes(280_000))
-    run = write_run(tmp_path / "run.yaml", data={"store": str(small_disk / "stores")})
+def test_a_full_disk_while_preparing(tmp_path, disk):
+    (disk / "fill").write_bytes(bytes(280_000))
+    run = write_run(tmp_path / "run.yaml", data={"store": str(disk / "stores")})
     done = artel("prepare", run)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert "the disk is full" in done.stderr
-    assert not list((small_disk / "stores").glob("*/manifest.json"))
-    assert not list((small_disk / "stores").glob(".*.partial-*"))
+    assert not list((disk / "stores").glob("*/manifest.json"))
+    assert not list((disk / "stores").glob(".*.partial-*"))
 
 
-def test_a_disk_without_room_for_a_checkpoint(tmp_path, small_disk):
+def test_a_disk_without_room_for_a_checkpoint(tmp_path, disk):
     """Told before the first step; one that fills up later is met in test_saver.py."""
-    run = write_run(tmp_path / "run.yaml", run=str(small_disk / "run"))
+    run = write_run(tmp_path / "run.yaml", run=str(disk / "run"))
     done = artel("train", run)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     assert "a checkpoint takes about" in done.stderr
-    assert not list((small_disk / "run").rglob("step-*"))
-    assert not (small_disk / "run" / "model").exists()
+    assert not list((disk / "run").rglob("step-*"))
+    assert not (disk / "run" / "model").exists()
 
 
-def test_a_read_only_folder(tmp_path, small_disk):
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    for keys in ({"run": str(small_disk / "run")}, {"data": {"store": str(small_disk / "stores")}}):
+def test_a_read_only_folder(tmp_path, disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    for keys in ({"run": str(disk / "run")}, {"data": {"store": str(disk / "stores")}}):
         done = artel("train", write_run(tmp_path / "run.yaml", **keys))
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
         assert "cannot be written" in done.stderr

@@ -1,7 +1,7 @@
 """Checkpoints are written beside training, stay as told, and training outlives a disk that is full."""
 
+import os
 import shutil
-import subprocess
 import threading
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from artel.preparing import prepare
 from artel.training.checkpoint import list_checkpoints, read_progress
 from artel.training.loop import train
 from artel.training.retention import retain
-from helpers import write_run
+from helpers import artel, small_disk, write_run
 
 pytest_plugins = ["services"]
 
@@ -127,13 +127,8 @@ def test_a_commit_that_a_kill_cut_short_is_finished(tmp_path):
 
 @pytest.fixture
 def disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small disk of one's own needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", "4m") as folder:
+        yield folder
 
 
 def test_training_outlives_a_full_disk(tmp_path, disk):
@@ -196,6 +191,46 @@ def test_a_copy_on_s3_outlives_the_machine(tmp_path, bucket):
     trained(whole)
     ends = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "whole")]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def copied(bucket, prefix: str) -> set[int]:
+    """Steps of the copies there."""
+    found = bucket.list_objects_v2(Bucket="texts", Prefix=f"{prefix}/").get("Contents", [])
+    names = [entry["Key"].removeprefix(f"{prefix}/") for entry in found]
+    return {int(name[5:14]) for name in names if name.endswith("/checksums.json")}
+
+
+def test_copies_outlive_a_machine_without_those_that_it_never_had(tmp_path, bucket):
+    """Those kept for good stay; a damaged one is named, and the one before it fetched; --restart removes all."""
+    pytest.importorskip("s3fs")
+    wanted = {"every": 2, "keep": 1, "keep_every": 4, "best": None, "copy_to": "s3://texts/two"}
+    file = write_run(tmp_path / "run.yaml", checkpoint=wanted, train={"steps": 9})
+
+    def stop(run) -> None:
+        if run.step == 7:
+            run.saver.wait()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(file, stop)
+    assert copied(bucket, "two") == {4, 6}
+    shutil.rmtree(tmp_path / "run")
+    weights = {"Bucket": "texts", "Key": "two/step-000000006/model.safetensors"}
+    body = bytearray(bucket.get_object(**weights)["Body"].read())
+    body[-1] ^= 1
+    bucket.put_object(**weights, Body=bytes(body))
+    with pytest.raises(ArtelError, match=r"(?s)began with train\.learning_rate.*another place for copies"):
+        trained(file, overrides=["train.learning_rate=1"])
+    _, said = trained(file)
+    assert any("step-000000006 is damaged (model.safetensors does not have its checksum)" in line for line in said)
+    assert "going on after step 4" in said
+    assert copied(bucket, "two") == {4, 8, 9}
+    shutil.rmtree(tmp_path / "run")
+    _, said = trained(file)
+    assert "going on after step 9" in said
+    assert copied(bucket, "two") == {4, 8, 9}
+    assert artel("train", file, "train.steps=2", "--restart", env=dict(os.environ)).returncode == 0
+    assert copied(bucket, "two") == {2}
 
 
 def test_a_place_for_copies_that_fails_does_not_stop_a_run(tmp_path, bucket):

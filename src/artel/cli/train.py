@@ -157,6 +157,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     from artel.objectives import objective_type
     from artel.parallel import device_here
     from artel.preparing import check_texts, prepare, remember
+    from artel.training.copies import remove_copies
     from artel.training.optimizer import check_optimizer
     from artel.training.ready import check_layout
     from artel.training.run_folder import check_same_run
@@ -181,6 +182,8 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     prepared = prepare(run, tell, verify=restart or not _is_complete(folder))
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         folder.empty()
+        if run.checkpoint.copy_to is not None:
+            remove_copies(run.checkpoint.copy_to)
     check_same_run(run)
     remember(run, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)

@@ -13,8 +13,8 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from artel.errors import InputError, Problem
 
-# A layer takes milliseconds to be set up, even without weights; the deepest models have two hundred.
-_MOST_LAYERS = 500
+# A layer takes milliseconds to be set up, even without weights; the deepest published have 1,000 (arXiv:2203.00555).
+_MOST_LAYERS = 1_000
 
 # What each head is for, and architectures that have it, to be named when another is asked for it.
 _PURPOSE = {

@@ -11,6 +11,7 @@ step's forward and backward passes, and so waits for nothing. Only a spike must 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,13 +78,21 @@ class Guard:
         run.norm = torch.where(good, norm, run.norm)
         self._newest = _Newest(run.step + 1, sums, norm, Late(good), loss, spike)
 
-    def settle(self, run: Run, step: int) -> bool:
-        """See to the newest step, if its number is at most `step` and it was bad. Whether the weights went back.
+    def settled(self, run: Run, gradients: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `gradients` gives for the next step, with the newest one seen to while the device is at it.
+
+        It is asked twice where the weights went back meanwhile: the first gradients are not theirs.
+        """
+        sums = gradients()
+        return gradients() if self.settle(run) else sums
+
+    def settle(self, run: Run) -> bool:
+        """See to the newest step, if it was bad. Whether the weights went back to those of a checkpoint.
 
         Raises WorkError where the run is to stop.
         """
         newest, progress = self._newest, run.progress
-        if newest is None or newest.step > step:
+        if newest is None:
             return False
         self._newest = None
         if not newest.good.read():

@@ -41,7 +41,7 @@ from artel.training.piece_files import piece_shapes, read_pieces, told_by_first,
 from artel.training.pieces import trained_tensors
 
 _MODEL, _OPTIMIZER, _STATE, SUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
-_RUN_FILE, _VERSIONS = "run.yaml", "versions.json"
+RUN_FILE, _VERSIONS = "run.yaml", "versions.json"
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ def write_shared(path: Path, content: Content, *, first: bool, group: dist.Proce
 
 def _close(partial: Path, content: Content) -> None:
     (partial / _STATE).write_bytes(orjson.dumps(asdict(content.progress), option=orjson.OPT_INDENT_2))
-    (partial / _RUN_FILE).write_text(content.run_file, encoding="utf-8")
+    (partial / RUN_FILE).write_text(content.run_file, encoding="utf-8")
     versions = {"artel": artel.__version__, "python": platform.python_version(), "torch": torch.__version__,
                 "transformers": transformers.__version__}  # fmt: skip
     (partial / _VERSIONS).write_bytes(orjson.dumps(versions, option=orjson.OPT_INDENT_2))
@@ -130,7 +130,7 @@ def load_checkpoint(folder: Path, optimizer: Stepper, tell: Callable[[str], None
     remove_leftovers(folder)
     problems = []
     for path in reversed(list_checkpoints(folder)):
-        fault = _fault(path)
+        fault = fault_of(path)
         if fault is None:
             try:
                 progress = read_progress(path)
@@ -206,7 +206,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def _fault(path: Path) -> str | None:
+def fault_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files, as words after its name. Raises InputError where they cannot be read."""
     try:
         sums = orjson.loads((path / SUMS).read_bytes())
         for name, expected in sums.items():

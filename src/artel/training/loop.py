@@ -86,9 +86,7 @@ def train(
                 with marked("artel: data"):
                     batches = feed.take()
                 run.agree(signals.asked, batches)
-                sums = gradients(run, feed)
-                if run.check_finite(run.step):  # the step before was bad, and these are not the weights' any more
-                    sums = gradients(run, feed)
+                sums = run.guard.settled(run, lambda: gradients(run, feed))
                 with marked("artel: optimizer"), optimizer_memory_told():
                     run.guard.step(run, sums, rate(config.train, run.step, run.length.steps))
                 run.count_step(time.monotonic() - started)
@@ -214,12 +212,9 @@ class Run:
             return clock.is_due(interval.seconds, self.first_seconds)
         return self.length.is_due(interval, self.step)
 
-    def check_finite(self, step: int) -> bool:
-        """See to the newest step, if it is no later than `step` and was bad: NaN, infinite, a spike.
-
-        Whether that took the weights back to the last checkpoint. Raises WorkError where the run is to stop.
-        """
-        return self.guard.settle(self, step)
+    def settle(self) -> None:
+        """See to the newest step now, if it was bad: NaN, infinite, a spike. Raises WorkError where the run stops."""
+        self.guard.settle(self)
 
     def progress_now(self) -> Progress:
         return replace(self.progress, seconds=self.progress.seconds + time.monotonic() - self.started)
@@ -240,7 +235,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
 
     if config.checkpoint.copy_to is not None:
         if processes.first:
-            fetch_newest(folder.checkpoints, config.checkpoint.copy_to, tell)
+            fetch_newest(folder.checkpoints, config, tell)
         processes.barrier()
     ready = make_ready(config, tokenizer, objective, samples, processes, length.steps, tell)
     layout, optimizer = ready.layout, ready.optimizer

@@ -35,7 +35,7 @@ def retain(folder: Path, wanted: CheckpointConfig) -> None:
     newest = set(list_checkpoints(folder)[-wanted.keep :])
     stay = []
     for path in found:
-        if path in newest or _is_for_good(path, wanted.keep_every):
+        if path in newest or is_for_good(path.name, wanted.keep_every):
             stay.append(path)
         else:
             discard(path)
@@ -46,6 +46,11 @@ def retain(folder: Path, wanted: CheckpointConfig) -> None:
                 break
             discard(path)
             del sizes[path]
+
+
+def is_for_good(name: str, every: int | None) -> bool:
+    """Whether the checkpoint of that name is one of every `every` steps, which stay."""
+    return every is not None and int(name.removeprefix("step-")) % every == 0
 
 
 def checkpoint_bytes(model: PreTrainedModel, train: TrainConfig, stages: int) -> int:
@@ -67,10 +72,6 @@ def check_space(folder: Path, expected: int, tell: Callable[[str], None]) -> Non
 def folder_bytes(path: Path) -> int:
     """Bytes of a folder's files."""
     return sum(file.stat().st_size for file in path.iterdir())
-
-
-def _is_for_good(path: Path, every: int | None) -> bool:
-    return every is not None and int(path.name.removeprefix("step-")) % every == 0
 
 
 def _words(count: int) -> str:

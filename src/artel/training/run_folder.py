@@ -98,9 +98,14 @@ def check_same_run(config: RunConfig) -> None:
     """
     folder = RunFolder(Path(config.run))
     if any(folder.checkpoints.glob("step-*")) and folder.config.is_file():
-        changed = result_differences(load_run(str(folder.config)), config)
-        if changed:
-            remedy = "set it back, choose another folder (run=…), or begin anew with --restart"
-            raise InputError([Problem(f"{folder.config}", f"the run began with {line}", remedy) for line in changed])
+        check_same(folder.config, config, "choose another folder (run=…)")
     remove_leftovers(folder.path)
     write_file(folder.config, dump_run(config))
+
+
+def check_same(file: Path, config: RunConfig, instead: str) -> None:
+    """Raise InputError where a run file differs from `config` in what shapes the result; `instead` is a way out."""
+    remedy = f"set it back, {instead}, or begin anew with --restart"
+    changed = result_differences(load_run(str(file)), config)
+    if changed:
+        raise InputError([Problem(str(file), f"the run began with {line}", remedy) for line in changed])

@@ -148,7 +148,7 @@ class Saver:
             return False
         if self._processes.first and self._wanted.copy_to is not None:
             try:
-                copy_checkpoints(self._folder, self._wanted.copy_to)
+                copy_checkpoints(self._folder, self._wanted)
             except ArtelError as error:
                 self._failed(f"the checkpoint of step {step} could not be copied to {self._wanted.copy_to}: {error}")
         return True
