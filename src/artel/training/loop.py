@@ -44,6 +44,7 @@ from artel.training.checkpoint import (
 )
 from artel.training.copies import fetch_newest
 from artel.training.feeding import held_garbage
+from artel.training.host_memory import kept_host_memory
 from artel.training.judging import Validation
 from artel.training.micro_batch import Found, Limit
 from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate
@@ -80,7 +81,7 @@ def train(
     # The profile comes last: it sees each step together with what is done after it.
     occasions = [*occasions, Log(), Validate(), ShowSamples(), Save(), signals, profile]
     try:
-        with watched(run), held_garbage() as collect, Feed(run) as feed:
+        with watched(run), kept_host_memory(processes.device), held_garbage() as collect, Feed(run) as feed:
             while not run.is_over:
                 started = time.monotonic()
                 with marked("artel: data"):

@@ -28,6 +28,7 @@ from artel.models.recomputing import NotSelective, Recompute
 from artel.objectives import Batch, Objective
 from artel.storage import cache_folder, write_file
 from artel.tokens import Alone, Samples, rows_to_judge
+from artel.training.host_memory import KEPT_SHARE
 
 Attempt = Callable[[int, Recompute], None]
 """Runs forward and backward of so many of the longest samples, recomputing as told, and leaves no gradients behind."""
@@ -299,7 +300,7 @@ class _Trials:
             if not self._fits_here(rows, mode):
                 return rows - 1
             peaks.append(_status("VmHWM"))
-        row = max(1, peaks[1] - peaks[0])
+        row = max(1, int((1 + KEPT_SHARE) * (peaks[1] - peaks[0])))
         return max(0, 1 + (limit - peaks[0]) // row)
 
 

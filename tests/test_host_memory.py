@@ -1,0 +1,71 @@
+"""Memory that tensors leave stays with the process while it trains on a CPU, and is given back after that."""
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from artel.training.host_memory import kept_host_memory
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told to keep memory")
+
+MEGABYTES = 64  # above the 32 MB from which on glibc's malloc would give a tensor pages of its own
+
+
+def page_faults() -> int:
+    """Pages that the kernel hands out for one tensor after another, each gone before the next."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        torch.ones(MEGABYTES << 18)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def resident() -> int:
+    """Bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def measured(**environment: str) -> dict:
+    """Page faults and memory before, within and after the block, in a process of its own."""
+    command = [sys.executable, __file__]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_kept_within_the_block_and_given_back_after_it():
+    found = measured()
+    assert found["within"] < found["before"] / 8
+    assert found["after"] > found["before"] / 2
+    assert found["kept"] > 0.9 * (MEGABYTES << 20)
+    assert found["given back"] > 0.9 * (MEGABYTES << 20)
+
+
+@pytest.mark.parametrize("name", ["MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"])
+def test_who_has_tuned_the_library_is_left_alone(name):
+    value = {"MALLOC_MMAP_MAX_": "65536", "GLIBC_TUNABLES": "glibc.malloc.mmap_max=65536"}[name]
+    found = measured(**{name: value})
+    assert found["within"] > found["before"] / 2
+
+
+def main() -> None:
+    page_faults()
+    found = {"before": page_faults()}
+    start = resident()
+    with kept_host_memory(torch.device("cpu")):
+        page_faults()
+        found["within"] = page_faults()
+        found["kept"] = resident() - start
+    found["given back"] = start + found["kept"] - resident()
+    found["after"] = page_faults()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
