@@ -62,6 +62,16 @@ def test_the_script_without_requeue(tmp_path):
     assert not any(line.startswith("signal") for line in directives(script))
 
 
+def test_a_secret_is_not_written_into_the_script(tmp_path):
+    address = "data.sources.0.path=https://example.org/a.jsonl?token="
+    with pytest.raises(InputError) as refused:
+        slurm_script("run.yaml", ["train.steps=3", f"{address}abc123"], tmp_path, Job())
+    (problem,) = refused.value.problems
+    assert "abc123" not in str(problem)
+    assert "export NAME" in problem.fix
+    assert f"'{address}${{TOKEN}}'" in slurm_script("run.yaml", [f"{address}${{TOKEN}}"], tmp_path, Job())
+
+
 def test_dry_run(tmp_path):
     run = write_run(tmp_path / "war.yaml")
     done = artel("launch", "slurm", run, "train.steps=3", "--nodes", "2", "--option", "qos=high", "--dry-run")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from artel.errors import InputError, Problem, WorkError
+from artel.secrets import hide_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,19 @@ class Job:
 
 
 def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> str:
-    """The batch script of `artel train NAME VALUES…` whose run's folder is `folder`."""
+    """The batch script of `artel train NAME VALUES…` whose run's folder is `folder`.
+
+    Raises InputError where a value holds a secret: Slurm keeps scripts and shows them.
+    """
+    problems = [
+        Problem(
+            value, "holds a secret, which the job's script would show", "write ${NAME} in its place, and export NAME"
+        )
+        for value in values
+        if hide_secrets(value) != value
+    ]
+    if problems:
+        raise InputError(problems)
     lines = ["#!/bin/bash", *(f"#SBATCH --{line}" for line in _directives(folder, job)), ""]
     lines += [f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH", *job.setup]
     step = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
