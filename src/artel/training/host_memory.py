@@ -20,6 +20,7 @@ KEPT_SHARE = 0.15
 """How much more memory a step takes at most, where it is kept."""
 # Of mallopt(3), with glibc's own values (malloc/malloc.c); the largest threshold is the one that it grows to by itself.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+_CHOSEN = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
 _NEVER, _USUAL_MMAP_MAX, _LARGEST_MMAP_THRESHOLD = 2**31 - 1, 65_536, 32 << 20
 
 
@@ -27,10 +28,9 @@ _NEVER, _USUAL_MMAP_MAX, _LARGEST_MMAP_THRESHOLD = 2**31 - 1, 65_536, 32 << 20
 def kept_host_memory(device: torch.device) -> Iterator[None]:
     """Within the block free memory stays with this process, where it computes on a CPU and its C library is glibc.
 
-    Who has set MALLOC_MMAP_MAX_ or GLIBC_TUNABLES has chosen otherwise, and is left alone.
+    Who has set one of these numbers in the environment (_CHOSEN) has chosen otherwise, and is left alone.
     """
-    chosen = os.environ.keys() & {"MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"}
-    if device.type != "cpu" or platform.libc_ver()[0] != "glibc" or chosen:
+    if device.type != "cpu" or platform.libc_ver()[0] != "glibc" or os.environ.keys() & _CHOSEN:
         yield
         return
     library = ctypes.CDLL(None)
