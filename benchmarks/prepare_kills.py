@@ -56,14 +56,14 @@ def main() -> None:
                 left = kill_and_go_on(folder, workers, moment, FROM_START if number % 2 else OF_DRIVER)
                 equal = store_digest(folder / "killed") == expected
                 same += equal
-                shutil.rmstore_digest(folder / "killed")
+                shutil.rmtree(folder / "killed")
                 print(json.dumps({"workers": workers, "second": round(moment, 2), **left, "same": equal}), flush=True)
-            shutil.rmstore_digest(folder / "whole")
+            shutil.rmtree(folder / "whole")
             print(f"{workers} workers: {same} of {given.moments + 1} stores are the same ({seconds:.1f} s undisturbed)")
             failed += given.moments + 1 - same
         sys.exit(int(failed > 0))
     finally:
-        shutil.rmstore_digest(folder)
+        shutil.rmtree(folder)
 
 
 def kill_and_go_on(folder: Path, workers: int, moment: float, what: str) -> dict[str, object]:

@@ -181,9 +181,9 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     tell_of_secrets(run)
     prepared = prepare(run, tell, verify=restart or not _is_complete(folder))
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
-        folder.empty()
-        if run.checkpoint.copy_to is not None:
+        if run.checkpoint.copy_to is not None:  # first: where they cannot be removed, they would come back
             remove_copies(run.checkpoint.copy_to)
+        folder.empty()
     check_same_run(run)
     remember(run, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)

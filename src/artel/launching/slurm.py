@@ -49,15 +49,10 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
 
     Raises InputError where a value holds a secret: Slurm keeps scripts and shows them.
     """
-    problems = [
-        Problem(
-            value, "holds a secret, which the job's script would show", "write ${NAME} in its place, and export NAME"
-        )
-        for value in values
-        if hide_secrets(value) != value
-    ]
-    if problems:
-        raise InputError(problems)
+    secrets = [value for value in values if hide_secrets(value) != value]
+    if secrets:
+        what, fix = "holds a secret, which the job's script would show", "write ${NAME} in its place, and export NAME"
+        raise InputError([Problem(value, what, fix) for value in secrets])
     lines = ["#!/bin/bash", *(f"#SBATCH --{line}" for line in _directives(folder, job)), ""]
     lines += [f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH", *job.setup]
     step = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]

@@ -49,9 +49,7 @@ def fetch_newest(folder: Path, config: RunConfig, tell: Callable[[str], None]) -
         tell(f"{name} is fetched from {address}")
         fault = _fetch(folder, name, config)
         if fault is None:
-            best = read_progress(folder / name).best_step
-            if best is not None and checkpoint_path(folder, best).name in copies:
-                _fetch(folder, checkpoint_path(folder, best).name, config)
+            _fetch_best(folder, read_progress(folder / name).best_step, copies, config, tell)
             for each in damaged:  # only now that there is a better one: the run writes them again when it gets there
                 remove_remote_folder(f"{address}/{each}", SUMS)
             return
@@ -60,6 +58,19 @@ def fetch_newest(folder: Path, config: RunConfig, tell: Callable[[str], None]) -
     if damaged:
         problems = [Problem(f"{address}/{name}", fault) for name, fault in damaged.items()]
         raise InputError([*problems, Problem(address, "no copy is whole", "begin anew with --restart")])
+
+
+def _fetch_best(
+    folder: Path, step: int | None, copies: list[str], config: RunConfig, tell: Callable[[str], None]
+) -> None:
+    """Bring the copy of the best step, where it is not here; without one a run goes on as on a disk that was full."""
+    if step is None:
+        return
+    path = checkpoint_path(folder, step)
+    if path.name in copies and not path.exists():
+        fault = _fetch(folder, path.name, config)
+        if fault is not None:
+            tell(f"{config.checkpoint.copy_to}/{path.name}, the best, {fault}: the run goes on without it")
 
 
 def remove_copies(address: str) -> None:

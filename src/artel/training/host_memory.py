@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 
 KEPT_SHARE = 0.15
-"""How much more memory a step takes at most, where it is kept."""
+"""How much more memory a step takes where it is kept: the most that was measured."""
 # Of mallopt(3), with glibc's own values (malloc/malloc.c); the largest threshold is the one that it grows to by itself.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _CHOSEN = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}

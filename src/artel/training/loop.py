@@ -213,10 +213,6 @@ class Run:
             return clock.is_due(interval.seconds, self.first_seconds)
         return self.length.is_due(interval, self.step)
 
-    def settle(self) -> None:
-        """See to the newest step now, if it was bad: NaN, infinite, a spike. Raises WorkError where the run stops."""
-        self.guard.settle(self)
-
     def progress_now(self) -> Progress:
         return replace(self.progress, seconds=self.progress.seconds + time.monotonic() - self.started)
 

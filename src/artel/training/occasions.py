@@ -29,7 +29,7 @@ class Log:
     def __call__(self, run: Run) -> None:
         if not (run.step % run.config.log.every == 0 or run.is_over):
             return
-        run.settle()
+        run.guard.settle(run)
         sums = run.layout.add_up(run.window.double().tolist())
         totals = dict(zip(run.objective.sums, sums, strict=True))
         if not totals["targets"]:  # bad steps alone: bad_steps.jsonl has them
@@ -66,7 +66,7 @@ class Validate:
         wanted = run.config.validate_
         if len(run.validation.samples) == 0 or not (run.is_due(wanted.every, self._clock) or run.is_over):
             return
-        run.settle()
+        run.guard.settle(run)
         figures, _ = run.validation.judge(run.layout, run.micro_batch, wanted.blocks)
         run.progress.validation = figures
         run.newest_validation = run.step
@@ -126,7 +126,7 @@ class Save:
         self._started = True
         if not (better or run.stop_asked or run.is_over or run.is_due(wanted.every, self._clock)):
             return
-        run.settle()
+        run.guard.settle(run)
         last = run.stop_asked or run.is_over
         saved = run.saver.save(run.progress_now(), last=last)
         if last and run.layout.add_up([float(not saved)])[0]:
