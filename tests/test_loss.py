@@ -38,7 +38,7 @@ def pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1, 2**30])  # 128 positions at a time, the least, or all
-@given(count=st.integers(1, 400), vocabulary=st.integers(2, 90), seed=st.integers(0, 2**31), bias=st.booleans(),
+@given(count=st.integers(1, 400), vocabulary=st.integers(2, 400), seed=st.integers(0, 2**31), bias=st.booleans(),
        share=st.sampled_from([0.0, 0.5, 1.0]))  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, seed, bias, share):
@@ -64,6 +64,14 @@ def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, 
     assert (best - logits.gather(1, guesses[:, None])[:, 0]).abs().max() < 1e-5
     for mine, theirs in zip(found, slopes, strict=True):
         assert (mine - theirs).abs().max() <= 1e-5 * max(1.0, float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("columns", [5, 128, 300, 512])
+def test_the_highest_is_the_first_of_the_highest(columns):
+    scores = torch.randint(9, (60, columns), generator=torch.Generator().manual_seed(1)).float()  # full of ties
+    scores[0], scores[1, 1:], scores[2, -1] = -torch.inf, 8.0, torch.nan
+    for found, wanted in zip(losses._highest(scores), scores.max(dim=1), strict=True):
+        assert torch.equal(found.nan_to_num(-1.0), wanted.nan_to_num(-1.0))
 
 
 def test_frozen_parts_get_no_gradient_and_a_second_backward_is_refused():

@@ -31,6 +31,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import AttentionInterface, PreTrainedModel
 
 from artel.models.choice import Choice
+from artel.models.short_attention import short_attention, takes
 
 NAME = "artel"
 _BLOCK_MASK_DEVICES = ("cuda",)  # on a CPU FlexAttention has no backward (torch 2.13)
@@ -152,6 +153,9 @@ def _mix_piece(
         else:
             seen = (distance < window) & ((distance >= 0) if how.causal else (distance > -window))
         mask = seen if mask is None else mask & seen
+    causal = how.causal and mask is None and len(at) > 1
+    if mask is None and takes(query, key, value, how.dropout):
+        return short_attention(query, key, value, causal=causal, scale=how.scale)
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -159,7 +163,7 @@ def _mix_piece(
         attn_mask=mask,
         dropout_p=how.dropout,
         scale=how.scale,
-        is_causal=how.causal and mask is None and len(at) > 1,
+        is_causal=causal,
         enable_gqa=grouped,
     )
 
