@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, MistralConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    MistralConfig,
+    ModernBertConfig,
+    Qwen3Config,
+    RobertaConfig,
+)
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.models import build_model, use_for_training
@@ -58,6 +68,8 @@ def test_fine_tuning_from_a_folder_with_the_gpt2_tokenizer(shared_data, tmp_path
 
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
          "intermediate_size": 64, "vocab_size": 100}  # fmt: skip
+ENCODER = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+           "vocab_size": 100, "max_position_embeddings": 64, "pad_token_id": 1}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -78,3 +90,27 @@ def test_attention_gives_what_the_eager_reference_gives(config):
     expected = model(ids, use_cache=False).logits
     assert use_for_training(model)
     torch.testing.assert_close(model(ids, use_cache=False).logits, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RobertaConfig(**ENCODER),
+        ModernBertConfig(**ENCODER, cls_token_id=0, bos_token_id=0, eos_token_id=2, sep_token_id=2, local_attention=6,
+                         layer_types=["sliding_attention", "full_attention"]),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+@pytest.mark.parametrize("padded", [False, True])
+def test_encoders_see_no_padding_and_give_what_the_eager_reference_gives(config, padded):
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(config).eval()
+    seen = torch.ones(2, 17, dtype=torch.int64)
+    if padded:
+        seen[0, 9:] = 0
+    inputs = {"input_ids": torch.randint(3, 100, (2, 17)), "attention_mask": seen}
+    model.set_attn_implementation("eager")
+    expected = model(**inputs).logits
+    assert use_for_training(model)
+    assert model.config._attn_implementation == "artel_masked"
+    torch.testing.assert_close(model(**inputs).logits[seen == 1], expected[seen == 1], atol=2e-5, rtol=1e-4)

@@ -1,13 +1,14 @@
 """One attention function for training, registered with transformers under the name `artel`.
 
-It is registered in `AttentionInterface` only: transformers then builds no T×T mask for it, and PyTorch's causal fast
-path stays open (133 ms instead of 46 ms of attention a step were measured with the mask, on an H200 with a Llama of 1.5
-billion parameters). A model that needs more than a causal mask (a sliding window) gets its mask made here. Masks that
-are made for it come through transformers as they are: tensors (rows, 1, length, length), to which the window is added,
-and block masks of FlexAttention.
+For decoders it is registered in `AttentionInterface` only: transformers then builds no T×T mask for it, and PyTorch's
+causal fast path stays open (133 ms instead of 46 ms of attention a step were measured with the mask, on an H200 with a
+Llama of 1.5 billion parameters). A model that needs more than a causal mask (a sliding window) gets its mask made here.
+Masks that are made for it come through transformers as they are: tensors (rows, 1, length, length), to which the window
+is added, and block masks of FlexAttention. Encoders, whose rows may have padding, get the masks of transformers.
 
 Which kernel runs:
     causal, or all of it            scaled_dot_product_attention without a mask: cuDNN or FlashAttention 2 on a GPU
+    up to 512 tokens on a CPU       the same with a backward pass of its own, in bf16 (short_attention.py)
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
     documents on a GPU              FlexAttention, which skips what no token sees (Dong et al. 2024)
 
@@ -28,12 +29,15 @@ import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
 
 from artel.models.choice import Choice
 from artel.models.short_attention import short_attention, takes
 
 NAME = "artel"
+MASKED_NAME = "artel_masked"
+"""The same function where transformers makes the masks, as for its own: of encoders, whose rows may have padding."""
 _BLOCK_MASK_DEVICES = ("cuda",)  # on a CPU FlexAttention has no backward (torch 2.13)
 
 
@@ -91,7 +95,7 @@ def attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query (rows, heads, length, size), key and value (rows, key heads, length, size) -> query's, heads third."""
-    causal = bool(module.is_causal if is_causal is None else is_causal)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     how = Mixing(attention_mask, causal, sliding_window, dropout, scaling)
     mixed = mix(query, key, value, how) if _in_force is None else _in_force.mix(query, key, value, how)
     return mixed.transpose(1, 2).contiguous(), None
@@ -258,28 +262,41 @@ def preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
 
 
 def use_for_training(model: PreTrainedModel, *, encoders: bool = False) -> bool:
-    """Switch a decoder to this function; False when its architecture has only attention of its own.
+    """Switch a model to this function; False when its architecture has only attention of its own.
 
-    Encoders keep transformers' own, since padding needs the masks that are made for it; with `encoders` they are
-    switched too, and no mask of two dimensions must then be given to them: it would not be obeyed.
+    Encoders get the masks of transformers with it, which padding needs; with `encoders` they do not, and no mask of two
+    dimensions must then be given to them: it would not be obeyed.
     """
     AttentionInterface.register(NAME, attention)
-    if not (encoders or model.can_generate()):
-        return False
+    AttentionInterface.register(MASKED_NAME, _masked_attention)
+    AttentionMaskInterface.register(MASKED_NAME, sdpa_mask)
     if not getattr(model, "_supports_sdpa", False) or not getattr(model, "_supports_attention_backend", True):
         return False
     try:
-        model.set_attn_implementation(NAME)
+        model.set_attn_implementation(NAME if encoders or model.can_generate() else MASKED_NAME)
     except (ValueError, KeyError):
         return False
     return True
+
+
+def _masked_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    sliding_window: int | None = None,
+    **how: Any,
+) -> tuple[torch.Tensor, None]:
+    """`attention` with a mask that knows of the window already."""
+    return attention(module, query, key, value, attention_mask, **how)
 
 
 def attention_choice(model: PreTrainedModel, device: torch.device, *, documents: bool = False) -> Choice:
     """What computes the attention of a model that is trained, and why; `documents`: they are kept apart."""
     implementation = model.config._attn_implementation
     if implementation != NAME:
-        if implementation == "sdpa":
+        if implementation == MASKED_NAME:
             return Choice("scaled_dot_product_attention", "an encoder: padding and documents come as a mask")
         return Choice(implementation, f"{model.config.model_type} has attention of its own")
     window = getattr(model.config.get_text_config(), "sliding_window", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ OFF = "off"
 _LONG = 1000  # steps
 # A tanh from exponentials: GELU as GPT-2 has it took 6.5 ms forward and 6.3 back (2,048 x 1,536 in bf16, two cores with
 # AVX-512), then 2.7 and 4.9, with the same distance to GELU in float64.
-_FOR_PROCESSORS = {"cpp.use_decompose_tanh": True}
+_FOR_PROCESSORS: dict[str, Any] = {"cpp.use_decompose_tanh": True}
 
 
 def compile_choice(asked: str, device: torch.device, steps: int) -> Choice:
@@ -46,7 +47,7 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
     With `fixed`, batches are of one shape and graphs are made for it alone; else the second length that is seen makes
     them take any.
     """
-    options: dict[str, bool] = {} if model.device.type != "cpu" else _FOR_PROCESSORS
+    options: dict[str, Any] = {} if model.device.type != "cpu" else _FOR_PROCESSORS
     for layer in repeated_layers(model):
         if isinstance(layer, FSDPModule):  # its hooks, which gather weights, stay outside of the graph
             layer.forward = torch.compile(layer.forward, dynamic=False if fixed else None, options=options)

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
-from artel.models.attention import NAME, block_mask, query_places, refuse_block_masks, takes_block_masks
+from artel.models.attention import MASKED_NAME, NAME, block_mask, query_places, refuse_block_masks, takes_block_masks
 from artel.models.build import position_limit
 from artel.models.folder import read_config
 from artel.models.heads import model_class
@@ -73,7 +73,7 @@ def _masks(model: PreTrainedModel, seen: torch.Tensor, causal: bool) -> torch.Te
 
 def _form(seen: torch.Tensor, dtype: torch.dtype, implementation: str) -> torch.Tensor:
     """True and False for PyTorch's attention; what is added to the scores for models that compute them themselves."""
-    if implementation in (NAME, "sdpa"):
+    if implementation in (NAME, MASKED_NAME, "sdpa"):
         return seen
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
 

@@ -10,7 +10,8 @@ bf16, on two cores with AMX, forward and backward took (milliseconds, causal; be
 
 So up to 512 tokens the backward pass is written out as products of whole matrices (Dao et al. 2022, "FlashAttention",
 algorithm 4, without the tiles), which the compiler joins with what lies between them; and where nothing is compiled, up
-to 256 tokens, PyTorch's kernel is called in float32. The gradients of all three are 0.2 to 0.6 % from the exact ones, which is bf16's own rounding.
+to 256 tokens, PyTorch's kernel is called in float32. The gradients of all three are 0.2 to 0.6 % from the exact ones,
+which is bf16's own rounding.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class _ShortAttention(torch.autograd.Function):
         return mixed
 
     @staticmethod
-    def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, mixed, log_sums = ctx.saved_tensors
         keys, values = _for_all(key, query), _for_all(value, query)
         found = _products if torch.compiler.is_compiling() else _kernel
