@@ -233,6 +233,33 @@ def test_copies_outlive_a_machine_without_those_that_it_never_had(tmp_path, buck
     assert copied(bucket, "two") == {2}
 
 
+def test_a_run_goes_on_without_a_damaged_copy_of_the_best(tmp_path, bucket):
+    pytest.importorskip("s3fs")
+    wanted = {"every": 2, "keep": 1, "best": "loss", "copy_to": "s3://texts/three"}
+    file = write_run(tmp_path / "run.yaml", checkpoint=wanted, validate={"every": 2}, train={"steps": 6})
+
+    def stop(run) -> None:
+        if run.step == 3:
+            run.progress.best = -1.0  # whatever comes, step 2 stays the best
+        if run.step == 5:
+            run.saver.wait()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(file, stop)
+    assert copied(bucket, "three") == {2, 4}
+    shutil.rmtree(tmp_path / "run")
+    weights = {"Bucket": "texts", "Key": "three/step-000000002/model.safetensors"}
+    body = bytearray(bucket.get_object(**weights)["Body"].read())
+    body[-1] ^= 1
+    bucket.put_object(**weights, Body=bytes(body))
+    result, said = trained(file)
+    assert any("step-000000002, the best, is damaged" in line and "goes on without it" in line for line in said)
+    assert "going on after step 4" in said
+    assert result["steps"] == 6
+    assert not (tmp_path / "run" / "checkpoints" / "step-000000002").exists()
+
+
 def test_a_place_for_copies_that_fails_does_not_stop_a_run(tmp_path, bucket):
     file = write_run(tmp_path / "run.yaml", checkpoint={"every": 2, "copy_to": "s3://texts/one"}, train={"steps": 5})
 

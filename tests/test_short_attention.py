@@ -42,7 +42,8 @@ def test_gradients_are_as_near_to_the_exact_ones_as_those_of_pytorch(length, key
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=grouped)
 
     def ours(query, key, value):
-        return short.short_attention(query, key, value, causal=causal, scale=scale)
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # which would round the scores, too
+            return short.short_attention(query, key, value, causal=causal, scale=scale)
 
     torch._dynamo.reset()
     exact = gradients(pytorch, *(each.double() for each in (query, key, value, slopes)))[1]

@@ -47,32 +47,51 @@ def short_attention(
     """
     dtype = _dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    with torch.autocast("cpu", enabled=False):  # the scores are float32
-        return _ShortAttention.apply(query.to(dtype), key.to(dtype), value.to(dtype), causal, scale)
+    inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
+    return _attention(*inputs, causal, scale, torch.compiler.is_compiling())[0]
 
 
 def _dtype(query: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
 
 
-class _ShortAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
-    ) -> torch.Tensor:
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        mixed, log_sums = kernel(query, _for_all(key, query), _for_all(value, query), 0.0, causal, scale=scale)
-        ctx.save_for_backward(query, key, value, mixed, log_sums)
-        ctx.causal, ctx.scale = causal, scale
-        return mixed
+# An operator and no autograd.Function: graphs with such functions are not kept in the compiler's cache, and are traced
+# anew in each run. The cache knows it by its name alone, so a backward pass that gives other numbers needs another.
+@torch.library.custom_op("artel::short_attention", mutates_args=())
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float, products: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is mixed, and the logarithm of each query's sum, float32 (rows, heads, length).
 
-    @staticmethod
-    def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, mixed, log_sums = ctx.saved_tensors
-        keys, values = _for_all(key, query), _for_all(value, query)
-        found = _products if torch.compiler.is_compiling() else _kernel
+    `products`: the backward pass is written out, for a compiler.
+    """
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, _for_all(key, query), _for_all(value, query), 0.0, causal, scale=scale)
+
+
+@_attention.register_fake
+def _shapes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float, products: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, _for_all(key, query), _for_all(value, query), 0.0, causal, scale=scale)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, ctx.causal, ctx.scale, ctx.products = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _backward(ctx: Any, slopes: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    query, key, value, mixed, log_sums = ctx.saved_tensors
+    keys, values = _for_all(key, query), _for_all(value, query)
+    found = _products if ctx.products else _kernel
+    with torch.autocast("cpu", enabled=False):  # the scores are float32
         of_query, of_keys, of_values = found(slopes, query, keys, values, mixed, log_sums, ctx.causal, ctx.scale)
-        return of_query, _summed(of_keys, key), _summed(of_values, value), None, None
+    return of_query, _summed(of_keys, key), _summed(of_values, value), None, None, None
+
+
+_attention.register_autograd(_backward, setup_context=_remember)
 
 
 def _for_all(key: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
