@@ -33,7 +33,7 @@ from artel.models.folder import cannot_load, check_folder, read_config
 from artel.models.heads import check_head, model_class, own_classes
 from artel.models.initial import initialise_again
 from artel.models.materialise import Weights, materialise
-from artel.models.quantised import count, loading_options, require_bitsandbytes
+from artel.models.quantised import count, keep_trainable, loading_options, require_bitsandbytes
 from artel.models.tensor_files import check_shapes
 from artel.tokens import Tokenizer
 
@@ -353,6 +353,7 @@ def _pretrained(
         )
     except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds
         raise cannot_load(name, error) from None
+    keep_trainable(model)
     built = Built(model, notes)
     missing = info.get("missing_keys") or set()
     tell_what_differs(built, name, missing, info.get("unexpected_keys") or set())

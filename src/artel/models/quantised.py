@@ -50,6 +50,25 @@ def loading_options(quantise: str, skeleton: PreTrainedModel, whole: list[str]) 
     return {"quantization_config": BitsAndBytesConfig(**options), "device_map": {"": device}}
 
 
+def keep_trainable(model: PreTrainedModel) -> None:
+    """Leave 4-bit weights in the form that has a gradient.
+
+    On a CPU with AVX512-BF16 bitsandbytes (0.50) changes them at the first product that wants none (a validation) into
+    a form whose products have none at all, and nothing changes them back.
+    """
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+
+
+def compute_in(model: PreTrainedModel, precision: str) -> None:
+    """Have 4-bit layers multiply in the precision of the run, `fp32` or another, not in the best of this machine."""
+    if precision == "fp32":
+        for layer in model.modules():
+            if hasattr(layer, "compute_dtype") and hasattr(getattr(layer, "weight", None), "quant_state"):
+                layer.compute_dtype = torch.float32
+
+
 def count(parameter: nn.Parameter) -> int:
     """The number of weights a parameter stands for: 4-bit ones lie two in a byte."""
     state = getattr(parameter, "quant_state", None)

@@ -20,6 +20,7 @@ from artel.models.compiling import OFF
 from artel.models.float8 import use_float8
 from artel.models.loss import loss_choice
 from artel.models.materialise import materialise
+from artel.models.quantised import compute_in
 from artel.models.recomputing import Recompute, recompute
 from artel.models.skeleton import build_skeleton, can_be_sharded_while_loading
 from artel.objectives import Objective
@@ -166,6 +167,7 @@ def _in_precision(model: PreTrainedModel, config: RunConfig, processes: Processe
         hold_in_bf16(model)
     if precision == "fp8":
         tell(use_float8(model))
+    compute_in(model, precision)
     return precision
 
 
