@@ -100,7 +100,20 @@ def test_all_do_the_same_work_in_turns(tmp_path):
 @pytest.mark.processes
 def test_masked_with_too_little_time_and_peers_that_fail(tmp_path):
     """A batch that Trainer cuts in two; who takes longer than the limit for a step is measured on one."""
-    options = ("--objective", "masked", "--model", TINY_ENCODER, "--batch", 12, "--length", 16, "--steps", 5)
+    options = (
+        "--objective",
+        "masked",
+        "--precision",
+        "fp32",
+        "--model",
+        TINY_ENCODER,
+        "--batch",
+        12,
+        "--length",
+        16,
+        "--steps",
+        5,
+    )
     peers = ("--peer", "peers:broken", "--peer", "peers:dead")
     only = ("--only", "artel, trainer_default, peers:broken, peers:dead")
     told = bench(tmp_path, *options, *peers, *only, "--rounds", 3, "--time-limit", 0)
