@@ -2,23 +2,16 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import TokenizerTraining
 from artel.tokens import Tokenizer, train_tokenizer
+from artel.tokens.chat_template import render, template_of
+from artel.using import Talk, TalkSettings, open_model
 
-# Models this small gain nothing from a second thread, and where others work too they wait for it: 40 s instead of 1.
+# For commands in processes of their own, as the fixture `one_thread` is for tests in this one.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # What the small model learns by heart: its answers depend on the system message and on what was said before.
@@ -63,3 +56,35 @@ def saved(folder: Path, model, tokenizer: Tokenizer) -> Path:
 
 def said(pieces) -> str:
     return "".join(pieces)
+
+
+def learned_by_heart(folder: Path, special: list[str], own_template: str | None) -> Path:
+    """A model that knows `CONVERSATIONS`; its tokenizer has the marks as tokens and a template, or not."""
+    tokenizer = trained_tokenizer(special)
+    tokenizer.hf.chat_template = own_template
+    template = template_of(tokenizer, "auto")
+    model = llama(tokenizer).train()
+    texts = [render(tokenizer, template, told(conversation), False) for conversation in CONVERSATIONS]
+    rows = [torch.tensor(encoded.ids) for encoded in tokenizer.encode_with_places(texts, control=True)]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(80):
+        loss = model(input_ids=ids.clamp(min=0), labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return saved(folder, model, tokenizer)
+
+
+def never_ending(folder: Path) -> Path:
+    """Random weights that never end a text: its end tokens have the logit 0, and others are likelier."""
+    tokenizer = trained_tokenizer(MARKS)
+    model = llama(tokenizer, max_position_embeddings=1_000_000)
+    with torch.no_grad():
+        for token in [*tokenizer.special_ids, *tokenizer.hf.convert_tokens_to_ids(MARKS)]:
+            model.lm_head.weight[token] = 0
+    return saved(folder, model, tokenizer)
+
+
+def talk_with(folder: Path, notes: list[str] | None = None, system: str = "", **settings) -> Talk:
+    return Talk(open_model(str(folder)), TalkSettings(**settings), system, (notes if notes is not None else []).append)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,31 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no ../shared/data with real inputs beside the project")
     return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """On cores that other tests share, two threads wait for one another longer than such small sums take.
+
+    40 s instead of 1 were seen. A module asks for it by `pytestmark = pytest.mark.usefixtures("one_thread")`.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def with_marks(tmp_path_factory) -> Path:
+    """A model whose tokenizer has ChatML's marks as tokens, but no template of its own: chatml it is."""
+    from chat_models import MARKS, learned_by_heart  # which take seconds to import
+
+    return learned_by_heart(tmp_path_factory.mktemp("chat") / "marks", MARKS, None)
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory) -> Path:
+    """A chat model that never ends a text."""
+    from chat_models import never_ending
+
+    return never_ending(tmp_path_factory.mktemp("chat") / "endless")

@@ -15,13 +15,9 @@ from artel.tokens.chat_template import (
     template_of,
     turn_end,
 )
-from chat_models import (
-    MARKS,
-    one_thread,  # noqa: F401  # every test here runs with it
-    told,
-    trained_tokenizer,
-    user,
-)
+from chat_models import MARKS, told, trained_tokenizer, user
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_which_template(tmp_path):

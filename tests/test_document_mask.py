@@ -35,6 +35,8 @@ from artel.storage import new_folder
 from artel.text import Document, Record
 from artel.tokens import StoreWriter, TokenStore, rows_to_judge, train_tokenizer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
          "vocab_size": 120, "max_position_embeddings": 64, "pad_token_id": 1}  # fmt: skip
 GROUPED = {**SMALL, "num_key_value_heads": 2}
@@ -56,15 +58,6 @@ ENCODERS = [
     ModernBertConfig(**SMALL, cls_token_id=0, bos_token_id=0, eos_token_id=2, sep_token_id=2, local_attention=6,
                      layer_types=["sliding_attention", "full_attention"]),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """On cores that other tests share, two threads wait for one another longer than such small sums take."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def built(config, kind, seed=0):

@@ -21,6 +21,8 @@ from transformers import (
 from artel.models import compile_layers, use_for_training
 from artel.models.recomputing import NotSelective, recompute
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODES = ("none", "selective", "full")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50,
          "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
@@ -41,15 +43,6 @@ MODELS = {
                    decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, attention_dropout=0.1),
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """On cores that other tests share, two threads wait for one another longer than such small sums take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(auto_class, config):

@@ -200,6 +200,14 @@ def copied(bucket, prefix: str) -> set[int]:
     return {int(name[5:14]) for name in names if name.endswith("/checksums.json")}
 
 
+def damage(bucket, copy: str) -> None:
+    """Change the last byte of the weights in a copy."""
+    weights = {"Bucket": "texts", "Key": f"{copy}/model.safetensors"}
+    body = bytearray(bucket.get_object(**weights)["Body"].read())
+    body[-1] ^= 1
+    bucket.put_object(**weights, Body=bytes(body))
+
+
 def test_copies_outlive_a_machine_without_those_that_it_never_had(tmp_path, bucket):
     """Those kept for good stay; a damaged one is named, and the one before it fetched; --restart removes all."""
     pytest.importorskip("s3fs")
@@ -215,10 +223,7 @@ def test_copies_outlive_a_machine_without_those_that_it_never_had(tmp_path, buck
         trained(file, stop)
     assert copied(bucket, "two") == {4, 6}
     shutil.rmtree(tmp_path / "run")
-    weights = {"Bucket": "texts", "Key": "two/step-000000006/model.safetensors"}
-    body = bytearray(bucket.get_object(**weights)["Body"].read())
-    body[-1] ^= 1
-    bucket.put_object(**weights, Body=bytes(body))
+    damage(bucket, "two/step-000000006")
     with pytest.raises(ArtelError, match=r"(?s)began with train\.learning_rate.*another place for copies"):
         trained(file, overrides=["train.learning_rate=1"])
     _, said = trained(file)
@@ -249,10 +254,7 @@ def test_a_run_goes_on_without_a_damaged_copy_of_the_best(tmp_path, bucket):
         trained(file, stop)
     assert copied(bucket, "three") == {2, 4}
     shutil.rmtree(tmp_path / "run")
-    weights = {"Bucket": "texts", "Key": "three/step-000000002/model.safetensors"}
-    body = bytearray(bucket.get_object(**weights)["Body"].read())
-    body[-1] ^= 1
-    bucket.put_object(**weights, Body=bytes(body))
+    damage(bucket, "three/step-000000002")
     result, said = trained(file)
     assert any("step-000000002, the best, is damaged" in line and "goes on without it" in line for line in said)
     assert "going on after step 4" in said

@@ -6,16 +6,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from artel.models import Sampling, write, write_ids, write_tokens
 from artel.tokens import Tokenizer
-from artel.tokens.chat_template import (
-    TurnEnd,
-)
-from chat_models import (
-    MARKS,
-    llama,
-    one_thread,  # noqa: F401  # every test here runs with it
-    said,
-    trained_tokenizer,
-)
+from artel.tokens.chat_template import TurnEnd
+from chat_models import MARKS, llama, said, trained_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_gpt2(tokenizer: Tokenizer) -> GPT2LMHeadModel:

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from artel.errors import missing_extra
-from artel.models.device import pick_precision
+from artel.models.device import autocast_dtype
 
 
 def require_bitsandbytes() -> None:
@@ -31,6 +31,7 @@ def loading_options(quantise: str, skeleton: PreTrainedModel, whole: list[str]) 
 
     `skeleton` is the model on the meta device; `whole` names modules that are trained in full. The weights are put
     where this process computes: quantising 13 billion weights on a CPU first would take minutes and their memory.
+    4-bit layers multiply in float32 until `compute_in` says otherwise.
     """
     require_bitsandbytes()
     # It warns at each product that LLM.int8() rounds its inputs to float16: that is what the method is.
@@ -45,7 +46,6 @@ def loading_options(quantise: str, skeleton: PreTrainedModel, whole: list[str]) 
             "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_use_double_quant": True,
-            "bnb_4bit_compute_dtype": torch.bfloat16 if pick_precision("auto", device) == "bf16" else torch.float32,
         }
     return {"quantization_config": BitsAndBytesConfig(**options), "device_map": {"": device}}
 
@@ -62,11 +62,10 @@ def keep_trainable(model: PreTrainedModel) -> None:
 
 
 def compute_in(model: PreTrainedModel, precision: str) -> None:
-    """Have 4-bit layers multiply in the precision of the run, `fp32` or another, not in the best of this machine."""
-    if precision == "fp32":
-        for layer in model.modules():
-            if hasattr(layer, "compute_dtype") and hasattr(getattr(layer, "weight", None), "quant_state"):
-                layer.compute_dtype = torch.float32
+    """Have 4-bit layers, if `model` has any, multiply in `precision`: fp32, bf16, fp16, or bf16 for fp8."""
+    for layer in model.modules():
+        if hasattr(layer, "compute_dtype") and hasattr(getattr(layer, "weight", None), "quant_state"):
+            layer.compute_dtype = autocast_dtype(precision) or torch.float32
 
 
 def count(parameter: nn.Parameter) -> int:

@@ -16,7 +16,7 @@ which is bf16's own rounding.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,10 +84,9 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, tor
 
 def _backward(ctx: Any, slopes: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     query, key, value, mixed, log_sums = ctx.saved_tensors
-    keys, values = _for_all(key, query), _for_all(value, query)
-    found = _products if ctx.products else _kernel
+    forward = _Forward(query, _for_all(key, query), _for_all(value, query), mixed, log_sums, ctx.causal, ctx.scale)
     with torch.autocast("cpu", enabled=False):  # the scores are float32
-        of_query, of_keys, of_values = found(slopes, query, keys, values, mixed, log_sums, ctx.causal, ctx.scale)
+        of_query, of_keys, of_values = (_products if ctx.products else _kernel)(slopes, forward)
     return of_query, _summed(of_keys, key), _summed(of_values, value), None, None, None
 
 
@@ -104,17 +103,21 @@ def _summed(slopes: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return slopes if slopes.shape == key.shape else slopes.unflatten(1, (key.shape[1], -1)).float().sum(2).to(key.dtype)
 
 
-def _products(
-    slopes: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mixed: torch.Tensor,
-    log_sums: torch.Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+class _Forward(NamedTuple):
+    """What a forward pass was given, keys and values for each head, and what it found."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mixed: torch.Tensor
+    log_sums: torch.Tensor
+    causal: bool
+    scale: float
+
+
+def _products(slopes: torch.Tensor, forward: _Forward) -> tuple[torch.Tensor, ...]:
     """Gradients of query, key and value; the scores in float32, products with them in the precision of `query`."""
+    query, key, value, mixed, log_sums, causal, scale = forward
     scores = query.float() @ key.float().transpose(-1, -2)
     shares = torch.exp(scores * scale - log_sums.unsqueeze(-1))
     if causal:
@@ -128,17 +131,9 @@ def _products(
     return of_scores @ key, of_scores.transpose(-1, -2) @ query, of_value
 
 
-def _kernel(
-    slopes: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mixed: torch.Tensor,
-    log_sums: torch.Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[torch.Tensor, ...]:
+def _kernel(slopes: torch.Tensor, forward: _Forward) -> tuple[torch.Tensor, ...]:
     """The same by PyTorch's kernel, in float32."""
+    query, key, value, mixed, log_sums, causal, scale = forward
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     wide = [each.float() for each in (slopes, query, key, value, mixed)]
     return tuple(each.to(query.dtype) for each in kernel(*wide, log_sums, 0.0, causal, scale=scale))

@@ -1,8 +1,9 @@
 """Muon: momentum made orthogonal by a Newton-Schulz iteration (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
 
 torch.optim.Muon does the same with its iteration fixed to bf16. A CPU without bf16 instructions emulates those
-products at 0.3 GFLOP/s instead of 115: 22 s a step where this takes 0.3 s. So the iteration runs here in the precision
-that the device multiplies natively.
+products at 0.3 GFLOP/s instead of 115: 22 s a step where this takes 0.3 s. Here the iteration runs in the precision of
+the run: float32 in an fp32 run, whose numbers are then the same however it is split, and else in bf16 where the device
+multiplies it natively.
 """
 
 from __future__ import annotations
@@ -19,9 +20,16 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
 
 
-def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
-    """The nearest orthogonal matrix (rows, columns), roughly: singular values between 0.7 and 1.2."""
-    dtype = torch.bfloat16 if bf16_is_native(matrix.device) else torch.float32
+def iteration_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """What the iteration multiplies in, for a run that computes in `precision`."""
+    return torch.bfloat16 if precision != "fp32" and bf16_is_native(device) else torch.float32
+
+
+def orthogonalised(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The nearest orthogonal matrix (rows, columns), roughly: singular values between 0.7 and 1.2.
+
+    Found with products in `dtype`.
+    """
     wide = matrix.to(dtype)
     tall = wide.size(0) > wide.size(1)
     if tall:
@@ -33,22 +41,23 @@ def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
     return (wide.mT if tall else wide).to(matrix.dtype)
 
 
-def _of_all(matrix: torch.Tensor) -> torch.Tensor:
+def _of_all(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The same of a matrix that processes share: each gathers it, and keeps its own piece."""
     if not isinstance(matrix, DTensor):
-        return orthogonalised(matrix)
-    whole = orthogonalised(matrix.full_tensor())
+        return orthogonalised(matrix, dtype)
+    whole = orthogonalised(matrix.full_tensor(), dtype)
     return distribute_tensor(whole, matrix.device_mesh, matrix.placements, src_data_rank=None)
 
 
 class Muon(torch.optim.Optimizer):
     """For the matrices of a model's layers, with decoupled weight decay. Parameters must have two dimensions.
 
-    Each group has its `params`, `lr` and `weight_decay`.
+    Each group has its `params`, `lr` and `weight_decay`; `dtype` is what the iteration multiplies in.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], momentum: float = 0.95) -> None:
+    def __init__(self, groups: list[dict[str, Any]], dtype: torch.dtype, momentum: float = 0.95) -> None:
         super().__init__(groups, {"momentum": momentum})
+        self._dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -60,7 +69,7 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 average = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = _of_all(parameter.grad.lerp(average, group["momentum"]))
+                update = _of_all(parameter.grad.lerp(average, group["momentum"]), self._dtype)
                 # An update of the same size for every entry, whatever the shape of the matrix.
                 size = max(1.0, parameter.size(0) / parameter.size(1)) ** 0.5
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])

@@ -13,7 +13,7 @@ from artel.errors import InputError, Problem, missing_extra
 from artel.models.compiling import repeated_layers
 from artel.training.bf16_weights import RoundedAdamW
 from artel.training.loss_scale import LossScale
-from artel.training.muon import Muon
+from artel.training.muon import Muon, iteration_dtype
 from artel.training.parameter_groups import layer_shares, parameter_groups
 from artel.training.pieces import Piece, trained_tensors
 
@@ -93,14 +93,20 @@ def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> to
 class Optimizer:
     """One or two optimizers of PyTorch, stepped together; each group's peak learning rate follows one schedule.
 
-    `seed` is for the stochastic rounding of bf16 weights. Adafactor waits for the device at each parameter to read its
-    norm, bitsandbytes' AdamW8bit after each one; the others never do, except as `step` says.
+    `seed` is for the stochastic rounding of bf16 weights, `precision` what the run computes in. Adafactor waits for the
+    device at each parameter to read its norm, bitsandbytes' AdamW8bit after each one; the others never do, except as
+    `step` says.
     """
 
     gathers = False
 
     def __init__(
-        self, model: PreTrainedModel, train: TrainConfig, seed: int = 0, loss_scale: LossScale | None = None
+        self,
+        model: PreTrainedModel,
+        train: TrainConfig,
+        seed: int = 0,
+        loss_scale: LossScale | None = None,
+        precision: str = "fp32",
     ) -> None:
         self.loss_scale = loss_scale
         self._clip = train.clip
@@ -109,7 +115,8 @@ class Optimizer:
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._pieces = [Piece(name, parameter, whole=parameter in matrices) for name, parameter in trained]
         self._by_stepped = {piece.stepped: piece for piece in self._pieces}
-        self._parts = _parts(model, train, seed, matrices, {piece.parameter: piece.stepped for piece in self._pieces})
+        stepped = {piece.parameter: piece.stepped for piece in self._pieces}
+        self._parts = _parts(model, train, seed, matrices, stepped, precision)
         for part in self._parts:
             for group in part.param_groups:
                 group["peak"] = group["lr"]
@@ -265,6 +272,7 @@ def _parts(
     seed: int,
     matrices: set[torch.Tensor],
     stepped: dict[nn.Parameter, nn.Parameter],
+    precision: str,
 ) -> list[torch.optim.Optimizer]:
     shares = layer_shares(model, train.layer_decay)
 
@@ -278,7 +286,8 @@ def _parts(
     if rest:
         parts.append(_part(groups(rest, train.learning_rate), train, seed))
     if muons:
-        parts.append(Muon(groups(muons, train.muon_learning_rate)))
+        dtype = iteration_dtype(precision, muons[0].device)
+        parts.append(Muon(groups(muons, train.muon_learning_rate), dtype))
     return parts
 
 

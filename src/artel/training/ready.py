@@ -150,7 +150,7 @@ def make_ready(
         optimizer = layout.start(plain_optimizer(model, config.train, config.seed), found.size, steps)
     else:
         loss_scale = LossScale(processes.device) if precision == "fp16" else None
-        optimizer = Optimizer(model, config.train, config.seed, loss_scale)
+        optimizer = Optimizer(model, config.train, config.seed, loss_scale, precision)
     device = f"{processes.world} process(es) on {processes.device.type}"
     told = (
         f"{device}, {precision}, micro-batches of {found.size}, recomputed: {recomputed}, compiled: {compiled.value}, "

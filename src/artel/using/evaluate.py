@@ -11,6 +11,7 @@ from typing import Any
 from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, run_from
 from artel.errors import InputError, Problem
 from artel.models import check_positions, pick_precision, position_limit
+from artel.models.quantised import compute_in
 from artel.objectives import SpanQA, objective_of
 from artel.objectives.answers import nq_predictions, squad_predictions
 from artel.parallel import Processes, Replicated
@@ -64,9 +65,12 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], processes: 
     # fp8 is a way to train: the model is judged as it will be used.
     asked = "auto" if run.train.precision == "fp8" else run.train.precision
     precision = pick_precision(asked, processes.device)
+    compute_in(opened.model, precision)
     layout = Replicated(opened.model, objective, processes, precision)
     if objective.compares and opened.run is not None:
-        before = Replicated(open_untrained(opened.run, tell).model, objective, processes, precision)
+        untrained = open_untrained(opened.run, tell).model
+        compute_in(untrained, precision)
+        before = Replicated(untrained, objective, processes, precision)
         said = judged_before(objective, store.validation, before, processes, micro_batch_size(run, processes))
         objective.remember(said.numpy(), judged=True)
     started = time.monotonic()

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run
 from artel.errors import InputError, Problem
-from artel.models import build_adapted, build_model, read_adapter, read_config
+from artel.models import build_adapted, build_model, pick_precision, read_adapter, read_config
+from artel.models.quantised import compute_in
 from artel.objectives import Objective, objective_of
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, load_tokenizer
@@ -75,6 +76,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
             quantise=objective.run.model.quantise,
             runs_code=run is not None and run.model.runs_code and run.model.from_ == adapter.base,
         ).model
+        compute_in(model, pick_precision("auto", model.device))
     return Opened(name, folder, model, tokenizer, objective, run)
 
 

@@ -1,0 +1,127 @@
+"""`artel chat` at a terminal: keys that stop an answer and end it, and the prompt."""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+
+import pytest
+
+from chat_models import ONE_THREAD
+from helpers import ENVIRONMENT
+
+# The child makes the pseudo-terminal the one that it is controlled by, so that Ctrl-C typed into it is a signal.
+_IN_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "artel", *sys.argv[1:]])
+"""
+
+
+class Terminal:
+    """`artel` at a pseudo-terminal: what is typed, and what is seen."""
+
+    def __init__(self, *arguments: str, stdout=None) -> None:
+        self._master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, b"\x28\x00\xa0\x00\x00\x00\x00\x00")  # 40 lines of 160 columns
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _IN_A_TERMINAL, *map(str, arguments)],
+            stdin=slave, stdout=stdout or slave, stderr=slave, start_new_session=True,
+            env={**ENVIRONMENT, **ONE_THREAD, "TERM": "dumb"},
+        )  # fmt: skip
+        os.close(slave)
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def until(self, text: str, limit: float = 90) -> None:
+        """Read on until `text` is seen; what comes after it is left to the next call."""
+        self._read_until(lambda: text in self._seen, limit, text)
+        self._seen = self._seen.partition(text)[2]
+
+    def until_more(self, characters: int, limit: float = 90) -> None:
+        self._read_until(lambda: len(self._seen) >= characters, limit, f"{characters} characters")
+
+    def _read_until(self, done, limit: float, wanted: str) -> None:
+        end = time.monotonic() + limit
+        while not done():
+            assert time.monotonic() < end, f"{wanted!r} was not seen in: {self._seen[-2000:]!r}"
+            if select.select([self._master], [], [], 0.1)[0]:
+                try:
+                    self._seen += os.read(self._master, 65536).decode(errors="replace")
+                except OSError:  # the other side is closed
+                    raise AssertionError(f"ended before {wanted!r}: {self._seen[-2000:]!r}") from None
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal():
+    opened: list[Terminal] = []
+
+    def open_terminal(*arguments: str, **more) -> Terminal:
+        opened.append(Terminal(*arguments, **more))
+        return opened[-1]
+
+    yield open_terminal
+    for one in opened:
+        one.close()
+
+
+def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(endless, tmp_path, terminal):
+    file = tmp_path / "talk.jsonl"
+    seen = terminal("chat", endless, "--new-tokens", "500000", "--temperature", "0")
+    seen.until("> ")
+    for stop in ("typed", "sent"):
+        seen.type(f"Message {stop}\n")
+        seen.until(f"Message {stop}\r\n")
+        seen.until_more(50)
+        if stop == "typed":
+            seen.type("\x03")
+        else:
+            seen.process.send_signal(signal.SIGINT)
+        seen.until("(stopped; Ctrl-D ends)")
+        seen.until("> ")
+    for _ in range(5):  # at the prompt: nothing to stop, and the program stays
+        # readline may miss a signal between showing the prompt and waiting for the line; people press again.
+        time.sleep(0.3)
+        seen.type("\x03")
+        with suppress(AssertionError):
+            seen.until("(stopped; Ctrl-D ends)", limit=5)
+            break
+    else:
+        pytest.fail("Ctrl-C at the prompt is not answered")
+    seen.until("> ")
+    seen.type(f"/save {file}\n")
+    seen.until("saved: ")
+    seen.until("> ")
+    seen.type("/nonsense\n")
+    seen.until("commands are:")
+    seen.until("> ")
+    seen.type("\x04")
+    assert seen.process.wait(timeout=30) == 0
+    messages = json.loads(file.read_text())["messages"]
+    assert [message["content"] for message in messages[::2]] == ["Message typed", "Message sent"]
+    assert all(len(message["content"]) > 10 for message in messages[1::2])
+
+
+def test_the_prompt_is_not_written_into_a_file(with_marks, tmp_path, terminal):
+    with (tmp_path / "out.txt").open("wb") as out:
+        seen = terminal("chat", with_marks, "--temperature", "0", "--repetition-penalty", "1", stdout=out)
+        seen.until("> ")
+        seen.type("Who are you?\n")
+        seen.until("> ")
+        seen.type("/exit\n")
+        assert seen.process.wait(timeout=30) == 0
+    assert (tmp_path / "out.txt").read_text() == "I am a tiny model.\n"

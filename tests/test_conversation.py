@@ -1,0 +1,134 @@
+"""A conversation with a model: what is kept of it, what is forgotten, settings, streaming."""
+
+import json
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import pytest
+
+from artel.errors import InputError
+from artel.tokens.chat_template import CHATML
+from artel.using import TalkSettings
+from chat_models import MARKS, learned_by_heart, llama, said, saved, talk_with, told, trained_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="session")
+def in_letters(tmp_path_factory) -> Path:
+    """A model whose tokenizer has the template but no such tokens: it spells <|im_end|>."""
+    return learned_by_heart(tmp_path_factory.mktemp("chat") / "letters", [], CHATML)
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory) -> Path:
+    """A model whose tokenizer has neither: its answers follow on `Assistant:` and a space of its own."""
+    return learned_by_heart(tmp_path_factory.mktemp("chat") / "plain", [], None)
+
+
+@pytest.mark.parametrize(
+    ("model", "note"), [("with_marks", "written as chatml"), ("in_letters", ""), ("plain", "written as plain")]
+)
+def test_a_model_that_learned_to_answer_answers_and_stops(model, note, request):
+    notes: list[str] = []
+    talk = talk_with(request.getfixturevalue(model), notes, temperature=0.0, repetition_penalty=1.0)
+    assert note in "".join(notes)
+    assert len(notes) == bool(note)
+    assert said(talk.answer("Who are you?")) == "I am a tiny model."
+    talk.reset()
+    talk.system = "Speak Russian."
+    assert said(talk.answer("Who are you?")) == "Я маленькая модель."
+    talk.reset()
+    talk.system = ""
+    assert [said(talk.answer(text)) for text in ("My name is Ann.", "What is my name?")] == ["Hello, Ann!", "Ann."]
+    assert all(exchange.finished for exchange in talk.exchanges)
+    assert len(notes) == bool(note)
+
+
+def test_history_is_what_the_prompt_holds(with_marks):
+    answers = {}
+    for history in (0, 1):
+        talk = talk_with(with_marks, temperature=0.0, repetition_penalty=1.0, history=history)
+        answers[history] = [said(talk.answer(text)) for text in ("My name is Ann.", "What is my name?")]
+        assert len(talk.messages) == 4  # all of it is kept, whatever goes into the prompt
+    assert answers == {0: ["Hello, Ann!", "I do not know."], 1: ["Hello, Ann!", "Ann."]}
+
+
+def test_equal_seeds_repeat_and_retry_replaces(endless):
+    talks = [talk_with(endless, new_tokens=12, seed=seed) for seed in (7, 7, 8)]
+    texts = [[said(talk.answer(text)) for text in ("Hi", "Hi again")] for talk in talks]
+    assert texts[0] == texts[1] != texts[2]
+    talk = talks[0]
+    assert said(talk.retry()) == talk.exchanges[-1].answer != texts[0][1]
+    assert [exchange.message for exchange in talk.exchanges] == ["Hi", "Hi again"]
+    assert not talk.exchanges[-1].finished
+    talk.reset()
+    assert said(talk.answer("Hi")) == texts[0][0]
+
+
+def test_a_stopped_answer_keeps_what_was_written(endless):
+    talk = talk_with(endless)
+    pieces = talk.answer("Hi")
+    taken = [next(pieces) for _ in range(3)]
+    pieces.close()
+    assert talk.messages == told([("user", "Hi"), ("assistant", said(taken))])
+
+
+def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
+    tokenizer = trained_tokenizer(MARKS)
+    notes: list[str] = []
+    folder = saved(tmp_path / "small", llama(tokenizer, max_position_embeddings=120), tokenizer)
+    talk = talk_with(folder, notes, system="Speak Russian.", new_tokens=40, top_k=0, temperature=1.0)
+    for number in range(5):
+        said(talk.answer(f"Message {number}"))
+    left = [note for note in notes if "without the oldest" in note]
+    assert left, notes
+    assert left[0].startswith("the model takes 120 tokens: without the oldest 1 of")
+    assert not any("an answer is left" in note for note in notes)  # exchanges leave before the answer loses room
+    said(talk.answer("a " * 80))  # over the half, under the whole: the answer has less room
+    assert any("an answer is left" in note for note in notes)
+    before = talk.messages
+    with pytest.raises(InputError, match="the model takes 120"):
+        talk.answer("a " * 200)
+    assert talk.messages == before
+
+
+def test_save_writes_a_conversation_that_a_chat_source_reads(endless, tmp_path):
+    talk = talk_with(endless, system="Be brief.", new_tokens=5)
+    with pytest.raises(InputError, match="nothing has been said"):
+        talk.save(str(tmp_path / "no.jsonl"))
+    answer = said(talk.answer("Привет"))
+    for _ in range(2):  # again over the first
+        talk.save(str(tmp_path / "talk.jsonl"))
+    expected = {"messages": told([("system", "Be brief."), ("user", "Привет"), ("assistant", answer)])}
+    assert [json.loads(line) for line in (tmp_path / "talk.jsonl").read_text().splitlines()] == [expected]
+    assert [file.name for file in tmp_path.iterdir()] == ["talk.jsonl"]
+    with pytest.raises(InputError, match="cannot be written"):
+        talk.save(str(tmp_path))
+
+
+def test_settings():
+    settings = TalkSettings()
+    assert settings.changed("new_tokens", "1_000").new_tokens == 1000
+    assert settings.changed("temperature", "0.25").temperature == 0.25
+    wrong = {
+        ("temprature", "1"): "did you mean temperature?", ("new-tokens", "5"): "did you mean new_tokens?",
+        ("colour", "1"): "settings are: history", ("top_k", "many"): "'many' is not a number",
+        ("history", "1.5"): "not a whole number", ("top_p", "1.5"): "it goes from 0 to 1",
+        ("temperature", "1e999"): "too large", ("new_tokens", "0"): "it goes from 1 up",
+    }  # fmt: skip
+    for (name, value), message in wrong.items():
+        with pytest.raises(InputError) as error:
+            settings.changed(name, value)
+        assert message in str(error.value)
+    with pytest.raises(InputError) as error:
+        TalkSettings(top_p=float("nan"), seed=-1)
+    assert len(error.value.problems) == 2
+
+
+def test_answers_are_streamed(endless):
+    talk = talk_with(endless, new_tokens=30)
+    pieces = list(talk.answer("Hi"))
+    assert len(pieces) > 10
+    assert all(longer.startswith(shorter) for shorter, longer in pairwise(accumulate(pieces)))
+    assert said(pieces) == talk.exchanges[-1].answer
