@@ -49,7 +49,7 @@ def words_from(start, end):
 
 def similarity(one, other, words=5):
     grams = Grams(words)
-    return jaccard(as_set(grams.of(one)), as_set(grams.of(other)))
+    return jaccard(*(as_set(found) for found in grams.of([one, other])))
 
 
 def families(count, seed=0):
@@ -214,7 +214,8 @@ def test_small_batches_and_shares_give_what_large_ones_give(tmp_path, monkeypatc
     assert left_out(tmp_path, texts, cuts=(1, 40, 40, len(texts) - 1)) == expected
     monkeypatch.setattr(near_module, "_BATCH_DOCUMENTS", 7)
     monkeypatch.setattr(near_module, "_OPEN_FILES", 1)
-    monkeypatch.setattr(grams_module, "_KNOWN_WORDS", 10)
+    monkeypatch.setattr(near_module, "_CHARACTERS", 300)
+    monkeypatch.setattr(grams_module, "_PIECE", 64)
     assert left_out(tmp_path, texts, cuts=(50,)) == expected
 
 

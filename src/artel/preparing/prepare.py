@@ -39,6 +39,7 @@ from artel.storage import (
     write_file,
 )
 from artel.text import Ledger, check_sources, check_text, read_documents, source_fingerprint
+from artel.text.grams import GRAMS
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.manifest import FORMAT, stored_files
 
@@ -142,6 +143,7 @@ def _settings(run: RunConfig) -> dict[str, Any]:
     }
     return {
         "format": FORMAT,
+        **({"grams": GRAMS} if run.data.dedup.near is not None else {}),
         "data": data,
         "tokenizer": run.tokenizer.model_dump(mode="json"),
         "objective": [run.objective, cut.get(run.objective)],

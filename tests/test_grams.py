@@ -1,0 +1,72 @@
+"""Word n-grams by arrays: the words are those of a regular expression, equal ones and no others have equal hashes."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from artel.text import grams as grams_module
+from artel.text.grams import Grams, as_set
+
+APART = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+WORD = re.compile(rf"[^\W{APART}]+|[{APART}]")  # the plain way to say what a word is
+
+
+def expected(texts, count):
+    """The n-grams of each text as tuples of words."""
+    found = []
+    for text in texts:
+        words = WORD.findall(text.casefold())
+        found.append([tuple(words[place : place + count]) for place in range(len(words) - count + 1)])
+    return found
+
+
+def same(texts, count=2):
+    """Whether equal n-grams, and no others, have equal hashes, over all texts."""
+    plain, hashed = expected(texts, count), Grams(count).of(texts)
+    assert [len(each) for each in plain] == [len(each) for each in hashed]
+    pairs = {pair for one, other in zip(plain, hashed, strict=True) for pair in zip(one, other.tolist(), strict=True)}
+    return len(pairs) == len({gram for gram, _ in pairs}) == len({number for _, number in pairs})
+
+
+LETTERS = "aAbß1_ \n.-—éеёЖŉﬁ猫あア・ㄅ한글\u0301\u200d\ud800\U00020000𝒳😀\x00"
+
+
+@given(st.lists(st.text(LETTERS, max_size=40), max_size=6), st.integers(1, 6), st.integers(1, 9))
+def test_any_texts_in_any_pieces(texts, count, piece):
+    before = grams_module._PIECE
+    try:
+        grams_module._PIECE = piece
+        assert same(texts, count)
+    finally:
+        grams_module._PIECE = before
+
+
+def test_a_word_longer_than_a_piece_and_texts_of_many_pieces():
+    chance = random.Random(0)
+    long = "".join(chance.choices("абвг", k=3 * grams_module._PIECE))
+    words = " ".join("".join(chance.choices("abcdefgh", k=chance.randrange(1, 9))) for _ in range(60_000))
+    assert len(words) > 4 * grams_module._PIECE
+    assert same([f"start {long} {long[1:]} {long} end", words, "", words[:50], words], 1)
+    assert same([words, words.upper()], 5)
+
+
+def test_texts_together_have_the_n_grams_that_each_has_alone(shared_data):
+    text = (shared_data / "literature" / "anna_karenina.txt").read_text(encoding="utf-8")
+    texts = [text[:300_000], *text[300_000:400_000].splitlines()]
+    grams = Grams(5)
+    for together, one in zip(grams.of(texts), texts, strict=True):
+        (alone,) = grams.of([one])
+        assert np.array_equal(together, alone)
+    assert same(texts, 5)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000])
+def test_a_set_is_sorted_and_has_each_once(size):
+    grams = np.random.default_rng(0).integers(0, 1 << 40, size, np.uint64) << np.uint64(20)
+    found = as_set(np.concatenate([grams, grams[::2]]))
+    assert found.dtype == np.uint32
+    assert found.tolist() == sorted({number >> 32 for number in grams.tolist()})
