@@ -4,8 +4,9 @@
 
 A plain GPT-2 of transformers (4 layers x 256, dropout 0.1, 4,096 ids), 32 rows of 256 tokens, one thread, AdamW, no
 code of artel in the step; a process of its own for each of the two, in turns. Prints for a step, first ones left out:
-median seconds, seconds in the kernel, pages that it handed out; and the peak of the process. With --unequal each step
-has 8 to 24 rows of 16 to 256 tokens, and the peak is printed at a third, two thirds and the end: it must not grow.
+median seconds, seconds in the kernel, pages that it handed out; and the peak above what the process had before its
+first step. With --unequal each step has 8 to 24 rows of 16 to 256 tokens, and that peak is printed at a third, two
+thirds and the end: it must not grow.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main() -> None:
     if asked.alone:
         print(json.dumps(measure(asked.alone == "kept", asked.steps, unequal=asked.unequal)))
         return
-    print("| memory | s a step | s in the kernel | pages a step | peak, GiB |\n|---|---|---|---|---|")
+    print("| memory | s a step | s in the kernel | pages a step | peak of the steps, GiB |\n|---|---|---|---|---|")
     for _ in range(asked.rounds):
         for name in ("given back", "kept"):
             command = [sys.executable, __file__, "--alone", name, "--steps", str(asked.steps)]
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def measure(kept: bool, steps: int, *, unequal: bool) -> dict[str, Any]:
-    """Medians of a step, and the peak of this process in GiB: at the end, or three times with `unequal`."""
+    """Medians of a step, and the peak of the steps in GiB: at the end, or three times with `unequal`."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -59,6 +60,7 @@ def measure(kept: bool, steps: int, *, unequal: bool) -> dict[str, Any]:
     draw = random.Random(0)
     found: list[tuple[float, float, float]] = []
     peaks: list[float] = []
+    at_first = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with kept_host_memory(torch.device("cpu")) if kept else nullcontext():
         for step in range(_UNMEASURED + steps):
             rows, length = (draw.randint(8, 24), draw.randint(16, 256)) if unequal else (32, 256)
@@ -70,8 +72,8 @@ def measure(kept: bool, steps: int, *, unequal: bool) -> dict[str, Any]:
             after = resource.getrusage(resource.RUSAGE_SELF)
             pages, kernel = after.ru_minflt - before.ru_minflt, after.ru_stime - before.ru_stime
             found.append((time.perf_counter() - started, kernel, pages))
-            if not unequal or (step + 1 - _UNMEASURED) % max(1, steps // 3) == 0:
-                peaks.append(after.ru_maxrss / 2**20)
+            if not unequal or (step >= _UNMEASURED and (step + 1 - _UNMEASURED) % max(1, steps // 3) == 0):
+                peaks.append((after.ru_maxrss - at_first) / 2**20)
     seconds, kernel, pages = (median(each) for each in zip(*found[_UNMEASURED:], strict=True))
     return {"seconds": seconds, "kernel": kernel, "pages": pages, "peaks": peaks if unequal else peaks[-1:]}
 

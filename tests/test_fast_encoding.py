@@ -1,5 +1,6 @@
-"""fastokens in the place of `tokenizers`: the same ids for every text, or not at all."""
+"""fastokens, or words encoded once, in the place of `tokenizers`: the same ids for every text, or not at all."""
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from artel.config import TokenizerTraining
-from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
+from artel.tokens import Tokenizer, by_words, load_tokenizer, train_tokenizer
 from artel.tokens.fast import encode_in_one_thread
 
 fastokens = pytest.importorskip("fastokens", reason="the extra fast is not installed")
@@ -49,6 +50,20 @@ def with_fastokens(tokenizer):
     return tokenizer
 
 
+def with_words(tokenizer):
+    """As where fastokens is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "fastokens", None)
+        for _ in tokenizer.encode(ENOUGH):
+            pass
+    assert tokenizer.encoder == "tokenizers by words", tokenizer.encoder_note
+    return tokenizer
+
+
+QUICK = {"fastokens": with_fastokens, "by words": with_words}
+both = pytest.mark.parametrize("quick", QUICK.values(), ids=QUICK)
+
+
 def trained(pattern, encoder=False, **more):
     return train_tokenizer(iter(ENOUGH[:50]), TokenizerTraining(vocab=320, pattern=pattern, **more), encoder=encoder)
 
@@ -79,17 +94,21 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+TAKEN = [(quick, kind) for quick in QUICK for kind in KINDS if (quick, kind) != ("by words", "normalised")]
+
+
+@pytest.fixture(scope="module", params=TAKEN, ids=" · ".join)
 def fast(request):
-    folder = request.getfixturevalue("shared_data") if request.param in ("gpt2", "roberta-base") else None
-    return with_fastokens(KINDS[request.param](folder))
+    quick, kind = request.param
+    folder = request.getfixturevalue("shared_data") if kind in ("gpt2", "roberta-base") else None
+    return QUICK[quick](KINDS[kind](folder))
 
 
 @given(texts=st.lists(any_text, max_size=4))
 @settings(max_examples=150, deadline=None)
 def test_any_text_gets_the_ids_of_tokenizers(fast, texts):
     assert ids_of(fast, texts) == wanted_ids(fast, texts)
-    assert fast.encoder == "fastokens"
+    assert fast.encoder != "tokenizers"
 
 
 def test_characters_of_every_block_get_the_ids_of_tokenizers(fast):
@@ -103,7 +122,7 @@ def test_special_tokens_in_a_text_are_letters(fast):
     texts = [f"Конец{token}, {token} и {token}{token}" for token in special] + ["".join(special), *special]
     found = ids_of(fast, texts)
     assert found == wanted_ids(fast, texts)
-    assert fast.encoder == "fastokens"
+    assert fast.encoder != "tokenizers"
     assert not {token for ids in found for token in ids} & set(fast.special_ids)
     if not fast.hf.backend_tokenizer.normalizer:
         assert [fast.decode(ids) for ids in found] == texts
@@ -115,7 +134,7 @@ def test_novels_and_code_get_the_ids_of_tokenizers(fast, shared_data):
     code = Path(os.__file__).read_text(encoding="utf-8")
     texts = [*novel.splitlines()[:1500], *code.splitlines(keepends=True), novel + code, (code + novel)[::-1]]
     assert ids_of(fast, texts) == wanted_ids(fast, texts)
-    assert fast.encoder == "fastokens"
+    assert fast.encoder != "tokenizers"
 
 
 def test_no_texts_empty_texts_and_many(fast):
@@ -128,20 +147,22 @@ def test_no_texts_empty_texts_and_many(fast):
     assert next(fast.encode([""])).shape == (0,)
 
 
-def test_one_text_of_50_megabytes():
-    fast = with_fastokens(trained("gpt2"))
+@both
+def test_one_text_of_50_megabytes(quick):
+    fast = quick(trained("gpt2"))
     count = 50_000_000 // len(LINE.encode())
     line = np.array(wanted_ids(fast, [LINE + LINE])[0])[: len(wanted_ids(fast, [LINE])[0])]
     (ids,) = fast.encode([LINE * count])
-    assert fast.encoder == "fastokens"
+    assert fast.encoder != "tokenizers"
     assert np.array_equal(ids.reshape(count, -1), np.broadcast_to(line, (count, len(line))))
 
 
-def test_letters_without_an_end_are_one_long_word():
-    fast = with_fastokens(trained("gpt4"))
+@both
+def test_letters_without_an_end_are_one_long_word(quick):
+    fast = quick(trained("gpt4"))
     texts = [character * 50_000 for character in ("a", "ы", " ", "\n", "1", "!", "👍")]
     assert ids_of(fast, texts) == wanted_ids(fast, texts)
-    assert fast.encoder == "fastokens"
+    assert fast.encoder != "tokenizers"
 
 
 def test_a_prompt_does_not_load_it():
@@ -196,42 +217,81 @@ def test_another_answer_on_the_first_of_the_text_is_found():
     tokenizer.hf.backend_tokenizer.model.dropout = 0.3
     assert len(list(tokenizer.encode(ENOUGH))) == len(ENOUGH)
     assert tokenizer.encoder == "tokenizers"
-    assert tokenizer.encoder_note.startswith('fastokens gives other ids for "Все счастливые')
+    assert tokenizer.encoder_note.startswith('tokenizers encodes; fastokens gives other ids for "Все счастливые')
+    assert tokenizer.encoder_note.endswith("by words cannot take this tokenizer (it changes texts before it cuts them, "
+                                           "or cuts them at random)")  # fmt: skip
     assert tokenizer.doubtful_texts == 0
 
 
-def test_another_answer_later_on_is_found_and_said():
-    """The fastokens of another tokenizer stands for one with an error that the first of the text did not show."""
-    tokenizer = with_fastokens(trained("gpt4"))
-    other = with_fastokens(trained("gpt2"))
-    tokenizer._encoder._fast = other._encoder._fast
+@pytest.mark.parametrize(("quick", "remedy"), [("fastokens", "pip uninstall fastokens"), ("by words", "pip install")])
+def test_another_answer_later_on_is_found_and_said(quick, remedy):
+    """The encoder of another tokenizer stands for one with an error that the first of the text did not show."""
+    tokenizer, other = (QUICK[quick](trained(pattern)) for pattern in ("gpt4", "gpt2"))
+    name = tokenizer.encoder
+    tokenizer._encoder._quick = other._encoder._quick
     before, last = ["a"] * 1000, ["похожи 12345"] * 5000
     assert ids_of(tokenizer, before) == wanted_ids(tokenizer, before)
     assert ids_of(tokenizer, last) == wanted_ids(tokenizer, last)
     assert tokenizer.encoder == "tokenizers"
     assert tokenizer.doubtful_texts == len(ENOUGH) + 1000
     assert tokenizer.encoder_note == (
-        "fastokens gave other ids for 'похожи 12345': tokenizers encodes from there on; the 4,500 texts that it "
+        f"{name} gave other ids for 'похожи 12345': tokenizers encodes from there on; the 4,500 texts that it "
         "encoded before may have wrong ids too"
     )
+    assert tokenizer.encoder_remedy.startswith(remedy)
     assert ids_of(tokenizer, last[:3]) == wanted_ids(tokenizer, last[:3])
 
 
-def test_an_error_of_fastokens_hands_over_to_tokenizers():
-    tokenizer = with_fastokens(trained("gpt4"))
+@both
+def test_an_error_hands_over_to_tokenizers(quick):
+    tokenizer = quick(trained("gpt4"))
+    name = tokenizer.encoder
     with pytest.raises(TypeError):  # of tokenizers: half a surrogate pair is no text for either
         next(tokenizer.encode(["a\ud800b"]))
     assert tokenizer.encoder == "tokenizers"
-    assert tokenizer.encoder_note.startswith("fastokens failed ('utf-8' codec can't encode character")
+    assert tokenizer.encoder_note.startswith(f"{name} failed ('utf-")
     assert ids_of(tokenizer, ["a"]) == wanted_ids(tokenizer, ["a"])
 
 
-def test_without_it_tokenizers_encodes_and_the_note_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fastokens", None)
-    tokenizer = trained("gpt2")
-    assert ids_of(tokenizer, ENOUGH) == wanted_ids(tokenizer, ENOUGH)
-    assert tokenizer.encoder == "tokenizers"
+def test_without_it_the_note_says_how_to_get_it():
+    tokenizer = with_words(trained("gpt2"))
     assert "pip install 'artel-lm[fast]'" in tokenizer.encoder_note
+
+
+def test_words_are_forgotten_when_they_are_many(monkeypatch):
+    monkeypatch.setattr(by_words, "_KNOWN_WORDS", 5)
+    tokenizer = with_words(trained("gpt4"))
+    texts = [*ENOUGH[:20], "и" * 101, "и" * 101, LINE, LINE[::-1]]
+    assert ids_of(tokenizer, texts) == wanted_ids(tokenizer, texts)
+    assert tokenizer.encoder == "tokenizers by words"
+
+
+def test_letters_of_later_unicodes_are_left_to_tokenizers():
+    """Of 2023 and 2025, and ones that every Unicode has; emoji, of whatever year, are letters to nobody."""
+    words = by_words.ByWords(*_state_of(trained("gpt4")))
+    found = words.encode(["a\U00031350", "\U000323b0", "Ꟃ", "Привет 👍 🫠", "你好", "é ½ ²"])
+    assert [ids is None for ids in found] == [True, True, True, False, False, False]
+
+
+def _state_of(tokenizer):
+    backend = tokenizer.hf.backend_tokenizer
+    return backend, json.loads(backend.to_str())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"normalizer": {"type": "NFC"}}, "changes texts"), ({"model": {"type": "WordPiece"}}, "no byte-level BPE"),
+     ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "changes texts"),
+     ({"pre_tokenizer": None}, "no byte-level BPE"),
+     ({"added_tokens": [{"content": "x", "special": False}]}, "not special"),
+     ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+         {"type": "Split", "pattern": {"String": " "}, "behavior": "Isolated", "invert": False},
+         {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False}]}}, "another way")],
+)  # fmt: skip
+def test_what_words_do_not_take(change, why):
+    backend, state = _state_of(trained("gpt2"))
+    with pytest.raises(by_words.NotByWords, match=why):
+        by_words.ByWords(backend, {**state, **change})
 
 
 def test_a_tokenizer_that_is_changed_is_not_encoded_as_it_was():

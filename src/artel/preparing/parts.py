@@ -65,7 +65,7 @@ def write_part(run: RunConfig, part: Part, objective: Objective, folder: Path, e
             for cleaned in chunk:
                 writer.add(cleaned, next(made) if cleaned.is_left else None)
         if objective.tokenizer.doubtful_texts:
-            fix = f"pip uninstall fastokens, delete {folder.parents[1]}, and start again"
+            fix = f"{objective.tokenizer.encoder_remedy}, delete {folder.parents[1]}, and start again"
             raise WorkError([Problem("tokenizer", objective.tokenizer.encoder_note, fix)])
         writer.close(_lines(part), objective.tokenizer.encoder_note)
 

@@ -1,8 +1,8 @@
-"""Encoding by fastokens, twenty times as fast as `tokenizers`, for as long as it gives the same ids.
+"""Encoding by what is quicker than `tokenizers`, for as long as it gives the same ids.
 
-fastokens is young, and a wrong id is silent: a model learns it. So it is compared with `tokenizers` in every run, on
-the text of that run: on the first of it before it is used at all, on one text in five thousand from there on. Which of
-the two encodes is a matter of speed alone.
+fastokens is young, what cuts words is our own, and a wrong id is silent: a model learns it. So both are compared with
+`tokenizers` in every run, on the text of that run: on the first of it before they are used at all, on one text in five
+thousand from there on. Which of them encodes is a matter of speed alone.
 """
 
 from __future__ import annotations
@@ -17,33 +17,40 @@ from typing import Any
 
 import numpy as np
 
-# Characters encoded by tokenizers before fastokens is tried, at 1 to 2 MB/s. Loading it costs 0.4 s and 50 MB with
+from artel.tokens.by_words import ByWords
+
+# Characters encoded by tokenizers before another is tried, at 1 to 2 MB/s. Loading fastokens costs 0.4 s and 50 MB with
 # GPT-2's vocabulary: for a prompt, or a small file, it would be a loss.
 _BEFORE = 250_000
-# Characters of the user's text that are compared before fastokens is used: 0.1 s.
+# Characters of the user's text that are compared before another is used: 0.1 s.
 _FIRST = 150_000
 # One text in so many is compared from there on. tokenizers takes 20 times as long on prose and 100 times on code, so
-# this adds 0.4 % to 2 %. A prime, so that it keeps no step with texts that come in a cycle.
+# this adds 0.4 % to 2 % to fastokens. A prime, so that it keeps no step with texts that come in a cycle.
 _EVERY = 4999
+
+FASTOKENS, BY_WORDS, TOKENIZERS = "fastokens", "tokenizers by words", "tokenizers"
 
 Encode = Callable[[list[str]], list[np.ndarray]]
 
 
 class Encoder:
-    """Ids of texts, by fastokens where it is installed, reads this tokenizer and gives its ids, else by `tokenizers`.
+    """Ids of texts, by the quickest of these that is there, takes this tokenizer and gives the ids of `tokenizers`:
+    fastokens; `tokenizers` asked for each different word once (by_words.py); `tokenizers` itself.
 
     `name` is the one that encodes now and `note` says why, as a sentence for the user. `doubtful` counts the texts that
-    fastokens encoded before a difference was found in a later one: 0, unless it has such an error.
+    a quicker one encoded before a difference was found in a later one: 0, unless it has such an error; then `remedy`
+    says how to do without it.
     """
 
-    def __init__(self, exact: Encode, state: Callable[[], str]) -> None:
-        """exact: encodes by tokenizers, special tokens as plain text. state: the tokenizer as JSON, when asked for."""
-        self.name = "tokenizers"
+    def __init__(self, exact: Encode, backend: Callable[[], Any]) -> None:
+        """exact: encodes by tokenizers, special tokens as plain text. backend: its tokenizer, when asked for."""
+        self.name = TOKENIZERS
         self.note = f"tokenizers encodes the first {_BEFORE:,} characters"
         self.doubtful = 0
+        self.remedy = ""
         self._exact = exact
-        self._state = state
-        self._fast: Any = None
+        self._backend = backend
+        self._quick: Encode | None = None
         self._decided = False
         self._characters = 0
         self._texts = 0
@@ -55,49 +62,64 @@ class Encoder:
             if self._characters >= _BEFORE:
                 self._decided = True
                 self._decide(texts)
-        if self._fast is None:
+        if self._quick is None:
             return self._exact(texts)
         try:
-            found = _encode(self._fast, texts)
+            found = self._quick(texts)
         except BaseException as error:
             if not _is_failure(error):
                 raise
-            self._leave(f"fastokens failed ({_first_line(error)})")
+            self._leave(f"{self.name} failed ({_first_line(error)})")
             return self._exact(texts)
         one_in_many = slice((-1 - self._texts) % _EVERY, None, _EVERY)
         different = self._difference(texts[one_in_many], found[one_in_many])
         if different is not None:
             self.doubtful = self._texts
-            self._leave(f"fastokens gave other ids for {different}")
+            self._leave(f"{self.name} gave other ids for {different}")
             return self._exact(texts)
         self._texts += len(texts)
         return found
 
     def _decide(self, texts: list[str]) -> None:
-        try:
-            package = importlib.import_module("fastokens")
-        except ImportError:
-            self.note = (
-                "tokenizers encodes; fastokens, twenty times as fast, is not installed (pip install 'artel-lm[fast]')"
-            )
-            return
-        try:
-            state = json.loads(self._state())
-            fast = package.Tokenizer.from_json_str(_without_frame(state))
-            sample = [*_first_of(texts), *_with_added_tokens(state)]
-            found = _encode(fast, sample)
-        except BaseException as error:
-            if not _is_failure(error):
-                raise
-            self.note = f"tokenizers encodes; fastokens cannot take this tokenizer ({_first_line(error)})"
-            return
-        different = self._difference(sample, found)
-        if different is not None:
-            self._leave(f"fastokens gives other ids for {different}")
-            return
-        self._fast = fast
-        self.name = "fastokens"
-        self.note = f"fastokens {version('fastokens')} encodes; on samples of this text its ids are those of tokenizers"
+        state = json.loads(self._backend().to_str())
+        sample = [*_first_of(texts), *_with_added_tokens(state)]
+        reasons: list[str] = []
+        for name, make in ((FASTOKENS, self._by_fastokens), (BY_WORDS, self._by_words)):
+            try:
+                quick = make(state)
+                different = self._difference(sample, quick(sample))
+            except ImportError:
+                reasons.append(
+                    f"{name}, twenty times as fast as tokenizers, is not installed (pip install 'artel-lm[fast]')"
+                )
+                continue
+            except BaseException as error:
+                if not _is_failure(error):
+                    raise
+                reasons.append(f"{name} cannot take this tokenizer ({_first_line(error)})")
+                continue
+            if different is None:
+                self._quick, self.name = quick, name
+                break
+            reasons.append(f"{name} gives other ids for {different}")
+        shown = f"fastokens {version(FASTOKENS)}" if self.name == FASTOKENS else self.name
+        self.note = "; ".join([f"{shown} encodes", *reasons])
+        if self._quick is not None:
+            self.note += "; on samples of this text its ids are those of tokenizers"
+
+    def _by_fastokens(self, state: dict[str, Any]) -> Encode:
+        fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(_without_frame(state))
+        return lambda texts: _encode(fast, texts)
+
+    def _by_words(self, state: dict[str, Any]) -> Encode:
+        words = ByWords(self._backend(), state)
+
+        def encode(texts: list[str]) -> list[np.ndarray]:
+            found = words.encode(texts)
+            left = iter(self._exact([text for text, ids in zip(texts, found, strict=True) if ids is None]))
+            return [next(left) if ids is None else ids for ids in found]
+
+        return encode
 
     def _difference(self, texts: list[str], found: list[np.ndarray]) -> str | None:
         """The first text whose ids are not those of tokenizers, shortened."""
@@ -107,8 +129,9 @@ class Encoder:
         return None
 
     def _leave(self, reason: str) -> None:
-        self._fast = None
-        self.name = "tokenizers"
+        self.remedy = f"pip uninstall {FASTOKENS}" if self.name == FASTOKENS else "pip install 'artel-lm[fast]'"
+        self._quick = None
+        self.name = TOKENIZERS
         after = f"; the {self.doubtful:,} texts that it encoded before may have wrong ids too" if self.doubtful else ""
         self.note = f"{reason}: tokenizers encodes from there on{after}"
 

@@ -84,10 +84,10 @@ class Tokenizer:
         return xxhash.xxh3_128_hexdigest(self._whole.to_str().encode() + str(self.end_id).encode())
 
     def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
-        """Ids of each text, int64 (tokens,), without special tokens; by fastokens where it gives the same ids."""
+        """Ids of each text, int64 (tokens,), without special tokens; by what is quickest and gives the same ids."""
         added = len(self._backend.get_added_tokens_decoder())
         if self._encoder is None or added != self._added:  # what was added through `hf` meanwhile, fastokens lacks
-            self._encoder, self._added = Encoder(self._exact, lambda: self._whole.to_str()), added
+            self._encoder, self._added = Encoder(self._exact, lambda: self._whole), added
         return iter(self._encoder.encode(texts))
 
     def _exact(self, texts: list[str]) -> list[np.ndarray]:
@@ -98,7 +98,7 @@ class Tokenizer:
 
     @property
     def encoder(self) -> str:
-        """What `encode` uses now: fastokens, or tokenizers."""
+        """What `encode` uses now: fastokens, tokenizers by words, or tokenizers."""
         return "tokenizers" if self._encoder is None else self._encoder.name
 
     @property
@@ -107,8 +107,13 @@ class Tokenizer:
         return "nothing was encoded" if self._encoder is None else self._encoder.note
 
     @property
+    def encoder_remedy(self) -> str:
+        """How to do without what gave other ids than tokenizers; empty where nothing did."""
+        return "" if self._encoder is None else self._encoder.remedy
+
+    @property
     def doubtful_texts(self) -> int:
-        """Texts that fastokens encoded before one was found to which it gave other ids than tokenizers: 0 but then."""
+        """Texts that were encoded before one was found to which tokenizers gives other ids: 0 but then."""
         return 0 if self._encoder is None else self._encoder.doubtful
 
     def encode_with_places(self, texts: list[str], *, control: bool = False) -> Iterator[Encoded]:
