@@ -88,7 +88,7 @@ def _micro_batch(case: Case) -> Choice:
 
 def _encoder(case: Case) -> Choice:
     if find_spec("fastokens") is None:
-        return Choice("tokenizers", f"fastokens, twenty times as fast, is not installed: {install('fast')}")
+        return Choice("tokenizers", f"fastokens, up to twenty times as fast, is not installed: {install('fast')}")
     return Choice("fastokens", "it is installed; of large texts, for as long as its ids are those of tokenizers")
 
 
