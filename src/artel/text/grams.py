@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-# What another value than before stands for: other hashes, which are comparable with none that were made before.
+# Counts the ways in which words were hashed: what was hashed in another way is not comparable.
 GRAMS = 2
 
 # A word is a run of letters and digits; case and punctuation are no difference. Kana and Han are written without
@@ -57,7 +57,7 @@ class Grams:
     def of(self, texts: Sequence[str]) -> list[NDArray[np.uint64]]:
         """Of each text the 64-bit hash of each n-gram in its order, repeats and all; none for texts of fewer words.
 
-        Short texts are best given many at a time: a call costs as much as 5,000 characters.
+        Short texts are best given many at a time: a call costs as much as 2,500 characters.
         """
         folded = [text.casefold() for text in texts]
         places, words = _hashed_words("\n".join(folded))
