@@ -48,7 +48,7 @@ _FOUND = 0.999
 # Documents are signed together: 8 MB of n-grams, or 4096 documents, whose signatures pass through Python's integers.
 _BATCH_GRAMS = 1_000_000
 _BATCH_DOCUMENTS = 4096
-# Their n-grams are found for so many characters together, which costs a document of 100 a sixteenth of what it does alone.
+# Their n-grams are found for so many characters together: a document of 100 then costs a sixteenth of it alone.
 _CHARACTERS = 50_000
 # A document is compared with at most so many others that share one of its keys and are not of its cluster: a million
 # pages from one template, alike but under the threshold, would else be 10^12 comparisons.
