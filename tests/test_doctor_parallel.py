@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import yaml
 
-from artel.config import run_from
+from artel.config import load_run, run_from
+from artel.objectives import objective_type
 from artel.using.doctor.parallel import Agreement, small_copy
 from helpers import artel, write_run
 
@@ -33,6 +35,22 @@ def test_of_a_pretrained_folder_and_of_the_default(tmp_path):
         assert config["model_type"] == "gpt2"
         assert config["n_embd"] == 8 * heads
         assert config["resid_pdrop"] == 0
+
+
+@pytest.mark.parametrize(
+    ("objective", "source"),
+    [("causal", {"format": "dummy"}), ("masked", {"format": "dummy"}),
+     ("span_qa", {"format": "dummy", "kind": "questions"}), ("chat", {"format": "chat", "path": "t.jsonl"}),
+     ("preference", {"format": "preference", "path": "t.jsonl"})],
+)  # fmt: skip
+def test_of_each_objective_it_is_a_run_that_can_start(objective, source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.jsonl").write_text("{}\n")
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"objective": objective, "data": {"sources": [source]}}))
+    file.write_text(yaml.safe_dump({"run": "small"} | small_copy(load_run(str(file), []), 1)))
+    copy = load_run(str(file), [])
+    assert objective_type(copy).problems(copy) == []
 
 
 def test_what_it_says():

@@ -95,8 +95,10 @@ def small_copy(run: RunConfig, batch_ranks: int) -> dict[str, Any]:
     stages = run.parallel.pipeline * (2 if run.parallel.schedule in ("interleaved", "zero_bubble") else 1)
     rows = _ROWS * batch_ranks * max(2, stages)
     made: dict[str, Any] = {"format": "dummy", "documents": 300}
+    of_objective = {}
     if run.objective == "span_qa":
         made["kind"] = "questions"
+        of_objective = {"span_qa": {"question": _BLOCK // 4, "stride": _BLOCK // 4}}
     objective = run.objective if run.objective in ("masked", "span_qa") else "causal"
     train = {"optimizer": run.train.optimizer, "learning_rate": 1e-3, "warmup": 0, "clip": run.train.clip}
     return {
@@ -104,6 +106,7 @@ def small_copy(run: RunConfig, batch_ranks: int) -> dict[str, Any]:
         "tokenizer": {"train": {"vocab": 403}},  # no multiple of anything, as real ones
         "model": {"config": config},
         "objective": objective,
+        **of_objective,
         "train": train | {"steps": _STEPS, "batch": rows, "micro_batch": _ROWS, "precision": "fp32", "compile": "off",
                           "threads": 1},
         "validate": {"every": "never"},
