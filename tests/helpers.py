@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from forks import run_forked
+
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 
 # A GPT-2 small enough for a step of a few milliseconds, without dropout, on synthetic documents of unequal length.
@@ -49,7 +51,13 @@ def write_run(path: Path, **changes) -> Path:
 
 
 def artel(*arguments: str, timeout: float = 120, env: dict | None = None, **more) -> subprocess.CompletedProcess:
-    """Run the command and wait; its output is captured as text."""
+    """Run the command and wait; its output is captured as text.
+
+    A verb that imports torch is forked off a process that has imported it (forks.py), unless variables are set for it,
+    which its imports may read, or subprocess.run is told more.
+    """
+    if arguments[0] in ("train", "evaluate", "generate", "export") and not env and not more:
+        return run_forked(list(map(str, arguments)), ENVIRONMENT, timeout)
     command = [sys.executable, "-m", "artel", *map(str, arguments)]
     environment = {**ENVIRONMENT, **(env or {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, **more)
