@@ -20,7 +20,7 @@ from artel.storage import lock
 from artel.training import RunFolder
 from helpers import ENVIRONMENT, artel, start, wait_for_step, write_run
 
-LIMIT = 240
+LIMIT = 500
 # Long enough to be caught in its midst.
 RUN = {"train": {"steps": 300}, "checkpoint": {"every": 10}, "validate": {"every": "never"}}
 
