@@ -50,7 +50,7 @@ def write_run(path: Path, **changes) -> Path:
     return path
 
 
-def artel(*arguments: str, timeout: float = 500, env: dict | None = None, **more) -> subprocess.CompletedProcess:
+def artel(*arguments: str, timeout: float = 120, env: dict | None = None, **more) -> subprocess.CompletedProcess:
     """Run the command and wait; its output is captured as text.
 
     A verb that imports torch is forked off a process that has imported it (forks.py), unless variables are set for it,
@@ -84,7 +84,7 @@ def start(*arguments: str) -> subprocess.Popen:
     )
 
 
-def torchrun(processes: int, *arguments: str, timeout: float = 500) -> subprocess.CompletedProcess:
+def torchrun(processes: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT
@@ -106,7 +106,7 @@ def largest_difference(one: dict, other: dict) -> float:
     return max(abs(a - b) / abs(a) for step in one for a, b in zip(one[step], other[step], strict=True))
 
 
-def wait_for_step(process: subprocess.Popen, folder: Path, step: int, limit: float = 500) -> None:
+def wait_for_step(process: subprocess.Popen, folder: Path, step: int, limit: float = 90) -> None:
     """Until the run has logged `step`."""
     end = time.monotonic() + limit
     while time.monotonic() < end and process.poll() is None:

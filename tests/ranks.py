@@ -26,7 +26,7 @@ from typing import Any
 _THIS = Path(__file__)
 
 
-def run_ranks(world: int, file: str | Path, function: str, seconds: float = 900, **environment: str) -> list[Any]:
+def run_ranks(world: int, file: str | Path, function: str, seconds: float = 400, **environment: str) -> list[Any]:
     """What FUNCTION of FILE returns in each of `world` processes, by rank. Raises AssertionError with their output."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
@@ -53,7 +53,7 @@ def _rank(rank: int, world: int, port: int, function: Any, out: Path) -> None:
 
 
 def _main() -> int:
-    world, file, name, out, seconds = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]), 900.0
+    world, file, name, out, seconds = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]), 400.0
     if len(sys.argv) > 5:
         seconds = float(sys.argv[5])
     sys.path.insert(0, str(_THIS.parent))

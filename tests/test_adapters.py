@@ -61,7 +61,7 @@ def runs(base, tmp_path_factory) -> Path:
         write("nf4", quantise="nf4"),
         write("frozen", lora=None, freeze=["*wte*", "*wpe*", "transformer.h.0.*"]),
     ]
-    done = subprocess.run([sys.executable, CASES, *alone], env=ENVIRONMENT, capture_output=True, text=True, timeout=500)
+    done = subprocess.run([sys.executable, CASES, *alone], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     done = torchrun(2, CASES, write("lora-2", 32), write("nf4-2", 8, quantise="nf4"))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -242,7 +242,7 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
     run = write_tuning(tmp_path / "run.yaml", base, model=model)
     program = f"import sys; sys.modules[{package!r}] = None; from artel.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, "train", run], env=ENVIRONMENT, capture_output=True, text=True, timeout=500
+        [sys.executable, "-c", program, "train", run], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2, done.stderr
     assert remedy in done.stderr

@@ -261,7 +261,7 @@ def on_two_ranks(rank, world):
 @pytest.mark.processes
 def test_all_ranks_decide_alike(place):
     run(place, "alone", Bad(), train={"batch": 8, "steps": 1})  # the text is prepared once
-    found = run_ranks(2, __file__, "on_two_ranks", seconds=900, PLACE=str(place))
+    found = run_ranks(2, __file__, "on_two_ranks", seconds=200, PLACE=str(place))
     assert found[0] == found[1]
     expected = {"skip": [(5, "skip"), (6, "skip"), (7, "skip")], "rewind": [(7, "rewind")], "spike": [(25, "rewind")]}
     for name, lines in found[0].items():

@@ -21,7 +21,7 @@ from helpers import artel
 
 def bench(tmp_path, *arguments, status=0, **environment):
     env = {"ARTEL_CACHE": str(tmp_path / "cache"), **environment}
-    done = artel("bench", "prepare", "--rounds", "1", "--json", *arguments, env=env, timeout=500)
+    done = artel("bench", "prepare", "--rounds", "1", "--json", *arguments, env=env, timeout=280)
     assert done.returncode == status, done.stderr
     if status:
         return done.stderr

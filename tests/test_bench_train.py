@@ -57,7 +57,7 @@ def bench(folder, *arguments, status=0):
     (folder / "peers.py").write_text(PEERS)
     # One thread and nothing compiled: cores are shared with other tests, and compiling takes longer than they do.
     env = {"ARTEL_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
-    done = artel("bench", "train", "--json", *arguments, env=env, timeout=500, cwd=folder)
+    done = artel("bench", "train", "--json", *arguments, env=env, timeout=290, cwd=folder)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     if status:

@@ -56,7 +56,7 @@ def trained_by_two(tmp_path_factory):
     """The same, each process's pieces in a file of its own."""
     file = write_run(tmp_path_factory.mktemp("pieces") / "run.yaml", parallel={"data": "fsdp"}, **RUN)
     cases = Path(__file__).parent / "workers" / "layout_cases.py"
-    assert run_ranks(2, cases, "run_files", 900, CASES=str(file)) == [[None]] * 2
+    assert run_ranks(2, cases, "run_files", 300, CASES=str(file)) == [[None]] * 2
     return file
 
 

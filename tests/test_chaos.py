@@ -19,9 +19,7 @@ from run_on_disk import checkpoint_fault, faults  # noqa: E402
 def test_a_run_killed_again_and_again_ends_with_the_same_weights(tmp_path):
     table = tmp_path / "chaos.md"
     command = [sys.executable, str(BENCHMARKS / "chaos.py"), "--kills", "8", "--layouts", "alone,ddp-2,fsdp-2"]
-    done = subprocess.run(
-        [*command, "--out", str(table)], capture_output=True, text=True, timeout=1200, env=ENVIRONMENT
-    )
+    done = subprocess.run([*command, "--out", str(table)], capture_output=True, text=True, timeout=500, env=ENVIRONMENT)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert json.loads(done.stdout.splitlines()[-1]) == {"kills": 8, "faults": []}
     told = table.read_text()

@@ -110,7 +110,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(endless, tmp_path, terminal):
     seen.until("commands are:")
     seen.until("> ")
     seen.type("\x04")
-    assert seen.process.wait(timeout=200) == 0
+    assert seen.process.wait(timeout=30) == 0
     messages = json.loads(file.read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == ["Message typed", "Message sent"]
     assert all(len(message["content"]) > 10 for message in messages[1::2])
@@ -123,5 +123,5 @@ def test_the_prompt_is_not_written_into_a_file(with_marks, tmp_path, terminal):
         seen.type("Who are you?\n")
         seen.until("> ")
         seen.type("/exit\n")
-        assert seen.process.wait(timeout=200) == 0
+        assert seen.process.wait(timeout=30) == 0
     assert (tmp_path / "out.txt").read_text() == "I am a tiny model.\n"

@@ -290,7 +290,7 @@ def why_not_apart():
 
 @pytest.mark.long
 @pytest.mark.processes
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(600)
 def test_ray(tmp_path, texts, expected):
     """One cluster of two nodes for all cases, since it takes long to start; see cluster_ray.py."""
     pytest.importorskip("ray")

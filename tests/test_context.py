@@ -170,14 +170,14 @@ def of_blocks(config, how, rank, world):
 @pytest.mark.processes
 @pytest.mark.parametrize("world", [2, 4])
 def test_loss_and_gradients_are_those_of_one_process(world):
-    (found, *_) = run_ranks(world, __file__, "parity", 900)
+    (found, *_) = run_ranks(world, __file__, "parity", 400)
     assert len(found) == {2: 39, 4: 19}[world]
     assert {case: gap for case, gap in found.items() if not gap < 1e-5} == {}
 
 
 @pytest.mark.processes
 def test_layers_computed_again_and_compiled_and_masks_of_blocks():
-    (found, *_) = run_ranks(2, __file__, "parity_otherwise", 900)
+    (found, *_) = run_ranks(2, __file__, "parity_otherwise", 400)
     assert {case: gap for case, gap in found.items() if not gap < 1e-5} == {}
 
 

@@ -384,7 +384,7 @@ def both_ranks(rank, world):
 
 @pytest.mark.processes
 def test_two_processes_train_as_one_under_every_stage():
-    found = run_ranks(2, __file__, "both_ranks", seconds=900)
+    found = run_ranks(2, __file__, "both_ranks", seconds=400)
     assert len(found[0]) == len(OPTIMIZERS) * len(CASES) - len(SKIPPED)
     for rank in found:
         for name, case in rank.items():
@@ -433,7 +433,7 @@ def both_ranks_further(rank, world):
 
 @pytest.mark.processes
 def test_files_checkpoints_and_gradients_of_all_kinds():
-    for found in run_ranks(2, __file__, "both_ranks_further", seconds=900):
+    for found in run_ranks(2, __file__, "both_ranks_further", seconds=400):
         assert "DeepSpeed refuses it" in found.pop("refused")
         for name, value in found.items():
             if name.startswith("nan"):

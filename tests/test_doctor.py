@@ -53,7 +53,7 @@ def test_it_tells_this_machine_and_no_secret_and_writes_and_asks_nothing(tmp_pat
     kept = {name: value for name, value in ENVIRONMENT.items() if name not in ("HF_HUB_OFFLINE", "CXX")}
     done = subprocess.run(
         [sys.executable, "-B", "-m", "artel", "doctor", run, "--json"],
-        capture_output=True, text=True, timeout=500, cwd=folders["here"],
+        capture_output=True, text=True, timeout=120, cwd=folders["here"],
         env=kept | {name: str(value) for name, value in variables.items()},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -93,7 +93,7 @@ def test_an_extra_that_is_missing_is_told_with_the_command_that_installs_it(tmp_
         "from artel.cli.main import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=500,
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=120,
         env={name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

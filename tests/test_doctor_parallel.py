@@ -63,12 +63,12 @@ def test_what_it_says():
 @pytest.mark.processes
 def test_a_layout_is_tried_and_a_wrong_one_refused(tmp_path):
     run = write_run(tmp_path / "run.yaml", parallel={"data": "fsdp"})
-    done = artel("doctor", run, "--parallel", "--json", timeout=500)
+    done = artel("doctor", run, "--parallel", "--json", timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["processes"] == 2
     assert found["agrees"] is True
     assert max(found["loss_difference"], found["gradient_norm_difference"]) < 1e-5
-    refused = artel("doctor", run, "--parallel", "parallel.expert=2", timeout=500)
+    refused = artel("doctor", run, "--parallel", "parallel.expert=2", timeout=300)
     assert refused.returncode == 2
     assert "has no experts" in refused.stderr

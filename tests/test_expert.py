@@ -207,7 +207,7 @@ def test_experts_that_cannot_be_shared_out() -> None:
 
 def test_experts_over_two_processes() -> None:
     """Loss and gradients are those of one process that runs all batches; weights come after the split."""
-    for found in run_ranks(2, __file__, "_over_two", 900):
+    for found in run_ranks(2, __file__, "_over_two", 400):
         assert max(found["sums"]) < 1e-6, found
         assert max(found["gradients"].values()) < 1e-5, found
         assert max(found["busy"]) < 1e-6, found
@@ -280,7 +280,7 @@ def _load(model: torch.nn.Module, whole: torch.nn.Module) -> None:
 
 def test_experts_and_shards_over_four_processes() -> None:
     """Experts over two or four neighbours, weights shared out once more over the rest; some processes in copies."""
-    for found in run_ranks(4, __file__, "_over_four", 900):
+    for found in run_ranks(4, __file__, "_over_four", 400):
         for case, apart in found.items():
             assert max(apart) < 1e-5, (case, found)
 

@@ -20,7 +20,7 @@ from artel.storage import lock
 from artel.training import RunFolder
 from helpers import ENVIRONMENT, artel, start, wait_for_step, write_run
 
-LIMIT = 500
+LIMIT = 240
 # Long enough to be caught in its midst.
 RUN = {"train": {"steps": 300}, "checkpoint": {"every": 10}, "validate": {"every": "never"}}
 
@@ -124,7 +124,7 @@ def test_a_run_of_which_one_process_hangs_is_started_again(tmp_path, undisturbed
             assert time.monotonic() < since + 60
             time.sleep(0.05)
         print(f"a process stopped, all of them ended: {time.monotonic() - since:.1f} s")
-        assert time.monotonic() - since < 90
+        assert time.monotonic() - since < 30
         _, told = launcher.communicate(timeout=LIMIT)
     finally:
         end(launcher, *workers.values())
@@ -208,7 +208,7 @@ def test_the_others_end_within_seconds_and_the_cause_is_named(agent, others, own
 
     result, seconds, _ = agent(f"if os.environ['RANK'] == '0':\n    {others}\nelse:\n    {own}")
     assert result.is_failed()
-    assert seconds < 25  # thirty is what PyTorch waits for who does not end
+    assert seconds < 12
     assert cause(result.failures) == (1, status)
 
 
@@ -233,7 +233,7 @@ def test_a_lock_that_several_hold(tmp_path):
         since = time.monotonic()
         with pytest.raises(WorkError, match=rf"is in use by process {os.getpid()} on \S+\n"), lock(path, wait=0.3):
             pass
-        assert 0.3 <= time.monotonic() - since < 30
+        assert 0.3 <= time.monotonic() - since < 5
     with lock(path, wait=False), pytest.raises(WorkError), lock(path, wait=False, shared=True):
         pass
     with lock(path, wait=False, shared=True):

@@ -34,7 +34,7 @@ def resident() -> int:
 def measured(**environment: str) -> dict:
     """Page faults and memory before, within and after the block, in a process of its own."""
     command = [sys.executable, __file__]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

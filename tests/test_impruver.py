@@ -329,7 +329,7 @@ def test_a_converted_configuration_trains(shared_data, tmp_path):
     assert "n_ctx" in converted.stderr
     run = tmp_path / "run.yaml"
     run.write_text(converted.stdout)
-    done = artel("train", run, f"data.store={tmp_path / 'stores'}", f"run={tmp_path / 'run'}", timeout=500)
+    done = artel("train", run, f"data.store={tmp_path / 'stores'}", f"run={tmp_path / 'run'}", timeout=300)
     assert done.returncode == 0, done.stderr
     trained = [line["loss"] for line in metrics(tmp_path / "run") if "loss" in line]
     assert len(trained) == 6

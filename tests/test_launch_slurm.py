@@ -137,7 +137,7 @@ def wait_until(condition, log):
 
 @needs_slurm
 @pytest.mark.long
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(900)
 def test_a_job_of_two_nodes_is_warned_saves_is_queued_again_and_completes(tmp_path, cluster, reference):
     run, folder = write_run(tmp_path / "two.yaml", **STEADY), tmp_path / "two"
     done = artel("launch", "slurm", run, "--nodes", "2", "--cpus", "1", "--time", "0:30:00", "--json", env=cluster)
@@ -162,7 +162,7 @@ def test_a_job_of_two_nodes_is_warned_saves_is_queued_again_and_completes(tmp_pa
 
 @needs_slurm
 @pytest.mark.long
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(600)
 def test_tasks_of_srun_train_as_one_process_does(tmp_path, cluster, reference):
     run = write_run(tmp_path / "tasks.yaml", **STEADY)
     # The names n1 and n2 are Slurm's alone on this machine.

@@ -22,7 +22,7 @@ from artel.launching.started import first_host, tasks_of_node
 from cluster_slurm import free_ports
 from helpers import ENVIRONMENT, artel, largest_difference, losses, start, wait_for_step, write_run
 
-LIMIT = 500
+LIMIT = 200
 PROGRAMS = Path(sys.executable).parent
 
 

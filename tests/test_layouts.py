@@ -38,7 +38,7 @@ MUON = {"train": {"steps": 4, "batch": 16, "micro_batch": 4, "optimizer": "muon"
 
 def run_all(files: dict[int, list[Path]]) -> None:
     for world, those in sorted(files.items()):
-        told = run_ranks(world, CASES, "run_files", 900, CASES=os.pathsep.join(map(str, those)))
+        told = run_ranks(world, CASES, "run_files", 400, CASES=os.pathsep.join(map(str, those)))
         assert told == [[None] * len(those)] * world
 
 
@@ -90,7 +90,7 @@ def test_four_processes_hold_a_quarter_each(tmp_path):
         train={"steps": 3, "micro_batch": 4},
         checkpoint={"asynchronous": False},
     )  # its copies would lie in the same memory
-    for found in run_ranks(4, CASES, "held_at_the_step", 900, CASES=str(run)):
+    for found in run_ranks(4, CASES, "held_at_the_step", 400, CASES=str(run)):
         quarter = 16 * found["parameters"] / 4
         assert found["parameters"] > 800_000
         assert 0.99 * quarter <= found["own"] <= 1.01 * quarter, found

@@ -434,7 +434,7 @@ def part_of(cut):
 
 
 def test_two_processes_hold_what_one_does():
-    found = run_ranks(2, __file__, "on_two", 900)
+    found = run_ranks(2, __file__, "on_two", 400)
     for rank in found:
         for case, (weights, logits) in rank["differences"].items():
             assert weights == 0.0, case
@@ -443,7 +443,7 @@ def test_two_processes_hold_what_one_does():
 
 
 def test_four_processes_hold_what_one_does_and_no_more():
-    for rank in run_ranks(4, __file__, "on_four", 900):
+    for rank in run_ranks(4, __file__, "on_four", 400):
         for case, (weights, logits) in rank["differences"].items():
             assert weights == 0.0, case
             assert logits < 2e-6, case

@@ -352,7 +352,7 @@ def test_memory_that_really_runs_out(cache):
     """What is found trains, with its optimizer; twice as much does not; it is remembered, and nothing stays behind."""
     run = [sys.executable, "-c", "import test_micro_batch; test_micro_batch.train_with_little_memory()"]
     environment = {**ENVIRONMENT, "ARTEL_CACHE": str(cache), "RUN_FOLDER": str(cache / "run"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(run, capture_output=True, text=True, timeout=500, env=environment, cwd=Path(__file__).parent)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=200, env=environment, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert 1 < found["size"] < 64 == max(found["tried"])

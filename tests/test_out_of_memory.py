@@ -126,7 +126,7 @@ def alone(rank, world):
 
 
 def test_a_process_alone_goes_on_with_less(tmp_path):
-    (found,) = run_ranks(1, __file__, "alone", seconds=900, PLACE=str(tmp_path), **MEMORY)
+    (found,) = run_ranks(1, __file__, "alone", seconds=200, PLACE=str(tmp_path), **MEMORY)
     for size, before, after in ((64, 64, 32), ("auto", 32, 16)):
         said = found[f"{size} ended"]
         told = f"step 4: out of memory with micro-batches of {before}; tried again with micro-batches of {after}"
@@ -170,7 +170,7 @@ def test_of_several_processes_all_start_again_with_less(tmp_path):
     wanted = changed(micro_batch=32, activation_checkpointing="none")
     config = load_run(str(write_run(tmp_path / "two.yaml", **wanted)), [])
     prepare(config, lambda _: None)
-    first, second = run_ranks(2, __file__, "together", seconds=900, PLACE=str(tmp_path), **MEMORY)
+    first, second = run_ranks(2, __file__, "together", seconds=200, PLACE=str(tmp_path), **MEMORY)
     assert "lost the other" in first
     assert second[-1] == 76
     assert "step 4: out of memory on process 1 with micro-batches of 32" in second[0]

@@ -275,7 +275,7 @@ def check(found):
 
 def test_two_processes_find_what_one_finds():
     """In every order: loss, gradients by name, norm, judgement; with tied embeddings, which stay equal."""
-    found = run_ranks(2, __file__, "on_two", 900)
+    found = run_ranks(2, __file__, "on_two", 400)
     check([cases for cases, _ in found])
     first, last = (rank[1] for rank in found)
     assert first[0] == last[0]
@@ -284,7 +284,7 @@ def test_two_processes_find_what_one_finds():
 
 def test_four_processes_find_what_one_finds():
     """Four stages, or eight of them interleaved; and two stages whose processes share weights or batches."""
-    check(run_ranks(4, __file__, "on_four", 900))
+    check(run_ranks(4, __file__, "on_four", 400))
 
 
 @pytest.mark.parametrize(

@@ -127,5 +127,5 @@ def test_text_is_prepared_without_torch(tmp_path):
         "assert prepared.open().train.documents > 50\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

@@ -122,7 +122,7 @@ print(json.dumps(told))
             "no_proxy": "127.0.0.1"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", program, *paths], env=os.environ | ours | environment, capture_output=True,
-        text=True, check=False, timeout=500,
+        text=True, check=False, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

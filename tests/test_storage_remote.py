@@ -47,7 +47,7 @@ def killed_when_held(relay: Relay, code: str, *arguments: object) -> None:
     """Run artel in another process, and kill it when the relay holds it back."""
     process = subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)])
     try:
-        assert relay.held.wait(200)
+        assert relay.held.wait(60)
     finally:
         process.kill()
         process.wait()
@@ -155,7 +155,7 @@ def test_the_hub_offline_says_what_it_said_last_and_a_killed_fetch_goes_on(hub, 
     relay = Relay(hub)
     relay.hold_after(down=42 << 20)
     process = subprocess.Popen(**on_the_hub(relay.address, tmp_path, path))
-    assert relay.held.wait(200)
+    assert relay.held.wait(60)
     process.kill()
     process.wait()
     relay.go_on()
@@ -398,7 +398,7 @@ def test_memory_does_not_grow_with_the_files(bucket, tmp_path):
     peak = "; print([line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')][0])"
     for program, one, other in ((PUSH, "store", "s3://texts/store"), (PULL, "s3://texts/store", "copy")):
         command = [sys.executable, "-c", program + peak, one, other]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=500)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=200)
         assert int(done.stdout) < 300 << 10
 
 

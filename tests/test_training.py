@@ -87,7 +87,7 @@ def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
     process = start("train", broken)
     wait_for_step(process, folder, 10)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=500)
+    _, told = process.communicate(timeout=60)
     assert process.returncode == 130, told
     assert "stopped and saved after step" in told
     done = artel("train", broken, "--nproc", "2", "--json")
@@ -107,7 +107,7 @@ def test_two_hosts_meet_by_address_and_port(tmp_path):
     first = start("train", two, "--nnodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", port)
     environment = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     second = artel("train", two, env=environment)
-    _, told = first.communicate(timeout=500)
+    _, told = first.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0), told + second.stderr
     assert "2 process(es)" in told
     assert largest_difference(losses(one.with_suffix("")), losses(two.with_suffix(""))) < 1e-5
@@ -119,7 +119,7 @@ def test_ctrl_c_on_two_processes_saves_and_exits_130(tmp_path):
     process = start("train", run, "--nproc", "2")
     wait_for_step(process, run.with_suffix(""), 5)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=500)
+    _, told = process.communicate(timeout=60)
     assert process.returncode == 130, told
     step = max(losses(run.with_suffix("")))
     assert (run.with_suffix("") / "checkpoints" / "latest").resolve().name == f"step-{step:09d}"

@@ -17,7 +17,7 @@ import pytest
 
 from helpers import ENVIRONMENT, artel, largest_difference, losses, roberta_of_2019, write_run
 
-LIMIT = 500
+LIMIT = 120
 FIRST, SECOND, PORT = "10.213.77.1", "10.213.77.2", "29617"
 HIDDEN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
 
