@@ -34,14 +34,23 @@ class _Paced(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        count = self._raw.readinto(buffer)
+        try:
+            count = self._raw.readinto(buffer)
+        except TimeoutError:
+            # Silence after a few bytes is a server that is too slow, not one that gives no answer.
+            if self._received:
+                self._complain_when_slow()
+            raise
         self._received += count or 0
-        passed = time.monotonic() - self._start
-        if passed >= self._window:
-            if self._received < LEAST_SPEED * self._window:
-                raise TooSlow(f"only {self._received:,} bytes came in {passed:.1f} seconds")
+        if time.monotonic() - self._start >= self._window:
+            self._complain_when_slow()
             self._start, self._received = time.monotonic(), 0
         return count
+
+    def _complain_when_slow(self) -> None:
+        passed = time.monotonic() - self._start
+        if self._received < LEAST_SPEED * passed:
+            raise TooSlow(f"only {self._received:,} bytes came in {passed:.1f} seconds")
 
     def close(self) -> None:
         self._raw.close()
