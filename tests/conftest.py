@@ -1,9 +1,12 @@
 """Fixtures that several tests share."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from helpers import DEEPSPEED
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +28,21 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def deepspeed_beside():
+    """deepspeed can be imported.
+
+    In a module that asks for it alone: trl takes accelerate for one that has deepspeed, wherever that can be imported.
+    """
+    if not DEEPSPEED.is_dir():
+        pytest.skip("deepspeed is not beside the environment: see the Makefile")
+    sys.path.append(str(DEEPSPEED))
+    yield
+    sys.path.remove(str(DEEPSPEED))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ import yaml
 
 from forks import run_forked
 
+# It lies beside the environment (see the Makefile): once it is installed, accelerate imports it to save any model.
+DEEPSPEED = Path(sys.prefix) / "deepspeed"
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 
 # A GPT-2 small enough for a step of a few milliseconds, without dropout, on synthetic documents of unequal length.

@@ -3,6 +3,8 @@
 import io
 import json
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 
@@ -73,3 +75,14 @@ class Relay:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+
+
+def killed_when_held(relay: Relay, code: str, *arguments: object) -> None:
+    """Run artel in another process, and kill it when the relay holds it back."""
+    process = subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)])
+    try:
+        assert relay.held.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+    relay.go_on()

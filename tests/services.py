@@ -15,7 +15,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from servers import FILES
+from servers import FILES, Relay
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +122,12 @@ def hub():
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def relay(bucket, s3_server, monkeypatch):
+    """A relay before the S3 server, which the environment leads to."""
+    relay = Relay(s3_server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", relay.address)
+    yield relay
+    relay.close()

@@ -1,0 +1,256 @@
+"""DeepSpeed: the same numbers as one process under every stage of ZeRO, and its checkpoints."""
+
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from artel.errors import InputError
+from helpers import DEEPSPEED
+from ranks import run_ranks
+from test_deepspeed import CPU, OFFLOAD, gpt2_config, resolve, run_of
+
+pytestmark = pytest.mark.usefixtures("deepspeed_beside")
+
+STEPS = 4
+ROWS, ACCUMULATION = 2, 2
+# Buckets and pieces smaller than some parameters, and no parameter spared from being shared out.
+SMALL = {"reduce_bucket_size": 3000, "sub_group_size": 5000, "stage3_param_persistence_threshold": 0,
+         "stage3_prefetch_bucket_size": 2000}  # fmt: skip
+CASES = {
+    "0": {"stage": 0},
+    "1": {"stage": 1, "reduce_bucket_size": 3000},
+    "2": {"stage": 2, "reduce_bucket_size": 3000},
+    "3": {"stage": 3, **SMALL},
+    "2 offloaded": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    "3 offloaded": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}, **SMALL},
+}
+OPTIMIZERS = {"sgd": {"optimizer": "sgd", "momentum": 0.9}, "adamw": {"optimizer": "adamw"}}
+SKIPPED = {("adamw", "0"), ("adamw", "2 offloaded"), ("adamw", "3 offloaded")}  # sgd shows as much
+
+
+def _model(seed, *, frozen=False):
+    from transformers import GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(gpt2_config())
+    if frozen:
+        model.transformer.wpe.requires_grad_(False)
+        model.transformer.h[0].requires_grad_(False)
+    return model
+
+
+def _objective():
+    from artel.objectives.causal import Causal
+
+    class Bare(Causal):  # the loss needs neither run nor tokenizer
+        def __init__(self):
+            pass
+
+    return Bare()
+
+
+def _batch(step, number):
+    """Rows with a few to many targets: no two micro-batches have equally many."""
+    from artel.objectives import Batch
+    from artel.objectives.per_token import target_tensors
+
+    source = np.random.default_rng((step, number))
+    ids = source.integers(0, 101, (ROWS, 17))
+    targets = ids[:, 1:].copy()
+    for row in targets:
+        row[: source.integers(0, 15)] = -100
+    tensors = {"input_ids": torch.from_numpy(ids[:, :-1].copy())} | target_tensors(targets)
+    return Batch(tensors, int((targets != -100).sum()), targets.size)
+
+
+def _processes(rank, world):
+    from artel.parallel import Processes
+
+    return Processes(rank, world, rank, CPU)
+
+
+def _plain(model, train):
+    """PyTorch's optimizer as training makes it."""
+    from artel.training.optimizer import plain_optimizer
+
+    return plain_optimizer(model, train, 0)
+
+
+def _steps(layout, optimizer, first, last, rank, world):
+    """(loss, gradient norm) of each step."""
+    found = []
+    for step in range(first, last):
+        batches = [_batch(step, number) for number in range(2 * ACCUMULATION)]
+        targets = float(sum(batch.targets for batch in batches))
+        share = len(batches) // world
+        sums = layout.run(batches[rank * share : (rank + 1) * share], targets)
+        norm, right = optimizer.clipped_step(1 / (step + 1), layout.norm())
+        assert bool(right)
+        found.append((layout.add_up([float(sums[0])])[0] / targets, float(norm)))
+    return found
+
+
+def _alone(train, *, frozen=False):
+    """One process with artel's own optimizer: its steps, weights and state halfway, how it judges, what it writes."""
+    from artel.parallel import Replicated
+    from artel.training.optimizer import Optimizer
+
+    model = _model(0, frozen=frozen)
+    layout, optimizer = Replicated(model, _objective(), _processes(0, 1), "fp32"), Optimizer(model, train)
+    found = _steps(layout, optimizer, 0, STEPS // 2, 0, 1)
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    state = {name: value.clone() for name, value in optimizer.state().items()}
+    found += _steps(layout, optimizer, STEPS // 2, STEPS, 0, 1)
+    judged = layout.judge([(_batch(9, 0), np.arange(2)), (_batch(9, 1), np.arange(2))], 4)[0]
+    return found, weights, state, judged["loss"], _written(model)
+
+
+def _written(model):
+    return model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=5, do_sample=False).tolist()
+
+
+def _everywhere(value):
+    box = [value]
+    torch.distributed.broadcast_object_list(box)
+    return box[0]
+
+
+def _opened(tree, train, rank, world, seed, *, recomputed="none", frozen=False):
+    from artel.models.recomputing import recompute
+    from artel.parallel.deepspeed_engine import DeepSpeedLayout
+
+    with tempfile.TemporaryDirectory() as folder:
+        resolved = resolve(tree, folder, world=world, **train)
+    model = _model(seed, frozen=frozen)
+    recompute(model, recomputed)
+    layout = DeepSpeedLayout(model, _objective(), _processes(rank, world), resolved)
+    return layout, layout.start(_plain(model, resolved.run.train), ROWS, STEPS)
+
+
+def _apart(one, other):
+    """The largest difference of tensors by name, relative to the largest of each."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max() / other[name].abs().max().clamp(min=1e-3)) for name in other)
+
+
+def _relative(found, wanted):
+    return max(abs(a - b) / abs(b) for one, other in zip(found, wanted, strict=True)
+               for a, b in zip(one, other, strict=True))  # fmt: skip
+
+
+def _train(world, **changes):
+    # A rate that moves, and a clip that is reached.
+    return {"learning_rate": 0.01, "clip": 0.5, "batch": ROWS * ACCUMULATION * world, "micro_batch": ROWS,
+            "precision": "fp32", **changes}  # fmt: skip
+
+
+def both_ranks(rank, world):
+    sys.path.append(str(DEEPSPEED))
+    found = {}
+    for kind, changes in OPTIMIZERS.items():
+        train = _train(world, **changes)
+        wanted, weights, state, judged, written = _alone(run_of(**train).train)
+        for name, zero in CASES.items():
+            if (kind, name) in SKIPPED:
+                continue
+            tree, half = {"zero_optimization": zero}, STEPS // 2
+            layout, optimizer = _opened(tree, train, rank, world, seed=0)
+            steps = _steps(layout, optimizer, 0, half, rank, world)
+            case = {"weights": _apart(_everywhere(optimizer.weights()), weights),
+                    "state": _apart(_everywhere(optimizer.state()), state)}  # fmt: skip
+            # Another engine, begun from other weights, goes on from what one process holds halfway.
+            layout, optimizer = _opened(tree, train, rank, world, seed=1)
+            optimizer.load_weights(weights)
+            optimizer.load(state)
+            case["loaded"] = _apart(_everywhere(optimizer.weights()), weights)
+            case["loaded"] += _apart(_everywhere(optimizer.state()), state)
+            steps += _steps(layout, optimizer, half, STEPS, rank, world)
+            case["steps"] = _relative(steps, wanted)
+            case["judged"] = abs(layout.judge([(_batch(9, rank), np.arange(2))], 4)[0]["loss"] / judged - 1)
+            with layout.generating() as takes_part:
+                case["written"] = not takes_part or _written(layout.model.eval()) == written
+            found[f"{kind}, stage {name}"] = case
+    return found
+
+
+@pytest.mark.processes
+def test_two_processes_train_as_one_under_every_stage():
+    found = run_ranks(2, __file__, "both_ranks", seconds=400)
+    assert len(found[0]) == len(OPTIMIZERS) * len(CASES) - len(SKIPPED)
+    for rank in found:
+        for name, case in rank.items():
+            assert case["steps"] < 1e-5, (name, case)
+            assert case["loaded"] == 0, (name, case)
+            assert case["judged"] < 1e-5, (name, case)
+            assert case["written"], name
+            # Adam divides by the root of tiny averages: what is noise there is a whole step.
+            assert case["state"] < 1e-4, (name, case)
+            assert case["weights"] < (1e-5 if name.startswith("sgd") else 1e-2), (name, case)
+
+
+def both_ranks_further(rank, world):
+    sys.path.append(str(DEEPSPEED))
+    from artel.parallel.deepspeed_checkpoint import read_zero_checkpoint
+
+    train, found = _train(world, **OPTIMIZERS["sgd"]), {}
+    wanted = _alone(run_of(**train).train)[0][:1]
+    folder = Path(_everywhere(tempfile.mkdtemp(prefix="artel-zero-")))
+    for name in ("0", "2", "3"):
+        tree = {"zero_optimization": CASES[name]}
+        layout, optimizer = _opened(tree, train, rank, world, seed=0, recomputed="full")
+        found[f"recomputed {name}"] = _relative(_steps(layout, optimizer, 0, 1, rank, world), wanted)
+        weights = _everywhere(optimizer.weights())
+        layout.engine.save_checkpoint(str(folder / name))
+        torch.distributed.barrier()
+        read = {key.removeprefix("model."): value for key, value in read_zero_checkpoint(folder / name).items()}
+        found[f"read {name}"] = _apart({key: read[key] for key in weights}, weights)
+        if name != "0":
+            layout.run([_batch(0, 0), _batch(0, 1)], float("nan"))
+            norm, right = optimizer.clipped_step(1.0, layout.norm())
+            found[f"nan {name}"] = [float(norm), bool(right), _apart(_everywhere(optimizer.weights()), weights)]
+    torch.distributed.barrier()
+    shutil.rmtree(folder, ignore_errors=True)
+    alone = _alone(run_of(**train).train, frozen=True)[0][:1]
+    layout, optimizer = _opened({"zero_optimization": CASES["3"]}, train, rank, world, seed=0, frozen=True)
+    found["frozen"] = _relative(_steps(layout, optimizer, 0, 1, rank, world), alone)
+    layout, optimizer = _opened(OFFLOAD, train | {"clip": 1.0, "precision": "auto"}, rank, world, seed=0)
+    found["a file for eight GPUs"] = _relative(_steps(layout, optimizer, 0, 1, rank, world), wanted)
+    try:
+        _opened({"zero_optimization": {"stage": 3}, "gradient_allreduce_op": "sum"}, train, rank, world, seed=0)
+    except InputError as error:
+        found["refused"] = str(error)
+    return found
+
+
+@pytest.mark.processes
+def test_files_checkpoints_and_gradients_of_all_kinds():
+    for found in run_ranks(2, __file__, "both_ranks_further", seconds=400):
+        assert "DeepSpeed refuses it" in found.pop("refused")
+        for name, value in found.items():
+            if name.startswith("nan"):
+                assert value == [float("inf"), False, 0.0], name  # the step is left out, and the run stops
+            else:
+                assert value < 1e-5 if not name.startswith("read") else value == 0, (name, value)
+
+
+@dataclass
+class Anything:
+    """What an unpickled file could make."""
+
+    value: int = 0
+
+
+def test_a_checkpoint_with_more_than_plain_data_is_refused(tmp_path):
+    from artel.parallel.deepspeed_checkpoint import read_zero_checkpoint
+
+    torch.save({"module": {}, "client": Anything()}, tmp_path / "mp_rank_00_model_states.pt")
+    with pytest.raises(InputError, match=r"holds a .*Anything"):
+        read_zero_checkpoint(tmp_path)
+    with pytest.raises(InputError, match="no checkpoint of DeepSpeed's"):
+        read_zero_checkpoint(tmp_path / "elsewhere")
