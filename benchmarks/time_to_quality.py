@@ -19,7 +19,7 @@ from pathlib import Path
 
 SMALL = ["data.block=128", "tokenizer.train.vocab=2048", "model.config.n_layer=4", "model.config.n_embd=128",
          "model.config.n_head=4"]  # fmt: skip
-FAST = ["train.steps=150", "validate.every=10"]
+FAST = ["train.steps=300", "validate.every=10"]
 
 
 def main() -> None:
