@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers import DEEPSPEED
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
@@ -34,8 +36,6 @@ def deepspeed_beside():
 
     In a module that asks for it alone: trl takes accelerate for one that has deepspeed, wherever that can be imported.
     """
-    from helpers import DEEPSPEED  # it copies the environment, which is that of all only once the tests are imported
-
     if not DEEPSPEED.is_dir():
         pytest.skip("deepspeed is not beside the environment: see the Makefile")
     sys.path.append(str(DEEPSPEED))

@@ -44,6 +44,7 @@ def doctor(
     run = load_run(name, overrides or []) if name else None
     variables = dict(os.environ)  # as they are before ours are added
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.curdir  # PyTorch makes that folder when imported: this one is there
     quiet_libraries()
     from artel.using.doctor import examine
 
