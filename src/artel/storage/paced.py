@@ -49,7 +49,7 @@ class _Paced(io.RawIOBase):
 
     def _complain_when_slow(self) -> None:
         passed = time.monotonic() - self._start
-        if self._received < LEAST_SPEED * passed:
+        if self._received < LEAST_SPEED * min(passed, self._window):
             raise TooSlow(f"only {self._received:,} bytes came in {passed:.1f} seconds")
 
     def close(self) -> None:
