@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ def sample_parquet() -> bytes:
     return stream.getvalue()
 
 
+BODY = random.Random(0).randbytes(3 << 20)
 FILES = {"data/1.jsonl": LINES[: LINES.find(b"\n") + 1], "data/2.parquet": sample_parquet(), "README.md": b"# Texts\n"}
 
 

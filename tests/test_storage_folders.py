@@ -1,7 +1,6 @@
 """Folders pushed to S3 and pulled from it, over a service that is cut and processes that are killed."""
 
 import json
-import random
 import subprocess
 import sys
 import urllib.request
@@ -11,19 +10,10 @@ import boto3
 import pytest
 
 from artel.errors import InputError, WorkError
-from artel.storage import (
-    checksum,
-    exists,
-    list_remote,
-    pull_folder,
-    push_folder,
-    read_bytes,
-)
-from servers import killed_when_held
+from artel.storage import checksum, exists, list_remote, pull_folder, push_folder, read_bytes
+from servers import BODY, killed_when_held
 
 pytest_plugins = ["services"]
-
-BODY = random.Random(0).randbytes(3 << 20)
 
 
 @pytest.fixture

@@ -22,11 +22,10 @@ from artel.storage import (
     read_bytes,
     write_bytes,
 )
-from servers import FILES, Relay, killed_when_held
+from servers import BODY, FILES, Relay, killed_when_held
 
 pytest_plugins = ["services"]
 
-BODY = random.Random(0).randbytes(3 << 20)
 NOBODY = "http://127.0.0.1:9"
 
 
