@@ -1,6 +1,7 @@
 """Processes that hang, that are stopped or killed; a run without any network; two runs on one folder."""
 
 import json
+import linecache
 import os
 import re
 import signal
@@ -210,6 +211,55 @@ def test_the_others_end_within_seconds_and_the_cause_is_named(agent, others, own
     assert result.is_failed()
     assert seconds < 12
     assert cause(result.failures) == (1, status)
+
+
+STOPPABLE = """
+import signal
+asked = []
+signal.signal(signal.SIGINT, lambda *_: asked.append(1))
+file.with_suffix(".ready").touch()
+end = time.monotonic() + 60
+while not asked and time.monotonic() < end:
+    time.sleep(0.01)
+file.with_suffix(".asked").touch() if asked else None
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("file", "function", "line"),
+    [
+        ("elastic/metrics/api.py", "wrapper", "start = time.time()"),  # a name that its `finally` needs
+        ("subprocess.py", "_internal_poll", "try:"),  # it has a lock, which its `finally` is to give back
+    ],
+)
+def test_ctrl_c_in_the_midst_of_a_look_at_the_workers_is_passed_on(agent, tmp_path, file, function, line):
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    sent = []
+
+    def on_call(frame, event, argument):
+        code = frame.f_code
+        return on_line if code.co_name == function and code.co_filename.endswith(file) and not sent else None
+
+    def on_line(frame, event, argument):
+        """Ctrl-C before the line, once both workers run."""
+        here = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if here == line and not sent and len(list(tmp_path.glob("*.ready"))) == 2:
+            sent.append(line)
+            os.kill(os.getpid(), signal.SIGINT)
+        return on_line
+
+    since = time.monotonic()
+    sys.settrace(on_call)
+    try:
+        with pytest.raises(SignalException):
+            agent(STOPPABLE)
+    finally:
+        sys.settrace(None)
+    assert sent == [line]
+    assert time.monotonic() - since < 30  # with torchrun's handlers the second case waits for two minutes
+    assert len(list(tmp_path.glob("*.asked"))) == 2
 
 
 def test_what_is_said_at_the_end(tmp_path):

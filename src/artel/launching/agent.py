@@ -11,17 +11,21 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from artel.errors import OutOfMemory
 from artel.launching.hosts import Hosts
 from artel.launching.worker import LOST_OTHERS
 
+# SIGUSR1 is Slurm's warning that the time is nearly over.
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""Signals that are passed on to the workers, and end the launcher when those have ended."""
 # A worker told to stop finishes its step and saves; only after this is it ended by force.
 _STOP_SECONDS = 600
 # When one has failed, the others of its host have nothing more to do: those that do not end by themselves, within
@@ -45,6 +49,19 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, DefaultLogsSpecs(), shutdown_timeout=_STOP_SECONDS)
         self._hosts = hosts
         self._signs = _Signs()
+        self._signals = _Signals()
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._signals.raise_at_once()
+        super()._rendezvous(worker_group)
+
+    def _exit_barrier(self) -> None:
+        self._signals.raise_at_once()
+        super()._exit_barrier()
+
+    def _shutdown(self, *arguments: Any, **named: Any) -> None:
+        self._signals.raise_at_once()
+        super()._shutdown(*arguments, **named)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         started = super()._start_workers(worker_group)
@@ -52,9 +69,11 @@ class Agent(LocalElasticAgent):
         close = context.close
         # Called without a limit when a worker has failed, and with one when this host is told to stop.
         context.close = lambda death_sig=None, timeout=_LOST_SECONDS: close(death_sig, timeout)
+        self._signals.keep()
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._signals.raise_kept()
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             self._judge(result)
@@ -87,6 +106,42 @@ def _first(failures: Mapping[int, ProcessFailure]) -> dict[int, ProcessFailure]:
     """Those of the first moment; the clock has whole seconds."""
     first = min(failure.timestamp for failure in failures.values())
     return {rank: failure for rank, failure in failures.items() if failure.timestamp - first <= _SAME_MOMENT}
+
+
+class _Signals:
+    """Signals to stop, raised as torchrun's SignalException: at once where the agent waits, else at its next look.
+
+    torchrun raises them wherever its thread is. Between two looks at the workers that is also where an exception does
+    harm: before its timer of calls has started, where the run ended with an UnboundLocalError (4 of 150 in a loop
+    without pauses), or in subprocess.Popen.poll between taking a lock and the `try` that gives it back.
+    """
+
+    def __init__(self) -> None:
+        self._kept: signal.Signals | None = None
+        self._at_once = True
+
+    def keep(self) -> None:
+        """From now on raise only when asked; called once torchrun's own handlers are there, instead of them."""
+        self._at_once = False
+        for number in PASSED_ON:
+            signal.signal(number, self._on_signal)
+
+    def raise_at_once(self) -> None:
+        """From now on raise at once, and what was kept, too."""
+        self._at_once = True
+        self.raise_kept()
+
+    def raise_kept(self) -> None:
+        """Raise the newest signal that came, if one did."""
+        if self._kept is not None:
+            number, self._kept = self._kept, None
+            self._at_once = True
+            raise SignalException(f"told to stop by {number.name}", sigval=number)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._kept = signal.Signals(number)
+        if self._at_once:
+            self.raise_kept()
 
 
 class _Signs:

@@ -14,9 +14,6 @@ from artel.launching.meeting import Meeting
 if TYPE_CHECKING:
     from artel.training.run_folder import RunFolder
 
-# SIGUSR1 is Slurm's warning that the time is nearly over.
-_PASSED_ON = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-
 
 def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFolder) -> None:
     """Run `python -m artel ARGUMENTS` as `processes` processes here, and wait for them.
@@ -32,11 +29,11 @@ def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFo
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
-    from artel.launching.agent import Agent, cause
+    from artel.launching.agent import PASSED_ON, Agent, cause
 
     hosts = meeting.hosts
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # set again by each process; without it torchrun warns
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = _PASSED_ON
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in PASSED_ON)
     try:
         handler = meeting.handler(str(folder.path))
         spec = WorkerSpec(
