@@ -72,6 +72,7 @@ class Squeeze:
         if run.step == 3:
             self.hook.remove()
             gc.collect()
+            run.saver.wait()  # safetensors aborts the process where its thread has no memory to write with
             limit_memory(int(self.share * (self.held - _status("VmSize"))))
 
     def look(self, module, inputs, output):
@@ -84,7 +85,11 @@ class Nothing:
     def __call__(self, run):
         if run.found == Found(1, "full"):
             layer = repeated_layers(run.layout.model)[0]
-            layer.register_forward_pre_hook(lambda module, inputs: limit_memory(3 * 2**20))
+            layer.register_forward_pre_hook(lambda module, inputs: self.leave_nothing(run))
+
+    def leave_nothing(self, run):
+        run.saver.wait()  # as above: step 4's checkpoint is being written
+        limit_memory(3 * 2**20)
 
 
 def limit_memory(more):
