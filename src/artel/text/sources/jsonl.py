@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,19 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.encodings import NotText, decode
 from artel.text.records import Record, Rejected
+from artel.text.sources.fields import parser_of
 from artel.text.sources.lines import BadLine, Span, line_encoding, read_byte_lines, read_lines
 from artel.text.sources.names import file_name, packed_too
 from artel.text.sources.parquet import parquet_rows
-from artel.text.sources.sets import set_of
+from artel.text.sources.sets import column_of_sets, set_of
 
 
 def read_jsonl(
     file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig, *, span: Span | None = None
 ) -> Iterator[Record | Rejected]:
     """Of a span the lines are numbered from its beginning."""
-    for where, row in read_rows(file, origin, source.encoding, data.max_document, span):
+    parse = parser_of(source.field, column_of_sets(source))
+    for where, row in read_rows(file, origin, source.encoding, data.max_document, span, parse):
         if isinstance(row, BadLine):
             yield Rejected(where, row.reason, row.detail, set_name)
         else:
@@ -31,12 +33,18 @@ def read_jsonl(
 
 
 def read_rows(
-    file: Path, origin: str, encoding: str, largest: int, span: Span | None = None
+    file: Path,
+    origin: str,
+    encoding: str,
+    largest: int,
+    span: Span | None = None,
+    parse: Callable[[bytes], Any] = orjson.loads,
 ) -> Iterator[tuple[str, Any]]:
     """(place, value) of each row, or a BadLine for its value: `file:line` of JSON lines, `file[number]` of an array.
 
-    Rows of a parquet file, all its columns, are the same to those who read fields. Raises InputError for a line, or a
-    compressed array, of more than `largest` bytes, and for a parquet file that is damaged.
+    Lines in UTF-8 are given to `parse`. Rows of a parquet file, all its columns, are the same to those who read fields.
+    Raises InputError for a line, or a compressed array, of more than `largest` bytes, and for a parquet file that is
+    damaged.
     """
     if file_name(origin).endswith(".parquet"):
         yield from parquet_rows(file, origin)
@@ -46,7 +54,7 @@ def read_rows(
             yield from _array(file, origin, encoding, largest)
             return
         if codecs.lookup(line_encoding(file, origin, encoding)).name in ("utf-8", "utf-8-sig"):
-            rows = _utf_8_rows(file, origin, largest, span)
+            rows = _utf_8_rows(file, origin, largest, span, parse)
         else:
             rows = _decoded_rows(file, origin, encoding, largest, span)
         for number, row in rows:
@@ -55,14 +63,16 @@ def read_rows(
         yield origin, BadLine(error.reason, error.detail)
 
 
-def _utf_8_rows(file: Path, origin: str, largest: int, span: Span | None) -> Iterator[tuple[int, Any]]:
+def _utf_8_rows(
+    file: Path, origin: str, largest: int, span: Span | None, parse: Callable[[bytes], Any]
+) -> Iterator[tuple[int, Any]]:
     """The parser reads UTF-8 itself, at nearly twice the rate; only what it refuses is looked at closely."""
     for number, line in read_byte_lines(file, origin, largest, span):
         if isinstance(line, BadLine):
             yield number, line
             continue
         try:
-            yield number, orjson.loads(line)
+            yield number, parse(line)
         except orjson.JSONDecodeError:
             try:
                 text = decode(line, "utf-8")

@@ -65,7 +65,7 @@ def read_lines(
         return
     for number, line in read_byte_lines(file, origin, largest, span):
         try:
-            yield number, line if isinstance(line, BadLine) else decode(line, name)
+            yield number, line if isinstance(line, BadLine) else decode(line.rstrip(b"\r\n"), name)
         except NotText as error:
             yield number, BadLine(error.reason, error.detail)
 
@@ -73,7 +73,7 @@ def read_lines(
 def read_byte_lines(
     file: Path, origin: str, largest: int, span: Span | None = None
 ) -> Iterator[tuple[int, bytes | BadLine]]:
-    """The same before it is decoded, for those who do so faster; the file is in an encoding like ASCII."""
+    """The same with line ends and not decoded, for those who do so faster; the file is in an encoding like ASCII."""
     with unpacked(file, origin) as stream:
         at = _first_line(stream, span.start) if span else 0
         stop = span.stop if span else sys.maxsize
@@ -91,7 +91,7 @@ def read_byte_lines(
                 before = count_lines(file, Span(0, span.start)) if span else 0
                 raise _too_long(origin, before + number, largest)
             at += len(line)
-            yield number, line.rstrip(b"\r\n")
+            yield number, line
 
 
 def line_encoding(file: Path, origin: str, encoding: str) -> str:
