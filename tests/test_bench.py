@@ -43,12 +43,12 @@ def value(told, name):
 
 
 def test_rooms_by_themselves(tmp_path):
-    told = bench(tmp_path, "--size", "1M", "--only", "html,jsonl_zst,read_back")
-    names = ["html", "jsonl_zst", "read_back", "read_back_tenth", "read_back_constancy"]
+    told = bench(tmp_path, "--size", "3M", "--only", "html,jsonl_zst,read_back")
+    names = ["html", "jsonl_zst", "jsonl_zst_ascii", "read_back", "read_back_tenth", "read_back_constancy"]
     assert list(told["figures"]) == names
     assert all(value(told, name) for name in names)
     assert told["figures"]["jsonl_zst"]["records"] == told["input"]["documents"]
-    assert 1_000_000 <= told["input"]["text_bytes"] < 1_100_000
+    assert 3_000_000 <= told["input"]["text_bytes"] < 3_100_000
     assert (told["ratio_to_peer"], told["peer"]) == (None, None)
     assert told["why"]
 

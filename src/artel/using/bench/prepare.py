@@ -25,7 +25,7 @@ from artel.using.bench.rooms import measure_html, measure_jsonl_zst, measure_rea
 
 MEASURES = ("end_to_end", "near", "html", "jsonl_zst", "read_back", "memory")
 
-_PACKAGES = ("artel-lm", "tokenizers", "fastokens", "transformers", "datasets", "numpy")
+_PACKAGES = ("artel-lm", "tokenizers", "fastokens", "pysimdjson", "orjson", "transformers", "datasets", "numpy")
 _START_UP = 200  # documents: enough that some fall into the validation part, few enough to cost nothing
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -42,29 +43,42 @@ def measure_html(text: Lines, rounds: int) -> list[Figure]:
 
 
 def measure_jsonl_zst(text: Lines, folder: Path, rounds: int) -> list[Figure]:
-    """Packed JSON lines to records."""
-    file = folder / "text.jsonl.zst"
-    size = 0
-    with text.file.open("rb") as source, zstandard.ZstdCompressor(level=3).stream_writer(file.open("wb")) as packed:
-        while (piece := source.read(1 << 20)) and size < _LINES:
-            size += len(piece)
-            packed.write(piece)
-    whole = size == text.file.stat().st_size
-    source_config = SourceConfig(path=[str(file)], format="jsonl")
-    data = DataConfig(sources=[source_config])
-    found: list[int] = []
-
-    def parse() -> None:
-        records = read_jsonl(file, str(file), "bench", source_config, data)
-        found.append(sum(not isinstance(record, Rejected) for record in records))
-
-    seconds = _processor_time(parse, rounds)
-    assert not whole or found[0] == text.documents
-    more = {"lines_bytes": size, "packed_bytes": file.stat().st_size, "records": found[0]}
-    file.unlink()
+    """Packed JSON lines to records: of all texts, and of those in ASCII, as English ones are."""
     definition = "MB of unpacked JSON lines a second of processor time, from a .jsonl.zst file (level 3) to records " \
         "with their `file:line`"  # fmt: skip
-    return [Figure("jsonl_zst", rate(size / MEGABYTE, seconds), "MB/s a core", definition, ">= 200", more=more)]
+    found = []
+    for name, said, wanted in (
+        ("jsonl_zst", definition, lambda line: True),
+        ("jsonl_zst_ascii", "the same of the lines in ASCII", bytes.isascii),
+    ):
+        file = folder / f"{name}.jsonl.zst"
+        lines, size = _packed(text, file, wanted)
+        seconds = _processor_time(partial(_parse, file, lines), rounds) if lines else 0
+        more = {"lines_bytes": size, "packed_bytes": file.stat().st_size, "records": lines}
+        file.unlink()
+        why = "" if lines else "no line is in ASCII"
+        found.append(Figure(name, rate(size / MEGABYTE, seconds), "MB/s a core", said, ">= 200", why, more))
+    return found
+
+
+def _packed(text: Lines, file: Path, wanted: Callable[[bytes], bool]) -> tuple[int, int]:
+    """Pack lines of up to _LINES bytes in all; how many they are, and their bytes."""
+    count = size = 0
+    with text.file.open("rb") as source, zstandard.ZstdCompressor(level=3).stream_writer(file.open("wb")) as packed:
+        for line in source:
+            if size >= _LINES:
+                break
+            if wanted(line):
+                count += 1
+                size += len(line)
+                packed.write(line)
+    return count, size
+
+
+def _parse(file: Path, lines: int) -> None:
+    source = SourceConfig(path=[str(file)], format="jsonl")
+    found = read_jsonl(file, str(file), "bench", source, DataConfig(sources=[source]))
+    assert sum(not isinstance(record, Rejected) for record in found) == lines
 
 
 def measure_read_back(tokens: int, folder: Path, rounds: int) -> list[Figure]:
