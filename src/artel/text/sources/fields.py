@@ -25,16 +25,18 @@ def parser_of(text: str, column: str) -> Callable[[bytes], Any]:
         # Written out: all() over the values and suppress() took as long as all the rest of a short line.
         try:
             entry = parser.parse(line)
-            names = list(entry) if isinstance(entry, simdjson.Object) else []
-            # Of two of one name it gives the first, and orjson the last.
-            if names.count(text) == 1 and names.count(column) <= 1 and isinstance(content := entry[text], str):
-                if column not in names:
-                    return {text: content}
-                value = entry[column]
-                if isinstance(value, simdjson.Object):
-                    return {text: content, column: value.as_dict()}
-                if isinstance(value, str):
-                    return {text: content, column: value}
+            if isinstance(entry, simdjson.Object):
+                names = list(entry)
+                # Of two of one name it gives the first, and orjson the last.
+                once = names.count(text) == 1 and names.count(column) <= 1
+                if once and isinstance(content := entry[text], str):
+                    if column not in names:
+                        return {text: content}
+                    value = entry[column]
+                    if isinstance(value, simdjson.Object):
+                        return {text: content, column: value.as_dict()}
+                    if isinstance(value, str):
+                        return {text: content, column: value}
         except (ValueError, RuntimeError):  # it has no floats for large integers; what is wrong orjson says
             pass
         return orjson.loads(line)
