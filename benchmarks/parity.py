@@ -254,7 +254,9 @@ def main() -> None:
             asked |= {"Adapters": adapted(folder, models), "Objectives": objectives(folder)}
         for title, those in asked.items():
             tables[title] = dict.fromkeys(those, "not run")
-            for found in measure(folder, those, wanted.steps, wanted.seconds):
+            place = folder / title  # the runs alone are numbered, in each table anew
+            place.mkdir()
+            for found in measure(place, those, wanted.steps, wanted.seconds):
                 tables[title] |= found
                 told = "\n\n".join(f"## {title}\n\n{table(cells)}" for title, cells in tables.items())
                 if wanted.out:
