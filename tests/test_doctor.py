@@ -103,7 +103,8 @@ def test_an_extra_that_is_missing_is_told_with_the_command_that_installs_it(tmp_
     assert done.returncode == 0, done.stderr
     lines = {line.strip().partition("  ")[0]: line for line in done.stdout.splitlines()}
     assert "peft is missing: pip install 'artel-lm[lora]'" in lines["extra lora"]
-    assert "fastokens is missing: pip install 'artel-lm[fast]'" in lines["extra fast"]
+    assert "fastokens is missing" in lines["extra fast"]  # beside pysimdjson, where that has a wheel for this Python
+    assert lines["extra fast"].endswith(": pip install 'artel-lm[fast]'")
     assert lines["text encoder"].split()[2] == "tokenizers"
     assert version("bitsandbytes") in lines["extra quantise"]  # the others of an extra are told too
     assert "peft is missing" in lines["extra quantise"]
