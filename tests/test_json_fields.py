@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from artel.text.sources.fields import parser_of
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("simdjson") is None, reason="no wheel for this Python")
+with_simdjson = pytest.mark.skipif(importlib.util.find_spec("simdjson") is None, reason="no wheel for this Python")
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
@@ -24,6 +24,7 @@ ENTRIES = st.fixed_dictionaries(
 PARSE = parser_of("text", "meta")
 
 
+@with_simdjson
 @given(ENTRIES | VALUES)
 @example({"text": "Привет, 世界 😀 \0", "meta": {"pile_set_name": "Книги", "deep": [{"a": [1, 2.5, None]}]}})
 @example({"text": "a", "meta": "web"})
@@ -41,6 +42,7 @@ def test_the_fields_asked_for_are_those_of_orjson(entry):
             assert found == whole
 
 
+@with_simdjson
 @given(st.binary() | st.text().map(lambda text: b'{"text":"' + text.encode("utf-8", "surrogatepass") + b'"}'))
 @example(b'{"text":"\\ud800"}')
 @example(b'{"text":"\xed\xa0\x80"}')
@@ -73,6 +75,7 @@ def test_without_simdjson_it_is_orjson(monkeypatch):
     assert parser_of("text", "meta") is orjson.loads
 
 
+@with_simdjson
 def test_other_fields_are_left_out_where_simdjson_reads():
     assert PARSE(b'{"text":"a","url":"b","meta":{"pile_set_name":"c"}}') == {
         "text": "a", "meta": {"pile_set_name": "c"},

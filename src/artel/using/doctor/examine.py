@@ -65,7 +65,7 @@ def examine(run: RunConfig | None, variables: Mapping[str, str]) -> Examination:
     """Look at this machine, for a run or for artel's defaults. `variables` are the environment as the user set it.
 
     Raises InputError for a run that could not be started. Nothing is written and no network is asked, provided that
-    HF_HUB_OFFLINE is set before this is imported.
+    HF_HUB_OFFLINE is set, and TORCHINDUCTOR_CACHE_DIR names a folder that is there, before this is imported.
     """
     device = device_here()
     wanted = run or RunConfig()
