@@ -52,17 +52,22 @@ def test_steps_come_in_order_and_no_more_than_depth_are_made_ahead():
 
 
 def test_they_are_made_while_the_step_runs():
-    made = []
+    made, go_on = [], threading.Event()
 
     def make(step):
-        found = batches(step)
+        if step == 3:
+            assert go_on.wait(20)
         made.append(step)
-        return found
+        return batches(step)
 
     with Ahead(make, 0, 4, CPU) as ahead:
         ahead.take(0)
-        wait_until(lambda: 1 in made)  # within the step: it is there before anyone asks for it
-        assert ahead.take(1)[0].tensors["input_ids"][0, 0] == 1
+        wait_until(lambda: made == [0, 1, 2])  # there was no place for 2 before 0 was taken
+        for step in (1, 2):  # they wait for nothing that is still being made
+            assert ahead.take(step)[0].tensors["input_ids"][0, 0] == step
+        assert made == [0, 1, 2]
+        go_on.set()
+        ahead.take(3)
 
 
 def test_only_the_next_step_can_be_taken():

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from artel.text.sources.fields import parser_of
 
-with_simdjson = pytest.mark.skipif(importlib.util.find_spec("simdjson") is None, reason="no wheel for this Python")
+with_simdjson = pytest.mark.skipif(
+    sys.version_info >= (3, 14) and importlib.util.find_spec("simdjson") is None, reason="no wheel for this Python"
+)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(),
