@@ -1,12 +1,10 @@
-"""Conversations and preferences: every form of row, real data sets, each thing that can be wrong, and slices."""
+"""Conversations and preferences: every form of row, and each thing that can be wrong."""
 
 import gzip
 import json
 import re
-import sys
 from pathlib import Path
 
-import orjson
 import pytest
 import zstandard
 
@@ -21,10 +19,9 @@ from artel.text import (
     Rejected,
     check_sources,
     read_documents,
-    source_fingerprint,
 )
 from artel.text.sources.chat import read_chat, read_preferences
-from reading import MESSAGES, PROMPT, SHAREGPT, documents, message, read, rows_of, sides, turns
+from reading import MESSAGES, SHAREGPT, documents, message, read, rows_of, turns
 
 ASKED = [("user", "who?"), ("assistant", "me")]
 
@@ -287,157 +284,6 @@ def test_folders_and_tables(tmp_path):
     table.write_text("instruction,output\na,b\n")
     with pytest.raises(InputError, match=r"data\.sources\.0\.path.*a\.csv is a table(.|\n)*JSON lines"):
         check_sources(DataConfig.model_validate({"sources": [{"path": str(table), "format": "chat"}]}))
-
-
-# Real data
-
-
-def test_alpaca_rows_of_a_real_file(shared_data):
-    file = shared_data / "chat/identity.json"
-    rows = orjson.loads(file.read_bytes())
-    found = read(read_chat, file, format="chat", fill={"name": "Artel", "author": "the crew"})
-    assert len(found) == len(rows) == 91
-    for number, (item, row) in enumerate(zip(found, rows, strict=True)):
-        answer = row["output"].replace("{{name}}", "Artel").replace("{{author}}", "the crew")
-        assert turns(item) == [("user", row["instruction"]), ("assistant", answer)]
-        assert item.origin == f"identity.json[{number}]"
-    assert not any("{{" in item.text for item in found)
-    assert sum("Artel" in item.text for item in found) > 50
-
-
-def test_messages_of_a_real_file(shared_data):
-    file = shared_data / "chat/messages_demo.jsonl"
-    rows = [orjson.loads(line) for line in file.read_bytes().splitlines()]
-    found = read(read_chat, file, format="chat")
-    assert len(found) == len(rows) == 500
-    for number, (item, row) in enumerate(zip(found, rows, strict=True), 1):
-        assert [(m.role, m.content, m.trained) for m in item.fields.messages] == [
-            (m["role"], "".join(part["value"] for part in m["content"]), m["loss_weight"] > 0) for m in row["messages"]
-        ]
-        assert item.origin == f"messages_demo.jsonl:{number}"
-
-
-def test_trees_of_a_real_file(shared_data):
-    file = shared_data / "chat/oasst_en_100_trees.jsonl"
-    found = read(read_chat, file, format="chat")
-    wanted = []
-    for line in file.read_bytes().splitlines():
-        branch, level = [], [orjson.loads(line)["prompt"]]
-        while level:
-            branch.append(sorted(level, key=lambda reply: reply.get("rank", 99))[0])
-            level = branch[-1]["replies"]
-        while branch and branch[-1]["role"] == "prompter":
-            branch.pop()
-        wanted.append([m["text"] for m in branch])
-    assert [[text for _, text in turns(item)] for item in found] == wanted
-    assert len(found) == 100
-    assert max(map(len, wanted)) > 2
-
-
-def test_russian_instructions_of_a_real_file(shared_data):
-    file = shared_data / "chat/ru_instructions.jsonl"
-    rows = [orjson.loads(line) for line in file.read_bytes().splitlines()]
-    wanted = [(row["instruction"], case) for row in rows for case in row["instances"]]
-    found = read(read_chat, file, format="chat")
-    assert len(found) == len(wanted) == 137
-    for item, (instruction, case) in zip(found, wanted, strict=True):
-        question = f"{instruction}\n\n{case['input']}" if case["input"].strip() else instruction
-        assert turns(item) == [("user", question), ("assistant", case["output"])]
-
-
-def test_preferences_of_a_real_file(shared_data):
-    file = shared_data / "chat/preferences_demo.json"
-    rows = orjson.loads(file.read_bytes())
-    found = read(read_preferences, file, format="preference")
-    assert len(found) == len(rows) == 300
-    roles = {"human": "user", "gpt": "assistant", "system": "system"}
-    for item, row in zip(found, rows, strict=True):
-        prompt = [(roles[turn["from"]], turn["value"]) for turn in row["conversations"]]
-        assert sides(item) == (prompt, row["chosen"]["value"], row["rejected"]["value"])
-        assert item.group == "\n\n".join(text for _, text in prompt)
-        assert item.text == f"{item.group}\n\n{row['chosen']['value']}\n\n{row['rejected']['value']}"
-
-
-def test_the_ledger_of_real_files_adds_up(shared_data):
-    folder = shared_data / "chat"
-    sources = [
-        {"path": str(folder / "identity.json"), "format": "chat", "fill": {"name": "Artel", "author": "the crew"}},
-        {"path": str(folder / "messages_demo.jsonl"), "format": "chat", "rows": "[:20%]"},
-        {"path": str(folder / "oasst_en_100_trees.jsonl"), "format": "chat"},
-        {"path": str(folder / "preferences_demo.json"), "format": "preference", "name": "pairs"},
-    ]
-    found, ledger = documents(sources=sources, validation=0.2, max_bad=0.2)
-    assert ledger.total.read == 91 + 100 + 100 + 300
-    assert ledger.total.kept == len(found) > 500
-    assert ledger.sets["pairs"].read == 300
-    parts = {}
-    for document in found:
-        assert document.part == parts.setdefault(document.record.group, document.part)
-    assert set(parts.values()) == {"train", "validation"}
-
-
-# Functions of the user's own
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "my_rows.py").write_text(
-        "number = 3\n"
-        "def talk(row):\n"
-        "    return [{'role': 'human', 'content': row['q']}, {'role': 'bot', 'content': row['a']}]\n"
-        "def wrapped(row):\n"
-        "    return {'messages': talk(row)}\n"
-        "def nothing(row):\n"
-        "    return None\n"
-        "def compared(row):\n"
-        "    return {'prompt': row['q'], 'chosen': row['a'], 'rejected': 'no'}\n"
-    )
-    (tmp_path / "my_broken.py").write_text("import sys\nsys.exit(3)\n")
-    yield tmp_path
-    for name in ("my_rows", "my_broken"):
-        sys.modules.pop(name, None)
-
-
-def test_an_own_converter(own):
-    rows = [{"q": "who?", "a": "me"}, {"q": "who?"}]
-    for name in ("talk", "wrapped"):
-        found, failed = chat(own, *rows, converter=f"my_rows:{name}")
-        assert turns(found) == ASKED
-        assert (failed.origin, failed.reason) == ("a.jsonl:2", "converter_failed")
-        assert f"my_rows:{name} failed on it: KeyError: 'a'; mend the function" in failed.detail
-    (found,) = chat(own, rows[0], converter="my_rows:nothing")
-    assert (found.reason, found.detail[:44]) == ("no_messages", "what my_rows:nothing returned is NoneType; w")
-    assert sides(*preferences(own, rows[0], converter="my_rows:compared")) == (PROMPT, "me", "no")
-
-
-def test_a_changed_converter_is_another_source(own):
-    source = {"path": str(rows_of(own, [{"q": "who?", "a": "me"}])), "format": "chat", "converter": "my_rows:talk"}
-    data = DataConfig.model_validate({"sources": [source]})
-    before = source_fingerprint(data)
-    assert source_fingerprint(data) == before
-    (own / "my_rows.py").write_text("def talk(row): ...\n")
-    assert source_fingerprint(data) != before
-
-
-@pytest.mark.parametrize(
-    ("kind", "converter", "said"),
-    [
-        ("chat", "my_rows:none", "'my_rows' has no function 'none'\n.*define none"),
-        ("chat", "my_rows:number", "'my_rows' has no function 'number'"),
-        ("chat", "my_none:talk", "'my_none' cannot be imported: ModuleNotFoundError"),
-        ("chat", "my_broken:talk", "'my_broken' cannot be imported: SystemExit: 3"),
-        ("chat", ":talk", "cannot be imported"),
-        ("chat", "alpca", "no converter 'alpca'.*\n.*write auto, messages, alpaca"),
-        ("preference", "character", "no converter 'character' of format preference"),
-    ],
-)
-def test_converters_that_are_not_there(own, kind, converter, said):
-    source = {"path": str(rows_of(own, [{}])), "format": kind, "converter": converter}
-    with pytest.raises(InputError, match=said) as error:
-        check_sources(DataConfig.model_validate({"sources": [source]}))
-    assert error.value.problems[0].where == "data.sources.0.converter"
 
 
 # From rows to documents
