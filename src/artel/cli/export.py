@@ -11,7 +11,10 @@ from artel.cli.common import AsJson, print_json, quiet_libraries, tell
 
 
 def export(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A run's folder, or one with a model or an adapter.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A folder: a run's, a model's, an adapter's or DeepSpeed's checkpoint."),
+    ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must not be there yet.")],
     merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to its base model and write that.")] = False,
     gguf: Annotated[

@@ -68,6 +68,9 @@ def check_folder(folder: Path) -> None:
     if any(name.endswith(".safetensors") for name in names):
         return
     binaries = _binaries(folder)
+    if not binaries and "latest" in names:
+        fix = f"make a model of them first: artel export {folder} FOLDER; then model.from: FOLDER"
+        raise InputError([Problem(where, f"{folder} has weights in DeepSpeed's pieces only", fix)])
     if not binaries:
         raise InputError(
             [Problem(where, f"{folder} has no weights", "it needs model.safetensors or pytorch_model.bin; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ def _loaded(path: Path) -> dict[str, Any]:
         reason = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
         what = f"holds a {reason[1]}" if reason else f"cannot be read: {str(error).splitlines()[0]}"
         fix = "only plain data is read, since a pickled object can do anything; convert it where it was written"
+        if reason and reason[1].startswith("deepspeed.") and find_spec("deepspeed") is None:
+            fix = "its classes are deepspeed's: pip install 'artel-lm[deepspeed]'"
         raise InputError([Problem(str(path), what, fix)]) from None
 
 

@@ -13,9 +13,11 @@ import torch
 from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
 from artel.models import build_base, is_adapted, merge_adapter, read_adapter, read_config, write_model
+from artel.models.folder import check_folder
 from artel.storage import new_folder
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
+from artel.using.deepspeed_folder import Assembled, assemble, is_deepspeed_folder
 from artel.using.gguf import find_gguf_tools, write_gguf
 from artel.using.open import Opened, objective_of_folder, open_model
 
@@ -41,6 +43,7 @@ class Exported:
 def export(name: str, folder: Path, *, merge: bool, gguf: str | None, llama_cpp: str | None, tell: Tell) -> Exported:
     """Write the model of a run (the newest checkpoint while it is not finished) or of a folder to a new folder.
 
+    A folder may be a checkpoint of DeepSpeed's own, whose weights, in pieces, become a model's in float32.
     With `merge` an adapter is added to its base model, loaded unquantised; with `gguf` (f16, q4_k_m …) the folder holds
     model.gguf and a Modelfile, made by llama.cpp's tools, which are looked for in `llama_cpp` too. The folder appears
     when it is whole. Raises InputError before anything is loaded, WorkError when a tool fails.
@@ -72,21 +75,30 @@ def export(name: str, folder: Path, *, merge: bool, gguf: str | None, llama_cpp:
     return done
 
 
-def _source(name: str) -> tuple[Path | Opened, RunConfig | None]:
-    """A model folder, or the newest checkpoint of an unfinished run, opened; and the run, where it is one."""
+def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:
+    """A model folder, the newest checkpoint of an unfinished run, or one of DeepSpeed's; and the run if it is one."""
     run_folder, folder = RunFolder(Path(name)), Path(name)
     if run_folder.config.is_file():
         run = load_run(name)
         return (run_folder.model if run_folder.model.is_dir() else open_model(name)), run
-    if (folder / "config.json").is_file() or read_adapter(name) is not None:
+    whole = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    if not whole and is_deepspeed_folder(folder):
+        return assemble(folder), None
+    if read_adapter(name) is not None:
+        return folder, None
+    if (folder / "config.json").is_file():
+        check_folder(folder)
         return folder, None
     fix = "give a run's folder or a model's; of a model on the hub: hf download NAME --local-dir FOLDER"
     raise InputError([Problem(name, "is neither a run nor a folder with a model", fix)])
 
 
-def _put(source: Path | Opened, folder: Path) -> Path:
+def _put(source: Path | Opened | Assembled, folder: Path) -> Path:
     """The source as files in `folder`: those of a model folder as they are, without what else lies below it."""
     folder.mkdir(exist_ok=True)
+    if isinstance(source, Assembled):
+        write_model(source.model, source.tokenizer, folder, source.weights)
+        return folder
     if isinstance(source, Opened):
         write_model(source.model, source.tokenizer, folder)
         return folder

@@ -1,0 +1,123 @@
+"""Checkpoints that transformers' Trainer wrote with DeepSpeed, exported as models."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from artel.config import TokenizerTraining
+from artel.errors import InputError
+from artel.tokens import load_tokenizer, train_tokenizer
+from artel.using import export, open_model
+from helpers import DEEPSPEED, artel, write_run
+from ranks import run_ranks
+from test_deepspeed import gpt2_config
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("deepspeed_beside")]
+
+# Pieces smaller than some parameters, none spared from being shared out; weights are not gathered, as is the default.
+STAGES = {
+    2: {"stage": 2, "reduce_bucket_size": 3000},
+    3: {"stage": 3, "stage3_param_persistence_threshold": 0, "sub_group_size": 5000},
+}
+
+
+def trained(rank, world):
+    """Two steps of Trainer's under each stage, with a checkpoint of each, and the weights that it then had."""
+    import deepspeed
+    from transformers import GPT2LMHeadModel, Trainer, TrainingArguments
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # which would be compiled
+    folder = Path(os.environ["FOLDER"])
+    tokenizer = load_tokenizer(str(folder / "tokenizer")).hf
+    rows = [{"input_ids": (torch.arange(16) * 7 + row) % 101, "labels": (torch.arange(16) * 7 + row) % 101}
+            for row in range(16)]  # fmt: skip
+    for stage, zero in STAGES.items():
+        config = {"zero_optimization": zero, "train_micro_batch_size_per_gpu": "auto",
+                  "gradient_clipping": "auto", "zero_allow_untested_optimizer": True}  # fmt: skip
+        arguments = TrainingArguments(
+            str(folder / str(stage)), deepspeed=config, use_cpu=True, max_steps=2, save_steps=2, learning_rate=0.01,
+            per_device_train_batch_size=4, report_to=[], disable_tqdm=True, ddp_backend="gloo", seed=stage
+        )  # fmt: skip
+        torch.manual_seed(stage)
+        trainer = Trainer(GPT2LMHeadModel(gpt2_config()), arguments, train_dataset=rows, processing_class=tokenizer)
+        trainer.train()
+        names = dict(trainer.model.named_parameters())
+        with deepspeed.zero.GatheredParameters(list(names.values())):
+            if rank == 0:
+                torch.save({name: value.detach().clone() for name, value in names.items()}, folder / f"{stage}.pt")
+    return sorted(path.name for path in (folder / "3/checkpoint-2").iterdir())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, deepspeed_beside):
+    place = tmp_path_factory.mktemp("trainer")
+    (place / "tokenizer").mkdir()
+    lines = iter(["words and words, again and again. " * 50])
+    train_tokenizer(lines, TokenizerTraining(vocab=270)).save(place / "tokenizer")
+    # There before accelerate is imported, which asks once.
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(DEEPSPEED)]))
+    files = run_ranks(2, __file__, "trained", seconds=400, FOLDER=str(place), PYTHONPATH=path)[0]
+    assert not [name for name in files if name.startswith(("model", "pytorch_model"))]  # no other way to a model
+    return place
+
+
+@pytest.mark.parametrize("stage", list(STAGES))
+def test_a_checkpoint_of_trainers_becomes_the_model_it_was(folder, tmp_path, stage):
+    checkpoint = folder / str(stage) / "checkpoint-2"
+    for file in checkpoint.glob("*.safetensors"):  # what stage 2 writes beside
+        file.unlink()
+    done = artel("export", checkpoint, tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    wanted = torch.load(folder / f"{stage}.pt")
+    found = dict(model.named_parameters())
+    assert found.keys() == wanted.keys()
+    assert model.lm_head.weight is model.transformer.wte.weight
+    for name, value in wanted.items():
+        assert found[name].dtype == torch.float32
+        assert torch.equal(found[name], value), name
+    assert open_model(str(tmp_path / "model")).tokenizer.vocabulary == 270
+
+
+def test_training_from_it_names_the_way(folder, tmp_path):
+    checkpoint = folder / "3" / "checkpoint-2"
+    run = write_run(tmp_path / "run.yaml", model={"config": None, "from": str(checkpoint)})
+    done = artel("train", run)
+    assert done.returncode == 2
+    assert "has weights in DeepSpeed's pieces only" in done.stderr
+    assert f"artel export {checkpoint} FOLDER" in done.stderr.replace("\n", " ")
+
+
+def test_without_deepspeed_it_is_named(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(DEEPSPEED)])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(InputError, match=r"holds a deepspeed\.\S+\n.*pip install 'artel-lm\[deepspeed\]'"):
+        written(folder / "3" / "checkpoint-2", tmp_path)
+
+
+def test_what_is_missing_is_named(folder, tmp_path):
+    checkpoint = folder / "3" / "checkpoint-2"
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoint, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"n_layer": 3, "n_positions": 64}))
+    with pytest.raises(InputError, match=r"no weights for 12 tensors of this GPT2LMHeadModel(.|\n)*\[32, 33\]"):
+        written(copy, tmp_path)
+    (copy / "config.json").unlink()
+    with pytest.raises(InputError, match=r"does not say of which model\n.*copy config\.json and the tokenizer's files"):
+        written(copy, tmp_path)
+    next((copy / "global_step2").glob("*_optim_states.pt")).unlink()
+    shutil.copy2(checkpoint / "config.json", copy)
+    with pytest.raises(InputError, match="has files of 1 processes and was written by 2"):
+        written(copy / "global_step2", tmp_path)
+
+
+def written(checkpoint, tmp_path):
+    export(str(checkpoint), tmp_path / "none", merge=False, gguf=None, llama_cpp=None, tell=print)
