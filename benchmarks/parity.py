@@ -282,8 +282,8 @@ def main() -> None:
 HEAD = """# The same numbers however a model is split
 
 `python benchmarks/parity.py --steps {steps} --out benchmarks/parity.md`: the largest relative difference of loss or
-gradient norm to one process over {steps} steps, of SGD (at 0.3, with adapters at 0.1) and AdamW, in float32: two
-micro-batches a process (eight in a pipeline), clipping on, rows of unequal length (packed documents that are kept
+gradient norm to one process over {steps} steps, of SGD (at 0.3; adapters at 0.1 and at 0.3) and AdamW, in float32:
+two micro-batches a process (eight in a pipeline), clipping on, rows of unequal length (packed documents that are kept
 apart; a ring's rows are joined texts). Tiny models of 4 layers (8 in pipelines), 32 wide, 403 ids. Wanted: 1e-5. A
 number at the end of a layout's name is that of processes; refused cells say why below. One process beside itself
 (lora-1, nf4-1) has micro-batches of half the rows: what it parts by is not the layout's doing.
