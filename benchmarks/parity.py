@@ -120,8 +120,8 @@ OF_ADAPTERS = OPTIMIZERS | {"sgd": {"optimizer": "sgd", "learning_rate": 0.1}}
 TABLES = ("layouts", "adapters", "objectives")
 
 
-Cells = dict[tuple[str, str], tuple[int, dict[str, Any], dict[str, Any]]]
-"""(layout, model) -> processes, sections of the run file, its section `parallel`."""
+Cells = dict[tuple[str, str], tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]]
+"""(layout, model) -> processes, sections of the run file; of this layout: its section `parallel`, keys of `train`."""
 
 
 def cells(models: list[str], layouts: list[str]) -> Cells:
@@ -131,7 +131,7 @@ def cells(models: list[str], layouts: list[str]) -> Cells:
         # A ring has no masks: its rows are joined texts without filler.
         data = {"data": {"packing": "concatenate"}} if parallel.get("exchange") == "ring" else {}
         layers = 8 if "pipeline" in parallel else 4  # four processes with two stages each
-        found |= {(layout, model): (world, deep(MODELS[model], layers) | data, parallel) for model in models}
+        found |= {(layout, model): (world, deep(MODELS[model], layers) | data, parallel, {}) for model in models}
     return found
 
 
@@ -147,12 +147,13 @@ def adapted(folder: Path, models: list[str]) -> Cells:
     bases = {model: run_file(folder, f"base-{model}", 1, deep(MODELS[model], 4), {}, steps=1) for model in models}
     trained = os.pathsep.join(map(str, bases.values()))
     run_ranks(1, ROOT / "tests/workers/layout_cases.py", "run_files", 600, CASES=trained)
-    layouts: dict[str, Layout] = {"1": (1, {}), "ddp-2": (2, {"data": "ddp"}), "fsdp-2": (2, {"data": "fsdp"})}
+    halved = {"micro_batch": SAMPLES // 4}  # as two processes have it
+    layouts = {"1": (1, {}, halved), "ddp-2": (2, {"data": "ddp"}, {}), "fsdp-2": (2, {"data": "fsdp"}, {})}
     return {
         (f"{name}-{layout}", model): (
-            world, MODELS[model] | {"model": {"from": str(base.with_suffix("") / "model"), **more}}, parallel)
+            world, MODELS[model] | {"model": {"from": str(base.with_suffix("") / "model"), **more}}, parallel, train)
         for model, base in bases.items() for name, more in ADAPTED.items()
-        for layout, (world, parallel) in layouts.items()
+        for layout, (world, parallel, train) in layouts.items()
     }  # fmt: skip
 
 
@@ -164,7 +165,7 @@ def objectives(folder: Path) -> Cells:
         kept = ("data", "tokenizer", "model", "objective", "masked", "span_qa", "preference")
         sections = {key: tree[key] for key in kept if key in tree}
         sections["data"] = {"packing": "concatenate", **sections["data"]}
-        found["fsdp-2", name] = (2, sections, {"data": "fsdp"})
+        found["fsdp-2", name] = (2, sections, {"data": "fsdp"}, {})
     return found
 
 
@@ -173,7 +174,7 @@ def measure(
 ) -> Iterator[dict[tuple[str, str], float | str]]:
     """Largest relative difference to one process, or why it was refused, of cells; those of one start at a time."""
     starts: dict[tuple[int, str], list[tuple[str, str]]] = {}
-    for cell, (world, _, _) in wanted.items():
+    for cell, (world, *_) in wanted.items():
         starts.setdefault((world, cell[1]), []).append(cell)
     alone: dict[tuple[str, str], Path] = {}
     """By sections and optimizer, the run of one process."""
@@ -181,13 +182,11 @@ def measure(
         runs: dict[tuple[tuple[str, str], str], Path] = {}
         references = {}
         for cell in those:
-            _, sections, parallel = wanted[cell]
+            _, sections, parallel, own = wanted[cell]
             key = json.dumps(sections, sort_keys=True)
             for optimizer, train in optimizers.items():
                 name = f"{cell[0]}-{cell[1]}-{optimizer}"
-                # One process is compared with itself, with the micro-batches that two have.
-                own = train | {"micro_batch": SAMPLES // 4} if world == 1 else train
-                runs[cell, optimizer] = run_file(folder, name, world, sections, parallel, steps=steps, **own)
+                runs[cell, optimizer] = run_file(folder, name, world, sections, parallel, steps=steps, **train, **own)
                 if (key, optimizer) not in alone:
                     name = f"alone-{len(alone)}"
                     alone[key, optimizer] = run_file(folder, name, 1, sections, {}, steps=steps, **train)

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("deepspeed_beside")
 
 # Pieces smaller than some parameters, none spared from being shared out; weights are not gathered, as is the default.
 STAGES = {
+    1: {"stage": 1, "reduce_bucket_size": 3000},
     2: {"stage": 2, "reduce_bucket_size": 3000},
     3: {"stage": 3, "stage3_param_persistence_threshold": 0, "sub_group_size": 5000},
 }
@@ -45,7 +46,9 @@ def trained(rank, world):
             per_device_train_batch_size=4, report_to=[], disable_tqdm=True, ddp_backend="gloo", seed=stage
         )  # fmt: skip
         torch.manual_seed(stage)
-        trainer = Trainer(GPT2LMHeadModel(gpt2_config()), arguments, train_dataset=rows, processing_class=tokenizer)
+        model = GPT2LMHeadModel(gpt2_config())
+        model.generation_config.update(do_sample=True, temperature=0.7)
+        trainer = Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
         trainer.train()
         names = dict(trainer.model.named_parameters())
         with deepspeed.zero.GatheredParameters(list(names.values())):
@@ -67,10 +70,14 @@ def folder(tmp_path_factory, deepspeed_beside):
     return place
 
 
+def written(checkpoint, tmp_path):
+    export(str(checkpoint), tmp_path / "none", merge=False, gguf=None, llama_cpp=None, tell=print)
+
+
 @pytest.mark.parametrize("stage", list(STAGES))
 def test_a_checkpoint_of_trainers_becomes_the_model_it_was(folder, tmp_path, stage):
     checkpoint = folder / str(stage) / "checkpoint-2"
-    for file in checkpoint.glob("*.safetensors"):  # what stage 2 writes beside
+    for file in checkpoint.glob("*.safetensors"):  # what stages 1 and 2 write beside
         file.unlink()
     done = artel("export", checkpoint, tmp_path / "model")
     assert done.returncode == 0, done.stderr
@@ -78,6 +85,7 @@ def test_a_checkpoint_of_trainers_becomes_the_model_it_was(folder, tmp_path, sta
     wanted = torch.load(folder / f"{stage}.pt")
     found = dict(model.named_parameters())
     assert found.keys() == wanted.keys()
+    assert model.generation_config.temperature == 0.7
     assert model.lm_head.weight is model.transformer.wte.weight
     for name, value in wanted.items():
         assert found[name].dtype == torch.float32
@@ -108,7 +116,16 @@ def test_what_is_missing_is_named(folder, tmp_path):
     shutil.copytree(checkpoint, copy)
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"n_layer": 3, "n_positions": 64}))
-    with pytest.raises(InputError, match=r"no weights for 12 tensors of this GPT2LMHeadModel(.|\n)*\[32, 33\]"):
+    with pytest.raises(InputError) as error:
+        written(copy, tmp_path)
+    assert [problem.what for problem in error.value.problems] == [
+        "has no weights for 12 tensors (transformer.h.2.attn.c_attn.bias …) of this GPT2LMHeadModel",
+        "has 1 tensors (transformer.wpe.weight …) in other shapes than this GPT2LMHeadModel",
+    ]
+    (copy / "config.json").write_text(json.dumps(config | {"n_layer": 1}))
+    with pytest.raises(
+        InputError, match=r"has \d+ tensors \(transformer\.h\.1\..* that are not of this GPT2LMHeadModel"
+    ):
         written(copy, tmp_path)
     (copy / "config.json").unlink()
     with pytest.raises(InputError, match=r"does not say of which model\n.*copy config\.json and the tokenizer's files"):
@@ -117,7 +134,3 @@ def test_what_is_missing_is_named(folder, tmp_path):
     shutil.copy2(checkpoint / "config.json", copy)
     with pytest.raises(InputError, match="has files of 1 processes and was written by 2"):
         written(copy / "global_step2", tmp_path)
-
-
-def written(checkpoint, tmp_path):
-    export(str(checkpoint), tmp_path / "none", merge=False, gguf=None, llama_cpp=None, tell=print)

@@ -247,12 +247,12 @@ def outline(wanted: ModelConfig, auto_class: str) -> PreTrainedModel | None:
         except Exception:  # a value it refuses is told, with the tokenizer's ids in place, when it is built
             return None
     try:
-        return _skeleton(config, auto_class, {}, wanted.runs_code)
+        return without_weights(config, auto_class, {}, wanted.runs_code)
     except Exception:  # likewise
         return None
 
 
-def _skeleton(
+def without_weights(
     config: PreTrainedConfig, auto_class: str, heads: dict[str, int], runs_code: bool = False
 ) -> PreTrainedModel:
     """The model without weights, for questions about its structure."""
@@ -340,7 +340,7 @@ def _pretrained(
     """The whole model with its weights, and with rows for all of the tokenizer's ids. Raises InputError."""
     config, notes = pretrained_config(name, auto_class, runs_code=runs_code)
     try:
-        reference = _skeleton(config, auto_class, heads, runs_code)
+        reference = without_weights(config, auto_class, heads, runs_code)
         check_shapes(reference, name, config)
     except InputError:
         raise

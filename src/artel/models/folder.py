@@ -58,6 +58,9 @@ def check_folder(folder: Path) -> None:
     except OSError as error:
         raise InputError([Problem(str(folder), f"cannot be read: {error.strerror}", "check its permissions")]) from None
     where = "model.from"
+    if in_pieces(folder):
+        fix = f"make a model of them first: artel export {folder} FOLDER; then model.from: FOLDER"
+        raise InputError([Problem(where, f"{folder} has weights in DeepSpeed's pieces only", fix)])
     if "config.json" not in names and "adapter_config.json" in names:
         fix = f"merge it into its base model first: artel export {folder} FOLDER --merge; then model.from: FOLDER"
         raise InputError([Problem(where, f"{folder} is an adapter, not a whole model", fix)])
@@ -68,9 +71,6 @@ def check_folder(folder: Path) -> None:
     if any(name.endswith(".safetensors") for name in names):
         return
     binaries = _binaries(folder)
-    if not binaries and "latest" in names:
-        fix = f"make a model of them first: artel export {folder} FOLDER; then model.from: FOLDER"
-        raise InputError([Problem(where, f"{folder} has weights in DeepSpeed's pieces only", fix)])
     if not binaries:
         raise InputError(
             [Problem(where, f"{folder} has no weights", "it needs model.safetensors or pytorch_model.bin; "
@@ -85,6 +85,12 @@ def check_folder(folder: Path) -> None:
                 [Problem(str(file), f"is not a file of tensors only: {first}",
                          "nothing in it was run; convert it to safetensors where you trust it")]
             ) from None  # fmt: skip
+
+
+def in_pieces(folder: Path) -> bool:
+    """Whether a folder has no weights but those that DeepSpeed saved by itself, in pieces by process."""
+    saved = (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
+    return saved and not any(folder.glob("*.safetensors")) and not _binaries(folder)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _pretrained(
         log_state_dict_report(model, name, False, loading.info, _logger)
         model.config.name_or_path = name
         model._weight_conversions = loading.used
-        _read_generation_config(model, name)
+        read_generation_config(model, name)
     except InputError:
         raise
     except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds
@@ -134,7 +134,7 @@ def _are_same(files: TensorFiles, one: str | None, other: str | None) -> bool:
     return all(torch.equal(files.read(one, (span,)), files.read(other, (span,))) for span in spans)
 
 
-def _read_generation_config(model: PreTrainedModel, name: str) -> None:
+def read_generation_config(model: PreTrainedModel, name: str) -> None:
     """How the saved model generates, where it says so: what is trained from it is saved with the same."""
     if model.can_generate() and hasattr(model, "adjust_generation_fn"):
         model.adjust_generation_fn(

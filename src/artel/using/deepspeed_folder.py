@@ -5,7 +5,7 @@ Its weights lie in pieces, by process, in `global_step…`; the configuration an
 
 from __future__ import annotations
 
-import copy
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
 from artel.models import read_config
-from artel.models.heads import model_class
+from artel.models.build import without_weights
+from artel.models.skeleton import read_generation_config
 from artel.parallel.deepspeed_checkpoint import read_zero_checkpoint
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.using.open import objective_of_folder
@@ -29,10 +30,6 @@ class Assembled:
     weights: dict[str, torch.Tensor]
 
 
-def is_deepspeed_folder(folder: Path) -> bool:
-    return (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
-
-
 def assemble(folder: Path) -> Assembled:
     """The model of DeepSpeed's checkpoint in `folder` (with `latest`, or one of its `global_step…`), all in memory.
 
@@ -45,8 +42,8 @@ def assemble(folder: Path) -> Assembled:
     tokenizer = load_tokenizer(str(described), where=str(folder))
     objective = objective_of_folder(str(described), None, tokenizer)
     config, _ = read_config(str(described))
-    with torch.device("meta"):
-        model = model_class(config, objective.auto_class, objective.heads)._from_config(copy.deepcopy(config)).float()
+    model = without_weights(config, objective.auto_class, objective.heads).float()
+    read_generation_config(model, str(described))
     return Assembled(model, tokenizer, _named_as(model, read_zero_checkpoint(folder), folder))
 
 
@@ -57,17 +54,20 @@ def _named_as(model: PreTrainedModel, found: dict[str, torch.Tensor], folder: Pa
     before = next((name.removesuffix(first) for name in found if name.endswith(first)), "")
     weights = {name.removeprefix(before): tensor for name, tensor in found.items() if name.startswith(before)}
     there = {id(wanted[name]) for name in weights.keys() & wanted.keys()}
-    lacking = sorted(name for name, tensor in wanted.items() if name not in weights and id(tensor) not in there)
-    unlike = sorted(name for name in weights.keys() & wanted.keys() if weights[name].shape != wanted[name].shape)
+    lacking = [name for name, tensor in wanted.items() if name not in weights and id(tensor) not in there]
+    # Buffers that a model of an older transformers had (GPT-2's masks): these it leaves out itself when it loads one.
+    left = model._keys_to_ignore_on_load_unexpected or []
+    beside = [name for name in found if name.removeprefix(before) not in wanted
+              and not any(re.search(pattern, name) for pattern in left)]  # fmt: skip
+    unlike = [name for name in weights.keys() & wanted.keys() if weights[name].shape != wanted[name].shape]
     whose = f"this {type(model).__name__}"
+    wrong = {"has no weights for {} of {}": lacking, "has {} that are not of {}": beside,
+             "has {} in other shapes than {}": unlike}  # fmt: skip
     fix = "give the config.json of the model that was trained, and transformers in its version"
-    problems = []
-    if lacking:
-        what = f"has no weights for {len(lacking)} tensors of {whose} ({lacking[0]} …)"
-        problems.append(Problem(str(folder), what, fix))
-    for name in unlike[:3]:
-        what = f"{name} has the shape {list(weights[name].shape)}, that of {whose} {list(wanted[name].shape)}"
-        problems.append(Problem(str(folder), what, fix))
+    problems = [
+        Problem(str(folder), what.format(f"{len(names)} tensors ({sorted(names)[0]} …)", whose), fix)
+        for what, names in wrong.items() if names
+    ]  # fmt: skip
     if problems:
         raise InputError(problems)
     return {name: weights[name] for name in wanted if name in weights}

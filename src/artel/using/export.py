@@ -13,11 +13,11 @@ import torch
 from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
 from artel.models import build_base, is_adapted, merge_adapter, read_adapter, read_config, write_model
-from artel.models.folder import check_folder
+from artel.models.folder import check_folder, in_pieces
 from artel.storage import new_folder
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
-from artel.using.deepspeed_folder import Assembled, assemble, is_deepspeed_folder
+from artel.using.deepspeed_folder import Assembled, assemble
 from artel.using.gguf import find_gguf_tools, write_gguf
 from artel.using.open import Opened, objective_of_folder, open_model
 
@@ -81,8 +81,7 @@ def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:
     if run_folder.config.is_file():
         run = load_run(name)
         return (run_folder.model if run_folder.model.is_dir() else open_model(name)), run
-    whole = [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
-    if not whole and is_deepspeed_folder(folder):
+    if in_pieces(folder):
         return assemble(folder), None
     if read_adapter(name) is not None:
         return folder, None
@@ -96,11 +95,9 @@ def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:
 def _put(source: Path | Opened | Assembled, folder: Path) -> Path:
     """The source as files in `folder`: those of a model folder as they are, without what else lies below it."""
     folder.mkdir(exist_ok=True)
-    if isinstance(source, Assembled):
-        write_model(source.model, source.tokenizer, folder, source.weights)
-        return folder
-    if isinstance(source, Opened):
-        write_model(source.model, source.tokenizer, folder)
+    if not isinstance(source, Path):
+        weights = source.weights if isinstance(source, Assembled) else None
+        write_model(source.model, source.tokenizer, folder, weights)
         return folder
     for file in source.iterdir():
         if file.is_file():

@@ -177,7 +177,7 @@ def _model(run: RunConfig) -> PreTrainedModel | None:
             config, _ = read_config(name, runs_code=run.model.runs_code)
         else:
             config = _from_scratch(run, kind.auto_class)
-    return build._skeleton(config, kind.auto_class, {}, run.model.runs_code)
+    return build.without_weights(config, kind.auto_class, {}, run.model.runs_code)
 
 
 def _from_scratch(run: RunConfig, auto_class: str) -> Any:
