@@ -67,7 +67,7 @@ def clean_part(part: Part, data: DataConfig, ledger: Ledger, units: RepeatedUnit
         digest = xxhash.xxh3_128_digest(_compared(record).encode())
         is_left = True
         if units is not None and record.fields is None:
-            record = replace(record, text=units.without(record.text, changed))
+            record = record._replace(text=units.without(record.text, changed))
             is_left = len(record.text) >= data.clean.minimum
         yield Cleaned(_split(record, part.where, data), digest, changed, is_left)
 
@@ -166,7 +166,7 @@ def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: 
         pair = Pair(without_commas(text), text)
     else:
         return Record(without_lines(text, rules, changed), record.origin, record.set_name, None, record.group)
-    return replace(record, text=text, fields=pair, group=pair.input)
+    return record._replace(text=text, fields=pair, group=pair.input)
 
 
 def _cleaned_turns(
@@ -191,5 +191,5 @@ def _cleaned_turns(
         turns = (*prompt, *(answer for answer in (chosen, rejected) if answer is not None))
         fields = Preference(prompt, chosen, rejected)
     if not all(message.content for message in turns):
-        return replace(record, text="")
+        return record._replace(text="")
     return record_of(fields, record.origin, record.set_name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 AnswerClass = Literal["yes", "no", "short", "long", "unknown"]
 
@@ -60,9 +60,11 @@ class Preference:
     rejected: Message | None
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One text, or the fields of a pair, question or conversation, with its origin: `file:line`, the file, or a URL."""
+class Record(NamedTuple):
+    """One text, or the fields of a pair, question or conversation, with its origin: `file:line`, the file, or a URL.
+
+    A tuple: a frozen dataclass takes 1.7 µs to make and this 0.4, of the 19 µs that a packed line takes.
+    """
 
     text: str
     """The text; of fields, what duplicates are told by and a tokenizer is trained on."""

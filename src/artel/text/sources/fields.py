@@ -19,13 +19,13 @@ def parser_of(text: str, column: str) -> Callable[[bytes], Any]:
         return orjson.loads
     import simdjson
 
-    parser = simdjson.Parser()
+    parser, Object = simdjson.Parser(), simdjson.Object
 
     def parse(line: bytes) -> Any:
         # Written out: all() over the values and suppress() took as long as all the rest of a short line.
         try:
             entry = parser.parse(line)
-            if isinstance(entry, simdjson.Object):
+            if isinstance(entry, Object):
                 names = list(entry)
                 # Of two of one name it gives the first, and orjson the last.
                 once = names.count(text) == 1 and names.count(column) <= 1
@@ -33,7 +33,7 @@ def parser_of(text: str, column: str) -> Callable[[bytes], Any]:
                     if column not in names:
                         return {text: content}
                     value = entry[column]
-                    if isinstance(value, simdjson.Object):
+                    if isinstance(value, Object):
                         return {text: content, column: value.as_dict()}
                     if isinstance(value, str):
                         return {text: content, column: value}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from artel.config import SourceConfig
@@ -13,7 +13,7 @@ from artel.text.sources.rows import Items
 _PILE = "meta.pile_set_name"
 
 
-def set_of(entry: Mapping[str, Any], source: SourceConfig, where: str, otherwise: str) -> str | Rejected:
+def set_of(entry: dict[str, Any], source: SourceConfig, where: str, otherwise: str) -> str | Rejected:
     """The set that the fields of a record name by the source's `set_field`; `otherwise` where they need not name one.
 
     A named field that is not there, or is no text, makes the record a bad one: it would be counted in the wrong set.
@@ -21,8 +21,8 @@ def set_of(entry: Mapping[str, Any], source: SourceConfig, where: str, otherwise
     if not source.set_field:
         return otherwise
     found: Any = entry
-    for name in (_PILE if source.set_field == "auto" else source.set_field).split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
+    for name in _path(source.set_field):
+        found = found.get(name) if isinstance(found, dict) else None
     if isinstance(found, str) and found:
         return found
     if source.set_field == "auto":
@@ -33,7 +33,13 @@ def set_of(entry: Mapping[str, Any], source: SourceConfig, where: str, otherwise
 
 def column_of_sets(source: SourceConfig) -> str:
     """The outermost field or column that `set_field` looks into; empty when it looks into none."""
-    return (_PILE if source.set_field == "auto" else source.set_field).split(".")[0]
+    return _path(source.set_field)[0]
+
+
+@cache
+def _path(set_field: str) -> tuple[str, ...]:
+    """Names of fields, each in the one before."""
+    return tuple((_PILE if set_field == "auto" else set_field).split("."))
 
 
 def of_sets(items: Items, source: SourceConfig) -> Items:
