@@ -131,6 +131,16 @@ def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, pie
     assert torch.equal(model(input_ids=ids).logits, logits)  # the head is shut again
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("config", "opens"), OPENED, ids=lambda value: getattr(value, "model_type", None))
+def test_a_head_is_known_by_weights_of_half_the_size_too(config, opens, dtype):
+    """As DeepSpeed holds them."""
+    torch.manual_seed(0)
+    encoder = config.model_type in ("bert", "roberta", "modernbert")
+    model = (AutoModelForMaskedLM if encoder else AutoModelForCausalLM).from_config(config).to(dtype)
+    assert (losses.open_head(model) is not None) == opens
+
+
 class Largest(TorchDispatchMode):
     """Notes the bytes of the largest tensor that an operator makes."""
 

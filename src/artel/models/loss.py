@@ -279,7 +279,8 @@ def _tried(model: PreTrainedModel) -> nn.Linear | None:
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             # Large values too: a bound (Gemma 2's tanh) is next to nothing for the small logits of an untrained model.
-            return head if all(_is_linear_behind(model, head, factor) for factor in (1.0, 1e4)) else None
+            largest = 1e3 if head.weight.dtype == torch.float16 else 1e4  # float16 ends at 65,504
+            return head if all(_is_linear_behind(model, head, factor) for factor in (1.0, largest)) else None
     except Exception:  # an architecture that needs other inputs, or looks at the logits' shape
         return None
     finally:
@@ -307,7 +308,9 @@ def _is_linear_behind(model: PreTrainedModel, head: nn.Linear, factor: float) ->
     ):
         return False
     wanted = _applied(head, hidden.to(head.weight.dtype)).to(logits.dtype)
-    return torch.allclose(wanted, logits, rtol=1e-5, atol=1e-6 * float(logits.abs().max()))
+    # A scale before the head is rounded once more than one behind it.
+    relative, share = (1e-5, 1e-6) if logits.dtype == torch.float32 else (0.0, 4 * torch.finfo(logits.dtype).eps)
+    return torch.allclose(wanted, logits, rtol=relative, atol=share * float(logits.abs().max()))
 
 
 def _applied(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Weights put into a model that was taken apart on the meta device: what this process holds of each, and no more.
 
 What a saved model has is read a slice at a time; what is new is initialised a module at a time (`initial`), of which
-the process keeps its part. Beside those parts a process holds one module's tensors at most.
+the process keeps its part. Beside those parts a process holds one module's tensors at most. An engine that takes
+parameters apart when they have their values (DeepSpeed) is given them one by one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -40,31 +41,73 @@ Read = Callable[[list["Part"]], torch.Tensor]
 """What gives a process its part of one tensor."""
 
 
-def materialise(model: nn.Module, weights: Weights, *, device: torch.device | str) -> None:
+class Fill(Protocol):
+    """`materialise` with the weights of a run's model."""
+
+    def __call__(
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device | str,
+        each: Callable[[nn.Parameter], None] | None = None,
+        reads: bool = True,
+    ) -> None: ...
+
+
+def materialise(
+    model: nn.Module,
+    weights: Weights,
+    *,
+    device: torch.device | str,
+    each: Callable[[nn.Parameter], None] | None = None,
+    reads: bool = True,
+) -> None:
     """Make every parameter and buffer of `model` that is on the meta device real, on `device`, with its values.
 
     The model is that of `weights.reference` by the names of its modules; some may be missing (stages of a pipeline).
     Its parameters are plain tensors of full size, or DTensors with any mesh and placements. They stay the same
     objects, tied ones tied, and need a gradient as before. No process waits for another, so that each may hold
     different modules. Buffers that are real already move to `device`.
+
+    `each` is given every parameter as soon as it has its values, in the same order on every process, and may take its
+    memory away: no more is held at once than one module's. A process that does not `read` gives it memory without
+    values, into which another's come; buffers it reads all the same.
     """
     sources = _Sources(weights)
     with torch.no_grad(), weights.files or nullcontext():
         places = _places(model, sources.names, device)
+        if each is None:
+            _take_memory(places)
         for name in list(places):
             if name in places:  # else it came with another
-                _fill(name, places, sources)
+                _fill(name, places, sources, each, reads)
     for module in model.modules():
         for own, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[own] = buffer.to(device)
 
 
-def _fill(name: str, places: dict[str, list[_Place]], sources: _Sources) -> None:
+def _take_memory(places: dict[str, list[_Place]]) -> None:
+    """All at once: among whole modules that come and go, the heap would be left with holes between the parts (137
+    instead of 71 MB were seen for a quarter of 190 MB)."""
+    for place in (place for same in places.values() for place in same):
+        place.take_memory()
+
+
+def _fill(
+    name: str,
+    places: dict[str, list[_Place]],
+    sources: _Sources,
+    each: Callable[[nn.Parameter], None] | None,
+    reads: bool,
+) -> None:
     """Fill one of `places` and those that come with it; what was read in full for it is let go at the end."""
     for other, read in sources.find(name, places.keys()).items():
         for place in places.pop(other):
-            place.fill(read)
+            parameter = place.tensor if isinstance(place.tensor, nn.Parameter) else None
+            place.fill(read if reads or parameter is None else None)
+            if each is not None and parameter is not None:
+                each(parameter)
 
 
 class Part:
@@ -88,22 +131,29 @@ class _Place:
     module: nn.Module
     own: str
     tensor: torch.Tensor
-    real: torch.Tensor
+    device: torch.device | str
+    real: torch.Tensor | None = None
 
-    def fill(self, read: Read) -> None:
-        """Make it real, with what is read for the part that is here."""
-        here = self.real.to_local() if isinstance(self.real, DTensor) else self.real
-        if here.numel():
+    def take_memory(self) -> torch.Tensor:
+        if self.real is None:
+            self.real = torch.empty_like(self.tensor, device=self.device)
+        return self.real
+
+    def fill(self, read: Read | None) -> None:
+        """Make it real, with what is read for the part that is here, if anything is."""
+        real = self.take_memory()
+        here = real.to_local() if isinstance(real, DTensor) else real
+        if read is not None and here.numel():
             found = read(local_parts(self.tensor))
             if found.shape != here.shape:
                 raise ValueError(f"{self.own}: {tuple(found.shape)} were read for {tuple(here.shape)}")
             here.copy_(found)
         if isinstance(self.tensor, nn.Parameter):
-            parameter = nn.Parameter(self.real, requires_grad=self.tensor.requires_grad)
+            parameter = nn.Parameter(real, requires_grad=self.tensor.requires_grad)
             parameter.__dict__.update(self.tensor.__dict__)  # what others have noted on it
             torch.utils.swap_tensors(self.tensor, parameter)
         else:
-            self.module._buffers[self.own] = self.real
+            self.module._buffers[self.own] = real
 
 
 def local_parts(tensor: torch.Tensor) -> list[Part]:
@@ -161,11 +211,7 @@ def _chunks(places: torch.Tensor, count: int) -> list[torch.Tensor]:
 
 
 def _places(model: nn.Module, names: dict[str, str], device: torch.device | str) -> dict[str, list[_Place]]:
-    """What is on the meta device, by the name under which it is initialised.
-
-    All memory is taken at once: among whole modules that come and go, the heap would be left with holes between the
-    parts (137 instead of 71 MB were seen for a quarter of 190 MB).
-    """
+    """What is on the meta device, by the name under which it is initialised."""
     places: dict[str, list[_Place]] = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -174,7 +220,7 @@ def _places(model: nn.Module, names: dict[str, str], device: torch.device | str)
                 continue
             seen.add(id(tensor))
             name = names[f"{prefix}.{own}" if prefix else own]
-            places.setdefault(name, []).append(_Place(module, own, tensor, torch.empty_like(tensor, device=device)))
+            places.setdefault(name, []).append(_Place(module, own, tensor, device))
     return places
 
 
@@ -193,25 +239,36 @@ class _Sources:
         self._grown = {name: rows for name, rows in grown.items() if name in self._saved}
 
     def find(self, name: str, wanted: Set[str]) -> dict[str, Read]:
-        """How to read a tensor, and those of `wanted` that come with it."""
+        """How to read a tensor, and those of `wanted` that come with it; what is made for all is made when one is read.
+
+        Their order is the same on every process.
+        """
         origin = self._saved.get(name)
         if origin is None or name in self._grown:
-            whole = self._initialise(name.rpartition(".")[0], wanted)
+            prefix = name.rpartition(".")[0]
+            anew = self._anew(prefix, wanted)
+            together = [f"{prefix}.{own}" if prefix else own for own in anew]
+            make = cache(partial(self._initialise, prefix, anew))
         elif isinstance(origin, str):
             return {name: partial(_take, partial(self._read, origin))}
         elif origin.is_stacked:
             return {name: partial(self._stack, origin)}
         else:
-            whole = self._convert(origin)
-        return {other: partial(_take, value.__getitem__) for other, value in whole.items() if other in wanted}
+            together = [self.names[made] for made in origin.made]
+            make = cache(partial(self._convert, origin))
+        return {other: partial(_take, partial(_index, make, other)) for other in together if other in wanted}
 
-    def _initialise(self, prefix: str, wanted: Set[str]) -> dict[str, torch.Tensor]:
-        """The tensors of a module that are not saved, or not all of their rows."""
+    def _anew(self, prefix: str, wanted: Set[str]) -> list[str]:
+        """Of a module's own tensors those of `wanted` that are not saved, or not all of their rows."""
         module = self._reference.get_submodule(prefix)
         start = f"{prefix}." if prefix else ""
-        own = {*module._parameters, *module._buffers}
-        anew = {name for name in own if start + name in wanted and self._is_new(start + name)}
-        whole = not anew <= module._non_persistent_buffers_set
+        own = [*module._parameters, *module._buffers]
+        return [name for name in own if start + name in wanted and self._is_new(start + name)]
+
+    def _initialise(self, prefix: str, anew: list[str]) -> dict[str, torch.Tensor]:
+        """Tensors of a module, with the rows that are saved."""
+        start = f"{prefix}." if prefix else ""
+        whole = not set(anew) <= self._reference.get_submodule(prefix)._non_persistent_buffers_set
         try:
             values = first_values(self._reference, prefix, self._seed, whole=whole)
         except Exception as error:  # each architecture has its own rules, and does not check what they are given
@@ -244,6 +301,10 @@ class _Sources:
         first, *others = parts
         (rows,) = self._convert(conversion, first.span).values()
         return first.choose(_take(rows.__getitem__, [Part(torch.arange(len(rows))), *others]), 0)
+
+
+def _index(make: Callable[[], dict[str, torch.Tensor]], name: str, index: tuple[slice, ...]) -> torch.Tensor:
+    return make()[name][index]
 
 
 def _take(source: Callable[[tuple[slice, ...]], torch.Tensor], parts: list[Part]) -> torch.Tensor:

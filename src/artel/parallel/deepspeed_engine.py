@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from artel.errors import InputError, Problem
 from artel.models.device import autocast_dtype
 from artel.models.loss import open_head
+from artel.models.materialise import Fill
 from artel.objectives import Batch, Objective
 from artel.parallel.deepspeed_config import Resolved
 from artel.parallel.deepspeed_state import full_state, full_weights, load_state, load_weights
@@ -32,35 +33,46 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 
-class _Learner(nn.Module):
-    """Model and objective as one module, whatever the objective is asked: only within the forward pass of what
-    DeepSpeed wraps does it gather a weight that is used outside of its own layer, as the output head's is."""
+Found = TypeVar("Found")
 
-    def __init__(self, model: PreTrainedModel, objective: Objective) -> None:
+
+class _Learner(nn.Module):
+    """A module around the model, within whose forward pass all work with it is done: only within that of what DeepSpeed
+    wraps does it gather a weight that is used outside of its own layer, as the output head's is."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.objective = objective
 
-    def forward(self, batch: Batch, asked: str = "loss") -> Any:
-        return getattr(self.objective, asked)(self.model, batch)
+    def forward(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+        return work(self.model)
 
 
 class DeepSpeedLayout(Replicated):
     """Every process takes a share of each global batch, and of the model what ZeRO's stage says.
 
     Until `start` it holds the model as it was given: that is when micro-batches are tried, layers wrapped and compiled.
+    A model on the meta device, for stage 3, is then given its weights by `fill`, and shared out as they come.
     """
 
     engine: DeepSpeedEngine
 
-    def __init__(self, model: PreTrainedModel, objective: Objective, processes: Processes, resolved: Resolved) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        objective: Objective,
+        processes: Processes,
+        resolved: Resolved,
+        fill: Fill | None = None,
+    ) -> None:
         self.grid = Grid("ddp", copies=processes.world)
         self.model = model
         self._objective = objective
         self._processes = processes
         self._resolved = resolved
         self._dtype = autocast_dtype(resolved.precision)
-        self._learner = _Learner(model, objective)
+        self._fill = fill
+        self._learner = _Learner(model)
         self._started = False
 
     @property
@@ -68,20 +80,48 @@ class DeepSpeedLayout(Replicated):
         # In stage 3 the whole model is meant not to fit. Once the engine has it, a backward pass speaks to the others.
         return self._resolved.stage < 3 and not self._started
 
-    def start(self, optimizer: torch.optim.Optimizer, micro_batch: int, steps: int) -> DeepSpeedOptimizer:
-        """Hand model and `optimizer`, which has taken no step, to DeepSpeed for a run of `steps`; what steps from then.
+    def start(
+        self, make_optimizer: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int
+    ) -> DeepSpeedOptimizer:
+        """Hand the model and what `make_optimizer` makes to DeepSpeed for a run of `steps`; what steps from then.
 
         Raises InputError where the file asks for what DeepSpeed or its model cannot do.
         """
         settings = self._resolved.complete(self.model.config, steps, micro_batch)
-        open_head(self.model)  # found by trying, for which the head must be whole
+        _prepare(self._processes)
+        if self._fill is not None:
+            self._share_out(self._fill, settings)
+        optimizer = make_optimizer()
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
         optimizer.state.clear()  # what was made ahead belongs to parameters that DeepSpeed replaces
-        self.engine = _opened(self._resolved.file, self._learner, optimizer, settings, self._processes)
+        self.engine = _opened(self._resolved.file, self._learner, optimizer, settings)
         self._started = True
         self._dtype = None  # DeepSpeed holds the weights themselves in the precision
+        self.trying(open_head)  # here, not within the first step
         return DeepSpeedOptimizer(self.engine, optimizer, self._processes.device)
+
+    def _share_out(self, fill: Fill, settings: dict[str, Any]) -> None:
+        """Bring the weights, each shared out over the processes before the next one comes.
+
+        DeepSpeed's zero.Init is made for models that draw their own weights when they are built. Here it is given each
+        parameter when it has come; it sends the first process's values to all, so that the others need not read them.
+        """
+        import deepspeed
+
+        dtype = autocast_dtype(self._resolved.precision) or torch.float32
+        shared: list[nn.Parameter] = []
+
+        def share(parameter: nn.Parameter) -> None:
+            parameter.data = parameter.data.to(dtype)
+            if shared:
+                shared[0].convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]
+                return
+            with _refusals(self._resolved.file):
+                deepspeed.zero.Init(module=nn.ParameterList([parameter]), config_dict_or_path=settings)
+            shared.append(parameter)
+
+        fill(self.model, device=self._processes.device, each=share, reads=self._processes.first)
 
     def _learn(self, batch: Batch) -> torch.Tensor:
         return self._asked(batch, "loss")
@@ -92,9 +132,17 @@ class DeepSpeedLayout(Replicated):
     def _judgement(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         return self._asked(batch, "judge")
 
+    def trying(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+        # In a tuple: what a forward pass gives is looked through for tensors, for which it must be of a few kinds.
+        return self._run(lambda model: (work(model),))[0]
+
     def _asked(self, batch: Batch, what: str) -> Any:
-        """What the objective finds, through the engine once there is one."""
-        return (self.engine if self._started else self._learner)(batch, what)
+        return self._run(lambda model: getattr(self._objective, what)(model, batch))
+
+    def _run(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+        """What work with the model finds, through the engine once there is one."""
+        found: Found = (self.engine if self._started else self._learner)(work)
+        return found
 
     def _go_back(self, loss: torch.Tensor) -> None:
         self.engine.backward(loss, scale_wrt_gas=False)
@@ -176,24 +224,40 @@ class DeepSpeedOptimizer:
         load_state(self._engine, self._optimizer, state)
 
 
-def _opened(
-    file: str, learner: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, Any], processes: Processes
-) -> DeepSpeedEngine:
+def _prepare(processes: Processes) -> None:
+    """What DeepSpeed expects to find around it."""
     os.environ.setdefault("LOCAL_RANK", str(processes.local_rank))
     if not dist.is_initialized():  # DeepSpeed wants a group of processes, be it of one
         backend = "cpu:gloo,cuda:nccl" if processes.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     import deepspeed
-    from deepspeed.runtime.config import DeepSpeedConfigError
-    from deepspeed.runtime.zero.utils import ZeRORuntimeException
 
     # On a CPU it would compile an all-reduce of its own for a minute or two; a killed build leaves a lock that the next
     # run waits on for ever. Gloo does without.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    with redirect_stdout(sys.stderr):
+        deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)  # takes the group that is there
+
+
+@contextmanager
+def _refusals(file: str) -> Iterator[None]:
+    """What DeepSpeed refuses of its file, as errors of ours."""
+    from deepspeed.runtime.config import DeepSpeedConfigError
+    from deepspeed.runtime.zero.utils import ZeRORuntimeException
+
     refusals = (AssertionError, ValueError, NotImplementedError, DeepSpeedConfigError, ZeRORuntimeException)
     try:
         with redirect_stdout(sys.stderr):
-            engine: DeepSpeedEngine = deepspeed.initialize(model=learner, optimizer=optimizer, config=settings)[0]
+            yield
     except refusals as error:
         raise InputError([Problem(file, f"DeepSpeed refuses it: {error}", "change what it names")]) from error
+
+
+def _opened(
+    file: str, learner: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
+) -> DeepSpeedEngine:
+    import deepspeed
+
+    with _refusals(file):
+        engine: DeepSpeedEngine = deepspeed.initialize(model=learner, optimizer=optimizer, config=settings)[0]
     return engine

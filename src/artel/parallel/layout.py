@@ -5,9 +5,9 @@ Whatever the layout, the gradient of a step is that of the mean loss over all ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from artel.objectives import Batch, Objective
 from artel.parallel.grid import Grid
 from artel.parallel.norms import norm_here
 from artel.parallel.processes import Processes
+
+Found = TypeVar("Found")
 
 
 class Layout(Protocol):
@@ -80,6 +82,10 @@ class Layout(Protocol):
 
     def generating(self) -> AbstractContextManager[bool]:
         """What the model writes in; whether this process must take part."""
+        ...
+
+    def trying(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+        """What `work` finds out about the model, on all processes at the same time; not for stages of a pipeline."""
         ...
 
 
@@ -189,6 +195,10 @@ class Replicated:
     @contextmanager
     def generating(self) -> Iterator[bool]:
         yield self._processes.first
+
+    def trying(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+        with self.generating():  # where the model is in shards they are let go again
+            return work(self.model)
 
     def _learn(self, batch: Batch) -> torch.Tensor:
         """The objective's sums, from which the backward pass begins."""

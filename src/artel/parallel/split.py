@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from artel.config.sections import ParallelConfig
 from artel.errors import Problem
 from artel.models.device import autocast_dtype
+from artel.models.materialise import Fill
 from artel.objectives import Objective
 from artel.parallel.context import context_problems, exchange_choice
 from artel.parallel.expert import expert_meshes, expert_problems, experts_of, split_experts
@@ -76,12 +77,12 @@ def lay_out(
     grid: Grid,
     wanted: ParallelConfig,
     *,
-    fill: Callable[[nn.Module, torch.device], None],
+    fill: Fill | None,
     tell: Callable[[str], None],
 ) -> Layout:
     """The model, spread over the processes of `grid` as `wanted` says; all of them call it.
 
-    The model may be on the meta device; `fill` then brings the weights of what is left of it.
+    A model on the meta device needs `fill`, which brings the weights of what is left of it.
     """
     device = processes.device
     if grid.is_plain:
@@ -105,10 +106,12 @@ def lay_out(
         if grid.batch_ranks * grid.context > 1:
             for stage in stages:
                 shard(stage, batch_mesh(mesh, grid), how)
-        fill(model, place)
+        if fill is not None:
+            fill(model, device=place)
         return Pipelined(model, stages, objective, processes, precision, grid, mesh["pipeline"], wanted.schedule)
     shard(model, batch_mesh(mesh, grid), how, experts)
-    fill(model, place)
+    if fill is not None:
+        fill(model, device=place)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
     shared = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -83,11 +85,14 @@ class Stepper(Protocol):
     def load(self, state: dict[str, torch.Tensor]) -> None: ...
 
 
-def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> torch.optim.Optimizer:
-    """PyTorch's own, for an engine that steps it; adamw or sgd."""
+def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Callable[[], torch.optim.Optimizer]:
+    """What makes PyTorch's own, adamw or sgd, for an engine that steps it.
+
+    Its groups go by the parameters as they are now, which may be on the meta device; it is made of what they are then.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = parameter_groups(trained, layer_shares(model, train.layer_decay), train.learning_rate, train.weight_decay)
-    return _part(groups, train, seed)
+    return partial(_part, groups, train, seed)
 
 
 class Optimizer:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
@@ -19,7 +19,7 @@ from artel.models.choice import Choice
 from artel.models.compiling import OFF
 from artel.models.float8 import use_float8
 from artel.models.loss import loss_choice
-from artel.models.materialise import materialise
+from artel.models.materialise import Fill, materialise
 from artel.models.quantised import compute_in
 from artel.models.recomputing import Recompute, recompute
 from artel.models.skeleton import build_skeleton, can_be_sharded_while_loading
@@ -102,7 +102,9 @@ def make_ready(
 ) -> Ready:
     """The run's model, on its device, as `config` wants it; `steps` is the length of the run. Raises InputError."""
     grid = read_grid(config.parallel, processes.world, processes.on_host)
-    built, fill = _built(config, tokenizer, objective, grid, processes)
+    deepspeed = _deepspeed(config, processes, tell)
+    shares = not grid.is_plain or (deepspeed is not None and deepspeed.stage == 3)
+    built, fill = _built(config, tokenizer, objective, grid, processes, shares)
     for note in built.notes:
         tell(note)
     model = built.model
@@ -119,14 +121,13 @@ def make_ready(
     precision = _in_precision(model, config, processes, tell)
     model.train()
     parameters = built.parameters
-    deepspeed = _deepspeed(config, processes, tell)
     layout: Layout
     if deepspeed is not None:
         precision = deepspeed.precision
-        layout = DeepSpeedLayout(model, objective, processes, deepspeed)
+        layout = DeepSpeedLayout(model, objective, processes, deepspeed, fill)
     else:
         layout = lay_out(model, objective, processes, precision, grid, config.parallel, fill=fill, tell=tell)
-    _check(layout, objective, checked=whole)
+        _check(layout, objective, checked=whole)
     if grid.pipeline > 1 and config.validate_.prompts:
         tell("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
     given = deepspeed.micro_batch if deepspeed is not None else None
@@ -141,16 +142,14 @@ def make_ready(
         compiled = Choice(OFF, "parallel.deepspeed")
     if compiled.value != OFF:
         compile_layers(model, fixed=objective.joins)
-    loss = "in the last stage"
-    if grid.pipeline == 1:
-        with layout.generating():  # the model is tried, and its shards are let go again
-            loss = loss_choice(model).value
     optimizer: Stepper
     if isinstance(layout, DeepSpeedLayout):
         optimizer = layout.start(plain_optimizer(model, config.train, config.seed), found.size, steps)
+        _check(layout, objective, checked=whole)
     else:
         loss_scale = LossScale(processes.device) if precision == "fp16" else None
         optimizer = Optimizer(model, config.train, config.seed, loss_scale, precision)
+    loss = layout.trying(loss_choice).value if grid.pipeline == 1 else "in the last stage"
     device = f"{processes.world} process(es) on {processes.device.type}"
     told = (
         f"{device}, {precision}, micro-batches of {found.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
@@ -181,9 +180,9 @@ def _recomputing(model: PreTrainedModel, config: RunConfig, found: Found) -> str
 
 
 def _built(
-    config: RunConfig, tokenizer: Tokenizer, objective: Objective, grid: Grid, processes: Processes
-) -> tuple[Built, Callable[[nn.Module, torch.device], None]]:
-    """The model, whole or on the meta device, and what brings the weights of what is left of it when it is split.
+    config: RunConfig, tokenizer: Tokenizer, objective: Objective, grid: Grid, processes: Processes, shares: bool
+) -> tuple[Built, Fill | None]:
+    """The model: whole, or where processes are to have `shares` of it on the meta device, and then what brings weights.
 
     A pipeline's stages cannot be tried alone: where documents are kept apart, each process tries the whole model first.
     """
@@ -194,22 +193,21 @@ def _built(
         "seed": config.seed,
     }
     tried_whole = grid.pipeline > 1 and getattr(objective, "apart", False)
-    if grid.is_plain or tried_whole or can_be_sharded_while_loading(config.model) is not None:
+    if not shares or tried_whole or can_be_sharded_while_loading(config.model) is not None:
         built = build_model(config.model, tokenizer, **wanted)
         built.model.to(processes.device)
-        return built, lambda model, device: None
+        return built, None
     skeleton = build_skeleton(config.model, tokenizer, **wanted)
-    return skeleton, lambda model, device: materialise(model, skeleton.weights, device=device)
+    return skeleton, partial(materialise, weights=skeleton.weights)
 
 
 def _check(layout: Layout, objective: Objective, *, checked: bool) -> None:
     """Try a model that has its weights only now; no stage of a pipeline can be tried alone."""
     if layout.grid.pipeline == 1:
-        with layout.generating():
-            if not checked:
-                objective.check(layout.model)
-            if layout.grid.context > 1:
-                check_context(layout.model)
+        if not checked:
+            layout.trying(objective.check)
+        if layout.grid.context > 1:
+            layout.trying(check_context)
 
 
 def _deepspeed(config: RunConfig, processes: Processes, tell: Callable[[str], None]) -> Resolved | None:

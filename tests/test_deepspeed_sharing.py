@@ -1,0 +1,136 @@
+"""Models that DeepSpeed's stage 3 shares out while their weights come: the same ones, and no process holds them all."""
+
+import json
+import os
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from artel.config import ModelConfig, TokenizerTraining
+from artel.models import build_model
+from artel.models.materialise import materialise
+from artel.models.skeleton import build_skeleton
+from artel.tokens import train_tokenizer
+from helpers import DEEPSPEED, largest_difference, losses, merged, write_run
+from ranks import run_ranks
+from test_deepspeed import resolve
+from test_deepspeed_training import ROWS, SMALL, _objective, _plain, _processes, _relative, _steps, _train
+from test_materialise import CAUSAL
+from test_materialise_ranks import _status, cases, saved_by_the_first
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("deepspeed_beside")]
+
+OFFLOADED = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+LARGE = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 40, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": 8000}  # fmt: skip
+
+
+def _asked():
+    words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+    return {"tokenizer": words, "auto_class": CAUSAL, "block": 16, "seed": 3}
+
+
+def _shared(wanted, rank, world, bring=materialise, **zero):
+    """A layout begun from a model without weights, what steps it, and the section `train` of its run."""
+    from artel.parallel.deepspeed_engine import DeepSpeedLayout
+
+    skeleton, train = build_skeleton(wanted, **_asked()), _train(world, optimizer="sgd", momentum=0.9)
+    with tempfile.TemporaryDirectory() as folder:
+        resolved = resolve({"zero_optimization": {"stage": 3, **SMALL, **zero}}, folder, world=world, **train)
+    fill = partial(bring, weights=skeleton.weights)
+    skeleton.model.eval()  # no dropout
+    layout = DeepSpeedLayout(skeleton.model, _objective(), _processes(rank, world), resolved, fill)
+    return layout, layout.start(_plain(skeleton.model, resolved.run.train), ROWS, 4), resolved.run.train
+
+
+def on_two(rank, world):
+    """For each model whether its first weights are those of the whole one, and how far its steps are from that one's;
+    and what a process has read of the files."""
+    sys.path.append(str(DEEPSPEED))
+    from artel.models.tensor_files import TensorFiles
+    from artel.parallel import Replicated
+    from artel.training.optimizer import Optimizer
+
+    reader, read = TensorFiles.read, set()
+
+    def noting(files, name, index=()):
+        read.add(name)
+        return reader(files, name, index)
+
+    TensorFiles.read = noting
+    found = {}
+    for number, (name, wanted) in enumerate(cases(saved_by_the_first(rank)).items()):
+        layout, optimizer, train = _shared(wanted, rank, world, **(OFFLOADED if number % 2 else {}))
+        weights, whole = optimizer.weights(), build_model(wanted, **_asked()).model.eval()
+        expected = {key: value for key, value in whole.state_dict().items() if key not in whole.all_tied_weights_keys}
+        same = weights.keys() == expected.keys() and all(torch.equal(weights[key], expected[key]) for key in weights)
+        alone = _steps(Replicated(whole, _objective(), _processes(0, 1), "fp32"), Optimizer(whole, train), 0, 2, 0, 1)
+        found[name] = [same or rank > 0, _relative(_steps(layout, optimizer, 0, 2, rank, world), alone)]
+    return {"models": found, "read": sorted(read)}
+
+
+def test_two_processes_begin_and_train_as_one():
+    found = run_ranks(2, __file__, "on_two")
+    for rank in found:
+        for name, (same, apart) in rank["models"].items():
+            assert same, name
+            assert apart < 1e-5, (name, apart)
+    first, second = (set(rank["read"]) for rank in found)
+    assert any(".experts." in name for name in first)
+    # Another is sent the first one's values; by itself it sees that two tensors which are tied are saved alike.
+    assert second == {"lm_head.weight", "transformer.wte.weight"}
+
+
+def on_four(rank, world):
+    """MB that a process grew by at most while the weights came, and those of all weights."""
+    sys.path.append(str(DEEPSPEED))
+    _shared(ModelConfig(config=LARGE | {"num_hidden_layers": 1, "vocab_size": 300}), rank, world)  # what is loaded once
+    grown = []
+
+    def watched(model, weights, **how):
+        before = _status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is what is taken from now on
+        materialise(model, weights, **how)
+        grown.append(_status("VmHWM") - before)
+
+    layout, *_ = _shared(ModelConfig(config=LARGE), rank, world, bring=watched)
+    return [grown[0], sum(parameter.ds_numel for parameter in layout.model.parameters()) * 4 / 2**20]
+
+
+def test_no_process_holds_the_whole_model():
+    # Every tensor in memory of its own, as tensors of over 32 MB have it: else holes in the heap are counted too.
+    for grown, whole in run_ranks(4, __file__, "on_four", MALLOC_MMAP_THRESHOLD_="65536"):
+        assert whole > 160
+        assert whole / 4 < grown < whole / 4 + 25, "a quarter and one module"
+
+
+def test_a_run_checks_writes_and_goes_on_under_stage_3(tmp_path):
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, **SMALL}}))
+    asked = {
+        "data": {"packing": "best_fit"},  # documents apart: what the model makes of that is tried
+        "train": {"batch": 8, "micro_batch": 4, "schedule": "constant"},
+        "checkpoint": {"every": 3},
+        "validate": {"every": 3, "prompts": ["words"]},
+    }
+    shared = {"run": str(tmp_path / "two"), "parallel": {"deepspeed": str(tmp_path / "ds.json")}}
+    alone = write_run(tmp_path / "one.yaml", **asked)
+    three = write_run(tmp_path / "three.yaml", **merged(asked, shared | {"train": {"steps": 3}}))
+    six = write_run(tmp_path / "six.yaml", **merged(asked, shared))
+    worker = Path(__file__).parent / "workers/layout_cases.py"
+    for world, files in ((1, [alone]), (2, [three, six])):
+        told = run_ranks(world, worker, "run_files", CASES=os.pathsep.join(map(str, files)))
+        assert told == [[None] * len(files)] * world
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert sorted(two) == [1, 2, 3, 4, 5, 6]
+    assert largest_difference(one, two) < 1e-5
+    written = (tmp_path / "two/samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in written] == [3, 6]
+    trained = [load_file(tmp_path / name / "model/model.safetensors") for name in ("one", "two")]
+    assert trained[0].keys() == trained[1].keys()
+    for name, tensor in trained[0].items():
+        assert torch.allclose(tensor, trained[1][name], atol=1e-3), name
