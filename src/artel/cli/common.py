@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import warnings
@@ -57,6 +58,15 @@ def quiet_libraries() -> None:
     # Views of outputs are safe with who does not write into them; and reading pieces alone is what is meant.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-    from transformers.utils import logging
+    logging.getLogger("DeepSpeed").addFilter(_to_standard_error)
+    from transformers.utils import logging as transformers_logging
 
-    logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+
+
+def _to_standard_error(record: logging.LogRecord) -> bool:
+    """A filter that lets all through: DeepSpeed, which accelerate imports, would warn on standard output."""
+    for handler in logging.getLogger(record.name).handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+    return True

@@ -24,19 +24,30 @@ def export(
     llama_cpp: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="llama.cpp's folder, for --gguf; else LLAMA_CPP, or PATH.")
     ] = None,
+    deepspeed: Annotated[
+        bool, typer.Option("--deepspeed", help="A run's newest checkpoint too, in DeepSpeed's universal format.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model as a Hugging Face folder, an adapter as peft's, or a GGUF file.
+    """Write a model as a Hugging Face folder, an adapter as peft's, or a GGUF file; or a checkpoint for DeepSpeed.
 
     Example: artel export runs/assistant exported --merge --gguf q4_k_m
     """
     quiet_libraries()
     from artel.errors import InputError, Problem
     from artel.using import export as write
+    from artel.using import export_for_deepspeed
 
     if llama_cpp is not None and gguf is None:
         raise InputError([Problem("--llama-cpp", "has no meaning without --gguf", "add --gguf q8_0, or leave it out")])
-    done = write(name, folder, merge=merge, gguf=gguf, llama_cpp=llama_cpp, tell=tell)
+    if deepspeed and (merge or gguf is not None):
+        raise InputError(
+            [Problem("--deepspeed", "is for a checkpoint as it is", "leave it out, or --merge and --gguf")]
+        )
+    if deepspeed:
+        done = export_for_deepspeed(name, folder)
+    else:
+        done = write(name, folder, merge=merge, gguf=gguf, llama_cpp=llama_cpp, tell=tell)
     merged = f", merged into {done.merged_into} in {done.dtype}" if done.merged_into else ""
     tell(f"{done.kind}{merged}: {done.folder}")
     if as_json:

@@ -30,7 +30,7 @@ from artel.objectives import Batch, Objective, objective_of
 from artel.parallel import Layout, Processes
 from artel.preparing import Prepared
 from artel.storage import write_file
-from artel.tokens import BalancedOrder, Blocks, Order, Samples, StorePart, Tokenizer, micro_batches, step_numbers
+from artel.tokens import BalancedOrder, Order, Samples, StorePart, Tokenizer, micro_batches, step_numbers
 from artel.training.bad_steps import Guard
 from artel.training.before import remember_before
 from artel.training.checkpoint import (
@@ -55,7 +55,7 @@ from artel.training.ready import make_ready
 from artel.training.retention import check_space, checkpoint_bytes, commit
 from artel.training.run_folder import RunFolder
 from artel.training.saver import Saver
-from artel.training.schedule import Length, rate
+from artel.training.schedule import Length, rate, run_length
 from artel.training.tracking import Trackers
 from artel.training.watchdog import beat, watched
 
@@ -227,8 +227,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     samples, validation = objective.view(store.train), Validation(objective, store.validation)
     _check_blocks(samples, store.train, validation, config)
     objective.study(store.train)
-    tokens = config.data.block if isinstance(samples, Blocks) else store.train.tokens / store.train.samples
-    length = Length.of(config.train, len(samples), tokens)
+    length = run_length(config, samples, store.train)
 
     if config.checkpoint.copy_to is not None:
         if processes.first:

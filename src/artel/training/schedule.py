@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from artel.config import TrainConfig
+from artel.config import RunConfig, TrainConfig
 from artel.config.quantities import Interval
+from artel.tokens import Blocks, Samples, StorePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,12 @@ class Length:
             passed, before = (round(self.epoch(at) / interval.epochs, 9) for at in (step, step - 1))
             return math.floor(passed) > math.floor(before)
         return False
+
+
+def run_length(config: RunConfig, samples: Samples, part: StorePart) -> Length:
+    """The length of a run on `samples`, which are its objective's view of the training `part` of its store."""
+    tokens = config.data.block if isinstance(samples, Blocks) else part.tokens / part.samples
+    return Length.of(config.train, len(samples), tokens)
 
 
 def rate(train: TrainConfig, step: int, steps: int) -> float:

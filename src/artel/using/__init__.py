@@ -1,7 +1,7 @@
 """Using a trained model: evaluate, generate, export, report."""
 
 from artel.using.evaluate import Judged, evaluate
-from artel.using.export import Exported, export
+from artel.using.export import Exported, export, export_for_deepspeed
 from artel.using.harness import run_tasks
 from artel.using.open import Opened, open_model, open_untrained
 from artel.using.show import Shown, shown
@@ -16,6 +16,7 @@ __all__ = [
     "TalkSettings",
     "evaluate",
     "export",
+    "export_for_deepspeed",
     "open_model",
     "open_untrained",
     "run_tasks",

@@ -1,4 +1,7 @@
-"""A trained model as others take it: a Hugging Face folder, an adapter, one merged with its base, or a GGUF file."""
+"""A trained model as others take it: a Hugging Face folder, an adapter, one merged with its base, a GGUF file.
+
+And a run's checkpoint as DeepSpeed takes it, to be trained on.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,9 @@ from artel.storage import new_folder
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
 from artel.using.deepspeed_folder import Assembled, assemble
+from artel.using.deepspeed_universal import newest_checkpoint, write_universal
 from artel.using.gguf import find_gguf_tools, write_gguf
-from artel.using.open import Opened, objective_of_folder, open_model
+from artel.using.open import Opened, objective_of_folder, open_checkpoint, open_model
 
 Tell = Callable[[str], None]
 
@@ -30,7 +34,7 @@ class Exported:
 
     folder: str
     kind: str
-    """model, adapter or gguf."""
+    """model, adapter, gguf or deepspeed."""
     merged_into: str | None = None
     """The base model of an adapter that was merged."""
     dtype: str | None = None
@@ -48,8 +52,7 @@ def export(name: str, folder: Path, *, merge: bool, gguf: str | None, llama_cpp:
     model.gguf and a Modelfile, made by llama.cpp's tools, which are looked for in `llama_cpp` too. The folder appears
     when it is whole. Raises InputError before anything is loaded, WorkError when a tool fails.
     """
-    if folder.exists():
-        raise InputError([Problem(str(folder), "is there already", "give a folder that is not there yet")])
+    _check_new(folder)
     tools = None if gguf is None else find_gguf_tools(gguf, llama_cpp)
     source, run = _source(name)
     adapted = read_adapter(str(source)) is not None if isinstance(source, Path) else is_adapted(source.model)
@@ -73,6 +76,25 @@ def export(name: str, folder: Path, *, merge: bool, gguf: str | None, llama_cpp:
             write_gguf(tools, whole, partial)
         shutil.rmtree(work)
     return done
+
+
+def export_for_deepspeed(name: str, folder: Path) -> Exported:
+    """Write the newest checkpoint of a run: its model, and beside it weights and optimizer as DeepSpeed reads them.
+
+    The folder appears when it is whole. Raises InputError before anything is loaded.
+    """
+    _check_new(folder)
+    checkpoint = newest_checkpoint(name)
+    run = load_run(name)
+    with new_folder(folder) as partial:
+        _put(open_checkpoint(run, checkpoint), partial)
+        write_universal(run, checkpoint, partial)
+    return Exported(str(folder), "deepspeed")
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists():
+        raise InputError([Problem(str(folder), "is there already", "give a folder that is not there yet")])
 
 
 def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:

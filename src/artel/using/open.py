@@ -44,14 +44,19 @@ def open_model(name: str) -> Opened:
         if folder.model.is_dir():
             return _open_folder(name, str(folder.model), run)
         if (folder.checkpoints / "latest").exists():
-            opened = _fresh(run, lambda _: None)
-            load_weights(folder.checkpoints / "latest", opened.model)
-            return opened
+            return open_checkpoint(run, folder.checkpoints / "latest")
         raise InputError([Problem(name, "has no checkpoint yet", f"train it: artel train {folder.config}")])
     if folder.path.is_file():
         fix = "give the run's folder, or --untrained for the model before training"
         raise InputError([Problem(name, "is a file, not a run, a model folder or a hub id", fix)])
     return _open_folder(name, name, None)
+
+
+def open_checkpoint(run: RunConfig, path: Path) -> Opened:
+    """The run's model as it was when the checkpoint at `path` was written."""
+    opened = _fresh(run, lambda _: None)
+    load_weights(path, opened.model)
+    return opened
 
 
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:
