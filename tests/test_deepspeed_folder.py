@@ -1,20 +1,22 @@
-"""Checkpoints that transformers' Trainer wrote with DeepSpeed, exported as models."""
+"""Checkpoints that transformers' Trainer wrote with DeepSpeed: exported as models, and gone on from."""
 
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from artel.config import TokenizerTraining
 from artel.errors import InputError
 from artel.tokens import load_tokenizer, train_tokenizer
 from artel.using import export, open_model
-from helpers import DEEPSPEED, artel, write_run
+from helpers import DEEPSPEED, artel, merged, write_run
 from ranks import run_ranks
 from test_deepspeed import gpt2_config
 
@@ -46,7 +48,9 @@ def trained(rank, world):
             per_device_train_batch_size=4, report_to=[], disable_tqdm=True, ddp_backend="gloo", seed=stage
         )  # fmt: skip
         torch.manual_seed(stage)
-        model = GPT2LMHeadModel(gpt2_config())
+        config_of_model = gpt2_config()
+        config_of_model.vocab_size = 270
+        model = GPT2LMHeadModel(config_of_model)
         model.generation_config.update(do_sample=True, temperature=0.7)
         trainer = Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
         trainer.train()
@@ -91,6 +95,66 @@ def test_a_checkpoint_of_trainers_becomes_the_model_it_was(folder, tmp_path, sta
         assert found[name].dtype == torch.float32
         assert torch.equal(found[name], value), name
     assert open_model(str(tmp_path / "model")).tokenizer.vocabulary == 270
+
+
+def run_from(folder, path, **changes):
+    config = {"vocab_size": 270, "n_positions": 32, "n_embd": 33, "n_head": 3}
+    tokenizer = {"train": None, "from": str(folder / "tokenizer")}
+    run = {"tokenizer": tokenizer, "model": {"config": config}, "train": {"steps": 3, "optimizer": "adamw"},
+           "checkpoint": {"every": 1, "keep": 9, "best": None}}  # fmt: skip
+    return write_run(path, **merged(run, changes))
+
+
+@pytest.mark.parametrize("stage", list(STAGES))
+def test_a_run_goes_on_where_trainer_stood(folder, tmp_path, stage):
+    """Its first checkpoint holds what DeepSpeed's own converter finds."""
+    checkpoint = folder / str(stage) / "checkpoint-2"
+    convert = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    convert += ["--input_folder", checkpoint / "global_step2", "--output_folder", tmp_path / "universal"]
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(DEEPSPEED)]))
+    subprocess.run(convert, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL, timeout=200)
+    run = run_from(folder, tmp_path / "run.yaml")
+    done = artel("train", run, "--from-deepspeed", checkpoint)
+    assert done.returncode == 0, done.stderr
+    assert "going on after step 2" in done.stderr
+    checkpoints = tmp_path / "run" / "checkpoints"
+    began, ended = (
+        load_file(checkpoints / name / "model.safetensors") | load_file(checkpoints / name / "optimizer.safetensors")
+        for name in ("step-000000002", "step-000000003")
+    )
+    names = [name for name in began if "|" not in name]
+    assert sorted(began) == sorted(ended)
+    assert len(began) == 4 * len(names)
+    for name in names:
+        wanted = tmp_path / "universal" / "zero" / name
+        for key, stored in (("fp32", name), ("exp_avg", f"{name}|exp_avg"), ("exp_avg_sq", f"{name}|exp_avg_sq")):
+            found = torch.load(wanted / f"{key}.pt", weights_only=False)
+            found = (found if stage == 3 else found["param"]).view(began[stored].shape)
+            assert torch.equal(began[stored], found), stored
+            assert not torch.equal(ended[stored], found)
+        assert (began[f"{name}|step"], ended[f"{name}|step"]) == (2, 3)
+    again = artel("train", run, "--from-deepspeed", checkpoint)
+    assert again.returncode == 0, again.stderr
+    assert "has begun, and goes on from its own checkpoint" in again.stderr
+
+
+def test_a_run_that_cannot_begin_from_it_says_why(folder, tmp_path):
+    checkpoint = folder / "3" / "checkpoint-2"
+    run = run_from(folder, tmp_path / "run.yaml", train={"optimizer": "sgd"})
+    done = artel("train", run, "--from-deepspeed", folder)
+    assert done.returncode == 2
+    assert "train.optimizer: sgd: DeepSpeed's checkpoint has the state of Adam" in done.stderr
+    assert f"{folder}: holds no checkpoint of DeepSpeed's" in done.stderr
+    assert not (tmp_path / "stores").exists()  # before any text is prepared
+    run = run_from(folder, tmp_path / "run.yaml", train={"steps": 2})
+    done = artel("train", run, "--from-deepspeed", checkpoint)
+    assert done.returncode == 2
+    assert "is of step 2, and this run ends after 2" in done.stderr
+    run = run_from(folder, tmp_path / "run.yaml", model={"freeze": ["transformer.wpe.weight"]})
+    done = artel("train", run, "--from-deepspeed", checkpoint)
+    assert done.returncode == 2
+    assert "trained other parameters than this run does (transformer.wpe.weight …, 1 in all)" in done.stderr
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
 def test_training_from_it_names_the_way(folder, tmp_path):

@@ -41,6 +41,10 @@ def train(
     deepspeed: Annotated[
         str | None, typer.Option("--deepspeed", "--deepspeed_config", help="The same as parallel.deepspeed=FILE.")
     ] = None,
+    from_deepspeed: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Begin where DeepSpeed's checkpoint in DIR stands: weights, optimizer, step."),
+    ] = None,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew: the run's folder is emptied first.")] = False,
     report_to: Annotated[str | None, typer.Option(help="Add trackers, as tensorboard or wandb.")] = None,
@@ -91,7 +95,7 @@ def train(
         if leads:
             _await_processes(folder)
             world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
-            _lead(run, folder, restart, world, int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
+            _lead(run, folder, restart, world, int(os.environ.get("LOCAL_WORLD_SIZE", processes)), from_deepspeed)
         else:
             prepare(run, tell)
         if not restart and _is_complete(folder):  # with --restart the leader is just emptying the folder
@@ -149,7 +153,7 @@ def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
     return here
 
 
-def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: int) -> None:
+def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: int, from_deepspeed: Path | None) -> None:
     """Check what can be checked of a run for `world` processes, `here` of them on this host, and prepare its text."""
     quiet_libraries()
     from artel.errors import InputError, Problem
@@ -162,6 +166,9 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     from artel.training.ready import check_layout
     from artel.training.run_folder import check_same_run
 
+    if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):
+        tell(f"{folder.path} has begun, and goes on from its own checkpoint; --restart begins from {from_deepspeed}")
+        from_deepspeed = None
     problems: list[Problem] = []
     kind = objective_type(run)
     problems += kind.problems(run)
@@ -171,6 +178,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
         lambda: check_optimizer(run.train),
         lambda: pick_precision(run.train.precision, device_here(), run.train.weights),
         lambda: check_layout(run, kind.auto_class, world, here),
+        lambda: _check_beginning(run, from_deepspeed),
     ):
         try:
             check()
@@ -187,6 +195,17 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     check_same_run(run)
     remember(run, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
+    if from_deepspeed is not None:
+        from artel.using.deepspeed_folder import begin_run
+
+        begin_run(run, from_deepspeed, tell)
+
+
+def _check_beginning(run: RunConfig, from_deepspeed: Path | None) -> None:
+    if from_deepspeed is not None:
+        from artel.using.deepspeed_folder import check_beginning
+
+        check_beginning(run, from_deepspeed)
 
 
 def _is_complete(folder: RunFolder) -> bool:

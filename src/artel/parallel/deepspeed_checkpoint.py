@@ -1,4 +1,4 @@
-"""Weights out of a checkpoint that DeepSpeed wrote by itself, whoever trained it: what its zero_to_fp32.py finds.
+"""Weights and averages out of a checkpoint that DeepSpeed wrote by itself: what its zero_to_fp32.py finds, and more.
 
 That script executes what is pickled in the files. Here they are read by PyTorch's loader for weights, which makes
 tensors, numbers and a few plain classes of DeepSpeed's, and stops at anything else.
@@ -11,12 +11,15 @@ import math
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.serialization import safe_globals
 
 from artel.errors import InputError, Problem
+
+AVERAGES = ("exp_avg", "exp_avg_sq")
+"""What Adam keeps of a parameter's gradient, in PyTorch and in DeepSpeed."""
 
 
 def read_zero_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
@@ -27,36 +30,90 @@ def read_zero_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
 
     Raises InputError where there is none, files are missing, or they hold more than plain data.
     """
-    latest = folder / "latest"
-    if latest.is_file():
-        folder = folder / latest.read_text().strip()
-    models = sorted(folder.glob("*_model_states.pt"), key=_rank)
-    if not models:
-        fix = "name the folder that DeepSpeed saved in, with its file `latest`"
-        raise InputError([Problem(str(folder), "holds no checkpoint of DeepSpeed's", fix)])
-    model = _loaded(models[0])
-    shards = sorted(folder.glob("*_optim_states.pt"), key=_rank)
-    if not shards:  # without ZeRO, or saved without an optimizer
+    saved = _Saved.read(folder)
+    model, states, shapes = saved.models[0], saved.states, saved.shapes
+    if not states:  # without ZeRO, or saved without an optimizer
         return {name: tensor.float() for name, tensor in model["module"].items()}
-    states = [_loaded(shard)["optimizer_state_dict"] for shard in shards]
-    count = states[0]["partition_count"]
-    count = max(count) if isinstance(count, list) else count
-    if count != len(shards):
-        what = f"has files of {len(shards)} processes and was written by {count}"
-        raise InputError([Problem(str(folder), what, "copy all of its files")])
     buffers = {name: tensor for name, tensor in model["module"].items() if name in set(model["buffer_names"])}
     found = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
-    shapes: list[dict[str, torch.Size]] = model["param_shapes"]
-    if states[0]["zero_stage"] == 3:
+    if saved.stage == 3:
         found |= _dealt_out([state["fp32_flat_groups"] for state in states], shapes)
-        frozen = [_loaded(path).get("frozen_param_fragments") or {} for path in models]
+        frozen = [each.get("frozen_param_fragments") or {} for each in saved.models]
         for name, shape in (model.get("frozen_param_shapes") or {}).items():
             found[name] = _whole([fragments[name].flatten() for fragments in frozen], shape).float()
     else:
-        paddings = states[0].get("param_alignment_paddings")
-        found |= _behind_one_another([state["single_partition_of_fp32_groups"] for state in states], shapes, paddings)
+        flat = [state["single_partition_of_fp32_groups"] for state in states]
+        found |= _behind_one_another(flat, shapes, states[0].get("param_alignment_paddings"))
         found |= {name: tensor.float() for name, tensor in (model.get("frozen_param_fragments") or {}).items()}
     return found
+
+
+def read_zero_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """Adam's state of a checkpoint, `NAME|exp_avg`, `NAME|exp_avg_sq`, `NAME|step`, float32; the step that it is of.
+
+    Steps that were skipped, for too large a loss scale, are not in `NAME|step`. `folder` and InputError are as in
+    `read_zero_checkpoint`; InputError also for the checkpoint of another optimizer.
+    """
+    saved = _Saved.read(folder)
+    kept = [state.get("optimizer_state_dict" if saved.stage == 3 else "base_optimizer_state") for state in saved.states]
+    values = [list(each["state"].values()) if isinstance(each, dict) and each.get("state") else [] for each in kept]
+    if not all(values) or not all(key in group for groups in values for group in groups for key in AVERAGES):
+        fix = f"make a model of it, and begin from that: artel export {folder} FOLDER; then model.from: FOLDER"
+        raise InputError([Problem(str(folder), "does not hold the averages of Adam", fix)])
+    found: dict[str, torch.Tensor] = {}
+    for key in AVERAGES:
+        flat = [[group[key] for group in groups] for groups in values]
+        if saved.stage == 3:
+            of_key = _dealt_out(flat, saved.shapes)
+        else:
+            of_key = _behind_one_another(flat, saved.shapes, saved.states[0].get("param_alignment_paddings"))
+        found |= {f"{name}|{key}": tensor.float() for name, tensor in of_key.items()}
+    step = int(saved.models[0]["global_steps"])
+    stepped = torch.tensor(float(step - saved.models[0]["skipped_steps"]))
+    names = {name.rpartition("|")[0] for name in found}
+    return found | {f"{name}|step": stepped.clone() for name in names}, step
+
+
+def zero_folder(folder: Path) -> Path:
+    """Where the newest checkpoint's files lie: the folder that `latest` names, else `folder` itself."""
+    latest = folder / "latest"
+    return folder / latest.read_text().strip() if latest.is_file() else folder
+
+
+class _Saved(NamedTuple):
+    """What the files of a checkpoint hold, by process."""
+
+    models: list[dict[str, Any]]
+    states: list[dict[str, Any]]
+    """Of the optimizer; none without ZeRO."""
+
+    @classmethod
+    def read(cls, folder: Path) -> _Saved:
+        folder = zero_folder(folder)
+        models = sorted(folder.glob("*_model_states.pt"), key=_rank)
+        if not models:
+            fix = "name the folder that DeepSpeed saved in, with its file `latest`"
+            raise InputError([Problem(str(folder), "holds no checkpoint of DeepSpeed's", fix)])
+        shards = sorted(folder.glob("*_optim_states.pt"), key=_rank)
+        states = [_loaded(shard)["optimizer_state_dict"] for shard in shards]
+        count = states[0]["partition_count"] if states else 0
+        count = max(count) if isinstance(count, list) else count
+        if count != len(shards):
+            what = f"has files of {len(shards)} processes and was written by {count}"
+            raise InputError([Problem(str(folder), what, "copy all of its files")])
+        saved = cls([_loaded(models[0])], states)
+        if saved.stage == 3:  # then each process has pieces of what is not trained
+            saved.models.extend(_loaded(path) for path in models[1:])
+        return saved
+
+    @property
+    def stage(self) -> int:
+        return int(self.states[0]["zero_stage"]) if self.states else 0
+
+    @property
+    def shapes(self) -> list[dict[str, torch.Size]]:
+        """Of the trained parameters, by group, in the order in which they lie in the flat tensors."""
+        return list(self.models[0]["param_shapes"])
 
 
 def _behind_one_another(

@@ -1,24 +1,32 @@
-"""A checkpoint that DeepSpeed wrote by itself, as a model: Trainer's under ZeRO-3 (`checkpoint-500`) is no other.
+"""A checkpoint that DeepSpeed wrote by itself, as a model, or as where a run begins.
 
-Its weights lie in pieces, by process, in `global_step…`; the configuration and the tokenizer beside the file `latest`.
+Trainer's under ZeRO (`checkpoint-500`) is no other. Its weights lie in pieces, by process, in `global_step…`; the
+configuration and the tokenizer beside the file `latest`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
+from artel.config import RunConfig, dump_run
 from artel.errors import InputError, Problem
 from artel.models import read_config
 from artel.models.build import without_weights
 from artel.models.skeleton import read_generation_config
-from artel.parallel.deepspeed_checkpoint import read_zero_checkpoint
+from artel.parallel.deepspeed_checkpoint import read_zero_checkpoint, read_zero_optimizer, zero_folder
+from artel.preparing import prepare
 from artel.tokens import Tokenizer, load_tokenizer
-from artel.using.open import objective_of_folder
+from artel.training import RunFolder
+from artel.training.checkpoint import Content, Progress, checkpoint_path, write_whole
+from artel.training.pieces import trained_tensors
+from artel.training.schedule import run_length
+from artel.using.open import objective_of_folder, open_untrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +55,67 @@ def assemble(folder: Path) -> Assembled:
     return Assembled(model, tokenizer, _named_as(model, read_zero_checkpoint(folder), folder))
 
 
+def check_beginning(run: RunConfig, folder: Path) -> None:
+    """Raise InputError where no run can begin from `folder`: no checkpoint, another optimizer than AdamW, adapters."""
+    problems = []
+    if not any(zero_folder(folder).glob("*_model_states.pt")):
+        fix = "name the folder that DeepSpeed saved in, with its file `latest`"
+        problems.append(Problem(str(folder), "holds no checkpoint of DeepSpeed's", fix))
+    if run.train.optimizer != "adamw":
+        what = f"{run.train.optimizer}: DeepSpeed's checkpoint has the state of Adam"
+        problems.append(Problem("train.optimizer", what, "write adamw, or leave --from-deepspeed out"))
+    if run.model.lora is not None:
+        what = "a whole model begins from DeepSpeed's checkpoint"
+        problems.append(Problem("model.lora", what, "leave it out, or --from-deepspeed"))
+    if problems:
+        raise InputError(problems)
+
+
+def begin_run(run: RunConfig, folder: Path, tell: Callable[[str], None]) -> None:
+    """Write the first checkpoint of `run`: the weights, averages and step of DeepSpeed's checkpoint in `folder`.
+
+    The run's text must be prepared. Raises InputError where files are missing, for weights of another model, for
+    a checkpoint without Adam's averages, and for a run that ends before its step.
+    """
+    opened = open_untrained(run, tell)
+    weights, whole = read_zero_checkpoint(folder), opened.model.state_dict(keep_vars=True)
+    before = _before(opened.model, weights)
+    by_tensor = {id(whole[name]): tensor for name, tensor in _named_as(opened.model, weights, folder).items()}
+    wanted = trained_tensors(opened.model)
+    found, step = read_zero_optimizer(folder)
+    state = {name.removeprefix(before): tensor for name, tensor in found.items()}
+    stepped, there = {name for name, _ in opened.model.named_parameters()}, {name.rpartition("|")[0] for name in state}
+    if there != stepped & wanted.keys():
+        names = sorted(there ^ (stepped & wanted.keys()))
+        what = f"trained other parameters than this run does ({names[0]} …, {len(names)} in all)"
+        raise InputError([Problem(str(folder), what, "set model.freeze as it was there")])
+    prepared = prepare(run, tell)
+    store = prepared.open()
+    steps = run_length(run, opened.objective.view(store.train), store.train).steps
+    if step >= steps:
+        what = f"is of step {step:,}, and this run ends after {steps:,}"
+        raise InputError([Problem(str(folder), what, "give train.steps, tokens or epochs for all of it")])
+    content = Content(
+        {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in wanted.items()},
+        state,
+        Progress(step=step, store=store.digest),
+        dump_run(run),
+    )
+    checkpoints = RunFolder(Path(run.run)).checkpoints
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    write_whole(checkpoint_path(checkpoints, step), content)
+    tell(f"step {step:,} of {folder} is this run's: weights, averages, count of steps; the order of samples is its own")
+
+
+def _before(model: PreTrainedModel, found: dict[str, torch.Tensor]) -> str:
+    """What stands before all names of `found`: a module around the model puts its own there."""
+    first = next(iter(model.state_dict()))
+    return next((name.removesuffix(first) for name in found if name.endswith(first)), "")
+
+
 def _named_as(model: PreTrainedModel, found: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of `found` under the model's own names: a module around it puts its own before all of them."""
-    wanted = model.state_dict(keep_vars=True)  # tied ones are one tensor
-    first = next(iter(wanted))
-    before = next((name.removesuffix(first) for name in found if name.endswith(first)), "")
+    """The weights of `found` under the model's own names."""
+    wanted, before = model.state_dict(keep_vars=True), _before(model, found)  # tied ones are one tensor
     weights = {name.removeprefix(before): tensor for name, tensor in found.items() if name.startswith(before)}
     there = {id(wanted[name]) for name in weights.keys() & wanted.keys()}
     lacking = [name for name, tensor in wanted.items() if name not in weights and id(tensor) not in there]
