@@ -154,6 +154,11 @@ def test_a_run_that_cannot_begin_from_it_says_why(folder, tmp_path):
     done = artel("train", run, "--from-deepspeed", checkpoint)
     assert done.returncode == 2
     assert "trained other parameters than this run does (transformer.wpe.weight …, 1 in all)" in done.stderr
+    copy = tmp_path / "copy"  # as if saved without ZeRO
+    shutil.copytree(folder / "1" / "checkpoint-2", copy, ignore=shutil.ignore_patterns("*_optim_states.pt"))
+    done = artel("train", run_from(folder, tmp_path / "run.yaml"), "--from-deepspeed", copy)
+    assert done.returncode == 2
+    assert f"{copy}: holds no averages of Adam in the pieces of ZeRO" in done.stderr
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 

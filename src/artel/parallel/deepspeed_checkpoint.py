@@ -31,9 +31,10 @@ def read_zero_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
     Raises InputError where there is none, files are missing, or they hold more than plain data.
     """
     saved = _Saved.read(folder)
-    model, states, shapes = saved.models[0], saved.states, saved.shapes
+    model, states = saved.models[0], saved.states
     if not states:  # without ZeRO, or saved without an optimizer
         return {name: tensor.float() for name, tensor in model["module"].items()}
+    shapes = saved.shapes
     buffers = {name: tensor for name, tensor in model["module"].items() if name in set(model["buffer_names"])}
     found = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
     if saved.stage == 3:
@@ -57,9 +58,9 @@ def read_zero_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], int]:
     saved = _Saved.read(folder)
     kept = [state.get("optimizer_state_dict" if saved.stage == 3 else "base_optimizer_state") for state in saved.states]
     values = [list(each["state"].values()) if isinstance(each, dict) and each.get("state") else [] for each in kept]
-    if not all(values) or not all(key in group for groups in values for group in groups for key in AVERAGES):
+    if not values or not all(key in group for groups in values for group in groups or [{}] for key in AVERAGES):
         fix = f"make a model of it, and begin from that: artel export {folder} FOLDER; then model.from: FOLDER"
-        raise InputError([Problem(str(folder), "does not hold the averages of Adam", fix)])
+        raise InputError([Problem(str(folder), "holds no averages of Adam in the pieces of ZeRO", fix)])
     found: dict[str, torch.Tensor] = {}
     for key in AVERAGES:
         flat = [[group[key] for group in groups] for groups in values]
@@ -112,7 +113,7 @@ class _Saved(NamedTuple):
 
     @property
     def shapes(self) -> list[dict[str, torch.Size]]:
-        """Of the trained parameters, by group, in the order in which they lie in the flat tensors."""
+        """Of the trained parameters, by group, in the order in which they lie in the flat tensors of ZeRO."""
         return list(self.models[0]["param_shapes"])
 
 

@@ -77,12 +77,12 @@ def begin_run(run: RunConfig, folder: Path, tell: Callable[[str], None]) -> None
     The run's text must be prepared. Raises InputError where files are missing, for weights of another model, for
     a checkpoint without Adam's averages, and for a run that ends before its step.
     """
+    found, step = read_zero_optimizer(folder)
     opened = open_untrained(run, tell)
     weights, whole = read_zero_checkpoint(folder), opened.model.state_dict(keep_vars=True)
     before = _before(opened.model, weights)
     by_tensor = {id(whole[name]): tensor for name, tensor in _named_as(opened.model, weights, folder).items()}
     wanted = trained_tensors(opened.model)
-    found, step = read_zero_optimizer(folder)
     state = {name.removeprefix(before): tensor for name, tensor in found.items()}
     stepped, there = {name for name, _ in opened.model.named_parameters()}, {name.rpartition("|")[0] for name in state}
     if there != stepped & wanted.keys():
