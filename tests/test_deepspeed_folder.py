@@ -143,7 +143,7 @@ def test_a_run_that_cannot_begin_from_it_says_why(folder, tmp_path):
     run = run_from(folder, tmp_path / "run.yaml", train={"optimizer": "sgd"})
     done = artel("train", run, "--from-deepspeed", folder)
     assert done.returncode == 2
-    assert "train.optimizer: sgd: DeepSpeed's checkpoint has the state of Adam" in done.stderr
+    assert "train.optimizer: sgd: only Adam's state goes between DeepSpeed's checkpoints and artel's" in done.stderr
     assert f"{folder}: holds no checkpoint of DeepSpeed's" in done.stderr
     assert not (tmp_path / "stores").exists()  # before any text is prepared
     run = run_from(folder, tmp_path / "run.yaml", train={"steps": 2})

@@ -179,6 +179,6 @@ def test_what_cannot_be_written_is_refused(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     done = artel("export", tmp_path / "run", tmp_path / "new", "--deepspeed")
     assert done.returncode == 2
-    assert "train.optimizer: sgd: DeepSpeed's format has places for Adam's averages only" in done.stderr
-    assert "model.lora: the checkpoint has the adapter's weights only" in done.stderr
+    assert "train.optimizer: sgd: only Adam's state goes between DeepSpeed's checkpoints and artel's" in done.stderr
+    assert "model.lora: only whole models go between DeepSpeed's checkpoints and artel's" in done.stderr
     assert not (tmp_path / "new").exists()

@@ -198,7 +198,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     if from_deepspeed is not None:
         from artel.using.deepspeed_folder import begin_run
 
-        begin_run(run, from_deepspeed, tell)
+        begin_run(run, prepared, from_deepspeed, tell)
 
 
 def _check_beginning(run: RunConfig, from_deepspeed: Path | None) -> None:

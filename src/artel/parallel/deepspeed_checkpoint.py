@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.serialization import safe_globals
@@ -23,98 +24,98 @@ AVERAGES = ("exp_avg", "exp_avg_sq")
 
 
 def read_zero_checkpoint(folder: Path) -> dict[str, torch.Tensor]:
-    """Weights, float32, and buffers by name of a checkpoint of any stage; a tied weight may have one of its names only.
+    """The weights of a checkpoint; see ZeroCheckpoint. The optimizer's state is left where it is."""
+    return ZeroCheckpoint.read(folder).weights()
 
-    `folder` is what was given to DeepSpeed to save in, with the file `latest`, or one of its `global_step…`. The
-    optimizer's state is left where it is.
 
-    Raises InputError where there is none, files are missing, or they hold more than plain data.
+def model_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint in which each process wrote its model, by rank. Raises InputError where none are.
+
+    `folder` is what was given to DeepSpeed to save in, with the file `latest`, or one of its `global_step…`.
     """
-    saved = _Saved.read(folder)
-    model, states = saved.models[0], saved.states
-    if not states:  # without ZeRO, or saved without an optimizer
-        return {name: tensor.float() for name, tensor in model["module"].items()}
-    shapes = saved.shapes
-    buffers = {name: tensor for name, tensor in model["module"].items() if name in set(model["buffer_names"])}
-    found = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
-    if saved.stage == 3:
-        found |= _dealt_out([state["fp32_flat_groups"] for state in states], shapes)
-        frozen = [each.get("frozen_param_fragments") or {} for each in saved.models]
-        for name, shape in (model.get("frozen_param_shapes") or {}).items():
-            found[name] = _whole([fragments[name].flatten() for fragments in frozen], shape).float()
-    else:
-        flat = [state["single_partition_of_fp32_groups"] for state in states]
-        found |= _behind_one_another(flat, shapes, states[0].get("param_alignment_paddings"))
-        found |= {name: tensor.float() for name, tensor in (model.get("frozen_param_fragments") or {}).items()}
+    latest = folder / "latest"
+    if latest.is_file():
+        folder = folder / latest.read_text().strip()
+    found = sorted(folder.glob("*_model_states.pt"), key=_rank)
+    if not found:
+        fix = "name the folder that DeepSpeed saved in, with its file `latest`"
+        raise InputError([Problem(str(folder), "holds no checkpoint of DeepSpeed's", fix)])
     return found
 
 
-def read_zero_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], int]:
-    """Adam's state of a checkpoint, `NAME|exp_avg`, `NAME|exp_avg_sq`, `NAME|step`, float32; the step that it is of.
+@dataclass(frozen=True, slots=True)
+class ZeroCheckpoint:
+    """What the files of a checkpoint of any stage hold."""
 
-    Steps that were skipped, for too large a loss scale, are not in `NAME|step`. `folder` and InputError are as in
-    `read_zero_checkpoint`; InputError also for the checkpoint of another optimizer.
-    """
-    saved = _Saved.read(folder)
-    kept = [state.get("optimizer_state_dict" if saved.stage == 3 else "base_optimizer_state") for state in saved.states]
-    values = [list(each["state"].values()) if isinstance(each, dict) and each.get("state") else [] for each in kept]
-    if not values or not all(key in group for groups in values for group in groups or [{}] for key in AVERAGES):
-        fix = f"make a model of it, and begin from that: artel export {folder} FOLDER; then model.from: FOLDER"
-        raise InputError([Problem(str(folder), "holds no averages of Adam in the pieces of ZeRO", fix)])
-    found: dict[str, torch.Tensor] = {}
-    for key in AVERAGES:
-        flat = [[group[key] for group in groups] for groups in values]
-        if saved.stage == 3:
-            of_key = _dealt_out(flat, saved.shapes)
-        else:
-            of_key = _behind_one_another(flat, saved.shapes, saved.states[0].get("param_alignment_paddings"))
-        found |= {f"{name}|{key}": tensor.float() for name, tensor in of_key.items()}
-    step = int(saved.models[0]["global_steps"])
-    stepped = torch.tensor(float(step - saved.models[0]["skipped_steps"]))
-    names = {name.rpartition("|")[0] for name in found}
-    return found | {f"{name}|step": stepped.clone() for name in names}, step
-
-
-def zero_folder(folder: Path) -> Path:
-    """Where the newest checkpoint's files lie: the folder that `latest` names, else `folder` itself."""
-    latest = folder / "latest"
-    return folder / latest.read_text().strip() if latest.is_file() else folder
-
-
-class _Saved(NamedTuple):
-    """What the files of a checkpoint hold, by process."""
-
+    folder: Path
     models: list[dict[str, Any]]
+    """By process under stage 3, where each has pieces of what is not trained; else the first process's."""
     states: list[dict[str, Any]]
-    """Of the optimizer; none without ZeRO."""
+    """Of the optimizer, by process; none without ZeRO."""
 
     @classmethod
-    def read(cls, folder: Path) -> _Saved:
-        folder = zero_folder(folder)
-        models = sorted(folder.glob("*_model_states.pt"), key=_rank)
-        if not models:
-            fix = "name the folder that DeepSpeed saved in, with its file `latest`"
-            raise InputError([Problem(str(folder), "holds no checkpoint of DeepSpeed's", fix)])
-        shards = sorted(folder.glob("*_optim_states.pt"), key=_rank)
+    def read(cls, folder: Path) -> ZeroCheckpoint:
+        """`folder` as for `model_files`. Raises InputError where files are missing or hold more than plain data."""
+        first, *others = model_files(folder)
+        shards = sorted(first.parent.glob("*_optim_states.pt"), key=_rank)
         states = [_loaded(shard)["optimizer_state_dict"] for shard in shards]
         count = states[0]["partition_count"] if states else 0
         count = max(count) if isinstance(count, list) else count
         if count != len(shards):
             what = f"has files of {len(shards)} processes and was written by {count}"
-            raise InputError([Problem(str(folder), what, "copy all of its files")])
-        saved = cls([_loaded(models[0])], states)
-        if saved.stage == 3:  # then each process has pieces of what is not trained
-            saved.models.extend(_loaded(path) for path in models[1:])
-        return saved
+            raise InputError([Problem(str(first.parent), what, "copy all of its files")])
+        models = [first, *others] if states and states[0]["zero_stage"] == 3 else [first]
+        return cls(folder, [_loaded(path) for path in models], states)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Weights, float32, and buffers by name; a tied weight may have one of its names only."""
+        model = self.models[0]
+        if not self.states:  # without ZeRO, or saved without an optimizer
+            return {name: tensor.float() for name, tensor in model["module"].items()}
+        buffers = {name: tensor for name, tensor in model["module"].items() if name in set(model["buffer_names"])}
+        found = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
+        if self._stage == 3:
+            found |= self._of_parameters([state["fp32_flat_groups"] for state in self.states])
+            frozen = [each.get("frozen_param_fragments") or {} for each in self.models]
+            for name, shape in (model.get("frozen_param_shapes") or {}).items():
+                found[name] = _whole([fragments[name].flatten() for fragments in frozen], shape).float()
+        else:
+            found |= self._of_parameters([state["single_partition_of_fp32_groups"] for state in self.states])
+            found |= {name: tensor.float() for name, tensor in (model.get("frozen_param_fragments") or {}).items()}
+        return found
+
+    def adam(self) -> tuple[dict[str, torch.Tensor], int]:
+        """Adam's state, `NAME|exp_avg`, `NAME|exp_avg_sq`, `NAME|step`, float32; and the step that it is of.
+
+        Steps that were skipped, for too large a loss scale, are not in `NAME|step`. Raises InputError for the
+        checkpoint of another optimizer, and for one without ZeRO.
+        """
+        kept = [
+            state.get("optimizer_state_dict" if self._stage == 3 else "base_optimizer_state") for state in self.states
+        ]
+        groups = [list(each["state"].values()) if isinstance(each, dict) else [] for each in kept]
+        if not groups or not all(key in group for own in groups for group in own or [{}] for key in AVERAGES):
+            fix = f"make a model of it, and begin from that: artel export {self.folder} FOLDER; then model.from: FOLDER"
+            raise InputError([Problem(str(self.folder), "holds no averages of Adam in the pieces of ZeRO", fix)])
+        found: dict[str, torch.Tensor] = {}
+        for key in AVERAGES:
+            of_key = self._of_parameters([[group[key] for group in own] for own in groups])
+            found |= {f"{name}|{key}": tensor.float() for name, tensor in of_key.items()}
+        step = int(self.models[0]["global_steps"])
+        stepped = torch.tensor(float(step - self.models[0]["skipped_steps"]))
+        names = {name.rpartition("|")[0] for name in found}
+        return found | {f"{name}|step": stepped.clone() for name in names}, step
 
     @property
-    def stage(self) -> int:
-        return int(self.states[0]["zero_stage"]) if self.states else 0
+    def _stage(self) -> int:
+        return int(self.states[0]["zero_stage"])
 
-    @property
-    def shapes(self) -> list[dict[str, torch.Size]]:
-        """Of the trained parameters, by group, in the order in which they lie in the flat tensors of ZeRO."""
-        return list(self.models[0]["param_shapes"])
+    def _of_parameters(self, flat: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """The trained parameters' parts, by name, of what each process keeps flat for each group of them."""
+        shapes: list[dict[str, torch.Size]] = self.models[0]["param_shapes"]
+        if self._stage == 3:
+            return _dealt_out(flat, shapes)
+        return _behind_one_another(flat, shapes, self.states[0].get("param_alignment_paddings"))
 
 
 def _behind_one_another(

@@ -19,14 +19,14 @@ from artel.errors import InputError, Problem
 from artel.models import read_config
 from artel.models.build import without_weights
 from artel.models.skeleton import read_generation_config
-from artel.parallel.deepspeed_checkpoint import read_zero_checkpoint, read_zero_optimizer, zero_folder
-from artel.preparing import prepare
+from artel.parallel.deepspeed_checkpoint import ZeroCheckpoint, model_files, read_zero_checkpoint
+from artel.preparing import Prepared
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.training import RunFolder
 from artel.training.checkpoint import Content, Progress, checkpoint_path, write_whole
 from artel.training.pieces import trained_tensors
 from artel.training.schedule import run_length
-from artel.using.open import objective_of_folder, open_untrained
+from artel.using.open import objective_of_folder, open_fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,56 +55,62 @@ def assemble(folder: Path) -> Assembled:
     return Assembled(model, tokenizer, _named_as(model, read_zero_checkpoint(folder), folder))
 
 
-def check_beginning(run: RunConfig, folder: Path) -> None:
-    """Raise InputError where no run can begin from `folder`: no checkpoint, another optimizer than AdamW, adapters."""
+def exchange_problems(run: RunConfig) -> list[Problem]:
+    """Why weights and optimizer of `run` cannot go from DeepSpeed's checkpoints to its own, or back."""
     problems = []
-    if not any(zero_folder(folder).glob("*_model_states.pt")):
-        fix = "name the folder that DeepSpeed saved in, with its file `latest`"
-        problems.append(Problem(str(folder), "holds no checkpoint of DeepSpeed's", fix))
     if run.train.optimizer != "adamw":
-        what = f"{run.train.optimizer}: DeepSpeed's checkpoint has the state of Adam"
-        problems.append(Problem("train.optimizer", what, "write adamw, or leave --from-deepspeed out"))
+        what = f"{run.train.optimizer}: only Adam's state goes between DeepSpeed's checkpoints and artel's"
+        problems.append(Problem("train.optimizer", what, "write adamw, or take the model alone"))
     if run.model.lora is not None:
-        what = "a whole model begins from DeepSpeed's checkpoint"
-        problems.append(Problem("model.lora", what, "leave it out, or --from-deepspeed"))
+        what = "only whole models go between DeepSpeed's checkpoints and artel's"
+        problems.append(Problem("model.lora", what, "leave it out, or take the model alone"))
+    return problems
+
+
+def check_beginning(run: RunConfig, folder: Path) -> None:
+    """Raise InputError for what can be known without reading: no checkpoint in `folder`, a run that cannot take it."""
+    problems = exchange_problems(run)
+    try:
+        model_files(folder)
+    except InputError as error:
+        problems += error.problems
     if problems:
         raise InputError(problems)
 
 
-def begin_run(run: RunConfig, folder: Path, tell: Callable[[str], None]) -> None:
+def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[str], None]) -> None:
     """Write the first checkpoint of `run`: the weights, averages and step of DeepSpeed's checkpoint in `folder`.
 
-    The run's text must be prepared. Raises InputError where files are missing, for weights of another model, for
-    a checkpoint without Adam's averages, and for a run that ends before its step.
+    Raises InputError where files are missing, for weights of another model, for a checkpoint without Adam's averages,
+    and for a run that ends before its step.
     """
-    found, step = read_zero_optimizer(folder)
-    opened = open_untrained(run, tell)
-    weights, whole = read_zero_checkpoint(folder), opened.model.state_dict(keep_vars=True)
-    before = _before(opened.model, weights)
-    by_tensor = {id(whole[name]): tensor for name, tensor in _named_as(opened.model, weights, folder).items()}
-    wanted = trained_tensors(opened.model)
-    state = {name.removeprefix(before): tensor for name, tensor in found.items()}
-    stepped, there = {name for name, _ in opened.model.named_parameters()}, {name.rpartition("|")[0] for name in state}
-    if there != stepped & wanted.keys():
-        names = sorted(there ^ (stepped & wanted.keys()))
-        what = f"trained other parameters than this run does ({names[0]} …, {len(names)} in all)"
-        raise InputError([Problem(str(folder), what, "set model.freeze as it was there")])
-    prepared = prepare(run, tell)
-    store = prepared.open()
+    saved = ZeroCheckpoint.read(folder)
+    state, step = saved.adam()
+    opened, store = open_fresh(run, prepared), prepared.open()
     steps = run_length(run, opened.objective.view(store.train), store.train).steps
     if step >= steps:
         what = f"is of step {step:,}, and this run ends after {steps:,}"
         raise InputError([Problem(str(folder), what, "give train.steps, tokens or epochs for all of it")])
-    content = Content(
-        {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in wanted.items()},
-        state,
-        Progress(step=step, store=store.digest),
-        dump_run(run),
-    )
+    weights, state = _of_run(opened.model, saved.weights(), state, folder)
     checkpoints = RunFolder(Path(run.run)).checkpoints
     checkpoints.mkdir(parents=True, exist_ok=True)
+    content = Content(weights, state, Progress(step=step, store=store.digest), dump_run(run))
     write_whole(checkpoint_path(checkpoints, step), content)
     tell(f"step {step:,} of {folder} is this run's: weights, averages, count of steps; the order of samples is its own")
+
+
+def _of_run(
+    model: PreTrainedModel, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], folder: Path
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights and state as a checkpoint of artel's has them for `model`: its names for them, a tied weight once."""
+    whole, trained, before = model.state_dict(keep_vars=True), trained_tensors(model), _before(model, weights)
+    state = {name.removeprefix(before): tensor for name, tensor in state.items()}
+    stepped = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if unlike := sorted(stepped ^ {name.rpartition("|")[0] for name in state}):
+        what = f"trained other parameters than this run does ({unlike[0]} …, {len(unlike)} in all)"
+        raise InputError([Problem(str(folder), what, "set model.freeze as it was there")])
+    by_tensor = {id(whole[name]): value for name, value in _named_as(model, weights, folder).items()}
+    return {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in trained.items()}, state
 
 
 def _before(model: PreTrainedModel, found: dict[str, torch.Tensor]) -> str:

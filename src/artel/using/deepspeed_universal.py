@@ -25,47 +25,42 @@ import torch
 from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
 from artel.objectives import objective_of
-from artel.preparing import prepare
+from artel.parallel.deepspeed_checkpoint import AVERAGES
+from artel.preparing import Prepared
 from artel.storage import disk_errors
 from artel.training import RunFolder
 from artel.training.checkpoint import read_progress
 from artel.training.piece_files import piece_shapes, read_pieces
 from artel.training.schedule import rate, run_length
+from artel.using.deepspeed_folder import exchange_problems
 
-_AVERAGES = ("exp_avg", "exp_avg_sq")
 _BYTES_AT_A_TIME = 2**30
 _VERSION = "0.19.8"  # the DeepSpeed whose format this is; it refuses files that name none
 
 
-def newest_checkpoint(name: str) -> Path:
-    """The newest checkpoint of the run in folder `name`. Raises InputError unless DeepSpeed's format can hold it."""
+def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
+    """The run in folder `name` and its newest checkpoint. Raises InputError unless DeepSpeed's format can hold it."""
     folder = RunFolder(Path(name))
     if not folder.config.is_file():
         fix = "give a run's folder, or leave --deepspeed out"
         raise InputError([Problem(name, "is no run, and has no optimizer's state", fix)])
     run = load_run(name)
+    problems = exchange_problems(run)
     newest = folder.checkpoints / "latest"
     if not newest.exists():
-        raise InputError([Problem(name, "has no checkpoint", "train it with checkpoint.every: 500, or so")])
-    problems = []
-    if run.train.optimizer != "adamw":
-        what = f"{run.train.optimizer}: DeepSpeed's format has places for Adam's averages only"
-        problems.append(Problem("train.optimizer", what, "leave --deepspeed out, for the model alone"))
-    if run.model.lora is not None:
-        what = "the checkpoint has the adapter's weights only"
-        problems.append(Problem("model.lora", what, "leave --deepspeed out, for a folder as peft reads it"))
+        problems.append(Problem(name, "has no checkpoint", "train it with checkpoint.every: 500, or so"))
     if problems:
         raise InputError(problems)
-    return newest.resolve()
+    return run, newest.resolve()
 
 
-def write_universal(run: RunConfig, checkpoint: Path, folder: Path) -> None:
+def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder: Path) -> None:
     """Write a checkpoint of `run` into `folder`, some parameters at a time. Raises InputError of the disk."""
     step = read_progress(checkpoint).step
     counts = {"global_steps": step, "global_samples": step * run.train.batch, "skipped_steps": 0,
               "dp_world_size": 1, "mp_world_size": 1, "ds_version": _VERSION, "buffer_names": [], "module": {},
               "lr_scheduler": _scheduler(step)}  # fmt: skip
-    groups = [{"lr": _next_rate(run, step)}]
+    groups = [{"lr": _next_rate(run, prepared, step)}]
     count = torch.tensor(float(step))
     with disk_errors(folder):
         whole = folder / f"global_step{step}"
@@ -90,24 +85,23 @@ def write_universal(run: RunConfig, checkpoint: Path, folder: Path) -> None:
 def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """Each parameter that was stepped, float32, and its averages, by DeepSpeed's names for them."""
     shapes = piece_shapes(checkpoint)
-    stepped = [name.removesuffix(f"|{_AVERAGES[0]}") for name in shapes if name.endswith(f"|{_AVERAGES[0]}")]
+    stepped = [name.removesuffix(f"|{AVERAGES[0]}") for name in shapes if name.endswith(f"|{AVERAGES[0]}")]
     while stepped:
         read: dict[str, torch.Tensor] = {}
         names = []
         while stepped and sum(tensor.nbytes for tensor in read.values()) < _BYTES_AT_A_TIME:
             names.append(stepped.pop(0))
-            for stored in (names[-1], *(f"{names[-1]}|{key}" for key in _AVERAGES)):
+            for stored in (names[-1], *(f"{names[-1]}|{key}" for key in AVERAGES)):
                 shape, dtype = shapes[stored]
                 read[stored] = torch.empty(shape, dtype=dtype)
         read_pieces(checkpoint, read)
         for name in names:
-            averages = {key: read.pop(f"{name}|{key}").float() for key in _AVERAGES}
+            averages = {key: read.pop(f"{name}|{key}").float() for key in AVERAGES}
             yield name, {"fp32": read.pop(name).float(), **averages}
 
 
-def _next_rate(run: RunConfig, step: int) -> float:
+def _next_rate(run: RunConfig, prepared: Prepared, step: int) -> float:
     """The learning rate of the step that comes after `step` of them."""
-    prepared = prepare(run)
     objective, store = objective_of(run, prepared.tokenizer()), prepared.open()
     steps = run_length(run, objective.view(store.train), store.train).steps
     return run.train.learning_rate * rate(run.train, min(step, steps - 1), steps)

@@ -17,6 +17,7 @@ from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
 from artel.models import build_base, is_adapted, merge_adapter, read_adapter, read_config, write_model
 from artel.models.folder import check_folder, in_pieces
+from artel.preparing import prepare
 from artel.storage import new_folder
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
@@ -84,11 +85,11 @@ def export_for_deepspeed(name: str, folder: Path) -> Exported:
     The folder appears when it is whole. Raises InputError before anything is loaded.
     """
     _check_new(folder)
-    checkpoint = newest_checkpoint(name)
-    run = load_run(name)
+    run, checkpoint = newest_checkpoint(name)
+    prepared = prepare(run)
     with new_folder(folder) as partial:
-        _put(open_checkpoint(run, checkpoint), partial)
-        write_universal(run, checkpoint, partial)
+        _put(open_checkpoint(run, prepared, checkpoint), partial)
+        write_universal(run, prepared, checkpoint, partial)
     return Exported(str(folder), "deepspeed")
 
 

@@ -14,7 +14,7 @@ from artel.errors import InputError, Problem
 from artel.models import build_adapted, build_model, pick_precision, read_adapter, read_config
 from artel.models.quantised import compute_in
 from artel.objectives import Objective, objective_of
-from artel.preparing import prepare
+from artel.preparing import Prepared, prepare
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.training import RunFolder
 from artel.training.checkpoint import load_weights
@@ -44,7 +44,7 @@ def open_model(name: str) -> Opened:
         if folder.model.is_dir():
             return _open_folder(name, str(folder.model), run)
         if (folder.checkpoints / "latest").exists():
-            return open_checkpoint(run, folder.checkpoints / "latest")
+            return open_checkpoint(run, prepare(run), folder.checkpoints / "latest")
         raise InputError([Problem(name, "has no checkpoint yet", f"train it: artel train {folder.config}")])
     if folder.path.is_file():
         fix = "give the run's folder, or --untrained for the model before training"
@@ -52,16 +52,24 @@ def open_model(name: str) -> Opened:
     return _open_folder(name, name, None)
 
 
-def open_checkpoint(run: RunConfig, path: Path) -> Opened:
-    """The run's model as it was when the checkpoint at `path` was written."""
-    opened = _fresh(run, lambda _: None)
-    load_weights(path, opened.model)
-    return opened
-
-
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:
     """The run's model as it is before the first step, with its tokenizer (prepared when need be)."""
-    return _fresh(run, tell)
+    return open_fresh(run, prepare(run, tell))
+
+
+def open_fresh(run: RunConfig, prepared: Prepared) -> Opened:
+    """The run's model as it is before the first step, and what its text was prepared with."""
+    tokenizer = prepared.tokenizer()
+    objective = objective_of(run, tokenizer)
+    model = _build(run.model, objective, run.data.block, run.seed)
+    return Opened(run.run, str(prepared.folder / "tokenizer"), model, tokenizer, objective, run)
+
+
+def open_checkpoint(run: RunConfig, prepared: Prepared, path: Path) -> Opened:
+    """The run's model as it was when the checkpoint at `path` was written."""
+    opened = open_fresh(run, prepared)
+    load_weights(path, opened.model)
+    return opened
 
 
 def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
@@ -98,14 +106,6 @@ def _purpose(folder: str) -> Literal["causal", "masked", "span_qa"]:
     if written_by.endswith("ForMaskedLM"):
         return "masked"
     return "span_qa" if written_by.endswith("ForQuestionAnswering") else "causal"
-
-
-def _fresh(run: RunConfig, tell: Callable[[str], None]) -> Opened:
-    prepared = prepare(run, tell)
-    tokenizer = prepared.tokenizer()
-    objective = objective_of(run, tokenizer)
-    model = _build(run.model, objective, run.data.block, run.seed)
-    return Opened(run.run, str(prepared.folder / "tokenizer"), model, tokenizer, objective, run)
 
 
 def _build(wanted: ModelConfig, objective: Objective, block: int, seed: int) -> PreTrainedModel:
