@@ -5,8 +5,11 @@ import shutil
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GPT2Config
 
-from artel.models.compiling import OFF, compile_choice
+from artel.models.compiling import OFF, compile_choice, compile_layers, has_compiled_layers, try_compiled
+from artel.models.loss import model_losses
+from artel.models.slopes import slopes
 from helpers import artel, write_run
 
 CPU = torch.device("cpu")
@@ -23,6 +26,47 @@ def test_a_compiled_run_ends_as_one_that_is_not(tmp_path):
         assert "cannot be compiled" not in done.stderr
         ended[name] = json.loads(done.stdout)["train_loss"]
     assert ended["on"] == pytest.approx(ended["off"], rel=1e-5)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_with_the_layers_the_loss_is_compiled(monkeypatch):
+    """And it is not where they could not be."""
+    called = []
+    monkeypatch.setattr(
+        "artel.models.loss.compiled_slopes", lambda *given: called.append(1) or slopes(*given, 64, None, True)
+    )
+    sizes = {
+        "n_layer": 1,
+        "n_embd": 16,
+        "n_head": 2,
+        "vocab_size": 64,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+    }
+    model = AutoModelForCausalLM.from_config(GPT2Config(**sizes))
+    ids = torch.randint(64, (2, 8))
+
+    def step():
+        model_losses(model, {"input_ids": ids}, ids)[0].backward()
+
+    step()
+    assert not called
+    compile_layers(model, fixed=True)
+    assert has_compiled_layers(model)
+    assert try_compiled(model, step) is None
+    assert len(called) == 1
+    with torch.no_grad():
+        model_losses(model, {"input_ids": ids}, ids)
+    assert len(called) == 1  # without gradients there is nothing to gain
+
+    def fails_when_compiled():
+        if has_compiled_layers(model):
+            raise RuntimeError("no")
+        step()
+
+    assert try_compiled(model, fails_when_compiled) == "no"
+    assert len(called) == 1
 
 
 def test_without_a_working_compiler_the_run_goes_on_and_says_why(tmp_path):

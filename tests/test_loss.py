@@ -1,11 +1,14 @@
 """Head and cross-entropy in one: the loss and gradients of the reference, for every architecture, in any pieces."""
 
+import shutil
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -24,6 +27,7 @@ from transformers import (
 )
 
 from artel.models import loss as losses
+from artel.models.slopes import _to_shares, compiled_slopes, highest, slopes
 from artel.models.targets import IGNORED
 
 SMALL = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -53,7 +57,7 @@ def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, 
 
     logits = F.linear(hidden.double(), weight.double(), None if shift is None else shift.double())
     wanted = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-    slopes = torch.autograd.grad(wanted * 0.3, inputs)
+    gradients = torch.autograd.grad(wanted * 0.3, inputs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "_AT_A_TIME", {"cpu": size})
         loss, guesses = losses.linear_cross_entropy(hidden, weight, shift, targets)
@@ -62,7 +66,7 @@ def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, 
     assert abs(float(loss.detach()) - float(wanted.detach())) <= 1e-5 * max(1.0, float(wanted.detach()))
     best = logits.max(dim=1).values
     assert (best - logits.gather(1, guesses[:, None])[:, 0]).abs().max() < 1e-5
-    for mine, theirs in zip(found, slopes, strict=True):
+    for mine, theirs in zip(found, gradients, strict=True):
         assert (mine - theirs).abs().max() <= 1e-5 * max(1.0, float(theirs.abs().max()))
 
 
@@ -70,8 +74,56 @@ def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, 
 def test_the_highest_is_the_first_of_the_highest(columns):
     scores = torch.randint(9, (60, columns), generator=torch.Generator().manual_seed(1)).float()  # full of ties
     scores[0], scores[1, 1:], scores[2, -1] = -torch.inf, 8.0, torch.nan
-    for found, wanted in zip(losses._highest(scores), scores.max(dim=1), strict=True):
+    for found, wanted in zip(highest(scores), scores.max(dim=1), strict=True):
         assert torch.equal(found.nan_to_num(-1.0), wanted.nan_to_num(-1.0))
+
+
+def test_without_gradients_their_products_are_not_computed():
+    """As in validation: the logits, and nothing multiplied with them."""
+    hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        loss, guesses = losses.linear_cross_entropy(hidden, weight, None, torch.arange(5))
+    assert counter.get_total_flops() == 2 * 5 * 4 * 9
+    wanted, same = losses.linear_cross_entropy(hidden, weight, None, torch.arange(5))
+    assert torch.equal(loss, wanted.detach())
+    assert torch.equal(guesses, same)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_compiled_loop_finds_what_the_operators_find(dtype):
+    """For any number of positions by one graph, but for a single one."""
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for count, vocabulary in ((70, 517), (3, 517), (200, 517), (1, 517)):
+        random = torch.Generator().manual_seed(count)
+        logits = (3 * torch.randn(count, vocabulary, generator=random)).to(dtype)
+        targets = torch.randint(vocabulary, (count,), generator=random)
+        targets[1::3] = IGNORED
+        logits[0, 5:] = 11.0  # ties
+        if count == 200:
+            logits[2] *= 30  # large ones, and a target that has next to none of the sum
+        wanted = slopes(logits.clone(), targets, vocabulary, None, True)
+        loss, guesses, found = compiled_slopes(logits, targets)
+        torch.testing.assert_close(loss, wanted[0], rtol=1e-6, atol=0)
+        assert torch.equal(guesses, wanted[1])
+        assert found.dtype == dtype
+        # bf16: numbers that lie between two of its own may be rounded to either.
+        relative = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+        torch.testing.assert_close(found, wanted[2], rtol=relative, atol=1e-7)
+        assert found.data_ptr() == logits.data_ptr()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs <= 2
+
+
+def test_a_loss_that_is_not_finite_stays_so_when_compiled(monkeypatch):
+    monkeypatch.setattr("artel.models.slopes._compiled", lambda: _to_shares)
+    logits = torch.randn(4, 9)
+    logits[2, 3] = torch.nan
+    loss, guesses, found = compiled_slopes(logits, torch.arange(4))
+    assert loss.isnan()
+    assert found[2].isnan().all()
+    assert found[[0, 1, 3]].isfinite().all()
+    assert ((guesses >= 0) & (guesses < 9)).all()
 
 
 def test_frozen_parts_get_no_gradient_and_a_second_backward_is_refused():
@@ -114,7 +166,7 @@ def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, pie
     logits = model(input_ids=ids).logits
     wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
     wanted.backward()
-    slopes = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
     assert (losses.open_head(model) is not None) == opens
     for where in (None, places):
@@ -125,9 +177,9 @@ def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, pie
         likeliest = logits.argmax(dim=-1)
         assert torch.equal(guesses, likeliest if where is None else likeliest.flatten()[places])
         for name, parameter in model.named_parameters():
-            if name in slopes:
-                limit = 1e-5 * float(slopes[name].abs().max()) + 1e-5
-                assert (parameter.grad - slopes[name]).abs().max() <= limit, name
+            if name in gradients:
+                limit = 1e-5 * float(gradients[name].abs().max()) + 1e-5
+                assert (parameter.grad - gradients[name]).abs().max() <= limit, name
     assert torch.equal(model(input_ids=ids).logits, logits)  # the head is shut again
 
 

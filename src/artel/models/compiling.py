@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from artel.models.short_attention import show_to_compiler
 
 OFF = "off"
 _LONG = 1000  # steps
-_FOR_PROCESSORS: dict[str, Any] = {
+FOR_PROCESSORS: dict[str, Any] = {
     # A tanh from exponentials: GELU as GPT-2 has it took 6.5 ms forward and 6.3 back (2,048 x 1,536 in bf16, two cores
     # with AVX-512), then 2.7 and 4.9, with the same distance to GELU in float64.
     "cpp.use_decompose_tanh": True,
@@ -26,6 +27,8 @@ _FOR_PROCESSORS: dict[str, Any] = {
     # the C++ compiler knows them too, which all that can build with PyTorch do; what is newer it still tries.
     "cpp.vec_isa_ok": True,
 }
+
+_COMPILED: WeakSet[nn.Module] = WeakSet()
 
 
 def compile_choice(asked: str, device: torch.device, steps: int) -> Choice:
@@ -55,7 +58,7 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
     With `fixed`, batches are of one shape and graphs are made for it alone; else the second length that is seen makes
     them take any.
     """
-    options: dict[str, Any] = {} if model.device.type != "cpu" else _FOR_PROCESSORS
+    options: dict[str, Any] = {} if model.device.type != "cpu" else FOR_PROCESSORS
     if options:
         show_to_compiler()  # before threads import parts of the compiler: two at once fail
         _look_ahead(options)
@@ -64,6 +67,12 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
             layer.forward = torch.compile(layer.forward, dynamic=False if fixed else None, options=options)
         else:
             layer.compile(dynamic=False if fixed else None, options=options)
+    _COMPILED.add(model)
+
+
+def has_compiled_layers(model: nn.Module) -> bool:
+    """Whether `compile_layers` has prepared this model, and they could be compiled."""
+    return model in _COMPILED
 
 
 def _look_ahead(options: dict[str, Any]) -> None:
@@ -93,6 +102,7 @@ def try_compiled(model: PreTrainedModel, step: Callable[[], object]) -> str | No
         reason = " ".join(str(error).split())[:300] or type(error).__name__
     else:
         return None
+    _COMPILED.discard(model)
     for layer in repeated_layers(model):
         layer._compiled_call_impl = None
         if isinstance(layer, FSDPModule):

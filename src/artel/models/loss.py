@@ -15,9 +15,8 @@ ids, and what is put together is three numbers a position, and the gradient of w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,14 +28,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
+from artel.models.compiling import has_compiled_layers
 from artel.models.ranges import marked
+from artel.models.slopes import Share, compiled_slopes, slopes
 from artel.models.targets import IGNORED
 
 # Bytes of logits in float32 that are held at a time: a GPU needs products that are large enough to be worth starting,
 # and on two CPU cores 128 MB took 1.5 s where 8 MB took 2.5 (2,048 positions, 384 wide, 16,384 ids).
 _AT_A_TIME = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
-# Columns of a block in which the highest logit is looked for on a CPU.
-_BLOCK = 128
 # Rows of the head are filled up to a multiple of this on a GPU, where its matrix is copied to another precision anyway:
 # GPT-2's 50,257 would keep the products off the tensor cores' fast path.
 _MULTIPLE = 64
@@ -66,12 +65,18 @@ def model_losses(
         if head is None:
             loss, guesses = _of_logits(found.float(), wanted)
         else:
-            loss, guesses = linear_cross_entropy(found, head.weight, head.bias, wanted)
+            compiled = has_compiled_layers(model)
+            loss, guesses = linear_cross_entropy(found, head.weight, head.bias, wanted, compiled=compiled)
     return loss, guesses if places is not None else guesses.view_as(targets)
 
 
 def linear_cross_entropy(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    compiled: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(summed cross-entropy in nats, float32; likeliest ids, int64 (count,)) of `hidden` @ `weight`.T + `bias`.
 
@@ -81,46 +86,19 @@ def linear_cross_entropy(
 
     `weight` and `bias` may be DTensors in shards of ids over the processes of a mesh, on which hidden and targets are
     the same; then loss, guesses and the gradient of hidden are the same on all of them.
+
+    With `compiled`, on a CPU, what is done to logits is compiled, where this process has them all.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     share = None
     if isinstance(weight, DTensor):
-        share, weight = _Share.of(weight), weight.to_local()
+        share, weight = Share.of(weight), weight.to_local()
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
-    loss, guesses = _LinearCrossEntropy.apply(hidden, weight, bias, targets, dtype, share)
+    if not torch.is_grad_enabled():  # a function is told whether its inputs want gradients, not whether any are taken
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
+    loss, guesses = _LinearCrossEntropy.apply(hidden, weight, bias, targets, dtype, share, compiled)
     return loss, guesses
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """This process's ids among those of the processes that share a vocabulary."""
-
-    group: dist.ProcessGroup
-    size: int
-    first: int
-    most: int
-    """How many ids a process has; the last may have fewer."""
-
-    @classmethod
-    def of(cls, weight: DTensor) -> _Share:
-        mesh = weight.device_mesh
-        most = -(-weight.shape[0] // mesh.size())
-        return cls(mesh.get_group(), mesh.size(), mesh.get_local_rank() * most, most)
-
-    def best(self, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all processes' highest scores, float32 (count,), and their ids here: the highest and its id."""
-        found = torch.stack([scores, (ids + self.first).float()])  # exact up to 16 million ids
-        everywhere = found.new_empty(self.size, *found.shape)
-        dist.all_gather(list(everywhere), found, group=self.group)
-        highest, process = everywhere[:, 0].max(dim=0)
-        return highest, everywhere[:, 1].gather(0, process[None])[0].long()
-
-    def add_up(self, *numbers: torch.Tensor) -> Iterable[torch.Tensor]:
-        """The sum over the processes of each of some tensors of one shape."""
-        together = torch.stack(numbers)
-        dist.all_reduce(together, group=self.group)
-        return together
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -132,10 +110,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         dtype: torch.dtype,
-        share: _Share | None,
+        share: Share | None,
+        compiled: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         vocabulary = weight.shape[0]
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        wanted = any(ctx.needs_input_grad)
         # What the next lines compute is in the chosen precision already.
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = _filled_up(weight, dtype)
@@ -152,15 +132,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for start in range(0, len(targets), size):
                 piece = slice(start, start + size)
                 logits = F.linear(inputs[piece], matrix, shift)
-                wanted = any(ctx.needs_input_grad)
-                found, guesses[piece], slopes = _slopes(logits, targets[piece], vocabulary, share, wanted)
+                if compiled and wanted and share is None and hidden.device.type == "cpu":
+                    found, guesses[piece], of_logits = compiled_slopes(logits, targets[piece])
+                else:
+                    found, guesses[piece], of_logits = slopes(logits, targets[piece], vocabulary, share, wanted)
                 loss += found
                 if of_hidden is not None:
-                    torch.mm(slopes, matrix, out=of_hidden[piece])
+                    torch.mm(of_logits, matrix, out=of_hidden[piece])
                 if wants_weight:
-                    of_weight = _sum_with_product(of_weight, slopes, inputs[piece])
+                    of_weight = _sum_with_product(of_weight, of_logits, inputs[piece])
                 if of_bias is not None:
-                    of_bias += slopes.float().sum(dim=0)
+                    of_bias += of_logits.float().sum(dim=0)
             if of_hidden is not None and share is not None:
                 dist.all_reduce(of_hidden, group=share.group)
         ctx.of_hidden = of_hidden if of_hidden is None else of_hidden.to(hidden.dtype)
@@ -172,65 +154,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss, guesses
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[torch.Tensor | None, ...]:
-        slope = slopes[0]  # of the loss; the guesses have none
+    def backward(ctx: Any, *of_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+        slope = of_outputs[0]  # of the loss; the guesses have none
         if ctx.of_hidden is None and ctx.of_weight is None and ctx.of_bias is None:
             raise RuntimeError("the gradient of this loss was taken before, and is gone")
         kept = (ctx.of_hidden, ctx.of_weight, ctx.of_bias)
         found = tuple(None if each is None else each.mul_(slope) for each in kept)
         ctx.of_hidden = ctx.of_weight = ctx.of_bias = None
-        return *found, None, None, None
-
-
-def _slopes(
-    logits: torch.Tensor, targets: torch.Tensor, vocabulary: int, share: _Share | None, wanted: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(summed loss, likeliest ids, gradient of the summed loss by the logits in their precision) of some positions.
-
-    With `share` the logits are those of its ids; `vocabulary` is how many they are.
-    """
-    scores = logits.float()
-    scores[:, vocabulary:] = -torch.inf  # columns that only fill up
-    best, guesses = _highest(scores)
-    counted = targets != IGNORED
-    if share is None:
-        here, columns = counted, targets.clamp(min=0)[:, None]
-    else:
-        best, guesses = share.best(best, guesses)
-        place = targets - share.first
-        here = (place >= 0) & (place < vocabulary)  # `IGNORED` is below them all
-        columns = place.clamp(0, vocabulary - 1)[:, None]
-    at_target = scores.gather(1, columns)[:, 0]
-    shares = scores.sub_(best[:, None]).exp_()  # in place: these passes over memory are what this loss costs
-    total = shares.sum(dim=1)
-    if share is not None:
-        total, at_target = share.add_up(total, at_target.where(here, 0.0))
-    loss = torch.where(counted, best + total.log() - at_target, 0.0).sum()
-    if not wanted:
-        return loss, guesses, shares
-    shares.mul_((counted / total)[:, None])
-    shares.scatter_add_(1, columns, -here.to(shares.dtype)[:, None])
-    return loss, guesses, shares.to(logits.dtype)
-
-
-def _highest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest of each row and its place, as `scores.max(dim=1)`: float32 (count,), int64 (count,).
-
-    On a CPU PyTorch looks for a place one number at a time, 37 ms for 2,048 x 16,384; the highest of a block it finds
-    with vectors (3 ms), and then a place is looked for among the blocks and in one of them.
-    """
-    columns = scores.shape[1]
-    whole = columns - columns % _BLOCK
-    if scores.device.type != "cpu" or not whole:
-        return scores.max(dim=1)
-    highest = [scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2)]
-    if whole < columns:
-        highest.append(scores[:, whole:].amax(dim=1, keepdim=True))
-    best, block = torch.cat(highest, dim=1).max(dim=1)
-    places = block[:, None] * _BLOCK + torch.arange(_BLOCK)
-    places = places.clamp_(max=columns - 1)  # the last block may be shorter
-    found = scores.gather(1, places).argmax(dim=1, keepdim=True)
-    return best, places.gather(1, found)[:, 0]
+        return *found, None, None, None, None
 
 
 def _sum_with_product(total: torch.Tensor | None, slopes: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
