@@ -58,6 +58,15 @@ def test_gradients_are_as_near_to_the_exact_ones_as_those_of_pytorch(length, key
         assert own <= max(1.2 * other, 0.006)  # bf16's own rounding is 0.004
 
 
+@pytest.mark.parametrize("operator", [short._kernels, short._products], ids=["kernels", "products"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_operators_are_what_they_say_they_are(operator, causal):
+    """Their schemas, gradients and shapes, by PyTorch's own checks."""
+    query, key, value, _ = heads(16, key_heads=2, size=8)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operator, (query, key, value, causal, 0.3), test_utils=checks)
+
+
 def test_what_it_takes():
     query, key, value, _ = heads(256)
     assert short.takes(query, key, value, 0.0)

@@ -79,6 +79,13 @@ def _kernels(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """By PyTorch's kernels: what is mixed, and the logarithm of each query's sum, float32 (rows, heads, length)."""
+    return _mixed_by_kernels(query, key, value, causal, scale)
+
+
+@_kernels.register_fake
+def _mixed_by_kernels(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return kernel(query, _for_all(key, query), _for_all(value, query), 0.0, causal, scale=scale)
 
@@ -114,7 +121,7 @@ def _mixed(
 
 
 @_products.register_fake
-def _shapes(
+def _shapes_of_products(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     length = query.shape[2]
