@@ -1,7 +1,7 @@
 """Cross-entropy's gradient by the logits: softmax minus target, in as few passes over memory as can be.
 
 Logits are the largest tensor of a training step, and what is done to each of them costs little but reading and writing
-it. PyTorch's operators pass over them nine times; on a CPU, where layers are compiled, what the compiler makes of it
+it. PyTorch's operators pass over them seven times; on a CPU, where layers are compiled, what the compiler makes of it
 passes three times and holds no copy: of 2,048 x 16,384 in bf16 on two cores 55 ms, then 25 (benchmarks/NOTES.md).
 """
 
