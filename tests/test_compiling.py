@@ -35,16 +35,7 @@ def test_with_the_layers_the_loss_is_compiled(monkeypatch):
     monkeypatch.setattr(
         "artel.models.loss.compiled_slopes", lambda *given: called.append(1) or slopes(*given, 64, None, True)
     )
-    sizes = {
-        "n_layer": 1,
-        "n_embd": 16,
-        "n_head": 2,
-        "vocab_size": 64,
-        "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "resid_pdrop": 0.0,
-    }
-    model = AutoModelForCausalLM.from_config(GPT2Config(**sizes))
+    model = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=64))
     ids = torch.randint(64, (2, 8))
 
     def step():

@@ -8,7 +8,7 @@ is added, and block masks of FlexAttention. Encoders, whose rows may have paddin
 
 Which kernel runs:
     causal, or all of it            scaled_dot_product_attention without a mask: cuDNN or FlashAttention 2 on a GPU
-    up to 512 tokens on a CPU       in bf16 whole products in compiled layers; up to 256 others (short_attention.py)
+    up to 512 tokens on a CPU       the same with a backward pass of its own, in bf16 (short_attention.py)
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
     documents on a GPU              FlexAttention, which skips what no token sees (Dong et al. 2024)
 

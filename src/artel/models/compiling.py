@@ -15,7 +15,6 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
-from artel.models.short_attention import show_to_compiler
 
 OFF = "off"
 _LONG = 1000  # steps
@@ -28,6 +27,7 @@ FOR_PROCESSORS: dict[str, Any] = {
     "cpp.vec_isa_ok": True,
 }
 
+# Asked at every micro-batch, where to look through all layers would take time.
 _COMPILED: WeakSet[nn.Module] = WeakSet()
 
 
@@ -60,7 +60,6 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
     """
     options: dict[str, Any] = {} if model.device.type != "cpu" else FOR_PROCESSORS
     if options:
-        show_to_compiler()  # before threads import parts of the compiler: two at once fail
         _look_ahead(options)
     for layer in repeated_layers(model):
         if isinstance(layer, FSDPModule):  # its hooks, which gather weights, stay outside of the graph

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -116,6 +117,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         vocabulary = weight.shape[0]
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         wanted = any(ctx.needs_input_grad)
+        find: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+        if compiled and wanted and share is None and hidden.device.type == "cpu":
+            find = compiled_slopes
+        else:
+            find = partial(slopes, vocabulary=vocabulary, share=share, wanted=wanted)
         # What the next lines compute is in the chosen precision already.
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = _filled_up(weight, dtype)
@@ -132,10 +138,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for start in range(0, len(targets), size):
                 piece = slice(start, start + size)
                 logits = F.linear(inputs[piece], matrix, shift)
-                if compiled and wanted and share is None and hidden.device.type == "cpu":
-                    found, guesses[piece], of_logits = compiled_slopes(logits, targets[piece])
-                else:
-                    found, guesses[piece], of_logits = slopes(logits, targets[piece], vocabulary, share, wanted)
+                found, guesses[piece], of_logits = find(logits, targets[piece])
                 loss += found
                 if of_hidden is not None:
                     torch.mm(of_logits, matrix, out=of_hidden[piece])

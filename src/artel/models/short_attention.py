@@ -1,27 +1,22 @@
-"""Attention of short sequences on a CPU in bf16, faster than by PyTorch's kernels for processors, and as exact.
+"""Attention of short sequences on a CPU in bf16: PyTorch's forward, and a backward pass of its own.
 
-Those multiply small tiles, and their backward pass is slower in bf16 than in float32. Of 6 heads of 64 in bf16, on two
-cores with AVX-512's bf16, forward and backward took (milliseconds, causal; benchmarks/NOTES.md)
+PyTorch's backward kernel for CPUs multiplies small tiles, and in bf16 it is slower than in float32: of 6 heads of 64 in
+bf16, on two cores with AMX, forward and backward took (milliseconds, causal; benchmarks/NOTES.md)
 
     rows x length            16 x 128   8 x 256   4 x 512   2 x 1,024
-    products of whole matrices    8.8        13        26          74    compiled
-    the backward pass alone so     11        18        39          62    compiled
-
-and with AMX
-
     PyTorch's                      51        38        50          60
+    products of whole matrices     15        22        35          63    compiled
     PyTorch's in float32           22        34        46          61    as it is
 
-So where layers are compiled, attention of up to 512 tokens is written out as products of whole matrices, which the
-compiler joins with what lies between them; the shares, in bf16, are kept for the backward pass. Where nothing is
-compiled, up to 256 tokens, PyTorch's kernel for the backward pass is called in float32. The gradients of all of them
-are 0.2 to 0.6 % from the exact ones, which is bf16's own rounding.
+So up to 512 tokens the backward pass is written out as products of whole matrices (Dao et al. 2022, "FlashAttention",
+algorithm 4, without the tiles), which the compiler joins with what lies between them; and where nothing is compiled, up
+to 256 tokens, PyTorch's kernel is called in float32. The gradients of all three are 0.2 to 0.6 % from the exact ones,
+which is bf16's own rounding.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,12 +47,50 @@ def short_attention(
     """
     dtype = _dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    chosen = _products if torch.compiler.is_compiling() else _kernels
-    return chosen(query.to(dtype), key.to(dtype), value.to(dtype), causal, scale)[0]
+    inputs = (query.to(dtype), key.to(dtype), value.to(dtype))
+    return _attention(*inputs, causal, scale, torch.compiler.is_compiling())[0]
 
 
 def _dtype(query: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+
+
+# An operator and no autograd.Function: graphs with such functions are not kept in the compiler's cache, and are traced
+# anew in each run. The cache knows it by its name alone, so a backward pass that gives other numbers needs another.
+@torch.library.custom_op("artel::short_attention", mutates_args=())
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float, products: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is mixed, and the logarithm of each query's sum, float32 (rows, heads, length).
+
+    `products`: the backward pass is written out, for a compiler.
+    """
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, _for_all(key, query), _for_all(value, query), 0.0, causal, scale=scale)
+
+
+@_attention.register_fake
+def _shapes(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float, products: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, _for_all(key, query), _for_all(value, query), 0.0, causal, scale=scale)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, ctx.causal, ctx.scale, ctx.products = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _backward(ctx: Any, slopes: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    query, key, value, mixed, log_sums = ctx.saved_tensors
+    forward = _Forward(query, _for_all(key, query), _for_all(value, query), mixed, log_sums, ctx.causal, ctx.scale)
+    with torch.autocast("cpu", enabled=False):  # the scores are float32
+        of_query, of_keys, of_values = (_products if ctx.products else _kernel)(slopes, forward)
+    return of_query, _summed(of_keys, key), _summed(of_values, value), None, None, None
+
+
+_attention.register_autograd(_backward, setup_context=_remember)
 
 
 def _for_all(key: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -70,91 +103,37 @@ def _summed(slopes: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return slopes if slopes.shape == key.shape else slopes.unflatten(1, (key.shape[1], -1)).float().sum(2).to(key.dtype)
 
 
-# Operators and no autograd.Function: graphs with such functions are not kept in the compiler's cache, and are traced
-# anew in each run. The cache knows them by name alone, so one that computes other numbers needs another name.
+class _Forward(NamedTuple):
+    """What a forward pass was given, keys and values for each head, and what it found."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mixed: torch.Tensor
+    log_sums: torch.Tensor
+    causal: bool
+    scale: float
 
 
-@torch.library.custom_op("artel::short_attention_kernels", mutates_args=())
-def _kernels(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """By PyTorch's kernels: what is mixed, and the logarithm of each query's sum, float32 (rows, heads, length)."""
-    return _mixed_by_kernels(query, key, value, causal, scale)
+def _products(slopes: torch.Tensor, forward: _Forward) -> tuple[torch.Tensor, ...]:
+    """Gradients of query, key and value; the scores in float32, products with them in the precision of `query`."""
+    query, key, value, mixed, log_sums, causal, scale = forward
+    scores = query.float() @ key.float().transpose(-1, -2)
+    shares = torch.exp(scores * scale - log_sums.unsqueeze(-1))
+    if causal:
+        places = torch.arange(query.shape[2], device=query.device)
+        shares = torch.where(places[:, None] >= places[None, :], shares, 0.0)
+    rounded = shares.to(query.dtype)
+    of_value = rounded.transpose(-1, -2) @ slopes
+    own = (slopes.float() * mixed.float()).sum(-1, keepdim=True)
+    of_shares = (slopes @ value.transpose(-1, -2)).float()
+    of_scores = ((of_shares - own) * rounded.float() * scale).to(query.dtype)
+    return of_scores @ key, of_scores.transpose(-1, -2) @ query, of_value
 
 
-@_kernels.register_fake
-def _mixed_by_kernels(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(query, _for_all(key, query), _for_all(value, query), 0.0, causal, scale=scale)
-
-
-def _of_kernels(ctx: Any, slopes: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    query, key, value, mixed, log_sums = ctx.saved_tensors
+def _kernel(slopes: torch.Tensor, forward: _Forward) -> tuple[torch.Tensor, ...]:
+    """The same by PyTorch's kernel, in float32."""
+    query, key, value, mixed, log_sums, causal, scale = forward
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    forward = query, _for_all(key, query), _for_all(value, query), mixed
-    wide = [each.float() for each in (slopes, *forward)]
-    found = kernel(*wide, log_sums, 0.0, ctx.causal, scale=ctx.scale)
-    of_query, of_keys, of_values = (each.to(query.dtype) for each in found)
-    return of_query, _summed(of_keys, key), _summed(of_values, value), None, None
-
-
-@torch.library.custom_op("artel::short_attention_products", mutates_args=())
-def _products(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """By products, for a compiler: what is mixed, and the shares, in the precision of `query`."""
-    return _mixed(query, key, value, causal, scale)
-
-
-def _mixed(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch.autocast("cpu", enabled=False):  # the scores are float32
-        scores = query.float() @ _for_all(key, query).float().transpose(-1, -2) * scale
-        if causal:
-            places = torch.arange(query.shape[2], device=query.device)
-            scores = torch.where(places[:, None] >= places[None, :], scores, -torch.inf)
-        shares = torch.softmax(scores, dim=-1).to(query.dtype)
-        return shares @ _for_all(value, query), shares
-
-
-@_products.register_fake
-def _shapes_of_products(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    length = query.shape[2]
-    return query.new_empty(query.shape), query.new_empty(*query.shape[:2], length, length)
-
-
-def _of_products(ctx: Any, slopes: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Dao et al. 2022, "FlashAttention", algorithm 4, without the tiles."""
-    query, key, value, mixed, shares = ctx.saved_tensors
-    with torch.autocast("cpu", enabled=False):
-        own = (slopes.float() * mixed.float()).sum(-1, keepdim=True)
-        of_shares = (slopes @ _for_all(value, query).transpose(-1, -2)).float()
-        of_scores = ((of_shares - own) * shares.float() * ctx.scale).to(query.dtype)
-        of_query = of_scores @ _for_all(key, query)
-        of_keys, of_values = of_scores.transpose(-1, -2) @ query, shares.transpose(-1, -2) @ slopes
-        return of_query, _summed(of_keys, key), _summed(of_values, value), None, None
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    query, key, value, ctx.causal, ctx.scale = inputs
-    ctx.save_for_backward(query, key, value, *output)
-
-
-_kernels.register_autograd(_of_kernels, setup_context=_remember)
-_products.register_autograd(_of_products, setup_context=_remember)
-
-
-@cache
-def show_to_compiler() -> None:
-    """Tell PyTorch's compiler what `_products` does, so that it can join it with what lies around it.
-
-    Called before the first graph is made; what is compiled without it calls the operator, and is as right.
-    """
-    from torch._inductor.decomposition import register_decomposition
-
-    register_decomposition([torch.ops.artel.short_attention_products.default])(_mixed)
+    wide = [each.float() for each in (slopes, query, key, value, mixed)]
+    return tuple(each.to(query.dtype) for each in kernel(*wide, log_sums, 0.0, causal, scale=scale))
