@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from artel.models.compiling import OFF, compile_choice, compile_layers, has_compiled_layers, try_compiled
+from artel.models.cpu_slopes import cpu_slopes
 from artel.models.loss import model_losses
-from artel.models.slopes import slopes
 from helpers import artel, write_run
 
 CPU = torch.device("cpu")
@@ -29,12 +29,10 @@ def test_a_compiled_run_ends_as_one_that_is_not(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
-def test_with_the_layers_the_loss_is_compiled(monkeypatch):
+def test_with_the_layers_the_loss_is_one_loop(monkeypatch):
     """And it is not where they could not be."""
     called = []
-    monkeypatch.setattr(
-        "artel.models.loss.compiled_slopes", lambda *given: called.append(1) or slopes(*given, 64, None, True)
-    )
+    monkeypatch.setattr("artel.models.loss.cpu_slopes", lambda *given: called.append(1) or cpu_slopes(*given))
     model = AutoModelForCausalLM.from_config(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=64))
     ids = torch.randint(64, (2, 8))
 

@@ -1,7 +1,5 @@
 """Head and cross-entropy in one: the loss and gradients of the reference, for every architecture, in any pieces."""
 
-import shutil
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,7 +25,7 @@ from transformers import (
 )
 
 from artel.models import loss as losses
-from artel.models.slopes import _to_shares, compiled_slopes, highest, slopes
+from artel.models.slopes import highest
 from artel.models.targets import IGNORED
 
 SMALL = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -87,43 +85,6 @@ def test_without_gradients_their_products_are_not_computed():
     wanted, same = losses.linear_cross_entropy(hidden, weight, None, torch.arange(5))
     assert torch.equal(loss, wanted.detach())
     assert torch.equal(guesses, same)
-
-
-@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_compiled_loop_finds_what_the_operators_find(dtype):
-    """For any number of positions by one graph, but for a single one."""
-    torch._dynamo.reset()
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    for count, vocabulary in ((70, 517), (3, 517), (200, 517), (1, 517)):
-        random = torch.Generator().manual_seed(count)
-        logits = (3 * torch.randn(count, vocabulary, generator=random)).to(dtype)
-        targets = torch.randint(vocabulary, (count,), generator=random)
-        targets[1::3] = IGNORED
-        logits[0, 5:] = 11.0  # ties
-        if count == 200:
-            logits[2] *= 30  # large ones, and a target that has next to none of the sum
-        wanted = slopes(logits.clone(), targets, vocabulary, None, True)
-        loss, guesses, found = compiled_slopes(logits, targets)
-        torch.testing.assert_close(loss, wanted[0], rtol=1e-6, atol=0)
-        assert torch.equal(guesses, wanted[1])
-        assert found.dtype == dtype
-        # bf16: numbers that lie between two of its own may be rounded to either.
-        relative = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
-        torch.testing.assert_close(found, wanted[2], rtol=relative, atol=1e-7)
-        assert found.data_ptr() == logits.data_ptr()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - graphs <= 2
-
-
-def test_a_loss_that_is_not_finite_stays_so_when_compiled(monkeypatch):
-    monkeypatch.setattr("artel.models.slopes._compiled", lambda: _to_shares)
-    logits = torch.randn(4, 9)
-    logits[2, 3] = torch.nan
-    loss, guesses, found = compiled_slopes(logits, torch.arange(4))
-    assert loss.isnan()
-    assert found[2].isnan().all()
-    assert found[[0, 1, 3]].isfinite().all()
-    assert ((guesses >= 0) & (guesses < 9)).all()
 
 
 def test_frozen_parts_get_no_gradient_and_a_second_backward_is_refused():

@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -15,10 +16,11 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
+from artel.models.cpu_code import library
 
 OFF = "off"
 _LONG = 1000  # steps
-FOR_PROCESSORS: dict[str, Any] = {
+_FOR_PROCESSORS: dict[str, Any] = {
     # A tanh from exponentials: GELU as GPT-2 has it took 6.5 ms forward and 6.3 back (2,048 x 1,536 in bf16, two cores
     # with AVX-512), then 2.7 and 4.9, with the same distance to GELU in float64.
     "cpp.use_decompose_tanh": True,
@@ -58,7 +60,7 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
     With `fixed`, batches are of one shape and graphs are made for it alone; else the second length that is seen makes
     them take any.
     """
-    options: dict[str, Any] = {} if model.device.type != "cpu" else FOR_PROCESSORS
+    options: dict[str, Any] = {} if model.device.type != "cpu" else _FOR_PROCESSORS
     if options:
         _look_ahead(options)
     for layer in repeated_layers(model):
@@ -75,10 +77,11 @@ def has_compiled_layers(model: nn.Module) -> bool:
 
 
 def _look_ahead(options: dict[str, Any]) -> None:
-    """Have PyTorch find out, while it traces the layers, what it needs before it can take their graphs from its cache.
+    """Do, while PyTorch traces the layers, what would have to be waited for later.
 
-    The sum of its own files (0.5 s), and what newer instructions can be used (with AMX six processes of 0.2 s, one
-    after another). It remembers both itself, and finds them out again where this fails.
+    What it needs before it can take their graphs from its cache: the sum of its own files (0.5 s), and what newer
+    instructions can be used (with AMX six processes of 0.2 s, one after another). It remembers both itself, and finds
+    them out again where this fails. And what artel has in C++ itself, which is built once.
     """
     from torch._inductor import codecache, config, cpu_vec_isa
 
@@ -86,7 +89,8 @@ def _look_ahead(options: dict[str, Any]) -> None:
         with suppress(Exception), config.patch(options):
             what()
 
-    for what in (codecache.torch_key, cpu_vec_isa.pick_vec_isa):
+    built = (partial(library, name) for name in ("cpu_slopes",))
+    for what in (codecache.torch_key, cpu_vec_isa.pick_vec_isa, *built):
         threading.Thread(target=find, args=(what,), daemon=True).start()
 
 

@@ -30,8 +30,9 @@ from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
 from artel.models.compiling import has_compiled_layers
+from artel.models.cpu_slopes import can_take, cpu_slopes
 from artel.models.ranges import marked
-from artel.models.slopes import Share, compiled_slopes, slopes
+from artel.models.slopes import Share, slopes
 from artel.models.targets import IGNORED
 
 # Bytes of logits in float32 that are held at a time: a GPU needs products that are large enough to be worth starting,
@@ -88,7 +89,7 @@ def linear_cross_entropy(
     `weight` and `bias` may be DTensors in shards of ids over the processes of a mesh, on which hidden and targets are
     the same; then loss, guesses and the gradient of hidden are the same on all of them.
 
-    With `compiled`, on a CPU, what is done to logits is compiled, where this process has them all.
+    With `compiled`, on a CPU, what is done to logits is one loop in C++, where this process has them all.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -118,8 +119,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         wanted = any(ctx.needs_input_grad)
         find: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-        if compiled and wanted and share is None and hidden.device.type == "cpu":
-            find = compiled_slopes
+        if compiled and wanted and share is None and can_take(hidden.device, dtype):
+            find = cpu_slopes
         else:
             find = partial(slopes, vocabulary=vocabulary, share=share, wanted=wanted)
         # What the next lines compute is in the chosen precision already.

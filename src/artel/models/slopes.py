@@ -1,22 +1,19 @@
 """Cross-entropy's gradient by the logits: softmax minus target, in as few passes over memory as can be.
 
 Logits are the largest tensor of a training step, and what is done to each of them costs little but reading and writing
-it. PyTorch's operators pass over them seven times; on a CPU, where layers are compiled, what the compiler makes of it
-passes three times and holds no copy: of 2,048 x 16,384 in bf16 on two cores 55 ms, then 25 (benchmarks/NOTES.md).
+it. PyTorch's operators, here, pass over them seven times; on a CPU, where layers are compiled, cpu_slopes.py does it in
+one pass and holds no copy: of 2,048 x 16,384 in bf16 on two cores 49 ms, then 9 (benchmarks/NOTES.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from artel.models.compiling import FOR_PROCESSORS
 from artel.models.targets import IGNORED
 
 # Columns of a block in which the highest logit is looked for on a CPU.
@@ -103,38 +100,3 @@ def highest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     places = places.clamp_(max=columns - 1)  # the last block may be shorter
     found = scores.gather(1, places).argmax(dim=1, keepdim=True)
     return best, places.gather(1, found)[:, 0]
-
-
-def compiled_slopes(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `slopes` of a whole vocabulary on a CPU, compiled; the gradient takes the place of the logits."""
-    counted = targets != IGNORED
-    rows, columns = torch.arange(len(targets)), targets.clamp(min=0)
-    at_target = logits[rows, columns].float()
-    for each in (logits, counted):  # one graph for any number of positions: of a masked model they are never the same
-        torch._dynamo.maybe_mark_dynamic(each, 0)
-    best, total, guesses = _compiled()(logits, counted)
-    loss = torch.where(counted, best + total.log() - at_target, 0.0).sum()
-    of_target = torch.where(counted, (at_target - best).exp() / total - 1, 0.0)
-    # By index: `scatter_` took 12 ms for these few thousand places among 2,048 x 16,384.
-    logits[rows, columns] = of_target.to(logits.dtype)
-    return loss, guesses, logits
-
-
-@cache
-def _compiled() -> Any:
-    return torch.compile(_to_shares, options=FOR_PROCESSORS)
-
-
-def _to_shares(logits: torch.Tensor, counted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Puts each row's softmax in place of its logits, and 0 where it is not counted.
-
-    Of each row the highest logit, the sum of the exponentials of all less that, and the place of the highest.
-    """
-    scores = logits.float()
-    best = scores.amax(dim=1)
-    total = (scores - best[:, None]).exp().sum(dim=1)
-    places = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32)
-    first = torch.where(scores == best[:, None], places, logits.shape[1] - 1).amin(dim=1)
-    factor = torch.where(counted, 1 / total, 0.0)
-    logits.copy_((scores - best[:, None]).exp() * factor[:, None])
-    return best, total, first.long()

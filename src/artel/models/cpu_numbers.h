@@ -1,0 +1,59 @@
+// What loops over numbers in float32 or bf16 share; see cpu_code.py.
+//
+// Plain C++, which the compiler makes vectors of: nothing here depends on the processor.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace artel {
+
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float from_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+inline float widen(float value) { return value; }
+inline float widen(BFloat16 value) { return from_bits(uint32_t(value.bits) << 16); }
+
+// The bf16 nearest to a value, of two as near the even one, in the upper half; what the lower half holds means nothing.
+// A NaN that arithmetic makes stays one.
+inline uint32_t rounded(float value) {
+  const uint32_t bits = bits_of(value);
+  return bits + 0x7fff + ((bits >> 16) & 1);
+}
+
+inline void narrow(float value, float& to) { to = value; }
+inline void narrow(float value, BFloat16& to) { to.bits = uint16_t(rounded(value) >> 16); }
+
+// e^x for x <= 0 or a little above, within 1e-7 of it; 0 below -87. As Cephes' expf (Moshier 1992): 2^n times a
+// polynomial of the rest, at most ln(2)/2. Adding 1.5 * 2^23 rounds x / ln(2) to the whole number n, which is then in
+// the sum's lowest bits.
+inline float exponential(float x) {
+  const float shifted = x * 1.44269504f + 12582912.0f;
+  const float n = shifted - 12582912.0f;
+  const float rest = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln(2) in two parts
+  float sum = 1.9875691500e-4f;
+  sum = sum * rest + 1.3981999507e-3f;
+  sum = sum * rest + 8.3334519073e-3f;
+  sum = sum * rest + 4.1665795894e-2f;
+  sum = sum * rest + 1.6666665459e-1f;
+  sum = sum * rest + 5.0000001201e-1f;
+  sum = sum * (rest * rest) + rest + 1.0f;
+  const float found = sum * from_bits((bits_of(shifted) << 23) + 0x3f800000u);
+  return x < -87.0f ? 0.0f : found;
+}
+
+}  // namespace artel

@@ -1,0 +1,50 @@
+"""artel's C++ is built once and kept whole; where it cannot be, PyTorch's operators do the same, and it is said."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from artel.models import cpu_code
+from artel.models.cpu_code import library
+from artel.models.cpu_slopes import can_take
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def anew():
+    """Has the next call build or load the libraries again, and the next test those that are used here."""
+    cpu_code._library.cache_clear()
+    yield
+    cpu_code._library.cache_clear()
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("what", ["fails", "is missing"])
+def test_without_a_working_compiler_the_operators_do_it_and_the_reason_is_said_once(what, tmp_path, monkeypatch):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no compiler here >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(broken))
+    if what == "is missing":
+        monkeypatch.delenv("CXX")
+        monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with pytest.warns(UserWarning, match="no compiler here" if what == "fails" else "no C.. compiler") as said:
+        found = [can_take(CPU, torch.float32), can_take(CPU, torch.float32), library("cpu_attention")]
+    assert found == [False, False, None]
+    assert [str(each.message).partition(" ")[0] for each in said] == ["cpu_slopes.cpp", "cpu_attention.cpp"]
+    assert not list(tmp_path.glob("cache/built/*"))
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_processes_that_build_it_at_once_do_not_see_each_other_s_half(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
+    line = "import sys, warnings; warnings.simplefilter('error'); from artel.models.cpu_code import *; " \
+           "sys.exit(library('cpu_slopes') is None)"  # fmt: skip
+    together = [subprocess.Popen([sys.executable, "-c", line]) for _ in range(3)]
+    assert [each.wait(120) for each in together] == [0, 0, 0]
+    assert [each.suffix for each in (tmp_path / "built").iterdir()] == [".so"]

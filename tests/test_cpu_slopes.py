@@ -1,0 +1,99 @@
+"""The loss's loop in C++ finds what PyTorch's operators find, however it is built."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from artel.models import cpu_code
+from artel.models import cpu_slopes as module
+from artel.models.cpu_slopes import can_take, cpu_slopes
+from artel.models.slopes import slopes
+from artel.models.targets import IGNORED
+
+CPU = torch.device("cpu")
+HERE = torch.backends.cpu.get_cpu_capability()
+KINDS = ["DEFAULT", "AVX2", "AVX512"]  # each processor can do what stands before it, too
+
+pytestmark = pytest.mark.skipif(cpu_code.library("cpu_slopes") is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(params=KINDS)
+def processor(request, monkeypatch):
+    """A kind of processor, for which the loop is built."""
+    if HERE in KINDS and KINDS.index(request.param) > KINDS.index(HERE):
+        pytest.skip(f"this processor has no {request.param}")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+    cpu_code._library.cache_clear()
+    yield
+    cpu_code._library.cache_clear()
+
+
+def some(count, vocabulary, dtype):
+    """Logits and targets with ties, positions that do not count and values that are large."""
+    random = torch.Generator().manual_seed(count)
+    logits = 3 * torch.randn(count, vocabulary, generator=random)
+    targets = torch.randint(vocabulary, (count,), generator=random)
+    targets[1::3] = IGNORED
+    logits[0, vocabulary // 2 :] = 11.0  # ties
+    logits[2:3] *= 30  # a target that has next to none of the sum
+    return logits.to(dtype), targets
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("count", "vocabulary"), [(70, 517), (3, 256), (1, 1), (9, 5), (40, 2305), (0, 7)])
+def test_the_loop_finds_what_the_operators_find(count, vocabulary, dtype):
+    logits, targets = some(max(count, 1), vocabulary, dtype)
+    logits, targets = logits[:count], targets[:count]
+    before = logits.clone()
+    loss, guesses, found = cpu_slopes(logits, targets)
+    assert found.data_ptr() == logits.data_ptr()
+    wanted = slopes(before, targets, vocabulary, None, True)
+    torch.testing.assert_close(loss, wanted[0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(guesses, wanted[1])
+    # bf16: numbers that lie between two of its own may be rounded to either.
+    relative = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+    torch.testing.assert_close(found, wanted[2], rtol=relative, atol=1e-7)
+    assert not found[targets == IGNORED].any()
+
+
+@pytest.mark.usefixtures("processor")
+def test_it_is_as_near_to_the_truth_as_float32_can_be():
+    """Against float64, over all of a GPT-2's ids. The difference of two logits, of 16 to 32, is rounded by 1e-6."""
+    logits, targets = some(12, 50_257, torch.float32)
+    targets.clamp_(min=0)
+    exact = logits.double().requires_grad_()
+    wanted = F.cross_entropy(exact, targets, reduction="sum")
+    wanted.backward()
+    loss, _, found = cpu_slopes(logits, targets)
+    torch.testing.assert_close(loss.double(), wanted.detach(), rtol=2e-7, atol=0)
+    torch.testing.assert_close(found.double(), exact.grad, rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_loss_that_is_not_finite_stays_so(dtype):
+    logits = torch.randn(7, 300).to(dtype)
+    logits[1, 3], logits[2, 299], logits[3], logits[4, :5] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    for row in range(7):
+        loss, guesses, found = cpu_slopes(logits[row : row + 1].clone(), torch.tensor([9]))
+        assert bool(loss.isfinite()) == (row not in (1, 2, 3))
+        assert bool(found.isfinite().all()) == (row not in (1, 2, 3))
+        assert 0 <= int(guesses) < 300
+    assert not found[0].isnan().any()
+
+
+@pytest.mark.parametrize("wrong", [9, -1, -(2**40)])
+def test_targets_that_are_no_ids_are_refused(wrong):
+    with pytest.raises(IndexError, match="among 9 ids"):
+        cpu_slopes(torch.randn(3, 9), torch.tensor([1, wrong, IGNORED]))
+
+
+def test_a_profile_is_told_what_it_writes():
+    torch.library.opcheck(module._slopes, some(6, 40, torch.float32), test_utils="test_schema")
+
+
+def test_what_it_cannot_take():
+    assert can_take(CPU, torch.bfloat16)
+    assert not can_take(CPU, torch.float16)
+    assert not can_take(torch.device("cuda"), torch.float32)
