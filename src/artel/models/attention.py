@@ -8,7 +8,7 @@ is added, and block masks of FlexAttention. Encoders, whose rows may have paddin
 
 Which kernel runs:
     causal, or all of it            scaled_dot_product_attention without a mask: cuDNN or FlashAttention 2 on a GPU
-    up to 512 tokens on a CPU       the same with a backward pass of its own, in bf16 (short_attention.py)
+    the same on a CPU in bf16       with a backward pass of its own (cpu_attention.py)
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
     documents on a GPU              FlexAttention, which skips what no token sees (Dong et al. 2024)
 
@@ -33,7 +33,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from artel.models.choice import Choice
-from artel.models.short_attention import short_attention, takes
+from artel.models.cpu_attention import cpu_attention, takes
 
 NAME = "artel"
 MASKED_NAME = "artel_masked"
@@ -159,7 +159,7 @@ def _mix_piece(
         mask = seen if mask is None else mask & seen
     causal = how.causal and mask is None and len(at) > 1
     if mask is None and takes(query, key, value, how.dropout):
-        return short_attention(query, key, value, causal=causal, scale=how.scale)
+        return cpu_attention(query, key, value, causal=causal, scale=how.scale)
     return F.scaled_dot_product_attention(
         query,
         key,

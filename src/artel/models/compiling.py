@@ -89,7 +89,7 @@ def _look_ahead(options: dict[str, Any]) -> None:
         with suppress(Exception), config.patch(options):
             what()
 
-    built = (partial(library, name) for name in ("cpu_slopes",))
+    built = (partial(library, name) for name in ("cpu_slopes", "cpu_attention"))
     for what in (codecache.torch_key, cpu_vec_isa.pick_vec_isa, *built):
         threading.Thread(target=find, args=(what,), daemon=True).start()
 

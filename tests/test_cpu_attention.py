@@ -1,13 +1,15 @@
-"""Attention of short sequences on a CPU in bf16: the forward is PyTorch's, the gradients are as near as PyTorch's."""
-
-import shutil
+"""Attention on a CPU in bf16: the forward is PyTorch's, the gradients are as near to the exact ones as PyTorch's."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from artel.models import short_attention as short
+from artel.models import cpu_attention as module
 from artel.models.attention import Mixing, mix
+
+pytestmark = pytest.mark.skipif(
+    not module.works_here(), reason="needs a C++ compiler and a processor that multiplies bf16"
+)
 
 
 def heads(length, *, key_heads=6, size=64, dtype=torch.bfloat16, seed=0):
@@ -28,11 +30,17 @@ def distances(found, wanted):
     return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.skipif(
-    not shutil.which("g++"), reason="needs a C++ compiler"))])  # fmt: skip
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
     ("length", "key_heads", "size", "causal", "scale"),
-    [(100, 6, 64, True, None), (128, 2, 64, True, 0.3), (65, 6, 24, False, None), (1, 3, 8, True, None)],
+    [
+        (100, 6, 64, True, None),
+        (128, 2, 64, True, 0.3),
+        (65, 6, 24, False, None),
+        (1, 3, 8, True, None),
+        (577, 1, 80, True, None),
+        (2, 6, 2, False, None),
+    ],
 )
 def test_gradients_are_as_near_to_the_exact_ones_as_those_of_pytorch(length, key_heads, size, causal, scale, compiled):
     query, key, value, slopes = heads(length, key_heads=key_heads, size=size)
@@ -43,7 +51,7 @@ def test_gradients_are_as_near_to_the_exact_ones_as_those_of_pytorch(length, key
 
     def ours(query, key, value):
         with torch.autocast("cpu", dtype=torch.bfloat16):  # which would round the scores, too
-            return short.short_attention(query, key, value, causal=causal, scale=scale)
+            return module.cpu_attention(query, key, value, causal=causal, scale=scale)
 
     torch._dynamo.reset()
     exact = gradients(pytorch, *(each.double() for each in (query, key, value, slopes)))[1]
@@ -59,22 +67,23 @@ def test_gradients_are_as_near_to_the_exact_ones_as_those_of_pytorch(length, key
 
 def test_what_it_takes():
     query, key, value, _ = heads(256)
-    assert short.takes(query, key, value, 0.0)
-    assert not short.takes(query, key, value, 0.1)  # dropout
-    assert not short.takes(*heads(257)[:3], 0.0)
-    assert not short.takes(*heads(16, dtype=torch.float32)[:3], 0.0)
-    assert not short.takes(query[:, :, :9], key, value, 0.0)  # a part of the sequence
+    assert module.takes(query, key, value, 0.0)
+    assert not module.takes(query, key, value, 0.1)  # dropout
+    assert module.takes(*heads(257)[:3], 0.0)
+    assert not module.takes(*heads(9, size=15)[:3], 0.0)  # numbers are multiplied two at a time
+    assert not module.takes(*heads(16, dtype=torch.float32)[:3], 0.0)
+    assert not module.takes(query[:, :, :9], key, value, 0.0)  # a part of the sequence
     with torch.no_grad():
-        assert not short.takes(query, key, value, 0.0)
-    assert not short.takes(*(each.detach() for each in (query, key, value)), 0.0)
+        assert not module.takes(query, key, value, 0.0)
+    assert not module.takes(*(each.detach() for each in (query, key, value)), 0.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert short.takes(*heads(16, dtype=torch.float32)[:3], 0.0)
+        assert module.takes(*heads(16, dtype=torch.float32)[:3], 0.0)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_training_goes_through_it(causal, monkeypatch):
     called = []
-    monkeypatch.setattr("artel.models.attention.short_attention", lambda *a, **k: called.append(k) or a[0])
+    monkeypatch.setattr("artel.models.attention.cpu_attention", lambda *a, **k: called.append(k) or a[0])
     query, key, value, _ = heads(32)
     mix(query, key, value, Mixing(None, causal, None, 0.0, None))
     assert called == [{"causal": causal, "scale": None}]
@@ -82,3 +91,34 @@ def test_training_goes_through_it(causal, monkeypatch):
     mix(query, key, value, Mixing(mask, causal, None, 0.0, None))
     mix(query, key, value, Mixing(None, causal, 5, 0.0, None))  # a window
     assert len(called) == 1
+
+
+def test_heads_may_lie_in_any_way():
+    """Beside one another in one tensor, as GPT-2's do, expanded, or turned."""
+    together = torch.randn(2, 33, 3 * 4 * 16).bfloat16()
+    query, key, value = (each.unflatten(2, (4, 16)).transpose(1, 2) for each in together.chunk(3, dim=2))
+    value = value.transpose(2, 3).contiguous().transpose(2, 3)
+    slopes = torch.randn(2, 1, 33, 1).bfloat16().expand(2, 4, 33, 16)
+    mixed, log_sums = module._attention(query, key, value, True, 0.25)
+    found = module._slopes(slopes, query, key, value, mixed, log_sums, True, 0.25)
+    tidy = (each.contiguous() for each in (slopes, query, key, value, mixed, log_sums))
+    assert all(torch.equal(a, b) for a, b in zip(found, module._slopes(*tidy, True, 0.25), strict=True))
+
+
+def test_pytorch_s_own_checks_of_operators():
+    query, key, value, slopes = heads(20, key_heads=2, size=16)
+    torch.library.opcheck(module._attention, (query, key, value, True, 0.25))
+    with torch.no_grad():
+        outputs = module._attention(query, key, value, True, 0.25)
+        torch.library.opcheck(module._slopes, (slopes, query, key, value, *outputs, True, 0.25))
+
+
+def test_what_is_not_finite_stays_so():
+    query, key, value, slopes = heads(70)
+    with torch.no_grad():
+        value[0, 1, 3] = torch.nan
+    _, found = gradients(
+        lambda *given: module.cpu_attention(*given, causal=True, scale=None), query, key, value, slopes
+    )
+    assert all(each[1].isfinite().all() for each in found)
+    assert not found[0][0, 1].isfinite().all()
