@@ -1,4 +1,4 @@
-"""Memory that tensors leave stays with the process while it trains on a CPU, and is given back after that."""
+"""Memory that tensors leave stays with the process while it trains on a CPU, in large pages; then it is given back."""
 
 import json
 import os
@@ -26,6 +26,17 @@ def page_faults(megabytes: int = MEGABYTES) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
+def in_large_pages() -> int:
+    """Bytes of this process's memory that lie in pages of 2 MB."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("AnonHugePages:"))
+
+
+def address_space() -> int:
+    """Bytes, used or not."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
 def resident() -> int:
     """Bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -47,6 +58,24 @@ def test_kept_within_the_block_and_given_back_after_it():
     assert found["given back"] > 0.9 * (MEGABYTES << 20)
 
 
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not LARGE_PAGES.is_file() or "[never]" in LARGE_PAGES.read_text(), reason="this kernel has no large pages"
+)
+def test_it_lies_in_large_pages():
+    assert measured()["large"] > 0.8 * (MEGABYTES << 20)
+
+
+def test_address_space_that_is_limited_is_not_taken_ahead():
+    free, limited = measured(), measured(LIMITED="1")
+    assert free["taken"] > 1 << 30
+    assert limited["taken"] < 1 << 30
+    assert limited["within"] < limited["before"] / 8
+    assert free["left"] < 1 << 30
+
+
 @pytest.mark.parametrize("name", ["MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_who_has_tuned_the_library_is_left_alone(name):
     found = measured(**{name: "glibc.malloc.mmap_max=65536" if name == "GLIBC_TUNABLES" else "65536"})
@@ -54,14 +83,21 @@ def test_who_has_tuned_the_library_is_left_alone(name):
 
 
 def main() -> None:
+    if "LIMITED" in os.environ:
+        resource.setrlimit(resource.RLIMIT_AS, (64 << 30, resource.RLIM_INFINITY))
     page_faults()
     found = {"before": page_faults()}
-    start = resident()
+    start, room = resident(), address_space()
     with kept_host_memory(torch.device("cpu")):
         page_faults()
         found["within"] = page_faults()
         found["kept"] = resident() - start
+        found["taken"] = address_space() - room
+        kept = torch.ones(MEGABYTES << 18)
+        found["large"] = in_large_pages()
+        del kept
     found["given back"] = start + found["kept"] - resident()
+    found["left"] = address_space() - room
     # Larger than what was kept, 64 MB or now and then twice that: they find no place where that was.
     found["after"] = page_faults(4 * MEGABYTES) / 4
     print(json.dumps(found))

@@ -4,15 +4,21 @@ glibc's malloc gives each tensor above 32 MB pages of its own, and gives memory 
 heap. The kernel clears each page that it hands out: of a GPT-2's training step on a CPU (4 x 256, 32 rows of 256) that
 was 21 to 26 % of the time. Kept memory makes the peak of the steps 17 to 22 % higher, and it does not grow from there
 with rows of unequal length (benchmarks/kept_memory.py).
+
+What the heap grows by is asked for in pages of 2 MB where the kernel has them: to look up where a page of 4 KB lies
+costs a part of each step, in virtual machines above all, which look it up twice (benchmarks/NOTES.md has the figures).
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -21,7 +27,9 @@ KEPT_SHARE = 0.25
 # Of mallopt(3), with glibc's own values (malloc/malloc.c); the largest threshold is the one that it grows to by itself.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _CHOSEN = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
-_NEVER, _USUAL_MMAP_MAX, _LARGEST_MMAP_THRESHOLD = 2**31 - 1, 65_536, 32 << 20
+_NEVER, _USUAL_MMAP_MAX, _LARGEST_MMAP_THRESHOLD = -1, 65_536, 32 << 20
+_LARGE_PAGE = 2 << 20
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 @contextmanager
@@ -36,6 +44,8 @@ def kept_host_memory(device: torch.device) -> Iterator[None]:
     library = ctypes.CDLL(None)
     library.mallopt(_TRIM_THRESHOLD, _NEVER)
     library.mallopt(_MMAP_MAX, 0)
+    if _may_promise():
+        _grow_in_large_pages(library, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     try:
         yield
     finally:
@@ -43,3 +53,29 @@ def kept_host_memory(device: torch.device) -> Iterator[None]:
         library.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         library.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST_MMAP_THRESHOLD)
         library.malloc_trim(0)
+
+
+def _may_promise() -> bool:
+    """Whether room that is only promised counts for nothing: no limit of this process, no strict kernel."""
+    limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    try:
+        strict = _OVERCOMMIT.read_text().strip() == "2"
+    except OSError:
+        return False
+    return not strict and all(limit == resource.RLIM_INFINITY for limit in limits)
+
+
+def _grow_in_large_pages(library: ctypes.CDLL, size: int) -> None:
+    """Have the next `size` bytes that the heap grows by in large pages, where the kernel has them.
+
+    The heap grows by them at once and holds them as free: they cost address space, and memory only as they are used.
+    """
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    room = library.malloc(size)
+    if room is None:
+        return
+    first, last = -(-room // _LARGE_PAGE) * _LARGE_PAGE, (room + size) // _LARGE_PAGE * _LARGE_PAGE
+    library.madvise(first, last - first, mmap.MADV_HUGEPAGE)
+    library.free(room)
