@@ -232,3 +232,21 @@ def test_on_a_gpu_time_is_the_kernels_by_their_launcher_and_idle_is_told_apart()
     )
     assert sum(table.kinds.values()) == pytest.approx(table.milliseconds)
     assert (table.operators[0].name, table.operators[0].kind) == ("aten::bmm", "attention")
+
+
+def test_on_a_cpu_operators_of_artel_count_as_what_they_do():
+    note = "user_annotation"
+    events = [
+        host("ProfilerStep#1", 0, 1000, category=note),
+        host("artel: forward", 0, 500, category=note),
+        host("artel::cpu_attention", 0, 100),
+        host("artel: loss", 200, 300, category=note),
+        host("aten::mm", 200, 150),
+        host("artel::cpu_slopes", 350, 50),
+        host("artel: backward", 500, 500, category=note),
+        host("artel::cpu_attention_backward", 500, 300),
+    ]
+    kinds = time_table({"traceEvents": events}, 1).kinds
+    assert kinds["attention"] == pytest.approx(0.4)
+    assert kinds["matrix products"] == pytest.approx(0.15)
+    assert kinds["loss"] == pytest.approx(0.15)  # with what the range does itself

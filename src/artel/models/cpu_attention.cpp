@@ -93,7 +93,8 @@ struct Scratch {
 
   Scratch(int64_t even, int64_t size)
       : turned_keys(size * even), queries(BLOCK * size), turned_queries(BLOCK * size), slopes(BLOCK * size),
-        turned_slopes(BLOCK * size), shares(even * BLOCK), of_scores(even * BLOCK), interleaved(even * std::max(BLOCK, size)),
+        turned_slopes(BLOCK * size), shares(even * BLOCK), of_scores(even * BLOCK),
+        interleaved(even * std::max(BLOCK, size)),  // of the slopes of scores, and before them of the keys
         scores(even * BLOCK), of_shares(even * BLOCK), of_query(size * BLOCK), of_key(even * size),
         of_value(even * size) {}
 };

@@ -52,7 +52,7 @@ _COLLECTIVES = {
 # Generated kernels carry the names of all that was fused into them (triton_poi_fused__scaled_dot_product_…): what they
 # do themselves is elementwise, unless they are filled templates.
 _GENERATED = re.compile(r"^(triton_(?!tem_)|cpp_fused)")
-_ATTENTION = re.compile(r"scaled_?dot_?product|flash|fmha|flex_attention|efficient_attention", re.IGNORECASE)
+_ATTENTION = re.compile(r"scaled_?dot_?product|flash|fmha|(flex|efficient|cpu)_attention", re.IGNORECASE)
 _LOSS = re.compile(r"cross_?entropy|nll_?loss|log_?softmax", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"^Optimizer\.|_foreach_|_fused_(adam|sgd|adagrad)|multi_tensor_apply", re.IGNORECASE)
 _MATRIX = re.compile(
