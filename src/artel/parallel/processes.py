@@ -15,6 +15,10 @@ import torch.distributed as dist
 
 # Long enough for a checkpoint on a slow disk, short enough that a lost rank does not hold its peers for an hour.
 _TIMEOUT = timedelta(minutes=20)
+# The newest process group. DistributedDataParallel holds it too; were that reference the last, the model's end would
+# destroy the group with the interpreter's lock held, and wait for gloo's threads while one of them waits for that lock
+# (torch 2.13; one of 24 interrupted runs never ended). What Python itself holds is given up without the lock.
+_kept: list[dist.ProcessGroup | None] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ def open_processes(threads: int | None) -> Iterator[Processes]:
     # Numbers that the host needs (counts, signals) go through gloo in either case, so that no step waits for a GPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=_TIMEOUT)
+    _kept[:] = [dist.group.WORLD]
     torch.set_num_threads(threads or _threads_here())
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, device, local_world)
