@@ -60,8 +60,11 @@ def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:
     With `fixed`, batches are of one shape and graphs are made for it alone; else the second length that is seen makes
     them take any.
     """
-    options: dict[str, Any] = {} if model.device.type != "cpu" else _FOR_PROCESSORS
-    if options:
+    options: dict[str, Any] = {}
+    if model.device.type == "cpu":
+        from artel.models.cpu_products import RowByRow  # which imports the compiler
+
+        options = {**_FOR_PROCESSORS, "post_grad_custom_pre_pass": RowByRow()}
         _look_ahead(options)
     for layer in repeated_layers(model):
         if isinstance(layer, FSDPModule):  # its hooks, which gather weights, stay outside of the graph
