@@ -2,8 +2,8 @@
 
 The gradient of a weight is the product of a transposed left matrix, numbers by tokens, which oneDNN multiplies at half
 the speed of one that lies row by row: (384 x 2,048) @ (2,048 x 1,536) took 2.3 ms, then 1.2 (two cores with AMX), and a
-GPT-2 trained 1.04 times as fast. Where
-the left matrix is the smaller one, the compiler lays it out so beforehand, together with what it does to it anyway.
+GPT-2 trained 1.04 times as fast. Where the left matrix is the smaller one, the compiler lays it out so beforehand,
+together with what it does to it anyway.
 """
 
 from __future__ import annotations
