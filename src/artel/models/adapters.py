@@ -153,8 +153,12 @@ def add_adapters(
 
 
 def _inject(model: PreTrainedModel, config: Any) -> None:
+    """As the model's add_adapter does, by peft alone: transformers 5.24 wants a peft that is not published (0.22)."""
+    from peft import inject_adapter_in_model
+
     with _without_advice():
-        model.add_adapter(config)
+        inject_adapter_in_model(config, model, _NAME)
+    model._hf_peft_config_loaded = True
     for parameter in model.parameters():
         if parameter.requires_grad:  # peft gives adapters the dtype in which a quantised layer computes
             parameter.data = parameter.data.float()
