@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM, RwkvConfig, RwkvForCausalLM
 
 from artel.models import Sampling, write, write_ids, write_tokens
 from artel.tokens import Tokenizer
@@ -20,6 +20,19 @@ def random_gpt2(tokenizer: Tokenizer) -> GPT2LMHeadModel:
     for parameter in model.parameters():
         parameter.data.mul_(6)  # logits far enough apart that what is sampled is no plain noise
     return model
+
+
+def random_mamba(tokenizer: Tokenizer) -> MambaForCausalLM:
+    """Its cache is of states and not of keys and values, and was called otherwise before transformers 5.24."""
+    torch.manual_seed(1)
+    return MambaForCausalLM(MambaConfig(vocab_size=tokenizer.vocabulary, hidden_size=32, num_hidden_layers=2)).eval()
+
+
+def random_rwkv(tokenizer: Tokenizer) -> RwkvForCausalLM:
+    """It takes no cache of transformers'."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2}
+    return RwkvForCausalLM(RwkvConfig(vocab_size=tokenizer.vocabulary, **sizes)).eval()
 
 
 SAMPLED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8}
@@ -46,9 +59,10 @@ def test_tokens_are_those_of_transformers_generate(kind, ours, theirs):
     assert written[1.0] != written[1.2]
 
 
-def test_a_full_window_goes_on_with_its_newer_half():
+@pytest.mark.parametrize("kind", [random_gpt2, random_mamba, random_rwkv])
+def test_a_full_window_goes_on_with_its_newer_half(kind):
     tokenizer = trained_tokenizer(MARKS)
-    model = random_gpt2(tokenizer)
+    model = kind(tokenizer)
     ids = next(tokenizer.encode(["the name of the model is that"])).tolist()
     sampling = Sampling(new_tokens=40, temperature=0, repetition_penalty=1.5)
     written = list(write_tokens(model, tokenizer, ids, sampling, 16, frozenset()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from artel.tokens.chat_template import TurnEnd
 
 # A temperature below this counts as 0: divided by less, logits leave the range of float32.
 _COLD = 1e-6
+# What a model's forward calls the cache: all since transformers 5.24, most before it, and Mamba and its kin before it.
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ def write_tokens(
     ids = list(ids)
     start = seen = 0  # the first token in the window, and up to where the cache has read
     cache = DynamicCache(config=model.config)
+    takes = inspect.signature(type(model).forward).parameters
+    cache_name = next((name for name in _CACHE_NAMES if name in takes), None)  # RWKV and Reformer take none of the kind
     was_training = model.training
     model.eval()
     try:
@@ -116,8 +121,9 @@ def write_tokens(
             fresh = torch.tensor([ids[seen:]], device=device)
             # Inputs grow by a token each time: compiled layers would be compiled anew for each length.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                logits = model(input_ids=fresh, past_key_values=cache, use_cache=True).logits[:, -1].float()
-            seen = len(ids)
+                kept = {cache_name: cache} if cache_name else {}
+                logits = model(input_ids=fresh, use_cache=bool(kept), **kept).logits[:, -1].float()
+            seen = len(ids) if cache_name else start
             logits[:, tokenizer.vocabulary :] = -torch.inf  # rows that no token stands for
             chosen = choose(torch.tensor([ids], device=device), logits, generator)
             if chosen in stop:
