@@ -9,11 +9,19 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+_ROWS = 64
+
 
 def norm_here(gradients: list[torch.Tensor]) -> torch.Tensor:
     """The norm of gradients that this process holds in full, float32, a scalar on their device."""
     # Each is summed in float32: gradients of bf16 weights are bf16.
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, torch.float32)))
+    if gradients[0].device.type == "cpu":
+        # One thread finds the norm of a whole tensor, all find those of its rows: 2.6 ms of 17 M numbers, then 1.6.
+        rows = [each.reshape(1 if each.numel() % _ROWS else _ROWS, -1) for each in gradients]
+        norms = torch.cat([torch.linalg.vector_norm(each, dim=1, dtype=torch.float32) for each in rows])
+    else:
+        norms = torch.stack(torch._foreach_norm(gradients, 2, torch.float32))
+    return torch.linalg.vector_norm(norms)
 
 
 def norm_of_shards(
