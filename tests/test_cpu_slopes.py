@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from artel.models import cpu_code
 from artel.models import cpu_slopes as module
-from artel.models.cpu_slopes import can_take, cpu_slopes
+from artel.models.cpu_slopes import can_take, cpu_slopes, sum_with_product
 from artel.models.slopes import slopes
 from artel.models.targets import IGNORED
 
@@ -83,6 +83,23 @@ def test_a_loss_that_is_not_finite_stays_so(dtype):
     assert not found[0].isnan().any()
 
 
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize(("count", "vocabulary", "width"), [(70, 517, 33), (64, 512, 96), (1, 1, 1), (9, 5, 300)])
+def test_the_sum_with_a_product_is_that_of_the_operators(count, vocabulary, width):
+    random = torch.Generator().manual_seed(count)
+    slopes, inputs = (torch.randn(count, size, generator=random).bfloat16() for size in (vocabulary, width))
+    total = sum_with_product(None, slopes, inputs)
+    wanted = (slopes.T @ inputs).float()
+    assert total.shape == (vocabulary, width)
+    assert total.dtype == torch.float32
+    # The product is rounded to bf16 either way; where sums of another order lie between two numbers, to either.
+    near = {"rtol": torch.finfo(torch.bfloat16).eps, "atol": 1e-4}
+    torch.testing.assert_close(total, wanted, **near)
+    product = total.clone()
+    assert sum_with_product(total, slopes, inputs) is total
+    assert torch.equal(total, 2 * product)
+
+
 @pytest.mark.parametrize("wrong", [9, -1, -(2**40)])
 def test_targets_that_are_no_ids_are_refused(wrong):
     with pytest.raises(IndexError, match="among 9 ids"):
@@ -91,6 +108,8 @@ def test_targets_that_are_no_ids_are_refused(wrong):
 
 def test_a_profile_is_told_what_it_writes():
     torch.library.opcheck(module._slopes, some(6, 40, torch.float32), test_utils="test_schema")
+    product = torch.randn(6, 40).bfloat16()
+    torch.library.opcheck(module._add_turned, (torch.zeros(40, 6), product, False), test_utils="test_schema")
 
 
 def test_what_it_cannot_take():

@@ -1,6 +1,7 @@
 // Cross-entropy of rows of logits and its gradient, softmax minus target, in the logits' place; see cpu_slopes.py.
 //
-// A row is read once and written once, and between lies in the cache in float32.
+// A row is read once and written once, and between lies in the cache in float32. And what the head's gradient is summed
+// with, a product that lies transposed.
 
 #include <cmath>
 #include <cstdint>
@@ -87,7 +88,36 @@ void slopes(Number* logits, const int64_t* targets, int64_t count, int64_t colum
   }
 }
 
+constexpr int64_t HIGH = 32, WIDE = 256;  // of a tile, which the first level of cache holds
+
+// To total (columns, rows) is added what lies in product (rows, columns); total is only written to if `first`.
+void add_turned(const BFloat16* product, int64_t rows, int64_t columns, bool first, int threads, float* total) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t left = 0; left < columns; left += WIDE) {
+    const int64_t wide = left + WIDE < columns ? WIDE : columns - left;
+    for (int64_t top = 0; top < rows; top += HIGH) {
+      const int64_t high = top + HIGH < rows ? HIGH : rows - top;
+      BFloat16 tile[HIGH][WIDE];
+      for (int64_t row = 0; row < high; ++row)
+        std::memcpy(tile[row], product + (top + row) * columns + left, wide * sizeof(BFloat16));
+      for (int64_t column = 0; column < wide; ++column) {
+        float* const to = total + (left + column) * rows + top;
+        if (first) {
+          for (int64_t row = 0; row < high; ++row) to[row] = widen(tile[row][column]);
+        } else {
+          for (int64_t row = 0; row < high; ++row) to[row] += widen(tile[row][column]);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
+
+extern "C" void add_turned_bfloat16(const BFloat16* product, int64_t rows, int64_t columns, int first, int threads,
+                                    float* total) {
+  add_turned(product, rows, columns, first != 0, threads, total);
+}
 
 extern "C" void slopes_float32(float* logits, const int64_t* targets, int64_t count, int64_t columns, int threads,
                                float* losses, int64_t* guesses) {

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
 from artel.models.compiling import has_compiled_layers
-from artel.models.cpu_slopes import can_take, cpu_slopes
+from artel.models.cpu_slopes import can_take, cpu_slopes, sum_with_product
 from artel.models.ranges import marked
 from artel.models.slopes import Share, slopes
 from artel.models.targets import IGNORED
@@ -119,8 +119,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         wanted = any(ctx.needs_input_grad)
         find: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+        add = _sum_with_product
         if compiled and wanted and share is None and can_take(hidden.device, dtype):
             find = cpu_slopes
+            if dtype == torch.bfloat16 and hidden.shape[1] <= vocabulary:
+                add = sum_with_product
         else:
             find = partial(slopes, vocabulary=vocabulary, share=share, wanted=wanted)
         # What the next lines compute is in the chosen precision already.
@@ -144,7 +147,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if of_hidden is not None:
                     torch.mm(of_logits, matrix, out=of_hidden[piece])
                 if wants_weight:
-                    of_weight = _sum_with_product(of_weight, of_logits, inputs[piece])
+                    of_weight = add(of_weight, of_logits, inputs[piece])
                 if of_bias is not None:
                     of_bias += of_logits.float().sum(dim=0)
             if of_hidden is not None and share is not None:
