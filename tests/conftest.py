@@ -1,5 +1,6 @@
 """Fixtures that several tests share."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 import torch
 
 from helpers import DEEPSPEED
+
+# A shell starts what runs in the background (`make test &`) with Ctrl-C ignored, and so would be all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
