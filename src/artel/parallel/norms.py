@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+# Of a tensor on a CPU, whatever the number of threads, so that its norm does not depend on it. One thread finds the
+# norm of a whole tensor, all find those of its rows: of 17 M numbers 2.6 ms, then 1.6 (two cores).
 _ROWS = 64
 
 
@@ -16,7 +18,6 @@ def norm_here(gradients: list[torch.Tensor]) -> torch.Tensor:
     """The norm of gradients that this process holds in full, float32, a scalar on their device."""
     # Each is summed in float32: gradients of bf16 weights are bf16.
     if gradients[0].device.type == "cpu":
-        # One thread finds the norm of a whole tensor, all find those of its rows: 2.6 ms of 17 M numbers, then 1.6.
         rows = [each.reshape(1 if each.numel() % _ROWS else _ROWS, -1) for each in gradients]
         norms = torch.cat([torch.linalg.vector_norm(each, dim=1, dtype=torch.float32) for each in rows])
     else:
