@@ -8,6 +8,7 @@ cannot fail in that way for ever. One that hung (HUNG) has failed like any other
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -46,7 +47,8 @@ class Agent(LocalElasticAgent):
     """Starts `spec.local_world_size` processes, watches them and the next host, and starts them again as allowed."""
 
     def __init__(self, spec: WorkerSpec, hosts: Hosts) -> None:
-        super().__init__(spec, DefaultLogsSpecs(), shutdown_timeout=_STOP_SECONDS)
+        # Workers write to this terminal; torch's own folder of their logs would only stay behind, empty.
+        super().__init__(spec, DefaultLogsSpecs(os.devnull), shutdown_timeout=_STOP_SECONDS)
         self._hosts = hosts
         self._signs = _Signs()
         self._signals = _Signals()

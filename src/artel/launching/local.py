@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFo
     """Run `python -m artel ARGUMENTS` as `processes` processes here, and wait for them.
 
     With restarts, or where hosts may come and go, they are started again, and go on from the last checkpoint.
-    The name of the run's `folder` keeps apart two runs that meet at the same address by mistake.
+    The path of the run's `folder`, as it is written, keeps apart two runs that meet at the same address by mistake.
 
     Raises Interrupted when they were told to stop and saved, InputError or WorkError when one failed (what was wrong
     it has said itself), WorkError when the other hosts are not found or lost.
@@ -35,7 +36,7 @@ def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFo
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # set again by each process; without it torchrun warns
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in PASSED_ON)
     try:
-        handler = meeting.handler(str(folder.path))
+        handler = meeting.handler(_run_id(folder))
         spec = WorkerSpec(
             role="artel",
             local_world_size=processes,
@@ -63,6 +64,11 @@ def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFo
         raise _parted(meeting, error) from None
     if result.is_failed():
         raise _failed(*cause(result.failures), folder)
+
+
+def _run_id(folder: RunFolder) -> str:
+    """torch's name for the run: a digest, since torch makes a part of file names of it, and a path has slashes."""
+    return hashlib.sha256(os.fsencode(folder.path)).hexdigest()[:16]
 
 
 def _parted(meeting: Meeting, error: Exception) -> WorkError:
