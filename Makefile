@@ -9,15 +9,21 @@ BIN    := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 export PYTHONUTF8 = 1
 
-.PHONY: setup demo test test-long lint bench docs clean
+.PHONY: setup demo test test-long lint bench docs constraints clean
 
-$(VENV)/.installed: pyproject.toml
+# What was tested. `make test CONSTRAINTS=` takes the newest release of everything but torch; so does `make constraints`,
+# which writes the file anew.
+CONSTRAINTS := constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check install $(addprefix --constraint ,$(CONSTRAINTS))
+
+$(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("artel needs Python 3.11 or newer: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch>=2.11,<=2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/torchao "torchao>=0.18"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/deepspeed "deepspeed>=0.19.8" hjson einops py-cpuinfo ninja msgpack
+	$(PIP) "$(TORCH)" hatchling editables
+	$(PIP) --no-build-isolation --editable ".[dev]"
+	$(PIP) --no-deps --target $(VENV)/torchao "torchao>=0.18"
+	$(PIP) --no-deps --target $(VENV)/deepspeed "deepspeed>=0.19.8" hjson einops py-cpuinfo ninja msgpack
 	touch $@
 
 setup: $(VENV)/.installed
@@ -42,6 +48,13 @@ bench: setup  # make bench TEXT=novel.txt
 
 docs: setup
 	$(BIN)/python scripts/make_docs.py
+
+constraints:  # torch stays: choose its release by hand
+	rm -rf $(VENV)-newest
+	$(MAKE) setup VENV=$(VENV)-newest CONSTRAINTS=
+	$(PYTHON) scripts/make_constraints.py $(VENV)-newest > constraints.new
+	mv constraints.new constraints.txt
+	rm -rf $(VENV)-newest
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache runs
