@@ -27,7 +27,7 @@ def bytes_tokenizer(folder: Path) -> Path:
 def run_of(folder: Path, **sections):
     """A run whose store and folder lie in `folder`; its tokens are bytes when no tokenizer is given."""
     data = {"store": str(folder / "stores"), "validation": 0.0, **sections.pop("data", {})}
-    tree = {"run": str(folder / "run"), "data": data, **sections}
+    tree = {"run": str(folder / "run"), **sections, "data": data}
     tree.setdefault("tokenizer", {"from": str(bytes_tokenizer(folder))})
     return run_from(tree, [], {(): "run.yaml"})
 

@@ -23,6 +23,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.preparing.kept import damage, remember_store, remembered_store, set_aside
 from artel.preparing.mixture import depends_on_seed
+from artel.preparing.overlap import overlap_problems, refuse_overlaps
 from artel.preparing.workspace import Workspace
 from artel.secrets import hide_secrets
 from artel.storage import (
@@ -74,6 +75,7 @@ def prepare(run: RunConfig, tell: Tell = lambda _: None, *, verify: bool = False
     and made anew, the same byte for byte. Where the texts are gone, the store that the run began with is taken.
     RUN/rejected.jsonl has the records that could not be used, also where they are too many.
     """
+    refuse_overlaps(run)
     if run.data.from_store:
         return _given(run, Path(run.data.from_store), verify)
     try:
@@ -111,12 +113,15 @@ def prepare(run: RunConfig, tell: Tell = lambda _: None, *, verify: bool = False
 
 
 def check_texts(run: RunConfig) -> None:
-    """Raise InputError for what is wrong with the sources of a run that has no store of them yet."""
+    """Raise InputError where input and output overlap, and for wrong sources of a run that has no store of them yet."""
+    problems = overlap_problems(run)
     try:
         check_sources(run.data)
-    except InputError:
+    except InputError as error:
         if remembered_store(run, _digest(_settings(run))) is None:
-            raise
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
 
 
 def remember(run: RunConfig, prepared: Prepared) -> None:

@@ -15,7 +15,17 @@ from artel.text.records import (
     Record,
     Rejected,
 )
-from artel.text.sources import Part, check_sets, check_sources, count_lines, parts_of, source_fingerprint, source_of
+from artel.text.sources import (
+    Part,
+    Reach,
+    check_sets,
+    check_sources,
+    count_lines,
+    parts_of,
+    reaches_of,
+    source_fingerprint,
+    source_of,
+)
 
 __all__ = [
     "AnswerClass",
@@ -30,6 +40,7 @@ __all__ = [
     "Part",
     "Preference",
     "Question",
+    "Reach",
     "Record",
     "Rejected",
     "check_sets",
@@ -40,6 +51,7 @@ __all__ = [
     "html_to_text",
     "judge",
     "parts_of",
+    "reaches_of",
     "read_documents",
     "source_fingerprint",
     "source_of",

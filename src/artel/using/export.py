@@ -17,7 +17,7 @@ from artel.config import RunConfig, load_run
 from artel.errors import InputError, Problem
 from artel.models import build_base, is_adapted, merge_adapter, read_adapter, read_config, write_model
 from artel.models.folder import check_folder, in_pieces
-from artel.preparing import prepare
+from artel.preparing import prepare, refuse_overlaps
 from artel.storage import new_folder
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
@@ -56,6 +56,8 @@ def export(name: str, folder: Path, *, merge: bool, gguf: str | None, llama_cpp:
     _check_new(folder)
     tools = None if gguf is None else find_gguf_tools(gguf, llama_cpp)
     source, run = _source(name)
+    if run is not None:
+        refuse_overlaps(run, [("DIR", folder)])
     adapted = read_adapter(str(source)) is not None if isinstance(source, Path) else is_adapted(source.model)
     if merge and not adapted:
         raise InputError([Problem("--merge", f"{name} has no adapter to be merged", "leave it out")])
@@ -86,6 +88,7 @@ def export_for_deepspeed(name: str, folder: Path) -> Exported:
     """
     _check_new(folder)
     run, checkpoint = newest_checkpoint(name)
+    refuse_overlaps(run, [("DIR", folder)])
     prepared = prepare(run)
     with new_folder(folder) as partial:
         _put(open_checkpoint(run, prepared, checkpoint), partial)

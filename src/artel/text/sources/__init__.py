@@ -3,17 +3,20 @@
 from artel.text.sources.find import all_sources, check_sources
 from artel.text.sources.inputs import Part, inputs_of, parts_of, source_fingerprint, source_of
 from artel.text.sources.lines import count_lines
+from artel.text.sources.reach import Reach, reaches_of
 from artel.text.sources.read import read_part
 from artel.text.sources.sets import check_sets
 
 __all__ = [
     "Part",
+    "Reach",
     "all_sources",
     "check_sets",
     "check_sources",
     "count_lines",
     "inputs_of",
     "parts_of",
+    "reaches_of",
     "read_part",
     "source_fingerprint",
     "source_of",

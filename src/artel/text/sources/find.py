@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import os
+import stat
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +19,7 @@ from artel.text.sources.names import file_name, is_url, packed_too, unpacked_nam
 from artel.text.sources.pairs import csv_rows
 from artel.text.sources.parquet import check_parquet
 from artel.text.sources.rows import check_rows
+from artel.text.sources.walk import each_once, files_in, files_matching
 
 SUFFIXES = {
     "html": (".html", ".htm", ".xhtml", ".shtml"),
@@ -107,7 +108,8 @@ def _find(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list
         files, problems = _find_here(source, path, where)
         return files, problems + _check_names(files, where)
     except OSError as error:  # a name that is too long, a folder that may not be looked into
-        return [], [Problem(where, f"{path[:200]} cannot be read: {error.strerror}", "check the name and permissions")]
+        name = error.filename or path[:200]
+        return [], [Problem(where, f"{name} cannot be read: {error.strerror}", "check the name and permissions")]
 
 
 def _check_names(files: list[Path], where: str) -> list[Problem]:
@@ -120,13 +122,18 @@ def _check_names(files: list[Path], where: str) -> list[Problem]:
     return problems
 
 
+def given_path(path: str) -> Path:
+    """The file, folder or glob that a path of a run file names on this machine."""
+    return Path(path.replace("{stdlib}", sysconfig.get_path("stdlib"))).expanduser()
+
+
 def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list[Problem]]:
-    given = Path(path.replace("{stdlib}", sysconfig.get_path("stdlib"))).expanduser()
+    given = given_path(path)
     name = str(given)
     if given.is_dir():
         any_of = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
         wanted = (SUFFIXES | _GIVEN_SUFFIXES).get(source.format, any_of)
-        files = sorted(file for file in given.rglob("*") if file.name.lower().endswith(wanted) and file.is_file())
+        files = each_once(file for file in files_in(given) if file.name.lower().endswith(wanted) and file.is_file())
         if not files:
             return [], [
                 Problem(where, f"the folder {path} holds no file with {' '.join(wanted)}", "give a glob: folder/*")
@@ -135,11 +142,35 @@ def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path],
     if given.exists():
         return [given], []
     if any(mark in name for mark in "*?["):
-        files = sorted(Path(found) for found in glob.iglob(name, recursive=True) if Path(found).is_file())  # noqa: PTH207
+        files = each_once(file for file in files_matching(name) if file.is_file())
         if files:
             return files, []
         return [], [Problem(where, f"no file matches {path}", f"it is looked for from {Path.cwd()}")]
     return [], [Problem(where, f"there is no file {path}", f"it is looked for from {Path.cwd()}")]
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}  # fmt: skip
+
+
+def _not_a_file(file: Path) -> str:
+    """What stands there where it is no regular file with a size of its own; empty where it is. Raises OSError.
+
+    The kernel makes up what is in /proc and /sys when it is read: such a file may have no end, or wait for ever.
+    """
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        is_made_up = status.st_size == 0 and os.read(descriptor, 1) != b"" and os.fstat(descriptor).st_size == 0
+    except BlockingIOError:
+        is_made_up = True
+    finally:
+        os.close(descriptor)
+    return "made up by the kernel" if is_made_up else ""
 
 
 def _check_remote(path: str, source: SourceConfig, where: str, tell: Callable[[str], None]) -> list[Problem]:
@@ -163,12 +194,14 @@ def _check_kind(name: str, source: SourceConfig, where: str) -> list[Problem]:
 
 
 def _check_content(file: Path, source: SourceConfig, where: str, data: DataConfig) -> list[Problem]:
-    """What the file itself says against reading it: it may not be opened, or has no column of that name."""
+    """What the file itself says against reading it: it is none, may not be opened, or has no column of that name."""
     try:
-        with file.open("rb"):
-            pass
+        kind = _not_a_file(file)
     except OSError as error:
         return [Problem(f"{where}.path", f"{file} cannot be read: {error.strerror}", "check its permissions")]
+    if kind:
+        fix = "save what it gives as a file, and give that: a text is read more than once"
+        return [Problem(f"{where}.path", f"{file} is {kind}, not a regular file", fix)]
     rows_of_parquet = source.format in ("chat", "preference") and file_name(str(file)).endswith(".parquet")
     if rows_of_parquet or format_of(source, str(file)) == "parquet":
         return check_parquet(file, source, where)

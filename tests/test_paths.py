@@ -1,0 +1,143 @@
+"""Paths of texts: links that go round, what is no file, and input and output that lie in one another."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from artel.config.load import run_from
+from artel.errors import InputError
+from artel.preparing import check_texts, prepare, refuse_overlaps
+from helpers import artel
+from reading import checked, items, read_texts, written
+from stores import run_of
+
+
+def texts(folder: Path) -> Path:
+    """A folder of two texts."""
+    (folder / "texts" / "deep").mkdir(parents=True)
+    written(folder, "texts/one.txt", "one")
+    written(folder, "texts/deep/two.txt", "two")
+    return folder / "texts"
+
+
+@pytest.mark.parametrize("pattern", ["{}", "{}/**/*.txt", "{}/**", "{}/../texts/**/*.txt"])
+def test_each_file_is_read_once_whatever_links_there_are(tmp_path, pattern):
+    folder = texts(tmp_path)
+    for name in ("deep/up", "deep/again", "round"):  # together they make 3 ** 40 paths
+        (folder / name).symlink_to(folder)
+    (tmp_path / "elsewhere").mkdir()
+    written(tmp_path, "elsewhere/three.txt", "three")
+    (folder / "out").symlink_to(tmp_path / "elsewhere")
+    (folder / "1.txt").symlink_to(folder / "one.txt")  # the file itself is read, not the link, though that sorts first
+    (folder / "broken.txt").symlink_to(tmp_path / "nowhere")
+    found = items(pattern.format(folder))
+    assert sorted(item.text for item in found) == ["one", "three", "two"]
+    assert not any(item.origin.endswith("1.txt") for item in found)
+
+
+def test_globs_match_what_they_matched(tmp_path):
+    for name in ("a.txt", ".hidden.txt", "b/c.txt", "b/.d/e.txt", ".f/g.txt", "b/h/i.txt", "b/h/j.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        written(tmp_path, name, name)
+    expected = {
+        "*.txt": ["a.txt"], "**/*.txt": ["a.txt", "b/c.txt", "b/h/i.txt"], "**/h/*": ["b/h/i.txt", "b/h/j.md"],
+        "b/**": ["b/c.txt", "b/h/i.txt", "b/h/j.md"], "**/.d/*.txt": ["b/.d/e.txt"], "*/c.txt": ["b/c.txt"],
+        "b/**/**/i.*": ["b/h/i.txt"], ".f/**/*.txt": [".f/g.txt"], "[ab]/*.txt": ["b/c.txt"],
+    }  # fmt: skip
+    for pattern, names in expected.items():
+        assert sorted(item.text for item in items(tmp_path / pattern)) == sorted(names), pattern
+
+
+def test_only_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket.txt"))
+        (tmp_path / "link.txt").symlink_to(tmp_path / "pipe.txt")
+        kinds = {
+            str(tmp_path / "pipe.txt"): "a named pipe", str(tmp_path / "link.txt"): "a named pipe",
+            str(tmp_path / "socket.txt"): "a socket", "/dev/zero": "a device", "/dev/tty": "a device",
+            "/proc/self/maps": "made up by the kernel", "/proc/kmsg": "made up by the kernel",
+        }  # fmt: skip
+        for path, kind in kinds.items():
+            if os.path.lexists(path) and os.access(path, os.R_OK):
+                for source in ({}, {"document": "line"}, {"format": "jsonl"}, {"format": "csv"}, {"format": "parquet"}):
+                    with pytest.raises(InputError, match=f"is {kind}, not a regular file"):
+                        checked(path, **source)
+    written(tmp_path, "empty.txt", "")  # has no bytes either, and is a file
+    written(tmp_path, "good.txt", "good")
+    assert read_texts(tmp_path / "*.txt")[0] == ["good"]
+
+
+OVERLAPS = {
+    "store in the folder of texts": ({"data": {"store": "texts/stores"}}, "data.store", "texts/stores"),
+    "run in the folder of texts": ({"run": "texts/runs/a"}, "run", "texts/runs/a"),
+    "run through a link": ({"run": "link/a"}, "run", "texts/a"),
+    "store in what ** reaches": (
+        {"data": {"sources": [{"path": "**/*.txt"}], "store": "stores"}}, "data.store", "stores",
+    ),
+    "run in what * reaches": ({"data": {"sources": [{"path": "*/*.jsonl"}]}, "run": "texts"}, "run", "texts"),
+    "run among validation texts": ({"data": {"validation": "texts"}, "run": "texts/r"}, "run", "texts/r"),
+    "text in the run's folder": (
+        {"data": {"sources": [{"path": "texts/one.txt"}]}, "run": "texts"}, "data.sources.0.path", "texts/one.txt",
+    ),
+    "text in the folder of stores": (
+        {"data": {"sources": [{"path": "texts/one.txt"}], "store": "."}}, "data.sources.0.path", "texts/one.txt",
+    ),
+    "run is the text": ({"data": {"sources": [{"path": "texts/one.txt"}]}, "run": "texts/one.txt"},
+                        "data.sources.0.path", "texts/one.txt"),
+    "outputs of pairs in the run's folder": (
+        {"data": {"sources": [{"path": "texts/one.txt", "format": "pairs", "outputs": "runs/out.txt"}]}, "run": "runs",
+         "objective": "masked"},
+        "data.sources.0.outputs", "runs/out.txt",
+    ),
+    "model in the run's folder": ({"model": {"from": "texts"}, "run": "."}, "model.from", "texts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OVERLAPS)
+def test_output_in_input_and_input_in_output_are_refused(tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    texts(tmp_path)
+    written(tmp_path, "texts/a.jsonl", '{"text": "a"}')
+    (tmp_path / "link").symlink_to(tmp_path / "texts")
+    changes, where, path = OVERLAPS[case]
+    data = {"sources": [{"path": "texts"}], "store": "stores", **changes.get("data", {})}
+    run = run_of(tmp_path, **{"run": "runs/a", **changes, "data": data})
+    before = sorted(tmp_path.rglob("*"))
+    for check in (check_texts, prepare):
+        with pytest.raises(InputError) as caught:
+            check(run)
+        own = [problem for problem in caught.value.problems if problem.where == where and "really" in problem.what]
+        assert own
+        assert str(tmp_path / path) in own[0].what
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_lies_beside_one_another_is_not_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts(tmp_path)
+    written(tmp_path, "a.txt", "a")
+    for path in ("*.txt", "texts/*.txt", "texts/one.txt", "{stdlib}/this.py", "tex*/*/*.txt"):
+        check_texts(run_of(tmp_path, run="runs/a", data={"sources": [{"path": path}], "store": "stores"}))
+    prepared = prepare(run_of(tmp_path, data={"sources": [{"path": "texts"}]}))
+    tokenizer = {"from": str(prepared.folder / "tokenizer")}  # what artel made may lie among the stores
+    check_texts(run_of(tmp_path, data={"sources": [{"path": "texts"}]}, tokenizer=tokenizer))
+    refused = "run: the folder .* lies in .*from_store"
+    tree = {"run": str(prepared.folder / "run"), "data": {"from_store": str(prepared.folder)}}
+    with pytest.raises(InputError, match=refused):
+        check_texts(run_from(tree, [], {(): "run.yaml"}))
+    run = run_of(tmp_path, data={"sources": [{"path": "texts"}]})
+    refuse_overlaps(run, [("DIR", Path("exported"))])
+    with pytest.raises(InputError, match=r"DIR: the folder texts/exported \(really .*\) lies in texts"):
+        refuse_overlaps(run, [("DIR", Path("texts/exported"))])
+
+
+def test_a_cache_among_the_texts_is_refused(tmp_path):
+    folder = texts(tmp_path)
+    run = written(tmp_path, "run.yaml", f"run: {tmp_path}/run\ndata: {{sources: [{{path: {folder}}}]}}\n")
+    done = artel("prepare", run, env={"ARTEL_CACHE": str(folder / "cache")})
+    assert done.returncode == 2
+    assert f"ARTEL_CACHE: the folder {folder}/cache (really {folder}/cache) lies in {folder}" in done.stderr
+    assert not (folder / "cache").exists()
