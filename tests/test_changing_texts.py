@@ -20,7 +20,7 @@ FILES = {
     "a.txt": (LINES.encode(), {"document": "line"}),
     "whole.txt": (LINES.encode(), {}),
     "a.html": (b"<p>a<p>b", {"document": "line"}),
-    "a.csv": (b"text\n" + b"x\n" * 300_000, {"format": "csv"}),
+    "a.csv": (b"text\n" + b"x\n" * 3000, {"format": "csv"}),
     "a.parquet": (parquet({"text": ["x" * 1000] * 3000}), {}),
     "a.warc": (PAGES, {}),
 }
@@ -81,11 +81,11 @@ def test_no_store_is_made_of_two_states(tmp_path, stage, new):
 
 
 def test_other_outputs_of_pairs_make_another_store(tmp_path):
-    pairs = {"path": str(written(tmp_path, "in.txt", "a\nb\n")), "format": "pairs",
-             "outputs": str(written(tmp_path, "out.txt", "A\nB\n"))}  # fmt: skip
+    pairs = {"path": str(written(tmp_path, "in.txt", "a b\nc d\n")), "format": "pairs",
+             "outputs": str(written(tmp_path, "out.txt", "a, b\nc d\n"))}  # fmt: skip
     run = run_of(tmp_path, data={"sources": [pairs]}, objective="masked", tokenizer={"train": {"vocab": 261}})
     first = prepare(run)
-    written(tmp_path, "out.txt", "A\nB, changed\n")
+    written(tmp_path, "out.txt", "a, b\nc, d\n")
     second = prepare(run)
     assert second.made
     assert second.folder != first.folder
