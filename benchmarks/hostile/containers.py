@@ -1,0 +1,204 @@
+"""Containers: packed files, tables, archives of pages, JSON; whole, cut, lying, and made to unpack without end."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import struct
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import zstandard
+from mutations import change_bytes
+
+from hostile.case import GB, SMALL, Place, Steps, add, case, check, ends, merged, refused, source, works
+from hostile.made import json_lines
+from hostile.results import ledger, prepared_texts
+
+LINES = json_lines([{"text": f"words of document {number}"} for number in range(300)]).encode()
+PACKS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress, "zst": zstandard.compress, "xz": lzma.compress, "bz2": bz2.compress,
+}  # fmt: skip
+
+
+def small(path: str, **more: Any) -> dict[str, Any]:
+    return merged(SMALL, source(path, **more))
+
+
+def prepared(files: dict[str, bytes], changes: dict[str, Any], kept: int | None, place: Place) -> Steps:
+    """Refused (`kept` is None), or so many documents."""
+    for name, content in files.items():
+        place.write(name, content)
+    if kept is None:
+        yield refused("prepare", place.run(changes))
+        return
+    yield works("prepare", place.run(changes))
+    check(ledger(place)["kept"] == kept, f"kept is not {kept}: {ledger(place)}")
+
+
+def _add(name: str, files: dict[str, bytes], changes: dict[str, Any], kept: int | None = None, **more: Any) -> None:
+    add("containers", name, partial(prepared, files, changes, kept), **more)
+
+
+for _suffix, _pack in PACKS.items():
+    _path, _packed = f"a.jsonl.{_suffix}", _pack(LINES)
+    _add(f"{_suffix}-cut", {_path: _packed[: len(_packed) * 2 // 3]}, small(_path))
+    _add(f"{_suffix}-of-two-members", {_path: _packed + _pack(LINES.replace(b"words", b"other"))}, small(_path), 600)
+_PACKED = gzip.compress(LINES)
+_add("gz-of-nothing", {"a.jsonl.gz": b""}, small("a.jsonl.gz"))
+_add("xz-that-is-plain", {"a.jsonl.xz": LINES}, small("a.jsonl.xz"))
+_add("gz-with-garbage-behind", {"a.jsonl.gz": _PACKED + b"garbage, which is no member" * 9}, small("a.jsonl.gz"))
+_add("zst-changed-in-the-middle", {"a.jsonl.zst": zstandard.compress(LINES)[:200] + bytes(400)}, small("a.jsonl.zst"))
+_add("gz-named-zst", {"a.jsonl.zst": gzip.compress(LINES)}, small("a.jsonl.zst"))
+_add("zst-window-of-2-gb", {"a.txt.zst": b"\x28\xb5\x2f\xfd\x00\xa8" + b"\x29\x00\x00words"}, small("a.txt.zst"))
+_add("zst-that-wants-a-dictionary",
+     {"a.txt.zst": zstandard.ZstdCompressor(dict_data=zstandard.ZstdCompressionDict(LINES)).compress(LINES)},
+     small("a.txt.zst"))  # fmt: skip
+_add("zst-of-skipped-frames", {"a.txt.zst": struct.pack("<II", 0x184D2A50, 8) + bytes(8)}, small("a.txt.zst"))
+_add("zst-skipped-frame-that-lies", {"a.txt.zst": struct.pack("<II", 0x184D2A50, 2**32 - 1)}, small("a.txt.zst"))
+_add("gz-within-gz", {"a.txt.gz": gzip.compress(gzip.compress(LINES))}, small("a.txt.gz"))
+_add("gz-with-a-forging-name",
+     {"a.txt.gz": b"\x1f\x8b\x08\x08\0\0\0\0\0\xff\nFORGED\x1b[2J\0" + gzip.compress(b"words")[10:-1]},
+     small("a.txt.gz"))  # fmt: skip
+
+
+def _zip(name: str) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, LINES)
+    return stream.getvalue()
+
+
+_add("zip", {"a.zip": _zip("../../executed")}, small("a.zip"))
+_add("zip-named-txt", {"a.txt": _zip("a.txt")}, small("a.txt"))
+_add("pdf-named-txt", {"a.txt": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n" + bytes(500)}, small("a.txt"))
+
+
+# Made to unpack without end; what is counted is the memory of a process of its own
+
+
+def bounded(name: str, make: Callable[[], bytes], most: int, place: Place) -> Steps:
+    """Refused, or read, within so much memory and never silent."""
+    place.write(name, make())
+    yield ends({0, 2}, "prepare", place.run(small(name)), fresh=True, memory=most)
+
+
+def _bomb(name: str, make: Callable[[], bytes], most: int = GB + 200_000_000) -> None:
+    add("containers", f"bomb-{name.replace('.', '-')}", partial(bounded, name, make, most), quick=False)
+
+
+def _zeros_zst(data: bytes, times: int) -> bytes:
+    stream = io.BytesIO()
+    with zstandard.ZstdCompressor().stream_writer(stream, closefd=False) as writer:
+        for _ in range(times):
+            writer.write(data)
+    return stream.getvalue()
+
+
+_bomb("spaces.jsonl.gz", lambda: gzip.compress(b'{"text": "one"}\n' + b" " * 600_000_000, 1))
+_bomb("line-breaks.txt.zst", lambda: _zeros_zst(b"\n" * 10_000_000, 35))
+_bomb("divs.html", lambda: b"<div>" * 20_000_000, GB + 500_000_000)
+_bomb("document-of-50-mb.txt", lambda: b"a word " * 7_000_000, GB + 300_000_000)
+_bomb("brackets.json", lambda: b"[" * 5_000_000)
+_bomb("columns.csv", lambda: b"a," * 2_000_000 + b"text\n" + b"b," * 2_000_000 + b"words\n")
+_bomb("quote-left-open.csv", lambda: b'text\n"' + b"words of it\n" * 4_000_000)
+
+
+# Tables
+
+
+def _parquet(columns: dict[str, Any], **more: Any) -> bytes:
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pa.table(columns), stream, **more)
+    return stream.getvalue()
+
+
+TEXTS = [f"words of row {number}" for number in range(50)]
+_TABLE = _parquet({"text": TEXTS})
+
+
+def _two_columns() -> bytes:
+    stream = io.BytesIO()
+    schema = pa.schema([("text", pa.string()), ("text", pa.string())])
+    pyarrow.parquet.write_table(pa.table([TEXTS, TEXTS], schema=schema), stream)
+    return stream.getvalue()
+
+
+def _broken_text() -> bytes:
+    column = pa.array([b"words", b"\xff\xfe", b"more words"], pa.binary()).view(pa.string())
+    return _parquet({"text": column})
+
+
+_add("parquet-cut", {"a.parquet": _TABLE[:-20]}, small("a.parquet"))
+_add("parquet-without-its-end", {"a.parquet": _TABLE[:200]}, small("a.parquet"))
+_add("parquet-that-is-text", {"a.parquet": LINES}, small("a.parquet"))
+_add("parquet-encrypted", {"a.parquet": _TABLE[:-4] + b"PARE"}, small("a.parquet"))
+_add("parquet-footer-that-lies", {"a.parquet": _TABLE[:-8] + struct.pack("<I", 2**31 - 1) + b"PAR1"},
+     small("a.parquet"))  # fmt: skip
+_add("parquet-two-columns-of-a-name", {"a.parquet": _two_columns()}, small("a.parquet"))
+_add("parquet-of-numbers", {"a.parquet": _parquet({"text": list(range(50))})}, small("a.parquet"))
+_add("parquet-of-lists", {"a.parquet": _parquet({"text": [[text] for text in TEXTS]})}, small("a.parquet"))
+_add("parquet-of-nulls", {"a.parquet": _parquet({"text": pa.array([None] * 9, pa.string())})}, small("a.parquet"))
+_add("parquet-column-that-forges", {"a.parquet": _parquet({"\nFORGED\x1b[2J": TEXTS})}, small("a.parquet"))
+_add("parquet-broken-text", {"a.parquet": _broken_text()}, small("a.parquet"), 2)
+_add("csv-two-columns-of-a-name", {"a.csv": b"text,text\na,b\n"}, small("a.csv", format="csv"))
+_add("csv-of-nuls", {"a.csv": b"text\n" + b"\0\n" * 50}, small("a.csv", format="csv"))
+_add("csv-header-that-forges", {"a.csv": b'"\nFORGED\x1b[2J",b\na,b\n'}, small("a.csv", format="csv"))
+_add("csv-lines-of-other-lengths", {"a.csv": b"id,text\n1,a word\n2\n3,b,c\n4,the last\n"},
+     small("a.csv", format="csv"), 2)  # fmt: skip
+
+
+# JSON and pages
+
+_add("json-of-100000-brackets", {"a.jsonl": b'{"text": ' + b"[" * 100_000 + b"\n"}, small("a.jsonl"))
+_add("json-array-of-100000-brackets", {"a.json": b"[" * 100_000 + b"]" * 100_000}, small("a.json"))
+_add("json-number-of-a-million-digits", {"a.jsonl": b'{"text": ' + b"9" * 1_000_000 + b"}\n"}, small("a.jsonl"))
+_add("json-key-given-twice", {"a.jsonl": b'{"text": "one", "text": "two words"}\n'}, small("a.jsonl"), 1)
+_add("json-half-letter", {"a.jsonl": b'{"text": "\\ud800"}\n{"text": "words"}\n'}, small("a.jsonl"), 1)
+_add("jsonl-named-json", {"a.json": LINES}, small("a.json"), 300)
+_add("jsonl-taken-for-parquet", {"a.jsonl": LINES}, small("a.jsonl", format="parquet"))
+_add("chat-of-numbers", {"a.jsonl": b"1\n2\n3\n"}, {"objective": "chat", **small("a.jsonl", format="chat")})
+_add(
+    "squad-of-wrong-kinds",
+    {"a.json": b'{"data": [{"paragraphs": {"context": 1}}]}'},
+    {"objective": "span_qa", **small("a.json", format="squad"), "model": {"config": {"model_type": "bert"}}},
+)
+_add("pairs-of-unequal-files", {"a.txt": b"a b\nc d\n", "b.txt": b"a, b\n"},
+     {"objective": "masked", **small("a.txt", format="pairs", outputs="b.txt")})  # fmt: skip
+_WARC = b"WARC/1.0\r\nWARC-Type: conversion\r\nContent-Type: text/plain\r\nContent-Length: %s\r\n\r\n%s\r\n\r\n"
+for _name, _length in (("lies-long", b"99999"), ("lies-below-nothing", b"-5"), ("lies-huge", b"9" * 30)):  # fmt: skip
+    _add(f"warc-length-{_name}", {"a.warc": _WARC % (_length, b"words of a page")}, small("a.warc"))
+_add("warc-header-without-end", {"a.warc": b"WARC/1.0\r\n" + b"A: b\r\n" * 300_000}, small("a.warc"))
+_add("warc-address-that-forges",
+     {"a.warc": _WARC.replace(b"Content-Length", b"WARC-Target-URI: http://x/\x1b[2J\rFORGED\r\nContent-Length")
+      % (b"5", b"\xff\xfe\xff\xfe\xff")}, small("a.warc"))  # fmt: skip
+
+
+def changed(suffix: str, whole: bytes, seed: int, place: Place) -> Steps:
+    """Some bytes changed: refused, or the ledger adds up and each text is what a store can hold."""
+    place.write(f"a.{suffix}", change_bytes(whole, Random(f"{suffix}:{seed}")))
+    done = yield ends({0, 2}, "prepare", place.run(small(f"a.{suffix}")))
+    if done.status == 0:
+        check(len(prepared_texts(place)) == ledger(place)["kept"], ledger(place))
+
+
+for _suffix, _whole in {"parquet": _TABLE, "jsonl.gz": gzip.compress(LINES), "jsonl.xz": lzma.compress(LINES),
+                        "jsonl.zst": zstandard.compress(LINES), "jsonl.bz2": bz2.compress(LINES),
+                        "warc": _WARC % (b"5", b"words")}.items():  # fmt: skip
+    for _seed in range(1):
+        add(
+            "containers", f"bytes-changed-{_suffix.replace('.', '-')}-{_seed}", partial(changed, _suffix, _whole, _seed)
+        )
+
+
+@case("containers", quick=False)
+def parquet_that_unpacks_to_2_gb(place: Place) -> Steps:
+    place.write("a.parquet", _parquet({"text": ["x" * 20_000_000] * 100}, compression="zstd", use_dictionary=True))
+    yield ends({0, 2}, "prepare", place.run(small("a.parquet")), fresh=True, memory=2 * GB)

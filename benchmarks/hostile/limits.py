@@ -1,0 +1,244 @@
+"""Limits of the system: memory, sizes of files, descriptors, disks, folders, variables, standard streams."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hostile.case import Place, Skip, Steps, add, case, check, ends, refused, works
+from hostile.results import has_whole_model, ledger, logged_losses
+
+MB = 1 << 20
+
+
+def mounted(folder: Path, *options: str) -> None:
+    done = subprocess.run(["mount", *options, str(folder)], capture_output=True, text=True)
+    if done.returncode:
+        raise Skip("mounting needs root")
+
+
+def small_disk(place: Place, name: str, size: str) -> Path:
+    """A disk of so many bytes in the case's folder."""
+    folder = place / name
+    folder.mkdir(parents=True)
+    mounted(folder, "-t", "tmpfs", "-o", f"size={size}", "none")
+    place.ends.append(lambda: subprocess.run(["umount", "-l", str(folder)], check=True))
+    return folder
+
+
+def read_only(place: Place, name: str) -> Path:
+    folder = small_disk(place, name, "1m")
+    mounted(folder, "-o", "remount,ro")
+    return folder
+
+
+def limited(limits: dict[str, int], verb: str, right: set[int], place: Place) -> Steps:
+    """Under an rlimit: works whole, or fails in words."""
+    if verb == "generate":
+        place.take("model")
+        yield ends(right, "generate", "model", "--prompt", "a", "--max-new-tokens", 3, limits=limits)
+        return
+    done = yield ends(right, verb, place.run(), limits=limits)
+    if done.status == 0 and verb == "train":
+        check(has_whole_model(place), "no model was left")
+    elif done.status == 0:
+        check(ledger(place)["kept"] > 0, ledger(place))
+    else:
+        check(not list((place / "run").glob("model/config.json")), "half a model was left")
+
+
+for _size in (0, 20_000):
+    add("limits", f"files-of-{_size}-prepare", partial(limited, {"FSIZE": _size}, "prepare", {0, 1, 2}))
+    add("limits", f"files-of-{_size}-train", partial(limited, {"FSIZE": _size}, "train", {0, 1, 2}), quick=False)
+for _size in (400, 2500):
+    add(
+        "limits",
+        f"address-space-of-{_size}-mb-train",
+        partial(limited, {"AS": _size * MB}, "train", {0, 1, 2}),
+        quick=False,
+    )
+for _size in (150,):
+    add("limits", f"address-space-of-{_size}-mb-prepare", partial(limited, {"AS": _size * MB}, "prepare", {0, 1, 2}))
+add(
+    "limits",
+    "address-space-of-1500-mb-generate",
+    partial(limited, {"AS": 1500 * MB}, "generate", {0, 1, 2}),
+    quick=False,
+)
+for _number in (12, 40):
+    add("limits", f"descriptors-{_number}-prepare", partial(limited, {"NOFILE": _number}, "prepare", {0, 1, 2}))
+    add(
+        "limits", f"descriptors-{_number}-train", partial(limited, {"NOFILE": _number}, "train", {0, 1, 2}), quick=False
+    )
+add("limits", "a-second-of-a-processor", partial(limited, {"CPU": 1}, "train", {-9, -24, 0, 1}))
+add("limits", "locked-memory-of-nothing", partial(limited, {"MEMLOCK": 0}, "train", {0}), quick=False)
+add("limits", "stack-of-256-kb", partial(limited, {"STACK": 256 << 10}, "prepare", {0, 1, 2}))
+
+
+@case("limits", quick=False)
+def no_more_processes(place: Place) -> Steps:
+    """RLIMIT_NPROC does not bind root: as somebody else."""
+    if os.getuid() != 0:
+        raise Skip("needs root, to be somebody else")
+    for each in (place.root, place.work, place.cache, place.home, *place.root.parents[:2]):
+        each.chmod(0o777)
+    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "prlimit", "--nproc=3")
+    yield ends({0, 1, 2}, "prepare", place.run({"prepare": {"workers": 4}}), prefix=prefix)
+
+
+# Disks
+
+
+def full(size: str, keys: dict[str, Any], verb: str, right: set[int], place: Place) -> Steps:
+    """A disk that fills up: words, and no half of anything under a final name."""
+    disk = small_disk(place, "disk", size)
+    done = yield ends(right, verb, place.run(keys))
+    if done.status != 0:
+        check(not list(disk.rglob("manifest.json")), "half a store was left")
+        check(not list(disk.rglob("model/config.json")), "half a model was left")
+
+
+for _size in ("4k", "100k"):
+    add(
+        "limits",
+        f"disk-of-{_size}-for-stores",
+        partial(full, _size, {"data": {"store": "disk/stores"}}, "prepare", {0, 1, 2}),
+    )
+    add("limits", f"disk-of-{_size}-for-a-run", partial(full, _size, {"run": "disk/run"}, "train", {1, 2}), quick=False)
+
+
+def in_a_folder(
+    environment: Callable[[Place], dict[str, str | None]], verb: str, right: set[int], place: Place
+) -> Steps:
+    """The cache, the home or the temporary folder is none."""
+    keys: dict[str, Any] = {"data": {"store": ""}}
+    done = yield ends(right, verb, place.run(keys), environment=environment(place), fresh=True, seconds=60)
+    if done.status == 0 and verb == "train":
+        check(has_whole_model(place), "no model was left")
+
+
+def _file(place: Place) -> str:
+    return str(place.write("a-file", "mine"))
+
+
+_FOLDERS: dict[str, Callable[[Place], dict[str, str | None]]] = {
+    "cache-is-a-file": lambda place: {"ARTEL_CACHE": _file(place)},
+    "cache-read-only": lambda place: {"ARTEL_CACHE": str(read_only(place, "disk"))},
+    "cache-full": lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))},
+    "cache-is-a-fifo": lambda place: {"ARTEL_CACHE": (os.mkfifo(place / "pipe"), str(place / "pipe"))[1]},
+    "home-read-only": lambda place: {"ARTEL_CACHE": None, "HOME": str(read_only(place, "disk"))},
+    "home-is-dev-null": lambda place: {"ARTEL_CACHE": None, "HOME": "/dev/null"},
+}
+for _name, _environment in _FOLDERS.items():
+    add("limits", _name, partial(in_a_folder, _environment, "prepare", {2}))
+_WORKS: dict[str, Callable[[Place], dict[str, str | None]]] = {
+    "no-home": lambda place: {"HOME": None},
+    "temporary-folder-read-only": lambda place: {"TMPDIR": str(read_only(place, "disk"))},
+    "one-column": lambda place: {"COLUMNS": "1"},
+    "gpus-of-nonsense": lambda place: {"CUDA_VISIBLE_DEVICES": "x,-5,99"},
+    "proxies-of-nonsense": lambda place: {"http_proxy": "nonsense", "https_proxy": "http://0.0.0.0:0"},
+    "time-zone-of-none": lambda place: {"TZ": "Nowhere/\x1b[2J"},
+}
+for _name, _environment in _WORKS.items():
+    add("limits", _name, partial(in_a_folder, _environment, "prepare", {0}))
+
+
+def ranks(environment: dict[str, str | None], place: Place) -> Steps:
+    """What launchers set, out of all bounds: refused in words, soon."""
+    yield ends({1, 2}, "train", place.run(), environment=environment, fresh=True, seconds=60)
+
+
+for _name, _variables in {
+    "rank-in-letters": {"RANK": "x", "WORLD_SIZE": "2"},
+    "rank-beyond-the-world": {"RANK": "5", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+                              "MASTER_PORT": "1"},
+    "world-below-nothing": {"RANK": "0", "WORLD_SIZE": "-2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+                            "MASTER_PORT": "1"},
+    "port-in-letters": {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": "http"},
+    "port-beyond-16-bits": {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+                            "MASTER_PORT": "99999"},
+    "address-that-forges": {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "\nFORGED\x1b[2J",
+                            "MASTER_PORT": "29500"},
+}.items():  # fmt: skip
+    add("limits", f"launched-with-{_name}", partial(ranks, _variables), quick=False)
+
+
+@case("limits")
+def folder_read_only(place: Place) -> Steps:
+    read_only(place, "disk")
+    yield refused("prepare", place.run({"data": {"store": "disk/stores"}}))
+    yield refused("train", place.run({"run": "disk/run"}))
+    yield refused("recipes", "cp", "demo", "disk/mine.yaml")
+
+
+# Standard input, output and error
+
+
+def output(target: str, arguments: tuple[str, ...], right: set[int], place: Place) -> Steps:
+    if "run" in arguments:
+        place.take("trained", ".")
+    else:
+        place.run()
+    yield ends(right, *arguments, stdout=target)
+
+
+for _name, _arguments in {
+    "prepare": ("prepare", "run.yaml", "--json"), "config": ("config", "check", "run.yaml"), "help": ("--help",),
+    "report": ("report", "run", "--json"),
+    "generate": ("generate", "run", "--prompt", "a", "--max-new-tokens", "5"),
+    "evaluate": ("evaluate", "run", "--json"), "show": ("data", "show", "run"),
+}.items():  # fmt: skip
+    add("limits", f"full-disk-behind-{_name}", partial(output, "/dev/full", _arguments, {1}))
+
+
+def closed(redirection: str, verb: tuple[str, ...], right: set[int], place: Place) -> Steps:
+    """A standard stream that is closed."""
+    place.run()
+    done = yield ends(right, *verb, prefix=("sh", "-c", f'exec "$@" {redirection}', "-"))
+    if done.status == 0 and verb[0] == "prepare":
+        check(ledger(place)["kept"] > 0, ledger(place))
+
+
+for _name, _redirection in {"input": "<&-", "output": ">&-", "error": "2>&-", "all": "<&- >&- 2>&-"}.items():
+    add("limits", f"closed-{_name}-prepare", partial(closed, _redirection, ("prepare", "run.yaml"), {0}))
+add("limits", "closed-output-json", partial(closed, ">&-", ("prepare", "run.yaml", "--json"), {0, 1}))
+add("limits", "closed-error-refused", partial(closed, "2>/dev/full", ("prepare", "nowhere.yaml"), {2}))
+
+
+@case("limits")
+def folder_that_is_gone(place: Place) -> Steps:
+    yield ends(
+        {1, 2}, "prepare", "run.yaml", prefix=("sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "-")
+    )
+
+
+@case("limits")
+def no_network_at_all(place: Place) -> Steps:
+    if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
+        raise Skip("a network namespace needs root")
+    yield works("train", place.run(), prefix=("unshare", "-n"), fresh=True)
+    check(has_whole_model(place), "no model was left")
+    check(len(logged_losses(place)) == 3, logged_losses(place))
+
+
+@case("limits")
+def clock_of_1970(place: Place) -> Steps:
+    """What lies in the folder is of another age than now."""
+    run = place.run()
+    os.utime(place / run, (0, 0))
+    place.write("a.txt", "words of it\n" * 400)
+    os.utime(place / "a.txt", (2**33, 2**33))
+    keys = {"data": {"sources": [{"path": "a.txt"}], "validation": 0}, "tokenizer": {"train": {"vocab": 258}}}
+    yield works("prepare", place.run(keys))
+    check(ledger(place)["kept"] == 1, ledger(place))
+
+
+@case("limits")
+def mask_that_lets_nobody_read(place: Place) -> Steps:
+    right = {0} if os.getuid() == 0 else {1, 2}
+    yield ends(right, "prepare", place.run(), prefix=("sh", "-c", 'umask 0777; exec "$@"', "-"))

@@ -1,0 +1,317 @@
+"""Model folders: weights that are missing, lying or poisoned, configurations out of all bounds, code beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import struct
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from mutations import change_json, change_safetensors
+from safetensors.numpy import load_file, save_file
+
+from hostile.case import Place, Steps, add, case, check, ends, refused, works
+from hostile.results import has_whole_model, logged_losses
+
+GENERATE = ("--prompt", "word", "--max-new-tokens", "5")
+
+
+def weights(place: Place, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the tensors of `model`."""
+    tensors = load_file(place / "model/model.safetensors")
+    change(tensors)
+    save_file(tensors, place / "model/model.safetensors", {"format": "pt"})
+
+
+def config(place: Place, **values: Any) -> None:
+    """Change the configuration of `model`; ... takes a key away."""
+    tree = json.loads((place / "model/config.json").read_text()) | values
+    place.write("model/config.json", json.dumps({key: value for key, value in tree.items() if value is not ...}))
+
+
+def _drop(pattern: str) -> Callable[[Place], None]:
+    def change(place: Place) -> None:
+        def drop(tensors: dict[str, Any]) -> None:
+            names = [name for name in tensors if re.search(pattern, name)]
+            assert names, f"no tensor is like {pattern}"
+            for name in names:
+                del tensors[name]
+
+        weights(place, drop)
+
+    return change
+
+
+def lacking(pattern: str, place: Place) -> Steps:
+    """A model without some of its weights is not made up for."""
+    place.take_foreign("model")
+    _drop(pattern)(place)
+    place.write("a.txt", "words of it\n" * 99)
+    yield refused("generate", "model", *GENERATE)
+    yield refused("chat", "model", "--script", "a.txt", "--new-tokens", 2)
+    yield refused("evaluate", "model", "--data", "a.txt", "data.block=8")
+    yield refused("export", "model", "exported")
+    check(not (place / "exported").exists(), "a model with random weights was written")
+
+
+for _name, _pattern in {"attention": r"h\.0\.attn\.c_attn\.weight", "norms": r"ln_", "a-bias": r"c_fc\.bias",
+                        "embeddings": r"wte", "nearly-all": r"^(?!.*wpe)"}.items():  # fmt: skip
+    add("model folders", f"without-{_name}", partial(lacking, _pattern), quick=False)
+
+
+def opened(make: Callable[[Place], object], verb: str, right: set[int], place: Place) -> Steps:
+    """What a model folder holds is changed, and a verb opens it."""
+    place.take_foreign("model")
+    make(place)
+    if verb == "generate":
+        yield ends(right, "generate", "model", *GENERATE)
+    elif verb == "train":
+        done = yield ends(right, "train", place.run({"model": {"config": None, "from": "model"}, "tokenizer": None}))
+        if done.status == 0:
+            check(has_whole_model(place), "no model was left")
+            check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")
+    else:
+        yield ends(right, "export", "model", "exported")
+
+
+def _evil(place: Place) -> bytes:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.system, (f"touch {place.trap}",)
+
+    return pickle.dumps({"transformer.wte.weight": Evil()})
+
+
+def _pickled(place: Place) -> None:
+    (place / "model/model.safetensors").unlink()
+    place.write("model/pytorch_model.bin", _evil(place))
+
+
+def _index_out(place: Place) -> None:
+    (place / "model/model.safetensors").rename(place / "outside.safetensors")
+    names = list(load_file(place / "outside.safetensors"))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../outside.safetensors")}
+    place.write("model/model.safetensors.index.json", json.dumps(index))
+
+
+def _own_code(place: Place) -> None:
+    place.write("model/modeling_evil.py", f"open({str(place.trap)!r}, 'w')\n")
+    config(
+        place, model_type="evil", auto_map={"AutoConfig": "modeling_evil.C", "AutoModelForCausalLM": "modeling_evil.M"}
+    )
+
+
+def _replace(name: str, content: bytes | str) -> Callable[[Place], object]:
+    return lambda place: place.write(f"model/{name}", content)
+
+
+def _special(name: str, make: Callable[[Path], object]) -> Callable[[Place], object]:
+    def change(place: Place) -> None:
+        (place / "model" / name).unlink(missing_ok=True)
+        make(place / "model" / name)
+
+    return change
+
+
+def _header(size: int, header: bytes = b"") -> bytes:
+    return struct.pack("<Q", size) + header
+
+
+def _tensor(dtype: str, shape: list[int], end: int) -> bytes:
+    header = json.dumps({"transformer.wte.weight": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}).encode()
+    return _header(len(header), header) + bytes(min(end, 100))
+
+
+_OPENED: dict[str, Callable[[Place], object]] = {
+    "pickle": _pickled,
+    "index-that-leads-out": _index_out,
+    "own-code": _own_code,
+    "config-cut": _replace("config.json", '{"model_type": "gpt2"'),
+    "config-of-an-array": _replace("config.json", "[1, 2]"),
+    "config-is-a-fifo": _special("config.json", os.mkfifo),
+    "config-is-dev-zero": _special("config.json", lambda path: path.symlink_to("/dev/zero")),
+    "weights-are-a-fifo": _special("model.safetensors", os.mkfifo),
+    "generation-config-is-a-fifo": _special("generation_config.json", os.mkfifo),
+    "header-without-end": _replace("model.safetensors", _header(2**63 - 1)),
+    "header-of-brackets": _replace("model.safetensors", _header(100_000, b"[" * 100_000)),
+    "tensor-without-end": _replace("model.safetensors", _tensor("F32", [2**40, 2**40], 2**62)),
+    "layers-below-nothing": lambda place: config(place, n_layer=-1),
+    "layers-two-in-letters": lambda place: config(place, n_layer="two"),
+    "layers-1e9": lambda place: config(place, n_layer=10**9),
+    "vocabulary-1e12": lambda place: config(place, vocab_size=10**12),
+    "width-of-another": lambda place: config(place, n_embd=32),
+    "model-type-of-none": lambda place: config(place, model_type="no_such_type"),
+    "model-type-that-forges": lambda place: config(place, model_type="\nFORGED\x1b[2J"),
+    "dtype-of-none": lambda place: config(place, dtype="os.system"),
+    "quantized-by-none": lambda place: config(place, quantization_config={"quant_method": "evil"}),
+    "weights-of-another-model": lambda place: weights(
+        place, lambda tensors: [tensors.__setitem__(name, tensors[name][..., :1].copy()) for name in list(tensors)]),
+}  # fmt: skip
+for _name, _make in _OPENED.items():
+    add("model folders", f"{_name}-generate", partial(opened, _make, "generate", {2}))
+for _name in ("pickle", "own-code", "layers-below-nothing", "weights-of-another-model"):  # fmt: skip
+    add("model folders", f"{_name}-train", partial(opened, _OPENED[_name], "train", {2}))
+    add("model folders", f"{_name}-export", partial(opened, _OPENED[_name], "export", {2}))
+
+
+def _poison(value: float) -> Callable[[Place], None]:
+    def change(place: Place) -> None:
+        weights(place, lambda tensors: [tensor.fill(value) for tensor in tensors.values()])
+
+    return change
+
+
+add("model folders", "weights-of-nan-generate", partial(opened, _poison(float("nan")), "generate", {1, 2}))
+add("model folders", "weights-without-end-generate", partial(opened, _poison(float("inf")), "generate", {1, 2}))
+add("model folders", "weights-of-nan-train", partial(opened, _poison(float("nan")), "train", {1, 2}))
+add("model folders", "weights-of-nan-export", partial(opened, _poison(float("nan")), "export", {0, 1, 2}))
+add("model folders", "weights-of-1e38-generate", partial(opened, _poison(1e38), "generate", {0, 1, 2}))
+for _name, _values in {"ends-of-1e9": {"eos_token_id": 10**9}, "ends-in-letters": {"eos_token_id": "x"},
+                       "length-below-nothing": {"max_length": -5}, "no-such-key": {"\nFORGED\x1b[2J": 1},
+                       "no-such-beam": {"num_beams": 0}}.items():  # fmt: skip
+    add("model folders", f"generation-config-{_name}",
+        partial(opened, _replace("generation_config.json", json.dumps(_values)), "generate", {0, 2}))  # fmt: skip
+
+
+def changed(name: str, change: Callable[[bytes, Random], bytes], seed: int, place: Place) -> Steps:
+    """Values or bytes of a file changed: refused, or a text, or a loss that failed in words."""
+    path = place.take_foreign("model") / name
+    path.write_bytes(change(path.read_bytes(), Random(f"{name}:{seed}")))
+    yield ends({0, 1, 2}, "generate", "model", *GENERATE)
+
+
+for _seed in range(3):
+    add("model folders", f"config-changed-{_seed}", partial(changed, "config.json", change_json, _seed))
+    add("model folders", f"weights-changed-{_seed}", partial(changed, "model.safetensors", change_safetensors, _seed))
+
+
+# Adapters
+
+
+def adapter(change: Callable[[Place], object], place: Place) -> Steps:
+    """An adapter's folder is changed: neither generated from nor merged."""
+    place.take_foreign("adapter")
+    change(place)
+    yield refused("generate", "adapter/run/model", *GENERATE)
+    yield refused("export", "adapter/run/model", "merged", "--merge")
+    check(not (place / "merged").exists(), "something was written")
+
+
+def _adapter_config(**values: Any) -> Callable[[Place], object]:
+    def change(place: Place) -> None:
+        path = place / "adapter/run/model/adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def _only_a_bin(place: Place) -> None:
+    (place / "adapter/run/model/adapter_model.safetensors").unlink()
+    place.write("adapter/run/model/adapter_model.bin", _evil(place))
+
+
+for _name, _make in {
+    "only-a-bin": _only_a_bin,
+    "base-that-is-not-there": _adapter_config(base_model_name_or_path="./nowhere"),
+    "base-that-forges": _adapter_config(base_model_name_or_path="\nartel: FORGED\x1b[2J"),
+    "rank-below-nothing": _adapter_config(r=-1),
+    "rank-1e9": _adapter_config(r=10**9),
+    "targets-of-a-slow-regex": _adapter_config(target_modules="(a|a?)+$" * 20),
+    "weights-of-nothing": lambda place: place.write("adapter/run/model/adapter_model.safetensors", b""),
+}.items():
+    add("model folders", f"adapter-{_name}", partial(adapter, _make), quick=False)
+
+
+# Architectures from scratch
+
+
+def architecture(values: dict[str, Any], place: Place) -> Steps:
+    """From scratch: losses as a model's that knows nothing, or refused."""
+    done = yield ends({0, 2}, "train", place.run({"model": {"config": values}}), fresh=True)
+    if done.status == 0:
+        losses = logged_losses(place)
+        check(bool(losses) and max(losses) < 12 and min(losses) > 2, f"losses {losses}")
+
+
+_SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+for _name, _values in {
+    "openai-gpt": {"n_layer": 2, "n_embd": 16, "n_head": 2},
+    "modernbert-decoder": _SIZES,
+    "deepseek_v32": {**_SIZES, "num_key_value_heads": 2, "moe_intermediate_size": 16, "n_routed_experts": 4,
+                     "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
+                     "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+    "mamba": {"hidden_size": 16, "num_hidden_layers": 1},
+    "llama": _SIZES,
+}.items():  # fmt: skip
+    add("model folders", f"from-scratch-{_name.replace('_', '-')}",
+        partial(architecture, {"model_type": _name, **_values}), quick=False)  # fmt: skip
+
+
+@case("model folders")
+def export_into_what_is_there(place: Place) -> Steps:
+    place.take_foreign("model")
+    place.write("exported/config.json", "mine")
+    yield refused("export", "model", "exported")
+    yield refused("export", "model", "model")
+    yield refused("export", "model", "model/config.json")
+
+
+@case("model folders")
+def tokens_that_a_terminal_obeys(place: Place) -> Steps:
+    place.take_foreign("model")
+    path = place / "model/tokenizer.json"
+    tree = json.loads(path.read_text())
+    letters = {chr(0x100 + number): number for number in range(32)}  # as GPT-2's alphabet writes control bytes
+    vocabulary = tree["model"]["vocab"]
+    others = [token for token in vocabulary if token not in letters and len(token) == 1]
+    for token, letter in zip(others, [*letters] * 99, strict=False):
+        vocabulary[f"{letter}x{vocabulary[token]}"] = vocabulary.pop(token)
+    tree["model"]["merges"] = []
+    path.write_text(json.dumps(tree))
+    yield ends({0, 2}, "generate", "model", "--prompt", "\x1b[2J", "--max-new-tokens", 60)
+
+
+@case("model folders")
+def model_trained_into_its_own_folder(place: Place) -> Steps:
+    place.take_foreign("model")
+    keys = {"model": {"config": None, "from": "model"}, "tokenizer": None}
+    yield refused("train", place.run(keys, {"run": "model"}))
+    yield refused("train", place.run(keys, {"run": "model/run"}))
+    yield refused("train", place.run(keys, {"run": "."}))
+
+
+@case("model folders")
+def model_with_a_tokenizer_trained_anew(place: Place) -> Steps:
+    place.take_foreign("model")
+    yield refused("train", place.run({"model": {"config": None, "from": "model"}}))
+
+
+@case("model folders")
+def model_that_goes_on_from_itself(place: Place) -> Steps:
+    place.take_foreign("model")
+    yield works("train", place.run({"model": {"config": None, "from": "model"}, "tokenizer": None}))
+    check(has_whole_model(place), "no model was left")
+
+
+@case("model folders")
+def vocabulary_below_the_tokenizer(place: Place) -> Steps:
+    place.take_foreign("model")
+    weights(
+        place, lambda tensors: tensors.__setitem__("transformer.wte.weight", tensors["transformer.wte.weight"][:100])
+    )
+    config(place, vocab_size=100)
+    yield ends({1, 2}, "generate", "model", *GENERATE)
+
+
+@case("model folders")
+def gguf_of_no_type(place: Place) -> Steps:
+    place.take_foreign("model")
+    yield refused("export", "model", "exported", "--gguf", "../../f99")
+    check(not (place / "exported").exists(), "something was written")

@@ -1,0 +1,226 @@
+"""Servers that drip, lie, redirect, reset and never end. All of them on loopback."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import struct
+import time
+from functools import partial
+from typing import Any
+
+from hostile.case import GB, SMALL, Place, Steps, add, case, check, ends, merged, source, works
+from hostile.results import ledger, prepared_texts
+from hostile.servers import Answer, always, head, serve
+
+BODY = b"words of a text that came by the network\n" * 40
+TEXT = BODY.decode().strip()
+
+
+def keys(address: str, **more: Any) -> dict[str, Any]:
+    return merged(SMALL, source(address, **more))
+
+
+def fetched(answer: Answer, right: set[int], place: Place) -> Steps:
+    """Where it works, what is read is the whole body."""
+    address = serve(place, answer)
+    done = yield ends(right, "prepare", place.run(keys(f"{address}/a.txt")), memory=GB + 700_000_000, seconds=150)
+    if done.status == 0:
+        check(prepared_texts(place) == [TEXT], f"{len(prepared_texts(place)[0])} letters of {len(TEXT)}")
+
+
+def _add(name: str, answer: Answer, right: set[int] | None = None, **more: Any) -> None:
+    add("network", name, partial(fetched, answer, right or {1, 2}), **more)
+
+
+_add("as-it-should-be", always(head(Content_Length=len(BODY)) + BODY), {0})
+_add("no-length", always(head() + BODY), {0, 1})
+_add("length-too-long", always(head(Content_Length=len(BODY) + 5000) + BODY), {1}, quick=False)
+_add("length-too-short", always(head(Content_Length=100) + BODY), {0, 1, 2})
+_add("length-of-1e30", always(head(Content_Length=10**30) + BODY), {1, 2}, quick=False)
+_add("two-lengths", always(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nContent-Length: 1640\r\n\r\n" + BODY), {0, 1, 2})
+_add("no-answer", lambda connection, request: None, quick=False)
+_add("nonsense", always(b"\0\xff nonsense \x1b[2J\n" * 20), quick=False)
+_add("status-that-forges", always(b"HTTP/1.1 404 \x1b[2J\x07nothing\rartel: FORGED\r\n\r\n"))
+_add("status-100-only", always(b"HTTP/1.1 100 Continue\r\n\r\n" * 200), quick=False)
+_add("status-500", always(head("500 Internal Server Error", Content_Length=0)), quick=False)
+_add("status-503-later", always(head("503 Busy", Retry_After=10**9, Content_Length=0)), quick=False)
+_add(
+    "status-429-later", always(head("429 Too Many Requests", Retry_After="Fri, 31 Dec 9999 23:59:59 GMT")), quick=False
+)
+for _scheme in ("ftp://127.0.0.1:9/a", "file:///etc/passwd", "data:text/plain,words", "s3://b/k", "",
+                "http://[::1", "http://127.0.0.1:99999/", "\x1b[2J"):  # fmt: skip
+    _add(f"redirect-to-{ascii(_scheme)[1:-1].replace('/', '-')[:24] or 'nothing'}",
+         always(head("302 Found", Location=_scheme, Content_Length=0)))  # fmt: skip
+
+
+def _around(connection: socket.socket, request: bytes) -> None:
+    path = request.split(b" ")[1] if b" " in request else b"/"
+    connection.sendall(head("302 Found", Location=(path + b"a").decode("latin-1"), Content_Length=0))
+
+
+_add("redirect-without-end", _around)
+_add("redirect-to-itself", always(head("301 Moved", Location="/a.txt", Content_Length=0)))
+_add("gzip-that-is-none", always(head(Content_Encoding="gzip", Content_Length=len(BODY)) + BODY), {0, 1, 2})
+
+
+def _bomb(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(head(Content_Encoding="gzip") + gzip.compress(b" " * 500_000_000, 1))
+
+
+_add("gzip-bomb-of-an-encoding", _bomb, {0, 1, 2}, quick=False)
+_add(
+    "chunk-of-1e18",
+    always(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nfffffffffffffff\r\n" + BODY),
+    quick=False,
+)
+_add("chunks-cut", always(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nwords\r\n"), quick=False)
+_add("headers-of-20-mb", always(b"HTTP/1.1 200 OK\r\n" + b"A: " + b"b" * 20_000_000 + b"\r\n\r\n" + BODY), quick=False)
+_add("type-that-lies", always(head(Content_Type="text/plain; charset=zlib\x1b[2J", Content_Length=len(BODY)) + BODY),
+     {0, 1, 2})  # fmt: skip
+_add(
+    "name-that-leads-out",
+    always(head(Content_Disposition='attachment; filename="../../../executed"', Content_Length=len(BODY)) + BODY),
+    {0},
+)
+_add(
+    "tag-that-forges",
+    always(head(ETag='"\x1b[2J"', Last_Modified="\x1b[2J", Content_Length=len(BODY)) + BODY),
+    {0, 1, 2},
+)
+
+
+def _reset(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(head(Content_Length=len(BODY)) + BODY[:200])
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+_add("resets", _reset, quick=False)
+
+
+def _endless(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(head())
+    until = time.monotonic() + 100
+    while time.monotonic() < until:
+        connection.sendall(b"words without end " * 60_000)
+
+
+_add("body-without-end", _endless, quick=False)
+
+
+def _drips(seconds: float) -> Answer:
+    def answer(connection: socket.socket, request: bytes) -> None:
+        connection.sendall(head(Content_Length=len(BODY)))
+        for at in range(0, len(BODY), 100):
+            connection.sendall(BODY[at : at + 100])
+            time.sleep(seconds)
+
+    return answer
+
+
+_add("drips-and-ends", _drips(0.2), {0})
+
+
+def _head_without_end(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\n")
+    for _ in range(600):
+        connection.sendall(b"A: b\r\n")
+        time.sleep(0.2)
+
+
+_add("head-without-end", _head_without_end, quick=False)
+
+
+def _silent(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(head(Content_Length=len(BODY)) + BODY[:100])
+    time.sleep(120)
+
+
+_add("falls-silent", _silent, quick=False)
+_add("says-nothing", lambda connection, request: time.sleep(120), quick=False)
+
+
+class _CutFirst:
+    """The first connection is cut; how the rest is then given can be a lie."""
+
+    def __init__(self, rest: str, body: bytes, tag: str = '"a"') -> None:
+        self._rest, self._body, self._tag, self._first = rest, body, tag, True
+
+    def __call__(self, connection: socket.socket, request: bytes) -> None:
+        ranged = b"range:" in request.lower()
+        if not ranged:
+            tag = '"a"' if self._first else self._tag
+            sent = BODY[:800] if self._first else self._body
+            connection.sendall(head(Content_Length=len(self._body), ETag=tag, Accept_Ranges="bytes") + sent)
+            self._first = request.startswith(b"HEAD") and self._first
+            return
+        rest = self._body[800:]
+        if self._rest == "other part":
+            connection.sendall(head("206 Partial", Content_Range=f"bytes 0-{len(rest) - 1}/{len(self._body)}",
+                                    Content_Length=len(rest), ETag=self._tag) + self._body[: len(rest)])  # fmt: skip
+        elif self._rest == "whole":
+            connection.sendall(head(Content_Length=len(self._body), ETag=self._tag) + self._body)
+        elif self._rest == "other file":
+            connection.sendall(head("206 Partial", Content_Range=f"bytes 800-{len(self._body) - 1}/{len(self._body)}",
+                                    Content_Length=len(rest), ETag='"b"') + b"x" * len(rest))  # fmt: skip
+        elif self._rest == "no range":
+            connection.sendall(head("206 Partial", Content_Length=len(rest), ETag=self._tag) + rest)
+        else:
+            connection.sendall(head("416 Not Satisfiable", Content_Length=0))
+
+
+for _rest in ("other part", "whole", "other file", "no range", "not satisfiable"):
+    add("network", f"cut-then-{_rest.replace(' ', '-')}",
+        lambda place, rest=_rest: fetched(_CutFirst(rest, BODY), {0, 1, 2}, place), quick=False)  # fmt: skip
+
+
+@case("network")
+def two_addresses_of_one_name(place: Place) -> Steps:
+    address = serve(place, always(head(Content_Length=len(BODY)) + BODY))
+    paths = [f"{address}/x/a.txt", f"{address}/y/a.txt?z=1"]
+    yield works("prepare", place.run({"data": {**SMALL["data"], "sources": [{"path": paths}]},
+        "tokenizer": SMALL["tokenizer"]}))  # fmt: skip
+    check((ledger(place)["read"], ledger(place)["kept"]) == (2, 1), ledger(place))
+
+
+@case("network", quick=False)
+def address_of_10000_letters(place: Place) -> Steps:
+    address = serve(place, always(head(Content_Length=len(BODY)) + BODY))
+    yield ends({0, 1, 2}, "prepare", place.run(keys(f"{address}/{'a' * 10_000}.txt")))
+
+
+@case("network")
+def address_that_leads_out_of_the_cache(place: Place) -> Steps:
+    address = serve(place, always(head(Content_Length=len(BODY)) + BODY))
+    yield ends({0, 1, 2}, "prepare", place.run(keys(f"{address}/../../../../%2e%2e/executed")))
+    check(not list(place.root.glob("executed*")), "a file was written outside of the cache")
+
+
+@case("network")
+def address_with_line_breaks(place: Place) -> Steps:
+    address = serve(place, always(head(Content_Length=len(BODY)) + BODY))
+    yield ends({1, 2}, "prepare", place.run(keys(f"{address}/a.txt HTTP/1.1\r\nX: y\r\nFORGED")))
+
+
+@case("network")
+def port_where_nobody_listens(place: Place) -> Steps:
+    yield ends({1, 2}, "prepare", place.run(keys("http://127.0.0.1:9/a.txt")))
+
+
+@case("network", quick=False)
+def model_of_a_hub_that_lies(place: Place) -> Steps:
+    address = serve(place, always(head(Content_Length=len(BODY), X_Repo_Commit="../../executed") + BODY))
+    environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": address}
+    run = place.run({"model": {"config": None, "from": "some/model"}, "tokenizer": None})
+    yield ends({1, 2}, "train", run, environment=environment, fresh=True)
+
+
+@case("network", quick=False)
+def bucket_that_lies(place: Place) -> Steps:
+    listing = b"<?xml version='1.0'?><!DOCTYPE a [<!ENTITY x SYSTEM 'file:///etc/passwd'>]><ListBucketResult>&x;" * 50
+    address = serve(place, always(head(Content_Type="application/xml", Content_Length=len(listing)) + listing))
+    environment = {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "S3CRET",
+                   "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1"}  # fmt: skip
+    done = yield ends({1, 2}, "prepare", place.run(keys("s3://bucket/a.txt")), environment=environment, fresh=True)
+    check("S3CRET" not in done.err, done.err)

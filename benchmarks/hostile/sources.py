@@ -1,0 +1,254 @@
+"""Sources: what a path can name, and what can be in the way of the files behind it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hostile.case import SMALL, Place, Skip, Steps, add, case, check, ends, merged, refused, source, works
+from hostile.made import json_lines
+from hostile.results import ledger, prepared_texts
+
+TEXT = "".join(f"a line of words, number {number}\n" for number in range(400))
+ESCAPES = "\x1b[2J\x1b]0;title\x07"
+
+
+def small(path: str, **more: Any) -> dict[str, Any]:
+    return merged(SMALL, source(path, **more))
+
+
+def is_refused(make: Callable[[Place], object], changes: dict[str, Any], place: Place) -> Steps:
+    make(place)
+    yield refused("prepare", place.run(changes))
+
+
+def _socket_file(place: Place) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    place.ends.append(listener.close)
+    folder = os.open(place.work, os.O_RDONLY)  # a socket's path has 108 letters at most
+    listener.bind(f"/proc/self/fd/{folder}/a.txt")
+    os.close(folder)
+
+
+def _sparse(place: Place) -> None:
+    with place.write("a.txt").open("wb") as file:
+        file.truncate(300_000_000)
+
+
+_REFUSED: dict[str, tuple[Callable[[Place], object], dict[str, Any]]] = {
+    "fifo": (lambda place: os.mkfifo(place / "a.txt"), small("a.txt")),
+    "fifo-in-a-glob": (lambda place: os.mkfifo(place / "a.txt"), small("*.txt")),
+    "fifo-as-jsonl": (lambda place: os.mkfifo(place / "a.jsonl"), small("a.jsonl")),
+    "fifo-packed": (lambda place: os.mkfifo(place / "a.txt.gz"), small("a.txt.gz")),
+    "fifo-behind-a-link": (
+        lambda place: (os.mkfifo(place / "pipe"), (place / "a.txt").symlink_to("pipe")), small("a.txt")),
+    "fifo-as-validation": (
+        lambda place: (os.mkfifo(place / "v.txt"), place.write("a.txt", TEXT)),
+        merged(small("a.txt"), {"data": {"validation": "v.txt"}})),
+    "fifo-of-outputs": (
+        lambda place: (os.mkfifo(place / "b.txt"), place.write("a.txt", TEXT)),
+        {"objective": "masked", **small("a.txt", format="pairs", outputs="b.txt")}),
+    "socket": (_socket_file, small("a.txt")),
+    "dev-zero": (lambda place: None, small("/dev/zero")),
+    "dev-zero-behind-a-link": (lambda place: (place / "a.jsonl").symlink_to("/dev/zero"), small("a.jsonl")),
+    "dev-urandom": (lambda place: None, small("/dev/urandom")),
+    "dev-null": (lambda place: None, small("/dev/null")),
+    "dev-stdin": (lambda place: None, small("/dev/stdin")),
+    "proc-of-endless-size": (lambda place: None, small("/proc/kmsg")),
+    "proc-file": (lambda place: None, small("/proc/self/smaps")),
+    "link-to-itself": (lambda place: (place / "a.txt").symlink_to("a.txt"), small("a.txt")),
+    "link-to-nothing": (lambda place: (place / "a.txt").symlink_to("nowhere"), small("a.txt")),
+    "folder-named-as-a-file": (lambda place: (place / "a.txt").mkdir(), small("a.txt")),
+    "sparse-file": (_sparse, small("a.txt")),
+    "nul-in-the-path": (lambda place: None, small("a\0b.txt")),
+    "path-of-5000": (lambda place: None, small("a" * 5000)),
+    "path-of-nothing": (lambda place: None, small("")),
+    "path-below-a-file": (lambda place: place.write("a.txt", TEXT), small("a.txt/b.txt")),
+    "list-of-no-paths": (lambda place: None, {"data": {"sources": [{"path": []}]}}),
+    "bracket-left-open": (lambda place: None, small("[a.txt")),
+    "elf": (lambda place: place.write("a.txt", b"\x7fELF\x02\x01\x01" + bytes(400)), small("a.txt")),
+    "mail-address-of-a-scheme": (lambda place: None, small("javascript:alert(1)")),
+    "file-scheme": (lambda place: place.write("a.txt", TEXT), small("file:///a.txt")),
+    "dummy-without-end": (lambda place: None, {"data": {"sources": [{"format": "dummy", "documents": 10**13}]}}),
+    "weight-without-end": (lambda place: place.write("a.txt", TEXT), small("a.txt", weight=1e30)),
+    "weight-nan": (lambda place: place.write("a.txt", TEXT), small("a.txt", weight=float("nan"))),
+    "weight-below-nothing": (lambda place: place.write("a.txt", TEXT), small("a.txt", weight=-1)),
+    "rows-of-step-nothing": (lambda place: place.write("a.jsonl", '{"text": "a"}\n'), small("a.jsonl", rows="[::0]")),
+    "store-in-the-texts": (
+        lambda place: place.write("texts/a.txt", TEXT), merged(small("texts"), {"data": {"store": "texts/stores"}})),
+    "store-in-the-texts-by-a-link": (
+        lambda place: (place.write("texts/a.txt", TEXT), (place / "out").symlink_to("texts")),
+        merged(small("texts"), {"data": {"store": "out/stores"}})),
+    "texts-behind-a-link-store-in-them": (
+        lambda place: (place.write("real/a.txt", TEXT), (place / "texts").symlink_to("real")),
+        merged(small("texts"), {"data": {"store": "real/stores"}})),
+    "run-in-the-texts": (
+        lambda place: place.write("texts/a.txt", TEXT), merged(small("texts"), {"run": "texts/run"})),
+    "run-in-the-texts-of-a-wide-glob": (
+        lambda place: place.write("texts/a.json", '[{"text": "words"}]'),
+        merged(small("texts/**/*.json"), {"run": "texts/run"})),
+    "store-in-the-validation-texts": (
+        lambda place: (place.write("v/a.txt", TEXT), place.write("a.txt", TEXT)),
+        merged(small("a.txt"), {"data": {"validation": "v", "store": "v/stores"}})),
+}  # fmt: skip
+for _name, (_make, _changes) in _REFUSED.items():
+    add("sources", _name, partial(is_refused, _make, _changes))
+
+
+@case("sources")
+def cache_in_the_texts(place: Place) -> Steps:
+    place.write("texts/a.txt", TEXT)
+    run = place.run(merged(small("texts"), {"data": {"store": ""}}))
+    yield refused("prepare", run, environment={"ARTEL_CACHE": str(place / "texts/cache")})
+
+
+@case("sources")
+def link_to_the_parent(place: Place) -> Steps:
+    for name in "abc":
+        place.write(f"texts/{name}.txt", f"{name} {TEXT}")
+    (place / "texts/up").symlink_to("..")
+    done = yield ends({0, 2}, "prepare", place.run(small("texts/**/*.txt")))
+    if done.status == 0:
+        check(ledger(place)["read"] == 3, f"read {ledger(place)['read']} documents of 3")
+
+
+@case("sources")
+def two_links_to_one_another(place: Place) -> Steps:
+    for name, other in ("ab", "ba"):
+        place.write(f"texts/{name}/{name}.txt", f"{name} {TEXT}")
+        (place / f"texts/{name}/to").symlink_to(f"../{other}")
+    done = yield ends({0, 2}, "prepare", place.run(small("texts/**/*.txt")))
+    if done.status == 0:
+        check(ledger(place)["read"] == 2, f"read {ledger(place)['read']} documents of 2")
+
+
+@case("sources")
+def one_file_by_two_paths(place: Place) -> Steps:
+    place.write("a.txt", TEXT)
+    os.link(place / "a.txt", place / "b.txt")
+    yield works("prepare", place.run({"data": {"sources": [{"path": "a.txt"}, {"path": "*.txt"}]}}, SMALL | {
+        "data": {"validation": 0, "block": 8, "sources": [{"path": "a.txt"}, {"path": "*.txt"}]}}))  # fmt: skip
+    check(ledger(place)["kept"] == 1, ledger(place))
+
+
+@case("sources")
+def name_that_forges_a_message(place: Place) -> Steps:
+    place.write(f"a\nFORGED\nartel: FORGED {ESCAPES}.txt", b"\x7fELF" + bytes(100))
+    yield refused("prepare", place.run(small("*.txt")))
+
+
+@case("sources")
+def name_that_forges_in_a_rejected_line(place: Place) -> Steps:
+    place.write(f"a\nartel: FORGED {ESCAPES}.jsonl", json_lines([{"text": "words of it"}, {"body": 1}]))
+    yield works("prepare", place.run(small("*.jsonl")))
+    check(ledger(place)["kept"] == 1, ledger(place))
+
+
+@case("sources")
+def field_that_forges_a_message(place: Place) -> Steps:
+    place.write("a.jsonl", json_lines([{f"body\nFORGED {ESCAPES}": "x"}]))
+    yield refused("prepare", place.run(small("a.jsonl")))
+
+
+@case("sources")
+def set_names_that_forge_a_message(place: Place) -> Steps:
+    place.write("a.jsonl", json_lines([{"text": "words", "of": f"\nartel: FORGED {ESCAPES}"}, {"text": "other words"}]))
+    yield works("prepare", place.run(small("a.jsonl", set_field="of")))
+    check(ledger(place)["kept"] == 2, ledger(place))
+
+
+@case("sources")
+def name_that_is_no_utf_8(place: Place) -> Steps:
+    (Path(os.fsdecode(os.fsencode(place.work) + b"/\xff\xfe.txt"))).write_text(TEXT)
+    yield works("prepare", place.run(small("*.txt")))
+    check(ledger(place)["kept"] == 1, ledger(place))
+
+
+@case("sources")
+def name_with_signs_of_globs(place: Place) -> Steps:
+    place.write("a[1]*.txt", TEXT)
+    yield works("prepare", place.run(small("a[1]*.txt")))
+    check(ledger(place)["kept"] == 1, ledger(place))
+
+
+@case("sources")
+def three_thousand_empty_files(place: Place) -> Steps:
+    for number in range(3000):
+        place.write(f"texts/{number}.txt")
+    yield refused("prepare", place.run(small("texts")), says=("no document is left",))
+
+
+@case("sources")
+def path_with_a_secret(place: Place) -> Steps:
+    done = yield ends({1, 2}, "prepare", place.run(small("http://name:S3CRET@127.0.0.1:9/a.txt")))
+    check("S3CRET" not in done.err + done.out, done.err)
+
+
+@case("sources")
+def shell_in_the_path(place: Place) -> Steps:
+    yield refused("prepare", place.run(small(f"$(touch {place.trap});`touch {place.trap}`|touch {place.trap}")))
+
+
+@case("sources")
+def unreadable_for_this_user(place: Place) -> Steps:
+    if os.getuid() != 0:
+        raise Skip("needs root, to be somebody else")
+    place.write("a.txt", TEXT).chmod(0)
+    for each in (place.root, place.work, place.cache, place.home, *place.root.parents[:2]):
+        each.chmod(0o777)
+    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    yield refused("prepare", place.run(small("a.txt")), prefix=prefix)
+
+
+def _lines(number: int, word: str) -> str:
+    return "".join(f"{word} line of number {at}\n" for at in range(number))
+
+
+@case("sources")
+def text_replaced_while_it_is_read(place: Place) -> Steps:
+    place.write("a.txt", _lines(60_000, "old"))
+    place.changing.add("a.txt")
+    run = place.run(small("a.txt", document="line"))
+    change = (lambda err: "training the tokenizer" in err, lambda pid: place.write("a.txt", _lines(1000, "new")))
+    done = yield ends({0, 1, 2}, "prepare", run, actions=(change,))
+    if done.status == 0:
+        texts = prepared_texts(place)
+        right = {_lines(60_000, "old"), _lines(1000, "new")}
+        check("".join(f"{text}\n" for text in texts) in right, f"{len(texts)} documents of two states")
+
+
+@case("sources")
+def text_cut_while_it_is_encoded(place: Place) -> Steps:
+    place.write("a.txt", _lines(60_000, "old"))
+    place.changing.add("a.txt")
+    run = place.run(small("a.txt", document="line"))
+    change = (lambda err: "text into tokens" in err, lambda pid: os.truncate(place / "a.txt", 20_000))
+    done = yield ends({0, 1, 2}, "prepare", run, actions=(change,))
+    if done.status == 0:
+        count = ledger(place)["read"]
+        check(count in (60_000, _lines(60_000, "old")[:20_000].count("\n") + 1), f"{count} documents of two states")
+
+
+@case("sources")
+def text_removed_while_it_is_read(place: Place) -> Steps:
+    place.write("a.txt", _lines(60_000, "old"))
+    place.changing.add("a.txt")
+    run = place.run(small("a.txt", document="line"))
+    change = (lambda err: "training the tokenizer" in err, lambda pid: (place / "a.txt").unlink(missing_ok=True))
+    done = yield ends({0, 1, 2}, "prepare", run, actions=(change,))
+    if done.status == 0:
+        check(ledger(place)["read"] == 60_000, ledger(place))
+
+
+@case("sources", quick=False)
+def text_that_grows_for_ever(place: Place) -> Steps:
+    place.write("a.txt", _lines(2000, "old"))
+    place.changing.add("a.txt")
+    grow = f'while sleep 0.01; do echo more words of it >> {place / "a.txt"}; done & exec "$@"'
+    done = yield ends({0, 1, 2}, "prepare", place.run(small("a.txt", document="line")), prefix=("sh", "-c", grow, "-"))
+    if done.status == 0:
+        check(ledger(place)["read"] >= 2000, ledger(place))

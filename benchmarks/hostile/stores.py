@@ -1,0 +1,275 @@
+"""Token stores and imported tokens: manifests that lie, shards that are cut, names that lead out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import orjson
+import xxhash
+from mutations import change_bytes, change_json
+
+from hostile.case import Place, Steps, add, case, check, ends, refused, works
+from hostile.results import has_whole_model, logged_losses, store_of
+
+FROM = {"data": {"sources": [], "from_store": "store"}, "tokenizer": None}
+
+
+def signed(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest, with the checksums of its files and its own made right."""
+    manifest = orjson.loads((store / "manifest.json").read_bytes())
+    change(manifest)
+    for part in ("train", "validation"):
+        for shard in manifest["parts"][part]["shards"]:
+            for name, entry in shard["files"].items():
+                path = store / part / name
+                if path.is_file() and isinstance(entry, dict):
+                    entry |= {"bytes": path.stat().st_size, "xxh3_128": xxhash.xxh3_128_hexdigest(path.read_bytes())}
+    manifest.pop("checksum", None)
+    manifest["checksum"] = xxhash.xxh3_128_hexdigest(orjson.dumps(manifest, option=orjson.OPT_SORT_KEYS))
+    (store / "manifest.json").write_bytes(orjson.dumps(manifest))
+
+
+def used(change: Callable[[Path], object], right: set[int], place: Place) -> Steps:
+    """A store of others is verified, shown, and trained from."""
+    store = place.take_foreign("store")
+    change(store)
+    yield ends(right, "data", "verify", "store")
+    done = yield ends(right, "train", place.run(FROM))
+    if done.status == 0:
+        check(has_whole_model(place), "no model was left")
+        check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")
+
+
+def _special(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
+    def change(store: Path) -> None:
+        (store / name).unlink()
+        make(store / name)
+
+    return change
+
+
+def _tokens(value: int) -> Callable[[Path], object]:
+    def change(store: Path) -> None:
+        path = store / "train/00000.tokens"
+        np.full(path.stat().st_size // 2, value, "<u2").tofile(path)
+        signed(store, lambda manifest: None)
+
+    return change
+
+
+def _ends(change_ends: Callable[[np.ndarray], np.ndarray]) -> Callable[[Path], object]:
+    def change(store: Path) -> None:
+        path = store / "train/00000.ends"
+        change_ends(np.fromfile(path, "<u8")).astype("<u8").tofile(path)
+        signed(store, lambda manifest: None)
+
+    return change
+
+
+def _part(**values: Any) -> Callable[[Path], object]:
+    return lambda store: signed(store, lambda manifest: manifest["parts"]["train"].update(values))
+
+
+def _manifest(content: bytes) -> Callable[[Path], object]:
+    return lambda store: (store / "manifest.json").write_bytes(content)
+
+
+def _shard_named(name: str) -> Callable[[Path], object]:
+    def change(manifest: dict[str, Any]) -> None:
+        shard = manifest["parts"]["train"]["shards"][0]
+        shard["files"] = {key.replace(shard["name"], name): entry for key, entry in shard["files"].items()}
+        shard["name"] = name
+
+    return lambda store: signed(store, change)
+
+
+_REFUSED: dict[str, Callable[[Path], object]] = {
+    "tokens-cut": lambda store: os.truncate(store / "train/00000.tokens", 100),
+    "tokens-away": lambda store: (store / "train/00000.tokens").unlink(),
+    "manifest-away": lambda store: (store / "manifest.json").unlink(),
+    "manifest-of-nothing": _manifest(b""),
+    "manifest-of-brackets": _manifest(b"[" * 100_000),
+    "manifest-is-a-fifo": _special("manifest.json", os.mkfifo),
+    "tokens-are-a-fifo": _special("train/00000.tokens", os.mkfifo),
+    "shard-that-leads-out": _shard_named("../../outside"),
+    "shard-that-forges": _shard_named("\nFORGED\x1b[2J"),
+    "tokens-1e18": _part(tokens=10**18),
+    "tokens-below-nothing": _part(tokens=-5),
+    "type-of-another-width": lambda store: signed(store, lambda manifest: manifest.update(dtype="uint64")),
+    "format-of-tomorrow": lambda store: signed(store, lambda manifest: manifest.update(format=10**9)),
+    "tokenizer-away": lambda store: shutil.rmtree(store / "tokenizer"),
+}
+for _name, _change in _REFUSED.items():
+    add("stores", _name, partial(used, _change, {2}))
+
+
+def _origins(store: Path) -> None:
+    (store / "train/00000.origins").write_text("\x1b[2J\rartel: FORGED\n" * 99)
+    signed(store, lambda manifest: None)
+
+
+_EITHER: dict[str, Callable[[Path], object]] = {
+    "tokens-beyond-the-vocabulary": _tokens(65_000),
+    "ends-that-fall": _ends(lambda ends_of: ends_of[::-1]),
+    "ends-beyond-the-tokens": _ends(lambda ends_of: ends_of + 2**40),
+    "ends-of-nothing": _ends(lambda ends_of: ends_of * 0),
+    "ledger-away": lambda store: (store / "ledger.json").unlink(),
+    "origins-that-forge": _origins,
+    "tokenizer-of-nothing": lambda store: (store / "tokenizer/tokenizer.json").write_bytes(b""),
+}  # fmt: skip
+
+
+def either(change: Callable[[Path], object], place: Place) -> Steps:
+    """May be found by one verb and not by another; trained from only to a finite loss."""
+    store = place.take_foreign("store")
+    change(store)
+    yield ends({0, 2}, "data", "verify", "store")
+    yield ends({0, 2}, "data", "show", "store")
+    done = yield ends({0, 1, 2}, "train", place.run(FROM))
+    if done.status == 0:
+        check(has_whole_model(place), "no model was left")
+        check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")
+
+
+for _name, _change in _EITHER.items():
+    add("stores", _name, partial(either, _change))
+for _seed in range(3):
+
+    def _changed(store: Path, seed: int = _seed) -> None:
+        path = store / "manifest.json"
+        path.write_bytes(change_json(path.read_bytes(), Random(f"store:{seed}")))
+
+    add("stores", f"manifest-changed-{_seed}", partial(either, _changed))
+
+    def _bytes(store: Path, seed: int = _seed) -> None:
+        path = store / "train" / ("00000.tokens", "00000.ends", "00000.origins")[seed % 3]
+        path.write_bytes(change_bytes(path.read_bytes(), Random(f"shard:{seed}")))
+
+    add("stores", f"shard-changed-{_seed}", partial(used, _bytes, {0, 2} if _seed == 99 else {2}))
+
+
+@case("stores")
+def in_the_cache_damaged_later(place: Place) -> Steps:
+    run = place.run()
+    yield works("prepare", run)
+    os.truncate(store_of(place) / "train/00000.tokens", 10)
+    yield ends({0, 2}, "prepare", run)
+    yield works("prepare", run)
+    yield works("data", "verify", store_of(place).relative_to(place.work))
+
+
+@case("stores")
+def lock_that_is_a_folder(place: Place) -> Steps:
+    run = place.run()
+    yield works("prepare", run)
+    (lock,) = (place / "stores").glob("*.lock")
+    lock.unlink()
+    (lock / "mine").mkdir(parents=True)
+    yield ends({0, 2}, "prepare", run)
+
+
+@case("stores")
+def name_that_another_file_has(place: Place) -> Steps:
+    run = place.run()
+    yield works("prepare", run)
+    store = store_of(place)
+    name = str(store.relative_to(place.work))
+    shutil.rmtree(store)
+    place.write(name, "mine")
+    yield ends({0, 2}, "prepare", run)
+
+
+@case("stores")
+def name_that_a_foreign_folder_has(place: Place) -> Steps:
+    run = place.run()
+    yield works("prepare", run)
+    store = store_of(place)
+    shutil.rmtree(store)
+    place.write(f"{store.relative_to(place.work)}/mine.txt", "mine")
+    yield ends({0, 2}, "prepare", run)
+
+
+@case("stores")
+def folder_is_a_file(place: Place) -> Steps:
+    place.write("stores", "mine")
+    yield refused("prepare", place.run())
+
+
+@case("stores")
+def removed_while_training(place: Place) -> Steps:
+    away = (lambda err: "steps of" in err, lambda pid: shutil.rmtree(place / "stores", ignore_errors=True))
+    yield ends({0, 1, 2}, "train", place.run({"train": {"steps": 200}}), actions=(away,))
+
+
+@case("stores")
+def cut_while_training(place: Place) -> Steps:
+    """A file that is mapped into memory and becomes shorter ends a process by SIGBUS: words would be better."""
+    cut = (lambda err: "steps of" in err, lambda pid: os.truncate(store_of(place) / "train/00000.tokens", 0))
+    yield ends({0, 1, 2}, "train", place.run({"train": {"steps": 200}}), actions=(cut,))
+
+
+# Imported tokens
+
+_NPY = np.arange(5000, dtype="<u2") % 250
+
+
+def imported(files: dict[str, bytes], path: str, place: Place) -> Steps:
+    """Refused, and nothing is left."""
+    place.take_foreign("model")
+    for name, content in files.items():
+        place.write(name, content)
+    yield refused("data", "import", path, "made", "--tokenizer", "model")
+    check(not (place / "made/manifest.json").exists(), "a store was written")
+
+
+_INDEX = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 1) + struct.pack("<iqqq", 5000, 0, 0, 1)
+for _name, _files in {
+    "of-nothing": {"a.bin": b""},
+    "of-half-a-token": {"a.bin": _NPY.tobytes()[:-1]},
+    "beyond-the-vocabulary": {"a.bin": (_NPY + 60_000).tobytes()},
+    "index-of-nothing": {"a.bin": _NPY.tobytes(), "a.idx": b""},
+    "index-that-lies": {"a.bin": _NPY.tobytes(), "a.idx": _INDEX.replace(struct.pack("<i", 5000), b"\xff\xff\xff\x7f")},
+    "index-of-1e18": {"a.bin": _NPY.tobytes(), "a.idx": b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 10**18, 10**18)},
+    "header-of-llm-c-that-lies": {"a.bin": struct.pack("<256i", 20240520, 1, 2**30, *[0] * 253) + _NPY.tobytes()},
+}.items():  # fmt: skip
+    add("stores", f"import-{_name}", partial(imported, _files, "a.bin"))
+
+
+@case("stores")
+def import_of_a_fifo(place: Place) -> Steps:
+    place.take_foreign("model")
+    os.mkfifo(place / "a.bin")
+    yield refused("data", "import", "a.bin", "made", "--tokenizer", "model")
+
+
+@case("stores")
+def import_over_a_folder(place: Place) -> Steps:
+    place.take_foreign("model")
+    place.write("a.bin", _NPY.tobytes())
+    place.write("made/mine.txt", "mine")
+    yield refused("data", "import", "a.bin", "made", "--tokenizer", "model")
+    yield refused("data", "import", "a.bin", "model", "--tokenizer", "model")
+
+
+def no_store(make: Callable[[Place], object], name: str, place: Place) -> Steps:
+    make(place)
+    yield refused("data", "verify", name)
+    yield refused("data", "show", name)
+
+
+for _name, (_make, _path) in {
+    "nowhere": (lambda place: None, "nowhere"),
+    "a-file": (lambda place: place.write("a", "x"), "a"),
+    "dev-zero": (lambda place: None, "/dev/zero"),
+    "300-letters": (lambda place: None, "s" * 300),
+    "a-name-that-forges": (lambda place: None, "\nFORGED\x1b[2J"),
+}.items():
+    add("stores", f"verify-{_name}", partial(no_store, _make, _path))

@@ -1,0 +1,181 @@
+"""Tokenizers: files that are none, expressions that never end, tokens of another's vocabulary."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from mutations import change_json
+
+from hostile.case import Place, Steps, add, case, check, ends, refused, works
+from hostile.results import ledger, prepared_texts
+
+FROM = {"tokenizer": {"train": None, "from": "tokenizer"}}
+GENERATE = ("--prompt", "a word", "--max-new-tokens", "5")
+
+
+def tokenizer(place: Place) -> Path:
+    """A user's tokenizer in `tokenizer`."""
+    place.take_foreign("model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        place.write(f"tokenizer/{name}", (place / "model" / name).read_bytes())
+    return place / "tokenizer/tokenizer.json"
+
+
+def edit(place: Place, change: Callable[[dict[str, Any]], object], name: str = "tokenizer.json") -> None:
+    for folder in ("tokenizer", "model"):
+        path = place / folder / name
+        tree = json.loads(path.read_text())
+        change(tree)
+        path.write_text(json.dumps(tree))
+
+
+def prepared(change: Callable[[Place], object], right: set[int], place: Place) -> Steps:
+    """A run that takes the tokenizer, and a model that has it."""
+    tokenizer(place)
+    change(place)
+    done = yield ends(right, "prepare", place.run(FROM), seconds=60)
+    if done.status == 0:
+        check(ledger(place)["kept"] > 0, ledger(place))
+    yield ends(right, "generate", "model", *GENERATE, seconds=60)
+
+
+def _edit(change: Callable[[dict[str, Any]], object], name: str = "tokenizer.json") -> Callable[[Place], object]:
+    return lambda place: edit(place, change, name)
+
+
+def _files(content: bytes | str) -> Callable[[Place], object]:
+    return lambda place: [place.write(f"{folder}/tokenizer.json", content) for folder in ("tokenizer", "model")]
+
+
+def _special(make: Callable[[Path], object]) -> Callable[[Place], object]:
+    def change(place: Place) -> None:
+        for folder in ("tokenizer", "model"):
+            (place / folder / "tokenizer.json").unlink()
+            make(place / folder / "tokenizer.json")
+
+    return change
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _pattern(pattern: str) -> Callable[[Place], object]:
+    return _edit(lambda tree: tree.update(pre_tokenizer=_split(pattern)))
+
+
+def _token(content: str, number: int, **more: Any) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": content, "special": True, **flags, **more}
+
+
+_REFUSED: dict[str, Callable[[Place], object]] = {
+    "cut": lambda place: _files((place / "tokenizer/tokenizer.json").read_bytes()[:900])(place),
+    "of-an-array": _files("[1]"),
+    "of-brackets": _files("[" * 100_000),
+    "fifo": _special(os.mkfifo),
+    "dev-zero": _special(lambda path: path.symlink_to("/dev/zero")),
+    "expression-that-is-none": _pattern("("),
+    "merge-of-what-is-not-there": _edit(lambda tree: tree["model"]["merges"].append(["nothing", "there"])),
+    "vocabulary-of-nothing": _edit(lambda tree: tree["model"].update(vocab={}, merges=[])),
+    "ids-beyond-32-bits": _edit(lambda tree: tree["model"]["vocab"].update({"zz": 2**40})),
+    "model-of-no-type": _edit(lambda tree: tree["model"].update(type="Evil")),
+    "normalizer-that-is-broken": _edit(
+        lambda tree: tree.update(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})),
+    "processor-of-tokens-not-there": _edit(lambda tree: tree.update(post_processor={
+        "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}], "pair": [],
+        "special_tokens": {}})),
+    "class-with-code": _edit(lambda tree: tree.update(auto_map={"AutoTokenizer": ["evil.T", None]},
+                                                      tokenizer_class="EvilTokenizer"), "tokenizer_config.json"),
+}  # fmt: skip
+for _name, _change in _REFUSED.items():
+    add("tokenizers", _name, partial(prepared, _change, {2}))
+_EITHER: dict[str, Callable[[Place], object]] = {
+    "backtracks-for-ever": _pattern(r"(?:(?:a|b|\w)+\s*)+$(?!\1)|(x+x+)+y"),
+    "backtracks-nested": _pattern(r"(\w+\s?)+#"),
+    "replaces-by-a-book": _edit(lambda tree: tree.update(normalizer={
+        "type": "Replace", "pattern": {"String": "a"}, "content": "b" * 1_000_000})),
+    "adds-100000-tokens": _edit(lambda tree: tree["added_tokens"].extend(
+        _token(f"<t{number}>", 10_000 + number) for number in range(100_000))),
+    "hole-in-the-ids": _edit(lambda tree: tree["model"]["vocab"].update({"zz": 50_000})),
+    "special-that-forges": _edit(lambda tree: tree["added_tokens"].append(_token("\nartel: FORGED\x1b[2J", 298))),
+    "special-that-is-empty": _edit(lambda tree: tree["added_tokens"].append(_token("", 298))),
+    "cuts-at-three": _edit(lambda tree: tree.update(truncation={
+        "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0})),
+    "fills-to-1e6": _edit(lambda tree: tree.update(padding={
+        "strategy": {"Fixed": 1_000_000}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "!"})),
+    "without-an-end": _edit(lambda tree: [tree.pop(key, None) for key in ("eos_token", "bos_token")],
+                            "tokenizer_config.json"),
+    "end-of-a-word-not-there": _edit(lambda tree: tree.update(eos_token="<nowhere>"), "tokenizer_config.json"),
+    "length-below-nothing": _edit(lambda tree: tree.update(model_max_length=-5), "tokenizer_config.json"),
+    "class-of-another": _edit(lambda tree: tree.update(tokenizer_class="T5Tokenizer"), "tokenizer_config.json"),
+        "own-code-beside": lambda place: place.write(
+        "tokenizer/tokenization_evil.py", f"open({str(place.trap)!r}, 'w')\n"),
+}  # fmt: skip
+for _name, _change in _EITHER.items():
+    add("tokenizers", _name, partial(prepared, _change, {0, 2}))
+
+
+@case("tokenizers")
+def cut_texts_are_refused_or_whole(place: Place) -> Steps:
+    tokenizer(place)
+    edit(place, lambda tree: tree.update(truncation={
+        "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}))  # fmt: skip
+    text = "a text of many more words than three, which a tokenizer that cuts would cut"
+    place.write("a.txt", text)
+    keys = {"data": {"sources": [{"path": "a.txt"}], "validation": 0, "block": 8}}
+    done = yield ends({0, 2}, "prepare", place.run(FROM, keys))
+    if done.status == 0:
+        check(prepared_texts(place) == [text], prepared_texts(place))
+
+
+def folder_of(files: dict[str, bytes | str], place: Place) -> Steps:
+    """A tokenizer of other files."""
+    for name, content in files.items():
+        place.write(f"tokenizer/{name}", content)
+    yield refused("prepare", place.run(FROM))
+
+
+for _name, _files_of in {
+    "sentencepiece-of-garbage": {"tokenizer.model": bytes(range(256)) * 40, "config.json": '{"model_type": "llama"}'},
+    "pickle": {"tokenizer.pkl": b"cos\nsystem\n(S'touch executed'\ntR."},
+    "vocab-txt-of-bytes": {"vocab.txt": bytes(range(256)), "tokenizer_config.json": '{"tokenizer_class": "Evil"}'},
+}.items():
+    add("tokenizers", f"folder-of-{_name}", partial(folder_of, _files_of))
+
+
+def changed(seed: int, place: Place) -> Steps:
+    """Values or bytes changed: refused, or texts that come back."""
+    path = tokenizer(place)
+    path.write_bytes(change_json(path.read_bytes(), Random(f"tokenizer:{seed}")))
+    done = yield ends({0, 2}, "prepare", place.run(FROM))
+    if done.status == 0:
+        check(ledger(place)["kept"] > 0, ledger(place))
+
+
+for _seed in range(6):
+    add("tokenizers", f"changed-{_seed:02}", partial(changed, _seed))
+
+
+@case("tokenizers")
+def is_a_file(place: Place) -> Steps:
+    place.write("tokenizer", "{}")
+    yield refused("prepare", place.run(FROM))
+
+
+@case("tokenizers")
+def of_another_vocabulary_than_the_model(place: Place) -> Steps:
+    tokenizer(place)
+    place.write("a.txt", "\n".join(f"words {number} of it" for number in range(500)))
+    sources = {"data": {"sources": [{"path": "a.txt", "document": "line"}]}}
+    yield works("prepare", place.run(sources, {"tokenizer": {"train": {"vocab": 500}}, "run": "other"}))
+    (store,) = (each for each in (place / "stores").iterdir() if each.is_dir())
+    keys = {"tokenizer": {"train": None, "from": str(store / "tokenizer")}}
+    yield ends({0, 2}, "train", place.run(keys, {"model": {"config": None, "from": "model"}}))
