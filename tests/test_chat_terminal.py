@@ -83,6 +83,14 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(endless, tmp_path, terminal):
     file = tmp_path / "talk.jsonl"
     seen = terminal("chat", endless, "--new-tokens", "500000", "--temperature", "0")
     seen.until("> ")
+    seen.type("/set new_tokens 4\n")
+    seen.until("new_tokens = 4")
+    seen.type("Say a word.\n")
+    seen.until("\r\ncut off after 4 tokens")  # a notice begins a line, also right behind an answer
+    seen.type("/retry\n")
+    seen.until("\r\ncut off after 4 tokens")
+    seen.type("/reset\n/set new_tokens 500000\n")
+    seen.until("new_tokens = 500000")
     for stop in ("typed", "sent"):
         seen.type(f"Message {stop}\n")
         seen.until(f"Message {stop}\r\n")

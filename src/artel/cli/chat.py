@@ -61,16 +61,16 @@ def chat(
     if script is None and not sys.stdin.isatty():
         script = "-"
     lines = None if script is None else _lines(script)
-    talk = Talk(open_model(name), settings, system, tell)
-    session = _Session(talk, sys.stderr if as_json else sys.stdout)
+    screen = _Screen(sys.stderr if as_json else sys.stdout)
+    session = _Session(Talk(open_model(name), settings, system, screen.tell), screen)
     status = session.run_terminal() if lines is None else session.run_script(lines, script or "")
     if as_json:
         print_json(
             {
                 "model": name,
                 "answers": [asdict(exchange) for exchange in session.written],
-                "messages": talk.messages,
-                "settings": asdict(talk.settings),
+                "messages": session.talk.messages,
+                "settings": asdict(session.talk.settings),
             }
         )
     if status:
@@ -90,12 +90,34 @@ def _lines(script: str) -> Iterable[str]:
     raise InputError([Problem("--script", what, "give a text file with a message or a command on each line")])
 
 
+class _Screen:
+    """Where a conversation is shown: answers piece by piece, and notices on lines of their own."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._is_in_line = False
+
+    def write(self, piece: str) -> None:
+        self._is_in_line = True
+        print(piece, end="", file=self._out, flush=True)
+
+    def end_line(self) -> None:
+        if self._is_in_line:
+            print(file=self._out, flush=True)
+        self._is_in_line = False
+
+    def tell(self, text: str) -> None:
+        """A notice, on standard error."""
+        self.end_line()
+        tell(text)
+
+
 class _Session:
     """A conversation led by lines: messages, and commands that begin with a slash."""
 
-    def __init__(self, talk: Talk, out: TextIO) -> None:
-        self._talk = talk
-        self._out = out
+    def __init__(self, talk: Talk, screen: _Screen) -> None:
+        self.talk = talk
+        self._screen = screen
         self.written: list[Exchange] = []
         """All answers in their order, also those that were forgotten or replaced since."""
 
@@ -124,7 +146,8 @@ class _Session:
             if not line.strip():
                 continue
             try:
-                print(f"{_PROMPT}{_checked(line).strip()}", file=self._out, flush=True)
+                self._screen.write(f"{_PROMPT}{_checked(line).strip()}")
+                self._screen.end_line()
                 if not self._take(line):
                     break
             except ArtelError as error:
@@ -137,7 +160,7 @@ class _Session:
         if not line.strip():
             return True
         if not line.startswith("/"):
-            self._show(self._talk.answer(line.strip()))
+            self._show(self.talk.answer(line.strip()))
             return True
         command, _, rest = line.strip().partition(" ")
         return self._do(command, rest.strip())
@@ -146,22 +169,22 @@ class _Session:
         if command == "/exit" and not rest:
             return False
         if command == "/reset" and not rest:
-            self._talk.reset()
+            self.talk.reset()
             tell("forgotten")
         elif command == "/system":
-            self._talk.system = rest
+            self.talk.system = rest
             tell("the system message is set" if rest else "no system message")
         elif command == "/set" and not rest:
-            tell("\n".join(f"{name} = {value}" for name, value in asdict(self._talk.settings).items()))
+            tell("\n".join(f"{name} = {value}" for name, value in asdict(self.talk.settings).items()))
         elif command == "/set" and len(rest.split()) == 2:
             name, value = rest.split()
-            self._talk.set(name, value)
-            tell(f"{name} = {asdict(self._talk.settings)[name]}")
+            self.talk.set(name, value)
+            tell(f"{name} = {asdict(self.talk.settings)[name]}")
         elif command == "/save" and rest:
-            self._talk.save(rest)
+            self.talk.save(rest)
             tell(f"saved: {rest}")
         elif command == "/retry" and not rest:
-            self._show(self._talk.retry())
+            self._show(self.talk.retry())
         elif command == "/help" and not rest:
             tell(_help())
         else:
@@ -170,12 +193,13 @@ class _Session:
 
     def _show(self, pieces: Iterator[str]) -> None:
         """Stream an answer. Also when it is stopped, it ends its line and is kept."""
-        self.written.append(self._talk.exchanges[-1])
+        self.written.append(self.talk.exchanges[-1])
         try:
+            self._screen.write("")  # an answer of no words is a line, too
             for piece in pieces:
-                print(piece, end="", file=self._out, flush=True)
+                self._screen.write(piece)
         finally:
-            print(file=self._out, flush=True)
+            self._screen.end_line()
 
 
 def _ask() -> str:
