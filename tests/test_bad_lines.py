@@ -33,28 +33,31 @@ def kept(folder):
     return [(each["origin"].removeprefix(f"{folder}/"), each["reason"], each["set"]) for each in told]
 
 
-@pytest.mark.parametrize("bad", [[7], [7, 1900], [1, 7, 2000]])
-def test_one_bad_line_in_a_thousand_is_borne(tmp_path, bad):
+@pytest.mark.parametrize("bad", [[7], range(1, 2000, 100), [*range(1, 2000, 100), 2000]], ids=len)
+def test_one_bad_line_in_a_hundred_is_borne(tmp_path, bad):
     file = written(tmp_path, "a.jsonl", rows(2000, bad))
     run = run_of(tmp_path, data={"sources": [{"path": str(file), "name": "news"}]})
     told = [(f"a.jsonl:{line}", "bad_json", "news") for line in bad]
-    if len(bad) <= 2:
-        assert prepare(run).ledger()["documents"] == {
+    if len(bad) <= 20:
+        news = []
+        assert prepare(run, news.append).ledger()["documents"] == {
             "read": 2000, "kept": 2000 - len(bad), "dropped": {"bad_json": len(bad)}
         }  # fmt: skip
         assert kept(tmp_path) == told
+        assert f"{len(bad):,} of 2,000 records ({len(bad) / 2000:.2%}) cannot be used" in news[-1]
+        assert f"a.jsonl:{bad[0]}: " in news[-1]
         return
     with pytest.raises(InputError) as stopped:
         prepare(run)
     *lines, share = stopped.value.problems
-    assert [problem.where for problem in lines] == [f"{file}:{line}" for line in bad]
-    assert share.what == "3 of 2,000 records cannot be used, more than data.max_bad (0.001)"
+    assert [problem.where for problem in lines] == [f"{file}:{line}" for line in bad[:10]]
+    assert share.what == "21 of 2,000 records (1.05%) cannot be used, more than data.max_bad (0.01)"
     assert kept(tmp_path) == told
 
 
 @pytest.mark.parametrize("tokenizer", [None, {"train": {"vocab": 270}}])
 def test_a_run_that_stopped_goes_on_when_more_is_borne_or_the_lines_are_mended(tmp_path, tokenizer):
-    file = written(tmp_path, "a.jsonl", rows(200, [3]))
+    file = written(tmp_path, "a.jsonl", rows(200, [3, 5, 9]))
     sections = {"tokenizer": tokenizer} if tokenizer else {}
 
     def prepared(**data):
@@ -63,14 +66,15 @@ def test_a_run_that_stopped_goes_on_when_more_is_borne_or_the_lines_are_mended(t
                        news.append)  # fmt: skip
         return made, news
 
-    with pytest.raises(InputError, match=r"a\.jsonl:3: (.|\n)*1 of 200 records cannot be used"):
+    with pytest.raises(InputError, match=r"a\.jsonl:3: (.|\n)*3 of 200 records \(1\.50%\) cannot be used"):
         prepared()
-    assert kept(tmp_path) == [("a.jsonl:3", "bad_json", "a")]
-    made, news = prepared(max_bad=0.01)
-    assert made.ledger()["documents"]["dropped"] == {"bad_json": 1}
+    told = [(f"a.jsonl:{line}", "bad_json", "a") for line in (3, 5, 9)]
+    assert kept(tmp_path) == told
+    made, news = prepared(max_bad=0.02)
+    assert made.ledger()["documents"]["dropped"] == {"bad_json": 3}
     if tokenizer is None:
         assert "turning text into tokens" not in news  # the first start did that
-    assert kept(tmp_path) == [("a.jsonl:3", "bad_json", "a")]
+    assert kept(tmp_path) == told
     file.write_text(rows(200))
     made, _ = prepared()
     assert made.ledger()["documents"] == {"read": 200, "kept": 200, "dropped": {}}

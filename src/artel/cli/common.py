@@ -59,6 +59,8 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
     logging.getLogger("DeepSpeed").addFilter(_to_standard_error)
+    # peft imports bitsandbytes also where nothing is quantized; it then says that it lacks another package's kernel.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

@@ -94,6 +94,7 @@ def import_(
     Example: artel data import 'fineweb/train_*.bin' stores/fineweb --tokenizer gpt2 --validation fineweb/val_0.bin
     """
     from artel.preparing.imported import import_tokens
+    from artel.text import in_words
 
     quiet_libraries()
     imported = import_tokens(path, store, tokenizer, _share_or_path(validation), tell)
@@ -102,8 +103,9 @@ def import_(
     rate = sum(tokens.values()) / imported.seconds
     added = f" · an end token was added to {changed['end_added']:,} of them" if changed else ""
     tell(
-        f"{documents['read']:,} documents read, {documents['kept']:,} kept, dropped {documents['dropped'] or 'none'}"
-        f"{added}\n{tokens['train']:,} training and {tokens['validation']:,} validation tokens in "
+        f"{documents['read']:,} documents read, {documents['kept']:,} kept, "
+        f"{in_words(documents['dropped']) or 'none'} dropped{added}\n"
+        f"{tokens['train']:,} training and {tokens['validation']:,} validation tokens in "
         f"{imported.seconds:.1f} s, {rate / 1e6:.1f} million a second\n{imported.folder}"
     )
     if as_json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from artel.cli.common import AsJson, Overrides, RunName, print_json, tell, tell_of_secrets
 
 
@@ -12,15 +14,22 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
     """
     from artel.config import load_run
     from artel.preparing import prepare as prepare_store
+    from artel.storage import write_file
+    from artel.text import in_words
+    from artel.training.run_folder import RunFolder
 
     run = load_run(name, overrides or [])
     tell_of_secrets(run)
     prepared = prepare_store(run, tell, verify=True)
     ledger = prepared.ledger()
-    documents, tokens = ledger["documents"], ledger["tokens"]
+    write_file(RunFolder(Path(run.run)).ledger, (prepared.folder / "ledger.json").read_bytes())
+    documents, tokens, split = ledger["documents"], ledger["tokens"], ledger["parts"]
+    for note in () if prepared.made else prepared.notes():
+        tell(note)
     tell(
-        f"{documents['read']:,} documents read, {documents['kept']:,} kept, dropped {documents['dropped'] or 'none'} · "
-        f"{tokens['train']:,} training and {tokens['validation']:,} validation tokens"
+        f"{documents['read']:,} documents read, {documents['kept']:,} kept, {in_words(documents['dropped']) or 'none'} "
+        f"dropped · {tokens['train']:,} training tokens in {split['train']['documents']:,} documents, "
+        f"{tokens['validation']:,} validation tokens in {split['validation']['documents']:,}"
         f"{'' if prepared.made else ' (made before)'}\n{prepared.folder}"
     )
     if as_json:

@@ -40,8 +40,11 @@ class SourceConfig(Section):
         "with a chosen and a rejected answer; dummy: made up.",
     )
     name: str = Field("", description="Name of this source in the ledger; the path when silent.")
-    document: Literal["file", "line", "paragraph"] = Field(
-        "file", description="text: what one document is: a file, a line, or what blank lines separate."
+    document: Literal["auto", "file", "line", "paragraph"] = Field(
+        "auto",
+        description="text: what one document is: a file, a line, or what blank lines separate. auto is a file; but one "
+        "of 20 kB or more that is more than data.validation of all the text is cut into documents of about 4,000 "
+        "characters, at blank lines, else at ends of lines, so that a share of it can be held out.",
     )
     encoding: str = Field("auto", description="Encoding of the files: auto, utf-8, windows-1251, koi8-r, cp866 …")
     field: str = Field("text", description="jsonl, parquet, csv: the field or column that holds the text.")
@@ -265,7 +268,8 @@ class DataConfig(Section):
     dedup: DedupConfig = Field(DedupConfig(), description="Which repeated documents are dropped.")
     validation: Annotated[float | str, BeforeValidator(number_if_it_is_one)] = Field(
         0.05,
-        description="Fraction of documents held out for validation, chosen by hash; or a path to validation texts.",
+        description="Fraction of documents held out for validation, chosen by hash, at least one; or a path to "
+        "validation texts.",
     )
     block: Count = Field(
         1024, ge=2, description="Tokens in a block; the longest window or pair where samples stand alone."
@@ -280,7 +284,9 @@ class DataConfig(Section):
         description="Whether tokens see only their own document, with positions from 0 in each (causal, masked); null: "
         "yes with best_fit.",
     )
-    max_bad: Number = Field(0.001, ge=0, le=1, description="Share of unreadable records that is borne; each is listed.")
+    max_bad: Number = Field(
+        0.01, ge=0, le=1, description="Share of records that cannot be used that is borne; each is listed."
+    )
     max_document: Bytes = Field(
         100_000_000, ge=1, description="Largest file or line read as one document, in bytes; a larger one is an error."
     )

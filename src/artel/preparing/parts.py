@@ -37,10 +37,11 @@ _ROWS_AT_ONCE = 1024
 
 DOCUMENT = np.dtype([
     ("digest", [("high", ">u8"), ("low", ">u8")]), ("bytes", "<u8"), ("characters", "<u8"), ("tokens", "<u8"),
-    ("samples", "<u4"), ("set", "<u4"), ("split", "u1"), ("is_left", "u1"), ("has_source", "u1"),
+    ("samples", "<u4"), ("set", "<u4"), ("split_hash", "<u8"), ("split", "u1"), ("is_left", "u1"), ("has_source", "u1"),
 ])  # fmt: skip
-"""A document's row: digest of its cleaned text, sizes, which of the part's sets it is of, 0 train or 1 validation,
-whether more is left of it than what earlier documents hold, and whether it has a line of `sources`."""
+"""A document's row: digest of its cleaned text, sizes, which of the part's sets it is of, what the split goes by,
+0 train or 1 validation, whether more is left of it than what earlier documents hold, and whether it has a line of
+`sources`."""
 
 
 def write_lines(run: RunConfig, part: Part, folder: Path) -> None:
@@ -120,8 +121,8 @@ class _PartWriter:
             self._notes.write(orjson.dumps({"document": self._count, **notes}) + b"\n")
         set_number = self._sets.setdefault(record.set_name, len(self._sets))
         digest = tuple(int.from_bytes(cleaned.digest[at : at + 8]) for at in (0, 8))
-        row = (digest, len(record.text.encode()), len(record.text), tokens, samples, set_number, split,
-               cleaned.is_left, source is not None)  # fmt: skip
+        row = (digest, len(record.text.encode()), len(record.text), tokens, samples, set_number,
+               cleaned.split_hash, split, cleaned.is_left, source is not None)  # fmt: skip
         self._rows.append(row)
         if len(self._rows) == _ROWS_AT_ONCE:
             self._write_rows()

@@ -39,7 +39,7 @@ from artel.storage import (
     write_bytes,
     write_file,
 )
-from artel.text import Ledger, check_sources, check_text, read_documents, source_fingerprint
+from artel.text import Ledger, check_sources, check_text, more_documents, read_documents, source_fingerprint
 from artel.text.grams import GRAMS
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.manifest import FORMAT, stored_files
@@ -48,7 +48,7 @@ Tell = Callable[[str], None]
 
 # Unfinished work that nobody went on with for so long is cleared away.
 _FORGOTTEN_SECONDS = 7 * 86400
-_SECONDS_BETWEEN_NEWS = 30
+_SECONDS_BETWEEN_NEWS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,10 @@ class Prepared:
 
     def ledger(self) -> dict[str, Any]:
         return orjson.loads((self.folder / "ledger.json").read_bytes())
+
+    def notes(self) -> list[str]:
+        """What was decided about the text, and what of it could not be used, in sentences."""
+        return self.ledger().get("notes", [])
 
 
 def prepare(run: RunConfig, tell: Tell = lambda _: None, *, verify: bool = False) -> Prepared:
@@ -109,7 +113,10 @@ def prepare(run: RunConfig, tell: Tell = lambda _: None, *, verify: bool = False
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
     _copy_rejected(run, folder)
-    return Prepared(folder, made)
+    prepared = Prepared(folder, made)
+    for note in prepared.notes() if made else ():
+        tell(note)
+    return prepared
 
 
 def check_texts(run: RunConfig) -> None:
@@ -284,18 +291,18 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
 
     check_engine(run.prepare)
     workspace = Workspace.of(folder.with_name(f"{key}.parts"), run)
-    tokenizer = _tokenizer(run, workspace, tell)
-    if tokenizer.spacing_is_lost:
-        tell("this tokenizer loses the spaces of a text (tokenizer.train.pattern: whitespace)")
-    tasks = Tasks(workspace)
 
     def work(stage: Stage, what: str) -> None:
+        tasks = Tasks(workspace)
         if tasks.left(stage):
             tell(what)
             run_stage(tasks, stage, run.prepare, _News(tell, what))
 
-    if not workspace.verdict.exists():
-        if run.data.dedup.lines != "none" and tasks.left("text"):
+    def read_texts() -> Verdict:
+        tokenizer = _tokenizer(workspace, tell)
+        if tokenizer.spacing_is_lost:
+            tell("this tokenizer loses the spaces of a text (tokenizer.train.pattern: whitespace)")
+        if run.data.dedup.lines != "none" and Tasks(workspace).left("text"):
             work("lines", "looking for repeated lines")
             find_earlier_lines(workspace)
         work("text", "turning text into tokens")
@@ -304,8 +311,18 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
         find_exact(workspace)
         if run.data.dedup.near is not None:
             work("near", "looking for near-duplicates")
-        Verdict(workspace).write(workspace.verdict, _rejected_file(run))
+        return Verdict(workspace)
+
+    if not workspace.verdict.exists():
+        verdict = read_texts()
+        wider = verdict.wider_share()
+        if wider is not None:
+            tell("no document is held out: the texts are read again")
+            workspace = workspace.hold_out(*wider)
+            verdict = read_texts()
+        verdict.write(workspace.verdict, _rejected_file(run))
     work("shards", "writing the store")
+    tokenizer = load_tokenizer(str(workspace.tokenizer))
     with new_folder(folder) as partial:
         about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
         manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
@@ -326,10 +343,11 @@ class _News:
             self._next = time.monotonic() + _SECONDS_BETWEEN_NEWS
 
 
-def _tokenizer(run: RunConfig, workspace: Workspace, tell: Tell) -> Tokenizer:
+def _tokenizer(workspace: Workspace, tell: Tell) -> Tokenizer:
     """The run's tokenizer as the objective uses it, from the workspace, where it is put first."""
     from artel.objectives import objective_of, objective_type
 
+    run = workspace.run
     if not workspace.tokenizer.exists():
         kind = objective_type(run)
         rejected = workspace.path / "rejected.jsonl"
@@ -366,11 +384,13 @@ def _check_parts(run: RunConfig, manifest: dict[str, Any]) -> None:
     parts = manifest["parts"]
     if run.data.validation != 0.0 and parts["validation"]["samples"] == 0:
         documents = parts["train"]["documents"]
-        raise InputError(
-            [Problem("data.validation", f"none of the {documents:,} documents fell into the validation part",
-                     "write data.validation: 0, a larger fraction or a path; or cut the text into more documents "
-                     "(data.sources.0.document=paragraph)")]
-        )  # fmt: skip
+        what = f"the {documents:,} documents are all of one group, which is not divided: none can be held out"
+        if documents == 1:
+            what = "there is one document, and it cannot be held out"
+        if parts["validation"]["documents"]:
+            what = "no sample could be made of the documents that are held out"
+        fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(run.data)}"
+        raise InputError([Problem("data.validation", what, fix)])
     if run.data.validation != 1.0 and parts["train"]["samples"] == 0:
         raise InputError(
             [Problem("data.sources", "no training sample could be made of them", "see what was dropped, and raise "

@@ -27,6 +27,7 @@ from artel.preparing.workspace import Workspace
 from artel.storage import new_folder, write_file
 from artel.text import Ledger, Rejected, check_sets, judge, source_of
 from artel.text.near import BAND_GROUPS, Signatures, alike, bands_and_rows, reasons
+from artel.text.split import least_fraction
 from artel.text.unique import DIGEST, repeated
 from artel.tokens.manifest import PARTS
 from artel.tokens.shards import SHARD_TOKENS
@@ -83,7 +84,7 @@ def made_parts(workspace: Workspace) -> list[Made]:
 def encoder_notes(workspace: Workspace) -> list[str]:
     """What encoded the parts, sentences for the user; nothing of parts too small for more than one encoder."""
     notes = {part.told["encoder"] for part in made_parts(workspace)}
-    return sorted(note for note in notes if not note.startswith("tokenizers encodes the first"))
+    return sorted(note for note in notes if note and not note.startswith("tokenizers encodes the first"))
 
 
 def find_earlier_lines(workspace: Workspace) -> None:
@@ -146,15 +147,37 @@ class Verdict:
         self._copies = np.ones(self._starts[-1], np.uint16)
         self._unusable: list[list[Rejected]] = [[] for _ in self._parts]
         """Of each part the documents of which no sample can be made, for they are bad."""
+        self._drop_duplicates()
+        self._drop_near()
+        self._drop_unusable()
+
+    def wider_share(self) -> tuple[float, str] | None:
+        """What to hold out where `data.validation` catches none of the documents, and a note of it; else None.
+
+        As many as the share says, at least one: those of the lowest hashes, which a larger share would catch first.
+        """
+        share = self._data.validation
+        if self._workspace.held_out is not None or not isinstance(share, float) or share == 0:
+            return None
+        hashes = [np.empty(0, np.uint64)]
+        for part, start, stop in zip(self._parts, self._starts, self._starts[1:], strict=False):
+            kept = part.rows[self._dropped[start:stop] == 0]
+            if (kept["split"] == 1).any():
+                return None
+            hashes.append(kept["split_hash"])
+        together = np.concatenate(hashes)
+        fraction = least_fraction(together, share)
+        if fraction is None:
+            return None
+        held = int(np.count_nonzero(together < fraction * 2**64))
+        which = "the one whose hash comes first is" if held == 1 else f"the {held:,} whose hashes come first are"
+        return fraction, f"data.validation {share:g} catches none of the {len(together):,} documents: {which} held out"
 
     def write(self, folder: Path, rejected_file: Path) -> None:
         """The verdict into `folder`, whole or not at all; every record that could not be used into `rejected_file`.
 
         Raises InputError when those are too many, when nothing is left, and for sets that are named and never came.
         """
-        self._drop_duplicates()
-        self._drop_near()
-        self._drop_unusable()
         self._mix()
         self._copies[self._dropped > 0] = 0
         with new_folder(folder) as partial:
@@ -162,6 +185,7 @@ class Verdict:
             if ledger.rejected:
                 write_file(rejected_file, (partial / "rejected.jsonl").read_bytes())
             self._check_sets()
+            ledger.notes += self._workspace.notes
             judge(self._data, ledger)
             ledger.check()
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))

@@ -2,6 +2,7 @@
 
     KEY.parts/run.yaml            the run
     KEY.parts/plan.json           the parts of its sources, in their order
+    KEY.parts/held-out.json       the share that is held out, where that of the run catches no document
     KEY.parts/tokenizer/          the tokenizer
     KEY.parts/lines/00000/        of each part the digests of its lines or paragraphs (where repeated ones go)
     KEY.parts/earlier/00000       and those of them that stand in an earlier part
@@ -17,6 +18,7 @@ A task's result is there whole or not at all; one that is there is not made agai
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +30,13 @@ from artel.config import RunConfig, dump_run, load_run
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.storage import disk_errors, remove_leftovers, write_file
 from artel.text import Part, parts_of
+from artel.text.sources import all_inputs, cut_notes
 
 # Of little text smaller parts are made, so that all cores have some: a few for each, but none that takes under 0.2 s.
 _PARTS_AT_LEAST, _SMALL_PART = 16, 4_000_000
+
+# Of what lies in a workspace: one that an artel of another form began is begun anew.
+_FORM = 2
 
 
 @dataclass(frozen=True)
@@ -41,15 +47,23 @@ class Workspace:
     @classmethod
     def of(cls, path: Path, run: RunConfig) -> Workspace:
         """The workspace at `path`, planned now unless an earlier start did."""
+        if path.exists() and not _has_form(path / "plan.json"):
+            shutil.rmtree(path)
         workspace = cls(path, run)
+        held_out = workspace.held_out
+        if held_out is not None:
+            data = run.data.model_copy(update={"validation": held_out["fraction"]})
+            workspace = cls(path, run.model_copy(update={"data": data}))
+        run = workspace.run
         run_file = dump_run(run, secrets=True)  # workers go by these addresses; the folder goes when the store is made
         if run_file != dump_run(run):
             _make_private(path)
         if not workspace._plan.is_file():
-            total = sum(part.size for part in parts_of(run.data))
+            inputs = [each for _, _, inputs in all_inputs(run.data) for each in inputs]
+            total = sum(each.size for each in inputs)
             size = min(run.prepare.part, max(_SMALL_PART, total // _PARTS_AT_LEAST))
             parts = [part.to_json() for part in parts_of(run.data, size)]
-            write_file(workspace._plan, orjson.dumps({"parts": parts}))
+            write_file(workspace._plan, orjson.dumps({"form": _FORM, "parts": parts, "notes": cut_notes(inputs)}))
         write_file(path / "run.yaml", run_file)  # what does not shape the store may be another than before
         for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
             remove_leftovers(folder)
@@ -68,6 +82,27 @@ class Workspace:
     @cached_property
     def parts(self) -> list[Part]:
         return [Part.from_json(told) for told in orjson.loads(self._plan.read_bytes())["parts"]]
+
+    @property
+    def held_out(self) -> dict[str, Any] | None:
+        """The `fraction` that is held out where the run's own caught no document, and the `note` that says so."""
+        file = self.path / "held-out.json"
+        return orjson.loads(file.read_bytes()) if file.is_file() else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What was decided about the text before it was read, and about what is held out."""
+        return [*orjson.loads(self._plan.read_bytes())["notes"], *([self.held_out["note"]] if self.held_out else [])]
+
+    def hold_out(self, fraction: float, note: str) -> Workspace:
+        """The workspace anew, with another share held out than the run says: all is read and trained again."""
+        run = self.run.model_copy(update={"data": self.run.data.model_copy(update={"validation": fraction})})
+        write_file(self.path / "held-out.json", orjson.dumps({"fraction": fraction, "note": note}))
+        for name in ("tokenizer", "lines", "earlier", "text", "near"):
+            if (self.path / name).exists():
+                shutil.rmtree(self.path / name)
+        self.exact.unlink(missing_ok=True)
+        return Workspace.of(self.path, run)
 
     @property
     def tokenizer(self) -> Path:
@@ -116,6 +151,10 @@ class Workspace:
     def forget_errors(self) -> None:
         for file in self._errors.glob("*.json"):
             file.unlink()
+
+
+def _has_form(plan: Path) -> bool:
+    return not plan.is_file() or orjson.loads(plan.read_bytes()).get("form") == _FORM
 
 
 def _make_private(folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Sources, cleaning, duplicates, split: raw text to documents, each accounted for. Knows no tokens."""
 
 from artel.text.html import html_to_text
-from artel.text.ledger import Counts, Ledger
-from artel.text.pipeline import Cleaned, check_text, clean_part, judge, read_documents
+from artel.text.ledger import Counts, Ledger, in_words
+from artel.text.pipeline import Cleaned, check_text, clean_part, judge, more_documents, read_documents
 from artel.text.records import (
     AnswerClass,
     Conversation,
@@ -49,7 +49,9 @@ __all__ = [
     "clean_part",
     "count_lines",
     "html_to_text",
+    "in_words",
     "judge",
+    "more_documents",
     "parts_of",
     "reaches_of",
     "read_documents",

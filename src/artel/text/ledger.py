@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,11 @@ def _no_parts() -> dict[str, Counter[str]]:
         "train": Counter(documents=0, characters=0, bytes=0),
         "validation": Counter(documents=0, characters=0, bytes=0),
     }
+
+
+def in_words(dropped: Mapping[str, int]) -> str:
+    """How many documents were dropped by which reason, for people: `12 duplicate, 3 too short`; empty where none."""
+    return ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(dropped.items()) if count)
 
 
 @dataclass(slots=True)
@@ -54,6 +59,8 @@ class Ledger:
     """The first thousand of the records that could not be used."""
     on_reject: Callable[[Rejected], object] | None = None
     """Told of each of them."""
+    notes: list[str] = field(default_factory=list)
+    """What was decided about the text that its user should know, in sentences."""
 
     @property
     def total(self) -> Counts:
@@ -104,8 +111,18 @@ class Ledger:
         read = self.total.read
         if self.rejected > max_bad * read:
             problems = [Problem(item.origin, item.detail) for item in self.listed[:10]]
-            share = f"{self.rejected:,} of {read:,} records cannot be used, more than data.max_bad ({max_bad:g})"
+            share = f"{self._unusable(read)}, more than data.max_bad ({max_bad:g})"
             raise InputError([*problems, Problem("data", share, "mend them, or raise data.max_bad")])
+        if self.rejected:
+            first = self.listed[0]
+            listed = "it is listed" if self.rejected == 1 else "each is listed"
+            self.notes.append(
+                f"{self._unusable(read)}; {listed} in rejected.jsonl of the run's folder, the first: "
+                f"{first.origin}: {first.detail}"
+            )
+
+    def _unusable(self, read: int) -> str:
+        return f"{self.rejected:,} of {read:,} records ({self.rejected / read:.2%}) cannot be used"
 
     def check(self) -> None:
         """Raise WorkError unless everything read is kept or dropped."""
@@ -126,5 +143,6 @@ class Ledger:
             "parts": written,
             "bytes": {part: counts["bytes"] for part, counts in written.items()},
             "changed": dict(sorted(self.changed.items())),
+            "notes": self.notes,
             "rejected": [item.to_json() for item in self.listed],
         }

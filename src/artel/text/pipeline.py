@@ -17,7 +17,7 @@ import xxhash
 from artel.config import CleanConfig, DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.clean import check_packages, clean, without_lines
-from artel.text.ledger import Ledger
+from artel.text.ledger import Ledger, in_words
 from artel.text.near import check_near
 from artel.text.pairs import without_commas
 from artel.text.quality import why_dropped
@@ -25,7 +25,7 @@ from artel.text.records import Conversation, Document, Dropped, Message, Pair, P
 from artel.text.repeats import RepeatedUnits
 from artel.text.sources import Part, check_sets, check_sources, parts_of, read_part, source_of
 from artel.text.sources.conversations import record_of
-from artel.text.split import in_validation
+from artel.text.split import is_held_out, split_hash
 from artel.text.unique import Unique
 
 
@@ -36,6 +36,8 @@ class Cleaned:
     document: Document
     digest: bytes
     """128 bits of what equal records have in common."""
+    split_hash: int
+    """What the split goes by; 0 where validation texts are given by a path."""
     changed: Counter[str] = field(default_factory=Counter)
     """What was done to it that its user should know, by name."""
     is_left: bool = True
@@ -69,7 +71,8 @@ def clean_part(part: Part, data: DataConfig, ledger: Ledger, units: RepeatedUnit
         if units is not None and record.fields is None:
             record = record._replace(text=units.without(record.text, changed))
             is_left = len(record.text) >= data.clean.minimum
-        yield Cleaned(_split(record, part.where, data), digest, changed, is_left)
+        document, hashed = _split(record, part.where, data)
+        yield Cleaned(document, digest, hashed, changed, is_left)
 
 
 def read_documents(data: DataConfig, ledger: Ledger, most_bytes: int | None = None) -> Iterator[Document]:
@@ -127,19 +130,29 @@ def judge(data: DataConfig, ledger: Ledger) -> None:
     total = ledger.total
     ledger.judge(data.max_bad)
     if total.kept == 0:
-        dropped = ", ".join(f"{count:,} {reason}" for reason, count in total.dropped.items()) or "none were there"
+        dropped = in_words(total.dropped) or "none were there"
         raise InputError([Problem("data.sources", f"no document is left: {dropped}", "give files with text in them")])
     if total.parts["train"]["documents"] == 0 and data.validation != 1.0:  # 1: all of it is there to be judged
         raise InputError(
             [Problem("data.validation", "no document is left for training: all fell into the validation part",
-                     "write a smaller data.validation, or cut the text into more documents (data.sources.0.document)")]
+                     f"write a smaller data.validation, or {more_documents(data)}")]
         )  # fmt: skip
 
 
-def _split(record: Record, where: str, data: DataConfig) -> Document:
+def more_documents(data: DataConfig) -> str:
+    """What to write or to give so that there are more documents, by what they are."""
+    for number, source in enumerate(data.sources):
+        if source.yields == "text" and source.format in ("auto", "text") and source.document in ("auto", "file"):
+            return f"cut the text into more documents (data.sources.{number}.document=paragraph)"
+    kinds = sorted({"documents" if source.yields == "text" else source.yields for source in data.sources})
+    return f"give more {' and '.join(kinds)}"
+
+
+def _split(record: Record, where: str, data: DataConfig) -> tuple[Document, int]:
     if isinstance(data.validation, str):
-        return Document(record, "validation" if where == "data.validation" else "train")
-    return Document(record, "validation" if in_validation(record.group or record.text, data.validation) else "train")
+        return Document(record, "validation" if where == "data.validation" else "train"), 0
+    hashed = split_hash(record.group or record.text)
+    return Document(record, "validation" if is_held_out(hashed, data.validation) else "train"), hashed
 
 
 def _compared(record: Record) -> str:

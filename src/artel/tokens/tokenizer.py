@@ -103,8 +103,8 @@ class Tokenizer:
 
     @property
     def encoder_note(self) -> str:
-        """Why that one encodes, a sentence for the user."""
-        return "nothing was encoded" if self._encoder is None else self._encoder.note
+        """Why that one encodes, a sentence for the user; empty where there was no choice yet."""
+        return "" if self._encoder is None else self._encoder.note
 
     @property
     def encoder_remedy(self) -> str:

@@ -34,7 +34,7 @@ def records_of_page(data: bytes, content_type: str, origin: str, set_name: str, 
 
 def records_of_text(text: str, origin: str, set_name: str, source: SourceConfig) -> Items:
     """The text as one record, or one of each of its lines: they are its paragraphs."""
-    if source.document == "file":
+    if source.document in ("auto", "file"):
         yield Record(text, origin, set_name)
         return
     for number, line in enumerate(text.split("\n"), 1):

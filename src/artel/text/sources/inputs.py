@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from artel.config import DataConfig, SourceConfig
+from artel.secrets import hide_secrets
 from artel.storage import cache_folder, fetch, is_remote, list_remote
 from artel.text.sources.conversations import converter_file
 from artel.text.sources.find import all_sources, files_of, format_of
 from artel.text.sources.lines import Span, can_be_divided
 from artel.text.sources.names import is_url
+from artel.text.sources.text import CUT_CHARACTERS
+
+LONG = 5 * CUT_CHARACTERS
+"""Bytes: a shorter text is one document in any case (`document: auto`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,8 @@ class Input:
     version: str
     """What changes with its content: the time of change of a file (nanoseconds), ETag or digest of a remote one."""
     span: Span | None = None
+    is_cut: bool = False
+    """Whether a text is read as several documents (`document: auto`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +53,15 @@ class Part:
         return sum(each.size for each in self.inputs)
 
     def to_json(self) -> dict[str, Any]:
-        rows = [[each.path, each.address, each.size, each.version, each.span and [each.span.start, each.span.stop]]
-                for each in self.inputs]  # fmt: skip
+        rows = [[each.path, each.address, each.size, each.version, each.span and [each.span.start, each.span.stop],
+                 each.is_cut] for each in self.inputs]  # fmt: skip
         return {"where": self.where, "inputs": rows}
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Part:
         inputs = []
-        for path, address, size, version, span in told["inputs"]:
-            inputs.append(Input(path, address, size, version, Span(*span) if span else None))
+        for path, address, size, version, span, is_cut in told["inputs"]:
+            inputs.append(Input(path, address, size, version, Span(*span) if span else None, is_cut))
         return cls(told["where"], tuple(inputs))
 
 
@@ -80,6 +88,34 @@ def inputs_of(source: SourceConfig, where: str, data: DataConfig) -> Iterator[In
                 yield Input(path, str(file), status.st_size, str(status.st_mtime_ns))
 
 
+def all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input]]]:
+    """(key in the run file, source, its files) of all sources, with the texts marked that are cut into documents."""
+    found = [(where, source, list(inputs_of(source, where, data))) for where, source in all_sources(data)]
+    total = sum(each.size for _, _, inputs in found for each in inputs)
+    share = data.validation if isinstance(data.validation, float) else 0.0
+    shortest = max(LONG, share * total) if share else math.inf
+    for where, source, inputs in found:
+        yield (
+            where,
+            source,
+            [
+                replace(each, is_cut=True)
+                if source.document == "auto" and each.size >= shortest and format_of(source, each.address) == "text"
+                else each
+                for each in inputs
+            ],
+        )
+
+
+def cut_notes(inputs: Iterable[Input]) -> list[str]:
+    """What is said of each text that is read as several documents."""
+    return [
+        f"{hide_secrets(each.address)} is more than data.validation of all the text: it is read as documents of about "
+        f"{CUT_CHARACTERS:,} characters (document: auto), so that a share of it can be held out"
+        for each in inputs if each.is_cut
+    ]  # fmt: skip
+
+
 def parts_of(data: DataConfig, size: int | None = None) -> list[Part]:
     """The sources cut into parts of about `size` bytes, in their order; each file is one where `size` is not given.
 
@@ -87,13 +123,13 @@ def parts_of(data: DataConfig, size: int | None = None) -> list[Part]:
     `rows` takes a slice is one part: which records those are is known only by counting.
     """
     parts: list[Part] = []
-    for where, source in all_sources(data):
+    for where, source, inputs in all_inputs(data):
         if source.rows or source.format == "dummy":
             parts.append(Part(where, ()))
             continue
         together: list[Input] = []
         held = 0
-        for each in inputs_of(source, where, data):
+        for each in inputs:
             spans = _spans(each, source, size) if size is not None else []
             if together and (spans or size is None or held + each.size > size):
                 parts.append(Part(where, tuple(together)))

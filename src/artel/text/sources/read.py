@@ -13,7 +13,7 @@ from artel.text.sources.dummy import read_dummy
 from artel.text.sources.dummy_questions import read_dummy_questions
 from artel.text.sources.find import format_of
 from artel.text.sources.html import read_html
-from artel.text.sources.inputs import Input, Part, inputs_of, source_of
+from artel.text.sources.inputs import Input, Part, all_inputs, source_of
 from artel.text.sources.jsonl import read_jsonl
 from artel.text.sources.lines import too_large
 from artel.text.sources.names import is_url
@@ -44,7 +44,8 @@ def _read_whole(source: SourceConfig, where: str, data: DataConfig) -> Items:
         if source.format == "dummy":
             items = read_dummy(source) if source.kind == "text" else read_dummy_questions(source)
         else:
-            items = _read_inputs(inputs_of(source, where, data), source, data)
+            inputs = next(inputs for key, _, inputs in all_inputs(data) if key == where)
+            items = _read_inputs(inputs, source, data)
         return of_sets(items, source) if source.include or source.exclude else items
 
     return taken(source, where, read) if source.rows else read()
@@ -76,7 +77,7 @@ def _read(file: Path, what: Input, content_type: str, set_name: str, source: Sou
     elif kind in _BY_FIELDS:
         yield from _BY_FIELDS[kind](file, origin, set_name, source, data)
     else:
-        yield from read_text(file, origin, set_name, source, data, span=what.span)
+        yield from read_text(file, origin, set_name, source, data, span=what.span, is_cut=what.is_cut)
 
 
 _BY_FIELDS = {

@@ -10,12 +10,23 @@ from artel.text.encodings import NotText, decode
 from artel.text.records import Record, Rejected
 from artel.text.sources.lines import BadLine, Span, read_lines, read_whole
 
+CUT_CHARACTERS = 4000
+"""A long text is cut into documents of as many characters, or a few more: about a thousand tokens."""
+
 
 def read_text(
-    file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig, *, span: Span | None = None
+    file: Path,
+    origin: str,
+    set_name: str,
+    source: SourceConfig,
+    data: DataConfig,
+    *,
+    span: Span | None = None,
+    is_cut: bool = False,
 ) -> Iterator[Record | Rejected]:
-    """`span` is for documents that are lines: they are numbered from its beginning."""
-    if source.document == "file":
+    """`span` is for documents that are lines: they are numbered from its beginning. `is_cut`: the file is long, and
+    read as several documents (`document: auto`)."""
+    if source.document in ("auto", "file") and not is_cut:
         try:
             content = read_whole(file, origin, data.max_document)
             yield Record(decode(content, source.encoding), origin, set_name)
@@ -23,7 +34,7 @@ def read_text(
             yield Rejected(origin, error.reason, error.detail, set_name)
         return
     paragraph: list[str] = []
-    first = 1
+    first, length = 1, 0
     try:
         for number, line in read_lines(file, origin, source.encoding, data.max_document, span):
             if isinstance(line, BadLine):
@@ -31,6 +42,14 @@ def read_text(
             elif source.document == "line":
                 if line.strip():  # the blank lines between documents are no documents
                     yield Record(line, f"{origin}:{number}", set_name)
+            elif is_cut:
+                first, length = (first, length) if paragraph else (number, 0)
+                paragraph.append(line)
+                length += len(line) + 1
+                # Where no blank line comes, a line end will do.
+                if length >= (2 * CUT_CHARACTERS if line.strip() else CUT_CHARACTERS):
+                    yield Record("\n".join(paragraph), f"{origin}:{first}", set_name)
+                    paragraph = []
             elif line.strip():
                 first = first if paragraph else number
                 paragraph.append(line)
