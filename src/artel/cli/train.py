@@ -93,13 +93,14 @@ def train(
     leads = _LED not in os.environ and (os.environ.get("RANK", "0") == "0" if meeting is None else meeting.leads)
     with lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
+            tell(f"{folder.path}: checking the run, its model and its texts")
             _await_processes(folder)
             world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
             _lead(run, folder, restart, world, int(os.environ.get("LOCAL_WORLD_SIZE", processes)), from_deepspeed)
         else:
             prepare(run, tell)
         if not restart and _is_complete(folder):  # with --restart the leader is just emptying the folder
-            tell(f"{folder.path} is complete; --restart begins anew")
+            tell(f"{folder.path} is complete, its model is in {folder.model}; --restart begins anew")
             result = json.loads(folder.result.read_bytes())
         elif meeting is not None:
             os.environ[_LED] = str(os.getpid())
@@ -213,6 +214,7 @@ def _is_complete(folder: RunFolder) -> bool:
 
 
 def _work(run: RunConfig) -> dict[str, Any]:
+    tell("starting to train")
     quiet_libraries()
     from artel.launching import choose_interface_of_worker, end_with_launcher, is_worker, lost_others_told
     from artel.parallel import open_processes

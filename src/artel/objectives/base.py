@@ -101,6 +101,10 @@ class Objective(ABC):
         """Linear heads on the first token that the model needs beyond its own: name -> outputs."""
         return {}
 
+    def command(self, run: str) -> str:
+        """What to type to see what the model of a finished run does; `run` is its folder, quoted for a shell."""
+        return f'artel generate {run} --prompt "Once upon a time"'
+
     @abstractmethod
     def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
         """For each document its samples, or why there are none."""

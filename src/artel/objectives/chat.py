@@ -48,6 +48,9 @@ class Chat(Objective):
     def special_tokens(cls, run: RunConfig) -> list[str]:
         return list(CHATML_TOKENS) if run.chat.template in ("auto", "chatml") else []
 
+    def command(self, run: str) -> str:
+        return f"artel chat {run}"
+
     def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
         for document in documents:
             record = document.record

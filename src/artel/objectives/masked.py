@@ -55,6 +55,9 @@ class Masked(Texts):
                                  "write 8 or more"))  # fmt: skip
         return found
 
+    def command(self, run: str) -> str:
+        return f'artel generate {run} --prompt "The door is {self.tokenizer.hf.mask_token}."'
+
     def view(self, part: StorePart) -> Blocks:
         return self.blocks(part, self.run.data.block - self._frame.size, lookahead=0)
 

@@ -65,6 +65,9 @@ class Preferring(Objective):
     def special_tokens(cls, run: RunConfig) -> list[str]:
         return Chat.special_tokens(run)
 
+    def command(self, run: str) -> str:
+        return self._chat.command(run)
+
     def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
         for document in documents:
             record = document.record

@@ -41,6 +41,9 @@ class Restoring(Objective):
         self._frame = tokenizer.frame()
         self._single: dict[str, int | None] = {}
 
+    def command(self, run: str) -> str:
+        return f'artel generate {run} --prompt "He said that he would come but he did not"'
+
     def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
         pairs = [document.record.fields for document in documents]
         inputs = [pair.input for pair in pairs if isinstance(pair, Pair)]

@@ -79,6 +79,9 @@ class SpanQA(Objective):
     def heads(self) -> dict[str, int]:
         return {"answer_class": len(CLASSES), "answer_position": 2} if self._five else {}
 
+    def command(self, run: str) -> str:
+        return f'artel generate {run} --prompt "Where is Anna?" --context "Anna is in the forest."'
+
     # record -> samples
 
     def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:

@@ -13,7 +13,7 @@ from artel.objectives import Objective
 from artel.parallel import Layout, Processes
 from artel.storage import write_file
 from artel.tokens import StorePart, TokenStore
-from artel.training.judging import Validation
+from artel.training.judging import News, Validation
 
 _NAMES = {"train": False, "validation": True}
 
@@ -38,10 +38,11 @@ def remember_before(
     known = _read(file, store.digest) if resumed and file.is_file() else None
     processes.barrier()  # all look before the first one writes
     if known is None:
-        tell("computing what the model says of each answer before training")
+        what = "computing what the model says of each answer before training"
+        tell(what)
         parts = {"train": store.train, "validation": store.validation}
         known = {
-            name: judged_before(objective, part, layout, processes, micro_batch)
+            name: judged_before(objective, part, layout, processes, micro_batch, News(tell, f"{what} ({name}):"))
             for name, part in parts.items()
             if part.samples
         }
@@ -52,10 +53,10 @@ def remember_before(
 
 
 def judged_before(
-    objective: Objective, part: StorePart, layout: Layout, processes: Processes, micro_batch: int
+    objective: Objective, part: StorePart, layout: Layout, processes: Processes, micro_batch: int, news: News
 ) -> torch.Tensor:
     """What the model of `layout` says of each sample of a part, float64 (samples, len(objective.outputs))."""
-    return torch.from_numpy(Validation(objective, part).judge(layout, micro_batch)[1])
+    return torch.from_numpy(Validation(objective, part).judge(layout, micro_batch, None, news)[1])
 
 
 def _read(file: Path, digest: str) -> dict[str, torch.Tensor] | None:

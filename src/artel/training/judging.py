@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -15,6 +16,23 @@ from artel.training.watchdog import beat
 # What a micro-batch holds when the run file says auto: 4,096 tokens keep two CPU cores busy and stay in their caches'
 # reach; 32,768 fill a GPU's matrix units and need a few GiB for the logits of a 50k vocabulary.
 _AUTO_TOKENS = {"cpu": 4096, "cuda": 32768}
+
+
+_SECONDS_BETWEEN_NEWS = 10.0
+
+
+class News:
+    """How far a long piece of work is, in a line every ten seconds: `evaluating 40%`."""
+
+    def __init__(self, tell: Callable[[str], None], what: str) -> None:
+        self._tell, self._what = tell, what
+        self._last = time.monotonic()
+
+    def __call__(self, share: float) -> None:
+        now = time.monotonic()
+        if now - self._last >= _SECONDS_BETWEEN_NEWS:
+            self._last = now
+            self._tell(f"{self._what} {share:.0%}")
 
 
 def micro_batch_size(config: RunConfig, processes: Processes) -> int:
@@ -32,16 +50,28 @@ class Validation:
         self.samples = objective.view(part)
         self._objective = objective
 
-    def judge(self, layout: Layout, micro_batch: int, most: int | None = None) -> tuple[dict[str, float], np.ndarray]:
-        """(figures, outputs of each sample) over the first `most` samples; the ranks share them."""
+    def judge(
+        self,
+        layout: Layout,
+        micro_batch: int,
+        most: int | None = None,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> tuple[dict[str, float], np.ndarray]:
+        """(figures, outputs of each sample) over the first `most` samples; the ranks share them.
+
+        `progress` hears the share that is done, from 0 to 1, before each batch.
+        """
         count = min(len(self.samples), most or len(self.samples))
-        totals, outputs = layout.judge(self._batches(layout, micro_batch, count), count)
+        totals, outputs = layout.judge(self._batches(layout, micro_batch, count, progress), count)
         return self._objective.figures(totals, outputs, self.part), outputs
 
-    def _batches(self, layout: Layout, micro_batch: int, count: int) -> Iterator[tuple[Batch, np.ndarray]]:
+    def _batches(
+        self, layout: Layout, micro_batch: int, count: int, progress: Callable[[float], None]
+    ) -> Iterator[tuple[Batch, np.ndarray]]:
         ranks = layout.grid.batch_ranks
         mine = np.arange(layout.batch_rank, count, ranks)
         for start in range(0, -(-count // ranks), micro_batch):  # all alike: some may have only filler in the last
             indices = mine[start : start + micro_batch]
             beat("a validation batch")
+            progress(start * ranks / count)
             yield self._objective.batch(rows_to_judge(self.samples, indices, micro_batch)), indices

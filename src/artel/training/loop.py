@@ -9,6 +9,7 @@ close: final model, result
 from __future__ import annotations
 
 import resource
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -233,6 +234,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
         if processes.first:
             fetch_newest(folder.checkpoints, config, tell)
         processes.barrier()
+    tell("loading the model")
     ready = make_ready(config, tokenizer, objective, samples, processes, length.steps, tell)
     layout, optimizer = ready.layout, ready.optimizer
     resumed = bool(list_checkpoints(folder.checkpoints))
@@ -288,6 +290,8 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
         peak=peak,
     )
     if ready.compiled and not run.is_over:
+        tell("compiling the layers")
+        run.trackers.busy("compiling")
         reason = try_compiled(layout.model, lambda: layout.rehearse(run.take(run.step)[0]))
         if reason is not None:
             tell(f"the layers cannot be compiled, so they run as they are: {reason}")
@@ -323,6 +327,12 @@ def close_run(run: Run) -> Result:
         weights = None if whole else full_weights(saved)
         save_model(run.layout.model, run.tokenizer, run.folder.model, weights)
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
+        name = shlex.quote(str(run.folder.path))
+        run.trackers.close()  # the bar ends before what is said of the end
+        run.tell(f"{run.folder.path}: {progress.step:,} steps are done, the model is in {run.folder.model}; next:")
+        run.tell(f"    {run.objective.command(name)}")
+        if "jsonl" in run.config.track:
+            run.tell(f"    artel report {name}")
     run.processes.barrier()
     return result
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from artel.config.quantities import Interval
@@ -27,6 +28,7 @@ class Log:
     """A line of figures every `log.every` steps and at the end: means over the good steps since the line before."""
 
     def __call__(self, run: Run) -> None:
+        run.trackers.step(run.step)
         if not (run.step % run.config.log.every == 0 or run.is_over):
             return
         run.guard.settle(run)
@@ -67,7 +69,9 @@ class Validate:
         if len(run.validation.samples) == 0 or not (run.is_due(wanted.every, self._clock) or run.is_over):
             return
         run.guard.settle(run)
-        figures, _ = run.validation.judge(run.layout, run.micro_batch, wanted.blocks)
+        run.trackers.busy("evaluating", 0.0)
+        progress = partial(run.trackers.busy, "evaluating")
+        figures, _ = run.validation.judge(run.layout, run.micro_batch, wanted.blocks, progress)
         run.progress.validation = figures
         run.newest_validation = run.step
         self._compare(run, figures)
@@ -128,6 +132,8 @@ class Save:
             return
         run.guard.settle(run)
         last = run.stop_asked or run.is_over
+        if last:
+            run.trackers.busy("writing the checkpoint")
         saved = run.saver.save(run.progress_now(), last=last)
         if last and run.layout.add_up([float(not saved)])[0]:
             lines = run.saver.failures or ["the checkpoint could not be written"]

@@ -132,7 +132,7 @@ def make_ready(
         tell("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
     given = deepspeed.micro_batch if deepspeed is not None else None
     limit = _limit(config, layout, processes)
-    fitting = _fit(config, objective, samples, layout, processes, given)
+    fitting = _fit(config, objective, samples, layout, processes, tell, given)
     found = limit.keep(fitting, layout.least)
     if found != fitting:
         tell(f"micro-batches of {found.size}, not {fitting.size}: memory ran out in an earlier step of this run")
@@ -250,6 +250,7 @@ def _fit(
     samples: Samples,
     layout: Layout,
     processes: Processes,
+    tell: Callable[[str], None],
     given: int | None = None,
 ) -> Found:
     """The micro-batch and what is computed again: as asked for (or `given`), or found by trying the longest sample."""
@@ -262,7 +263,12 @@ def _fit(
         largest = sizes_to_try(most, row_tokens, processes.device)[-1] if size == "auto" else size
         return Found(largest, "none" if asked == "auto" else asked)
 
+    said: list[str] = []
+
     def attempt(rows: int, how: Recompute) -> None:
+        if not said:
+            said.append("trying which micro-batch fits into memory")
+            tell(said[0])
         recompute(layout.model, how)
         try:
             with torch.compiler.set_stance("force_eager"):

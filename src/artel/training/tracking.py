@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import orjson
 from rich.console import Console
@@ -22,11 +24,22 @@ from artel.training.run_folder import RunFolder
 
 Figures = dict[str, Any]
 
+_BAR_SECONDS = 0.1  # the bar is drawn ten times a second; an update takes 50 µs, which many a step does not
+_LINE_SECONDS = 10.0
 
-class Tracker(Protocol):
+
+class Tracker:
+    """Where figures go: those of a logged step, those of a validation."""
+
     def training(self, figures: Figures) -> None: ...
 
     def validation(self, figures: Figures) -> None: ...
+
+    def step(self, step: int) -> None:
+        """A step is done, logged or not; called after each, so it must cost nothing."""
+
+    def busy(self, what: str, share: float | None = None) -> None:
+        """What is done that is no step (evaluating, compiling), and how much of it is done, from 0 to 1."""
 
     def close(self) -> None: ...
 
@@ -61,10 +74,16 @@ class Trackers:
     def validation(self, figures: Figures) -> None:
         self._each("validation", figures)
 
+    def step(self, step: int) -> None:
+        self._each("step", step)
+
+    def busy(self, what: str, share: float | None = None) -> None:
+        self._each("busy", what, share)
+
     def close(self) -> None:
         self._each("close")
 
-    def _each(self, what: str, *arguments: Figures) -> None:
+    def _each(self, what: str, *arguments: Any) -> None:
         for tracker in list(self._alive):
             try:
                 getattr(tracker, what)(*arguments)
@@ -77,7 +96,7 @@ def _warn(name: str, error: Exception) -> None:
     print(f"tracker {name} failed and is left out from here on: {error}", file=sys.stderr)
 
 
-class JsonLines:
+class JsonLines(Tracker):
     """metrics.jsonl: a line a logged step, a line a validation; on resume, lines after the checkpoint are dropped."""
 
     def __init__(self, path: Path, step: int) -> None:
@@ -101,25 +120,59 @@ class JsonLines:
         self._lines.close()
 
 
-class ConsoleTracker:
-    """A progress bar on a terminal; a table of validations anywhere. Everything on standard error."""
+class ConsoleTracker(Tracker):
+    """A progress bar on a terminal, else a line now and then; a table of validations anywhere; on standard error."""
 
     def __init__(self, step: int, steps: int, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
         self._header = False
         self._loss = float("nan")
+        self._step, self._steps = step, steps
+        self._shown = self._started = time.monotonic()
+        self._first_step = step
         columns = (
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
         )  # fmt: skip
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._task = self._bar.add_task("training", total=steps, completed=step, figures="")
         self._bar.start()
 
+    def step(self, step: int) -> None:
+        self._step = step
+        if not self._bar.disable and (self._is_due(_BAR_SECONDS) or step == self._steps):
+            self._bar.update(self._task, description="training", completed=step)
+
+    def busy(self, what: str, share: float | None = None) -> None:
+        text = what if share is None else f"{what} {share:.0%}"
+        if not self._bar.disable:
+            self._bar.update(self._task, description=text, completed=self._step)
+        elif self._is_due(_LINE_SECONDS):
+            self._console.print(f"step {self._step:,} of {self._steps:,} · {text}")
+
     def training(self, figures: Figures) -> None:
         self._loss = figures["loss"]
         text = f"loss {figures['loss']:.4f} · {figures['tokens_per_second']:,.0f} tokens/s"
-        self._bar.update(self._task, completed=figures["step"], figures=text)
+        if not self._bar.disable:
+            self._bar.update(self._task, completed=figures["step"], figures=text)
+        elif self._is_due(_LINE_SECONDS) or figures["step"] == self._steps:
+            self._console.print(f"step {figures['step']:,} of {self._steps:,} · {text}{self._left(figures['step'])}")
+
+    def _left(self, step: int) -> str:
+        """How long the rest takes when it goes as fast as up to here, validations and all."""
+        done = step - self._first_step
+        if done <= 0 or step >= self._steps:
+            return ""
+        seconds = (time.monotonic() - self._started) / done * (self._steps - step)
+        return f" · {timedelta(seconds=round(seconds))} left"
+
+    def _is_due(self, seconds: float) -> bool:
+        """Whether nothing was shown for so long; then it counts as shown now."""
+        now = time.monotonic()
+        is_due = now - self._shown >= seconds
+        if is_due:
+            self._shown = now
+        return is_due
 
     def validation(self, figures: Figures) -> None:
         """A line of the table; its columns are the step, the training loss and the objective's own figures."""
@@ -141,7 +194,7 @@ def _short(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -162,7 +215,7 @@ class TensorBoard:
                 self._writer.add_scalar(f"{group}/{name}", value, step)
 
 
-class Wandb:
+class Wandb(Tracker):
     """Offline unless an API key is there: never a prompt, never a wait for an account."""
 
     def __init__(self, run: RunConfig, folder: Path) -> None:

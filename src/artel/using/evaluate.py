@@ -17,7 +17,7 @@ from artel.objectives.answers import nq_predictions, squad_predictions
 from artel.parallel import Processes, Replicated
 from artel.preparing import prepare
 from artel.training.before import judged_before
-from artel.training.judging import Validation, micro_batch_size
+from artel.training.judging import News, Validation, micro_batch_size
 from artel.using.open import Opened, open_untrained
 
 Tell = Callable[[str], None]
@@ -71,10 +71,12 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], processes: 
         untrained = open_untrained(opened.run, tell).model
         compute_in(untrained, precision)
         before = Replicated(untrained, objective, processes, precision)
-        said = judged_before(objective, store.validation, before, processes, micro_batch_size(run, processes))
+        size, news = micro_batch_size(run, processes), News(tell, "evaluating the model before training:")
+        said = judged_before(objective, store.validation, before, processes, size, news)
         objective.remember(said.numpy(), judged=True)
     started = time.monotonic()
-    figures, outputs = validation.judge(layout, micro_batch_size(run, processes), run.validate_.blocks)
+    size, news = micro_batch_size(run, processes), News(tell, f"evaluating {opened.name}:")
+    figures, outputs = validation.judge(layout, size, run.validate_.blocks, news)
     predictions = None
     if isinstance(objective, SpanQA):
         official = nq_predictions if any(source.format == "nq" for source in run.data.sources) else squad_predictions

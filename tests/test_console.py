@@ -1,0 +1,132 @@
+"""What is seen of a run while it works: the bar on a terminal, lines without one, and how it ends."""
+
+import os
+import select
+import shlex
+import time
+
+import pytest
+
+from artel.training import tracking
+from artel.training.judging import News
+from artel.training.tracking import ConsoleTracker
+from helpers import artel, write_run
+
+FIGURES = {"loss": 3.25, "tokens_per_second": 1234.0}
+
+
+class Seen:
+    """A pseudo-terminal that a tracker writes to, and what is seen on it."""
+
+    def __init__(self) -> None:
+        self._master, slave = os.openpty()
+        self.stream = os.fdopen(slave, "w")
+        self._text = ""
+
+    def until(self, text: str) -> None:
+        end = time.monotonic() + 60
+        while text not in self._text:
+            assert time.monotonic() < end, f"{text!r} is not seen in {self._text[-2000:]!r}"
+            if select.select([self._master], [], [], 0.1)[0]:
+                self._text += os.read(self._master, 65536).decode()
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    seen = Seen()
+    yield seen
+    seen.close()
+
+
+def test_the_bar_moves_every_step_and_says_what_is_done_meanwhile(terminal, monkeypatch):
+    monkeypatch.setattr(tracking, "_BAR_SECONDS", 0.0)
+    tracker = ConsoleTracker(2, 9, terminal.stream)
+    terminal.until("2/9")
+    tracker.busy("compiling")
+    terminal.until("compiling")
+    for step in range(3, 10):
+        tracker.step(step)  # none of them is logged
+        terminal.until(f"{step}/9")
+    tracker.training({"step": 9, **FIGURES})
+    terminal.until("loss 3.2500")
+    for share in (0.0, 0.4, 0.8):
+        tracker.busy("evaluating", share)
+        terminal.until(f"evaluating {share:.0%}")
+    tracker.close()
+
+
+def test_without_a_terminal_there_are_lines(tmp_path, monkeypatch):
+    with (tmp_path / "lines").open("w+") as stream:
+        for seconds in (0.0, 1e9):
+            monkeypatch.setattr(tracking, "_LINE_SECONDS", seconds)
+            tracker = ConsoleTracker(0, 40, stream)
+            for step in range(1, 41):
+                tracker.step(step)
+                if step % 20 == 0:
+                    tracker.training({"step": step, **FIGURES})
+            tracker.busy("evaluating", 0.4)
+            tracker.close()
+        stream.seek(0)
+        lines = stream.read().splitlines()
+    assert lines[0].startswith("step 20 of 40 · loss 3.2500 · 1,234 tokens/s · 0:00:0")
+    assert lines[1:] == [
+        "step 40 of 40 · loss 3.2500 · 1,234 tokens/s", "step 40 of 40 · evaluating 40%",
+        "step 40 of 40 · loss 3.2500 · 1,234 tokens/s",  # the end is told in any case
+    ]  # fmt: skip
+
+
+def test_news_come_now_and_then(monkeypatch):
+    told = []
+    news = News(told.append, "evaluating")
+    news(0.1)
+    monkeypatch.setattr("artel.training.judging._SECONDS_BETWEEN_NEWS", 0.0)
+    news(0.4)
+    assert told == ["evaluating 40%"]
+
+
+OBJECTIVES = {
+    "causal": ({}, "artel generate"),
+    "chat": ({"objective": "chat", "data": {"block": 200}}, "artel chat"),
+    "masked": (
+        {"objective": "masked", "model": {"config": {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32,
+         "num_attention_heads": 2, "intermediate_size": 32}}}, "artel generate",
+    ),
+    "span_qa": (
+        {"objective": "span_qa", "data": {"sources": [{"format": "dummy", "kind": "questions", "documents": 60}],
+         "block": 64}, "model": {"config": {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32,
+         "num_attention_heads": 2, "intermediate_size": 32}}, "tokenizer": {"train": {"vocab": 300}},
+         "span_qa": {"question": 24, "stride": 8}}, "artel generate",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_run_says_what_it_does_and_ends_with_a_command_that_works(tmp_path, objective):
+    changes, verb = OBJECTIVES[objective]
+    if objective == "chat":
+        rows = "".join(
+            f'{{"messages": [{{"role": "user", "content": "what is {number}?"}}, {{"role": "assistant", "content": '
+            f'"a number, {number}"}}]}}\n' for number in range(60)
+        )  # fmt: skip
+        (tmp_path / "talks.jsonl").write_text(rows)
+        source = {"path": str(tmp_path / "talks.jsonl"), "format": "chat"}
+        changes = {**changes, "data": {"sources": [source], "block": 200}, "tokenizer": {"train": {"vocab": 280}}}
+    run = write_run(tmp_path / "a run.yaml", train={"steps": 2, "batch": 8}, **changes, track=["console", "jsonl"])
+    done = artel("train", run)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    at = [next(number for number, line in enumerate(lines) if line.endswith(told))
+          for told in ("checking the run, its model and its texts", "turning text into tokens", "loading the model",
+                       "next:")]  # fmt: skip
+    assert at == sorted(at)
+    commands = [shlex.split(line) for line in lines[at[-1] + 1 :]]
+    assert [" ".join(command[:2]) for command in commands] == [verb, "artel report"]
+    for command in commands:
+        end = ["--script", "/dev/null"] if verb == "artel chat" and command[1] == "chat" else []
+        assert artel(*command[1:], *end).returncode == 0
