@@ -323,11 +323,20 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
         verdict.write(workspace.verdict, _rejected_file(run))
     work("shards", "writing the store")
     tokenizer = load_tokenizer(str(workspace.tokenizer))
+    _check_unchanged(run, key, workspace)
     with new_folder(folder) as partial:
         about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
         manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
         _check_parts(run, manifest)
     shutil.rmtree(workspace.path)
+
+
+def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:
+    """Raise WorkError where the files that a store is made of are no longer those that its key names."""
+    if store_key(run) != key:
+        shutil.rmtree(workspace.path)
+        what, fix = "files came, went or changed while they were prepared", "start again when nothing writes there"
+        raise WorkError([Problem("data.sources", what, fix)])
 
 
 class _News:

@@ -147,14 +147,15 @@ def parts_of(data: DataConfig, size: int | None = None) -> list[Part]:
 def source_fingerprint(data: DataConfig) -> list[Any]:
     """What the sources are, without reading them: the path, size and version of each file.
 
-    The file of a converter of the user's own is one of them.
+    The file of a converter of the user's own, and that of the outputs of pairs, are among them.
     """
     found: list[Any] = []
     for where, source in all_sources(data):
         for each in inputs_of(source, where, data):
             is_here = not (is_url(each.address) or is_remote(each.address))
             found.append([str(Path(each.address).resolve()) if is_here else each.address, each.size, each.version])
-        for file in converter_file(source, where):
+        outputs = Path(source.outputs).expanduser()
+        for file in (*converter_file(source, where), *([outputs] if source.outputs and outputs.is_file() else [])):
             found.append([str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns])
     return found
 

@@ -16,6 +16,7 @@ from artel.text.encodings import SAMPLE, NotText, detect_encoding
 from artel.text.records import Pair, Record, Rejected
 from artel.text.sources.lines import DAMAGED, BadLine, damaged, read_lines, unpacked
 from artel.text.sources.names import PACKED, file_name, packed_too, unpacked_name
+from artel.text.sources.unchanged import unchanged
 
 Row = tuple[str, tuple[str, ...] | BadLine]
 """The place of a row (`file:line`) and its values, or what is wrong with it."""
@@ -31,7 +32,8 @@ def read_pairs(
     """A record a row. What is learned is the output; pairs of one input fall into one part of the data."""
     try:
         if source.outputs and Path(source.outputs).expanduser().resolve() != file.resolve():
-            yield from _two_files(file, origin, set_name, source, data)
+            with unchanged(Path(source.outputs).expanduser()):
+                yield from _two_files(file, origin, set_name, source, data)
             return
         for where, row in _rows(file, origin, (("input", source.input), ("output", source.output)), source, data):
             if isinstance(row, BadLine):

@@ -24,6 +24,7 @@ from artel.text.sources.rows import Items, taken
 from artel.text.sources.sets import of_sets
 from artel.text.sources.table import read_table
 from artel.text.sources.text import read_text
+from artel.text.sources.unchanged import unchanged
 from artel.text.sources.warc import read_warc
 
 
@@ -61,7 +62,8 @@ def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig
             file = fetch_remote(RemoteFile(each.address, each.size, each.version), cache_folder() / "remote")
             yield from _read(file, each, "", name, source, data)
         else:
-            yield from _read(Path(each.address), each, "", name, source, data)
+            with unchanged(Path(each.address), each.version):
+                yield from _read(Path(each.address), each, "", name, source, data)
 
 
 def _read(file: Path, what: Input, content_type: str, set_name: str, source: SourceConfig, data: DataConfig) -> Items:

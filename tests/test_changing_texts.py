@@ -1,0 +1,91 @@
+"""Texts that change while they are read: a store holds one state of them, or none is made."""
+
+import gzip
+import os
+
+import pytest
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import WorkError
+from artel.preparing import prepare
+from artel.text.sources import parts_of, read_part
+from reading import parquet, warc, written
+from stores import run_of, stored
+
+LINES = "".join(f'{{"text": "line {number}"}}\n' for number in range(3000))
+PAGES = warc(*(("conversion", "text/plain", b"a page") for _ in range(300)))
+FILES = {
+    "a.jsonl": (LINES.encode(), {}),
+    "a.jsonl.gz": (gzip.compress(LINES.encode()), {}),
+    "a.txt": (LINES.encode(), {"document": "line"}),
+    "whole.txt": (LINES.encode(), {}),
+    "a.html": (b"<p>a<p>b", {"document": "line"}),
+    "a.csv": (b"text\n" + b"x\n" * 3000, {"format": "csv"}),
+    "a.parquet": (parquet({"text": ["x" * 1000] * 3000}), {}),
+    "a.warc": (PAGES, {}),
+}
+
+
+def rewritten_in_place(file):
+    """The same size, the time of change set back."""
+    before = file.stat()
+    with file.open("r+b") as stream:
+        stream.write(b"?")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+CHANGES = {
+    "grows": lambda file: file.write_bytes(file.read_bytes() + b"\n"),
+    "shrinks": lambda file: os.truncate(file, 5),
+    "is written over": rewritten_in_place,
+    "is replaced": lambda file: (written(file.parent, "new", file.read_bytes()), (file.parent / "new").rename(file)),
+    "goes": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_changes_while_it_is_read(tmp_path, name, change):
+    content, source = FILES[name]
+    file = written(tmp_path, name, content)
+    data = DataConfig(sources=[SourceConfig(path=[str(file)], **source)])
+    for part in parts_of(data):
+        records = read_part(part, data)
+        next(records)
+        CHANGES[change](file)
+        with pytest.raises(WorkError, match=rf"{name}: (changed|is gone).*, while it was read"):
+            list(records)
+    if change != "goes":  # and what was planned with the file of before is not read with that of now
+        os.utime(file, ns=(1, 1))
+        with pytest.raises(WorkError, match=f"{name}: changed"):
+            list(read_part(part, data))
+
+
+@pytest.mark.parametrize("stage", ["training the tokenizer", "turning text into tokens", "writing the store"])
+@pytest.mark.parametrize("new", [None, "b.jsonl"])
+def test_no_store_is_made_of_two_states(tmp_path, stage, new):
+    written(tmp_path, "a.jsonl", LINES)
+    files = {"sources": [{"path": str(tmp_path / "*.jsonl")}]}
+    tokenizer = {"train": {"vocab": 300}}
+
+    def change(told):
+        if told.startswith(stage):
+            written(tmp_path, new or "a.jsonl", LINES.replace("line", "another line"))
+
+    with pytest.raises(WorkError, match=r"while it was read|while they were prepared"):
+        prepare(run_of(tmp_path, data=files, tokenizer=tokenizer), change)
+    assert not list((tmp_path / "stores").glob("*/manifest.json"))
+    documents, ledger = stored(tmp_path, data=files, tokenizer=tokenizer)
+    assert ledger["documents"]["kept"] == (6000 if new else 3000)
+    assert any(document.text.startswith("another") for document in documents)
+
+
+def test_other_outputs_of_pairs_make_another_store(tmp_path):
+    pairs = {"path": str(written(tmp_path, "in.txt", "a b\nc d\n")), "format": "pairs",
+             "outputs": str(written(tmp_path, "out.txt", "a, b\nc d\n"))}  # fmt: skip
+    run = run_of(tmp_path, data={"sources": [pairs]}, objective="masked", tokenizer={"train": {"vocab": 261}})
+    first = prepare(run)
+    written(tmp_path, "out.txt", "a, b\nc, d\n")
+    second = prepare(run)
+    assert second.made
+    assert second.folder != first.folder
