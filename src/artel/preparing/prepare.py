@@ -322,6 +322,7 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
             verdict = read_texts()
         verdict.write(workspace.verdict, _rejected_file(run))
     work("shards", "writing the store")
+    _check_unchanged(run, key, workspace)
     tokenizer = load_tokenizer(str(workspace.tokenizer))
     _check_unchanged(run, key, workspace)
     with new_folder(folder) as partial:
