@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from artel.printable import in_a_line
 from artel.secrets import hide_secrets
 
 # Letters of what is wrong, which may quote what somebody wrote; the longest list of names there is has 1,300.
@@ -13,24 +14,31 @@ _LONGEST = 2000
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where it stands, what it is, and what to write instead. Secrets are hidden."""
+    """One thing that is wrong: where it stands, what it is, and what to write instead.
+
+    Secrets are hidden, and what would act on a terminal or begin a line is escaped: much of it was written by others.
+    """
 
     where: str
     """The key (`data.block`), the place (`run.yaml:12`, `texts/a.txt:3`) or the command-line flag."""
     what: str
     fix: str = ""
+    quoted: tuple[str, ...] = ()
+    """Lines of another program, shown below what is wrong."""
 
     def __post_init__(self) -> None:
         for name in ("where", "what", "fix"):
-            text = hide_secrets(getattr(self, name))
-            if len(text) > _LONGEST:
-                text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
-            # Half characters, of names of files or of JSON's escapes, can be neither printed nor written.
-            object.__setattr__(self, name, text.encode("utf-8", "backslashreplace").decode())
+            object.__setattr__(self, name, _shown(getattr(self, name)))
+        object.__setattr__(self, "quoted", tuple(_shown(line) for line in self.quoted))
+
+    @property
+    def lines(self) -> list[str]:
+        """As people read it: the place and what is wrong; indented below it, what is quoted and what to do."""
+        first = f"{self.where}: {self.what}" if self.where else self.what
+        return [first, *(f"    | {line}" for line in self.quoted), *([f"    {self.fix}"] if self.fix else [])]
 
     def __str__(self) -> str:
-        line = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{line}\n    {self.fix}" if self.fix else line
+        return "\n".join(self.lines)
 
 
 class ArtelError(Exception):
@@ -41,6 +49,11 @@ class ArtelError(Exception):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @property
+    def in_a_line(self) -> str:
+        """All problems in one line, for messages that quote them."""
+        return " · ".join("; ".join(line.strip() for line in problem.lines) for problem in self.problems)
 
     @classmethod
     def at(cls, where: str, what: str, fix: str = "") -> ArtelError:
@@ -73,6 +86,13 @@ class Interrupted(ArtelError):
     """Stopped by a signal after everything was saved; the same command goes on. Exit status 130."""
 
     exit_code = 130
+
+
+def _shown(text: str) -> str:
+    text = hide_secrets(text)
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+    return in_a_line(text)
 
 
 def missing_extra(package: str, extra: str, needed_for: str) -> InputError:

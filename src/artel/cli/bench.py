@@ -50,7 +50,7 @@ def prepare(
         raise InputError(problems)
     settings = Settings(size_bytes, count, rounds, peer, names, input_, tokenizer)
     measured = measure_prepare(settings, tell)
-    tell(table(measured.figures))
+    tell(*table(measured.figures).split("\n"))
     if measured.peer is None:
         tell(f"no peer: {measured.why_no_peer}")
     if as_json:
@@ -97,7 +97,7 @@ def train(
         ),
         tell,
     )  # fmt: skip
-    tell(measured.table())
+    tell(*measured.table().split("\n"))
     if as_json:
         print_json(measured.to_json())
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from artel.cli.common import AsJson, print_json, quiet_libraries, tell
+from artel.cli.common import AsJson, print_json, quiet_libraries, tell, tell_error
+from artel.cli.streams import write_out
 from artel.errors import ArtelError, InputError, Problem
+from artel.printable import in_lines
 
 if TYPE_CHECKING:
     from artel.using import Talk
@@ -99,11 +101,11 @@ class _Screen:
 
     def write(self, piece: str) -> None:
         self._is_in_line = True
-        print(piece, end="", file=self._out, flush=True)
+        write_out(in_lines(piece), self._out)
 
     def end_line(self) -> None:
         if self._is_in_line:
-            print(file=self._out, flush=True)
+            write_out("\n", self._out)
         self._is_in_line = False
 
     def tell(self, text: str) -> None:
@@ -134,9 +136,9 @@ class _Session:
                 tell("")
                 return 0
             except ArtelError as error:
-                tell(str(error))
+                tell_error(error)
             except KeyboardInterrupt:
-                tell("\n(stopped; Ctrl-D ends)")
+                tell("", "(stopped; Ctrl-D ends)")
 
     def run_script(self, lines: Iterable[str], name: str) -> int:
         """All lines, each shown before what comes of it. Exit status: that of the first mistake, else 0."""
@@ -151,7 +153,7 @@ class _Session:
                 if not self._take(line):
                     break
             except ArtelError as error:
-                tell(f"{place}:{number}: {error}")
+                tell_error(error, f"{place}:{number}: ")
                 status = status or error.exit_code
         return status
 
@@ -175,7 +177,7 @@ class _Session:
             self.talk.system = rest
             tell("the system message is set" if rest else "no system message")
         elif command == "/set" and not rest:
-            tell("\n".join(f"{name} = {value}" for name, value in asdict(self.talk.settings).items()))
+            tell(*(f"{name} = {value}" for name, value in asdict(self.talk.settings).items()))
         elif command == "/set" and len(rest.split()) == 2:
             name, value = rest.split()
             self.talk.set(name, value)
@@ -186,7 +188,7 @@ class _Session:
         elif command == "/retry" and not rest:
             self._show(self.talk.retry())
         elif command == "/help" and not rest:
-            tell(_help())
+            tell(*_help())
         else:
             raise _misunderstood(command)
         return True
@@ -219,8 +221,8 @@ def _checked(line: str) -> str:
     return line
 
 
-def _help() -> str:
-    return "\n".join(f"{usage:<17} {what}" for usage, what in _COMMANDS.items())
+def _help() -> list[str]:
+    return [f"{usage:<17} {what}" for usage, what in _COMMANDS.items()]
 
 
 def _misunderstood(command: str) -> InputError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artel.secrets import hide_secrets
+from artel.cli.streams import tell, write_out
+from artel.errors import ArtelError
+from artel.printable import json_text
 
 if TYPE_CHECKING:
     from artel.config import RunConfig
@@ -25,10 +26,14 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
-def tell(text: str) -> None:
-    """For people: on standard error, from the first process only; secrets in it are hidden."""
-    if os.environ.get("RANK", "0") == "0":
-        print(hide_secrets(text), file=sys.stderr, flush=True)
+__all__ = ["AsJson", "Overrides", "RunName", "print_json", "quiet_libraries", "tell", "tell_error", "tell_of_secrets"]
+
+
+def tell_error(error: ArtelError, place: str = "") -> None:
+    """Say what went wrong where the work goes on, each problem on its lines, after the `place` it came from."""
+    for problem in error.problems:
+        first, *rest = problem.lines
+        tell(f"{place}{first}", *rest)
 
 
 def tell_of_secrets(run: RunConfig) -> None:
@@ -43,9 +48,10 @@ def tell_of_secrets(run: RunConfig) -> None:
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """For programs: one JSON document on standard output, from the first process only."""
+    """For programs: one JSON document on standard output, from the first process only. Raises WorkError."""
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(result, ensure_ascii=False), flush=True)
+        is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+        write_out(json_text(result, ascii_only=not is_utf8) + "\n")
 
 
 def quiet_libraries() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from artel.cli.common import AsJson, Overrides, RunName, print_json, tell
+from artel.cli.streams import show
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -35,7 +36,7 @@ def check(name: RunName, overrides: Overrides = None, as_json: AsJson = False) -
     if as_json:
         print_json(hide_secrets(run.model_dump(mode="json", by_alias=True)))
     else:
-        print(dump_run(run), end="")
+        show(dump_run(run), end="")
 
 
 @app.command("explain")
@@ -50,7 +51,7 @@ def explain(key: Annotated[str, typer.Argument(help="A key or section, as data.c
     lines = [line for name, line in _keys(RunConfig, "") if not key or name == key or name.startswith(f"{key}.")]
     if not lines:
         raise InputError([Problem(key, "there is no such key", "artel config explain prints all")])
-    print("\n".join(lines))
+    show("\n".join(lines))
 
 
 @app.command("schema")
@@ -61,7 +62,7 @@ def schema() -> None:
     """
     from artel.config import RunConfig
 
-    print(json.dumps(RunConfig.model_json_schema(by_alias=True), ensure_ascii=False, indent=2))
+    show(json.dumps(RunConfig.model_json_schema(by_alias=True), ensure_ascii=False, indent=2))
 
 
 @app.command("convert")
@@ -89,7 +90,7 @@ def convert(
     if as_json:
         print_json({"run": tree, "not_carried": not_carried})
     else:
-        print(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), end="")
+        show(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), end="")
 
 
 def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from artel.cli.common import AsJson, Overrides, print_json, quiet_libraries, tell
+from artel.cli.streams import write_out
+from artel.printable import in_lines
 
 if TYPE_CHECKING:
     from artel.tokens import TokenStore
@@ -56,7 +58,7 @@ def show(
         return
     for sample in samples:
         tell(f"{sample.origin} · sample {sample.number} · {sample.tokens:,} tokens")
-        print("".join(_painted(text, is_learned) for text, is_learned in sample.pieces))
+        write_out("".join(_painted(in_lines(text), is_learned) for text, is_learned in sample.pieces) + "\n")
 
 
 @app.command("verify")
@@ -104,9 +106,10 @@ def import_(
     added = f" · an end token was added to {changed['end_added']:,} of them" if changed else ""
     tell(
         f"{documents['read']:,} documents read, {documents['kept']:,} kept, "
-        f"{in_words(documents['dropped']) or 'none'} dropped{added}\n"
+        f"{in_words(documents['dropped']) or 'none'} dropped{added}",
         f"{tokens['train']:,} training and {tokens['validation']:,} validation tokens in "
-        f"{imported.seconds:.1f} s, {rate / 1e6:.1f} million a second\n{imported.folder}"
+        f"{imported.seconds:.1f} s, {rate / 1e6:.1f} million a second",
+        str(imported.folder),
     )
     if as_json:
         result = {"documents": documents, "tokens": tokens, "bytes": ledger["bytes"], "changed": changed}

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, Overrides, print_json, quiet_libraries
+from artel.cli.streams import show
 
 
 def doctor(
@@ -52,7 +53,7 @@ def doctor(
     if as_json:
         print_json(found.to_json())
     else:
-        print(found)
+        show(str(found))
 
 
 def _try_layout(name: str, overrides: list[str], nproc: int | None, as_json: bool) -> None:
@@ -69,6 +70,6 @@ def _try_layout(name: str, overrides: list[str], nproc: int | None, as_json: boo
     if as_json:
         print_json(found.to_json())
     else:
-        print(found)
+        show(str(found))
     if not found.agrees:
         raise typer.Exit(1)

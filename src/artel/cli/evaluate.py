@@ -53,7 +53,7 @@ def evaluate(
         judged = [judge(open_model(name), data, overrides, processes, tell) for name in models]
         if predictions is not None and processes.first:
             _write_predictions(judged[0], predictions)
-    tell(_table(judged))
+    tell(*_table(judged))
     if as_json:
         print_json({"models": [found.to_json() for found in judged]})
 
@@ -68,7 +68,7 @@ def _write_predictions(judged: Judged, file: Path) -> None:
     tell(f"answers to {judged.documents:,} questions: {file}")
 
 
-def _table(judged: list[Judged]) -> str:
+def _table(judged: list[Judged]) -> list[str]:
     """A row a model, a column a figure; below it how much they were judged on."""
     columns = list(dict.fromkeys(name for found in judged for name in found.figures))
     rows = [["model", *(name.replace("_", " ") for name in columns)]]
@@ -80,7 +80,7 @@ def _table(judged: list[Judged]) -> str:
     lines = ["  ".join([f"{row[0]:<{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     first = judged[0]
     lines.append(f"{first.documents:,} documents, {first.samples:,} samples, {first.tokens:,} tokens")
-    return "\n".join(lines)
+    return lines
 
 
 def _run_tasks(models: list[str], tasks: list[str], folder: str | None, limit: int | None, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from artel.cli.common import AsJson, Overrides, print_json, quiet_libraries, tell
+from artel.cli.streams import show
 
 if TYPE_CHECKING:
     from artel.models import Sampling
@@ -60,15 +61,15 @@ def _write(opened: Opened, text: str, sampling: Sampling, as_json: bool) -> None
     written = []
     goes_on = opened.objective.continues
     if not as_json and goes_on:
-        print(text, end="", flush=True)
+        show(text, end="")
     for piece in opened.objective.show(opened.model, text, sampling):
         written.append(piece)
         if not as_json:
-            print(piece, end="", flush=True)
+            show(piece, end="")
     if as_json:
         print_json({"prompt": text, "text": "".join(written)})
     else:
-        print()
+        show("")
 
 
 def _fill(opened: Opened, text: str, as_json: bool) -> None:
@@ -79,7 +80,7 @@ def _fill(opened: Opened, text: str, as_json: bool) -> None:
         masks = [[{"token": token, "probability": share} for token, share in mask] for mask in filled.candidates]
         print_json({"prompt": text, "text": filled.text, "masks": masks})
         return
-    print(filled.text)
+    show(filled.text)
     for mask in filled.candidates:
         tell("  ".join(f"{token.strip()} {share:.3f}" for token, share in mask))
 
@@ -106,6 +107,6 @@ def _answer(opened: Opened, objective: SpanQA, question: str, context: str, as_j
         print_json({"question": question, "answer": found.text, "start": found.start, "end": found.end,
                     "score": found.score, "class": found.answer_class, "classes": classes})  # fmt: skip
         return
-    print(found.text or "(no answer)")
+    show(found.text or "(no answer)")
     if objective.heads:
         tell(f"class: {found.answer_class}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, Overrides, RunName, print_json, tell
+from artel.cli.streams import show
 
 app = typer.Typer(no_args_is_help=True, help="Start a run on a cluster, where it goes on by itself.")
 
@@ -67,7 +68,7 @@ def slurm(
     if dry_run:
         number = None
         if not as_json:
-            print(script, end="")
+            show(script, end="")
     else:
         number = submit(script, folder)
         tell(f"job {number}; its log is {folder / f'slurm-{number}.log'}")

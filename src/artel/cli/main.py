@@ -27,8 +27,10 @@ from artel.cli import (
     report,
     train,
 )
-from artel.errors import ArtelError, OutOfMemory
+from artel.cli.streams import be_utf8, leave_out, newest_told, open_streams, write_lines
+from artel.errors import ArtelError, OutOfMemory, Problem, WorkError
 from artel.launching.worker import LostOthers
+from artel.storage.faults import FAULT, fault_lines, machine_error
 
 app = typer.Typer(
     name="artel",
@@ -67,20 +69,49 @@ app.add_typer(launch.app, name="launch")
 
 def main() -> None:
     """Run the command line and exit."""
+    be_utf8()
+    open_streams()
+    status = _run()
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        leave_out()
+        status = status or _end(WorkError([Problem("standard output", f"cannot be written: {error.strerror}")]))
+    sys.exit(status)
+
+
+def _run() -> int:
+    """Do what the command line says; the exit status. Every error is told, none with a traceback."""
     try:
         app()
-    except ArtelError as error:
-        for line in str(error).splitlines():
-            print(f"artel: {line}" if not line.startswith(" ") else line, file=sys.stderr)
-        if isinstance(error, LostOthers | OutOfMemory):
-            # Python's own end would wait, for the group's 20 minutes, for sums in which a lost process has a part.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(error.exit_code)
-        sys.exit(error.exit_code)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
-        print("artel: interrupted", file=sys.stderr)
-        sys.exit(130)
+        write_lines(["artel: interrupted"])
+        return 130
     except BrokenPipeError:  # the reader of our output (head, less) went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        leave_out()
+        return 1
+    except BaseException as error:  # panics of libraries in Rust are no Exception
+        known = machine_error(error)
+        if known is not None:
+            return _end(known)
+        verb = " ".join(word for word in sys.argv[1:3] if word.isalpha()) or "start"
+        doing = f"{verb} (after: {newest_told()})" if newest_told() else verb
+        write_lines([f"artel: {line}" for line in fault_lines(error, doing)])
+        if "ARTEL_LED" in os.environ:  # at once: before those that lost this process, which end without delay
+            os._exit(FAULT)
+        return 1
+    return 0
+
+
+def _end(error: ArtelError) -> int:
+    """Say what is wrong; the exit status."""
+    for problem in error.problems:
+        first, *rest = problem.lines
+        write_lines([f"artel: {first}", *rest])
+    if isinstance(error, LostOthers | OutOfMemory):
+        # Python's own end would wait, for the group's 20 minutes, for sums in which a lost process has a part.
+        sys.stdout.flush()
+        os._exit(error.exit_code)
+    return error.exit_code

@@ -30,7 +30,8 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
         f"{documents['read']:,} documents read, {documents['kept']:,} kept, {in_words(documents['dropped']) or 'none'} "
         f"dropped · {tokens['train']:,} training tokens in {split['train']['documents']:,} documents, "
         f"{tokens['validation']:,} validation tokens in {split['validation']['documents']:,}"
-        f"{'' if prepared.made else ' (made before)'}\n{prepared.folder}"
+        f"{'' if prepared.made else ' (made before)'}",
+        str(prepared.folder),
     )
     if as_json:
         result = {"documents": documents, "tokens": tokens, "bytes": ledger["bytes"], "store": str(prepared.folder)}

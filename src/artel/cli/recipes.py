@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, print_json, tell
+from artel.cli.streams import show
 
 app = typer.Typer(help="The run files shipped in the package: list, show, copy.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A recipe's name, as `artel recipes ls` shows it.")]
@@ -26,7 +27,7 @@ def ls(as_json: AsJson = False) -> None:
         print_json({"recipes": about})
         return
     for line in about.values():
-        print(line)
+        show(line)
 
 
 @app.command("cat")
@@ -35,7 +36,7 @@ def cat(name: Name) -> None:
 
     Example: artel recipes cat tolstoy-scratch
     """
-    print(_text(name), end="")
+    show(_text(name), end="")
 
 
 @app.command("cp")

@@ -27,7 +27,7 @@ def report(
     metrics = read_metrics(RunFolder(Path(folder)).metrics)
     judged = [line for line in metrics if "validation" in line]
     result: dict[str, Any] = {"steps": metrics[-1]["step"] if metrics else 0, **(judged[-1] if judged else {})}
-    tell(curve(metrics))
+    tell(*curve(metrics))
     if judged:
         tell("validation: " + " · ".join(f"{name} {value:.4f}" for name, value in judged[-1]["validation"].items()))
     if compressor:

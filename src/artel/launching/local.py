@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
 from artel.launching.meeting import Meeting
+from artel.storage.faults import FAULT, fault_of_process
 
 if TYPE_CHECKING:
     from artel.training.run_folder import RunFolder
@@ -63,7 +64,8 @@ def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFo
     except (RendezvousError, DistError) as error:
         raise _parted(meeting, error) from None
     if result.is_failed():
-        raise _failed(*cause(result.failures), folder)
+        rank, status = cause(result.failures)
+        raise _failed(rank, status, folder, result.failures[rank].pid)
 
 
 def _run_id(folder: RunFolder) -> str:
@@ -86,7 +88,8 @@ def _parted(meeting: Meeting, error: Exception) -> WorkError:
     return WorkError([Problem(hosts.where, what, go_on)])
 
 
-def _failed(rank: int, status: int, folder: RunFolder) -> ArtelError:
+def _failed(rank: int, status: int, folder: RunFolder, number: int) -> ArtelError:
+    """What a process of that rank, status and id ended of."""
     from artel.training.overseer import SIGNAL
     from artel.training.watchdog import HUNG
 
@@ -98,6 +101,9 @@ def _failed(rank: int, status: int, folder: RunFolder) -> ArtelError:
     if status == OutOfMemory.exit_code:
         fix = "it has noted to do with less: the same command goes on from the last checkpoint"
         return WorkError([Problem(where, "was out of memory", fix)])
+    if status == FAULT:
+        fix = f"its traceback: {fault_of_process(number) or 'said above'}; please report it"
+        return WorkError([Problem(where, "failed by a fault of artel", fix)])
     if status < 0:
         fix = "SIGKILL is how Linux ends what takes too much memory" if -status == signal.SIGKILL else ""
         return WorkError([Problem(where, f"was ended by {signal.Signals(-status).name}", fix)])

@@ -32,6 +32,7 @@ from artel.preparing.local import end_with
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
+from artel.storage.faults import told_of_worker
 from artel.tokens.fast import encode_in_one_thread
 
 SHARED = "set data.store to a folder on a disk that all nodes see under the same path"
@@ -106,11 +107,14 @@ class Work:
             try:
                 tasks.do(self.stage, number)
             except ArtelError as error:
-                logger.error(str(error))
+                logger.error(error.in_a_line)
                 workspace.note_error(f"{self.stage}-{number}", error)
                 return
             except Exception as error:
-                logger.exception(error)
+                logger.exception(error)  # the log of this task is where one looks for it
+                workspace.note_error(
+                    f"{self.stage}-{number}", told_of_worker(error, f"stage {self.stage}, part {number}")
+                )
                 os._exit(1)
 
     def _taken(self, name: str, first: int) -> Iterator[int]:
@@ -168,8 +172,7 @@ def lost(work: Work, missing: int, ended: str, fix: str) -> WorkError:
         what = f"{what} and left no log: do the nodes see that folder?"
         return WorkError([Problem(work.folder, what, f"{SHARED}; {GO_ON}")])
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    quoted = "\n".join(f"    | {line}" for line in lines[-_QUOTED_LINES:])
-    return WorkError([Problem(str(log), f"{what}. It ends with\n{quoted}", f"{fix}; {GO_ON}")])
+    return WorkError([Problem(str(log), f"{what}. It ends with", f"{fix}; {GO_ON}", tuple(lines[-_QUOTED_LINES:]))])
 
 
 def _log_of_a_failure(folder: Path) -> Path | None:

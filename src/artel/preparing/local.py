@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from typing import Literal
 
 from artel.errors import ArtelError, Problem, WorkError
 from artel.preparing.tasks import Stage, Tasks
+from artel.storage.faults import told_of_worker
 from artel.tokens.fast import encode_in_one_thread
 
 _NUMBER = struct.Struct("<i")
@@ -101,8 +103,12 @@ def _work(tasks: Tasks, stage: Stage, numbers: int, feed: int, starter: int) -> 
     while (number := _NUMBER.unpack(os.read(numbers, _NUMBER.size))[0]) >= 0:
         try:
             tasks.do(stage, number)
-        except ArtelError as error:
-            tasks.workspace.note_error(f"{stage}-{number}", error)
+        except BaseException as error:  # those of the machine and faults of ours too: who waits for this process tells
+            known = told_of_worker(error, f"stage {stage}, part {number}")
+            try:
+                tasks.workspace.note_error(f"{stage}-{number}", known)
+            except ArtelError:  # the disk is full: it is said here
+                print(f"artel: {known.in_a_line}", file=sys.stderr, flush=True)
             os._exit(1)
     os._exit(0)
 

@@ -4,7 +4,7 @@ from artel.storage.atomic import discard, new_folder, point, remove_leftovers, w
 from artel.storage.checksums import checksum
 from artel.storage.fetch import Fetched, fetch
 from artel.storage.locks import lock
-from artel.storage.places import cache_folder, disk_errors
+from artel.storage.places import cache_folder, check_cache, disk_errors
 from artel.storage.remote import RemoteFile, fetch_remote, list_remote
 from artel.storage.remote_access import is_remote
 from artel.storage.remote_folders import (
@@ -21,6 +21,7 @@ __all__ = [
     "Fetched",
     "RemoteFile",
     "cache_folder",
+    "check_cache",
     "checksum",
     "discard",
     "disk_errors",

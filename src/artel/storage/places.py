@@ -5,22 +5,44 @@ from __future__ import annotations
 import errno
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from artel.errors import InputError, Problem, WorkError
+from artel.errors import ArtelError, InputError, Problem, WorkError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+            errno.ELOOP}  # fmt: skip
+_FILES = {errno.EMFILE, errno.ENFILE}
+_BROKEN = {errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO}
+DISK_ERRORS = frozenset(_FULL | _REFUSED | _FILES | _BROKEN | {errno.EFBIG, errno.ENOENT})
 
 
 def cache_folder() -> Path:
-    """$ARTEL_CACHE, else $XDG_CACHE_HOME/artel, else ~/.cache/artel. It need not exist yet."""
+    """$ARTEL_CACHE, else $XDG_CACHE_HOME/artel, else ~/.cache/artel. It need not exist yet.
+
+    Raises InputError where there is no home folder.
+    """
     own, common = os.environ.get("ARTEL_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own).expanduser()
-    return (Path(common) if common else Path.home() / ".cache") / "artel"
+    try:
+        if own:
+            return Path(own).expanduser()
+        return (Path(common) if common else Path.home() / ".cache") / "artel"
+    except RuntimeError:
+        name, what = ("ARTEL_CACHE", f"{own}: there is no such home") if own else ("HOME", "there is no home folder")
+        raise InputError([Problem(name, what, "set ARTEL_CACHE to a folder that can be written")]) from None
+
+
+def check_cache() -> None:
+    """Raise InputError or WorkError where nothing can be written into the cache folder: before any work is done."""
+    folder = cache_folder()
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # Rights alone do not tell: a disk may be full, of another machine, or read-only for all.
+        with tempfile.TemporaryFile(dir=folder, prefix=".check-") as file:
+            file.write(b"artel")
 
 
 def _as_os_error(error: Exception) -> OSError | None:
@@ -35,8 +57,9 @@ def _as_os_error(error: Exception) -> OSError | None:
 def disk_errors(where: Path | str) -> Iterator[None]:
     """Turn an OSError of the disk met while writing in the folder `where` into an error with a remedy.
 
-    Raises WorkError when the disk or the quota is full, InputError when the folder cannot be written: read-only,
-    no permission, a file where a folder should be. Other errors pass.
+    Raises InputError when the folder cannot be written (read-only, no permission, a file where a folder should be),
+    WorkError when it no longer can: the disk or the quota is full, a limit is reached, the disk fails or the folder is
+    gone. Other errors pass.
     """
     try:
         yield
@@ -44,13 +67,35 @@ def disk_errors(where: Path | str) -> Iterator[None]:
         error = _as_os_error(found)
         if error is None:
             raise
-        detail = os.strerror(error.errno) if error.errno else str(error)
-        if error.filename is not None and os.fspath(error.filename) != os.fspath(where):
-            detail += f" ({os.fsdecode(error.filename)})"
-        if error.errno in _FULL:
-            fix = "free space there, or choose another folder (run, data.store, ARTEL_CACHE)"
-            raise WorkError([Problem(str(where), f"the disk is full: {detail}", fix)]) from error
-        if error.errno in _REFUSED:
-            fix = "choose a folder that can be written (run, data.store, ARTEL_CACHE), or change its permissions"
-            raise InputError([Problem(str(where), f"cannot be written: {detail}", fix)]) from error
-        raise
+        if error.errno not in DISK_ERRORS or (error.errno == errno.ENOENT and not _is_below(error.filename, where)):
+            raise
+        raise disk_error(error, where) from error
+
+
+def disk_error(error: OSError, where: Path | str) -> ArtelError:
+    """What a disk refused at `where`, one of DISK_ERRORS, as words with a remedy."""
+    detail = os.strerror(error.errno or 0)
+    if isinstance(error.filename, str | bytes) and os.fsdecode(error.filename) != os.fspath(where):
+        detail += f" ({os.fsdecode(error.filename)})"
+    other = "choose another folder (run, data.store, ARTEL_CACHE)"
+    if error.errno in _FULL:
+        return WorkError([Problem(str(where), f"the disk is full: {detail}", f"free space there, or {other}")])
+    if error.errno in _REFUSED:
+        fix = "choose a folder that can be written (run, data.store, ARTEL_CACHE), or change its permissions"
+        return InputError([Problem(str(where), f"cannot be written: {detail}", fix)])
+    if error.errno == errno.EFBIG:
+        fix = f"lift the limit on the size of a file (ulimit -f), or {other}"
+        return WorkError([Problem(str(where), f"a file there may not become so large: {detail}", fix)])
+    if error.errno in _FILES:
+        return WorkError(
+            [Problem(str(where), f"cannot be opened: {detail}", "lift the limit on open files (ulimit -n)")]
+        )
+    if error.errno == errno.ENOENT:
+        fix = "it was removed or moved meanwhile: put it back, and the same command goes on"
+        return WorkError([Problem(str(where), f"is not there: {detail}", fix)])
+    return WorkError([Problem(str(where), f"the disk fails: {detail}", f"see the system's log, or {other}")])
+
+
+def _is_below(name: object, where: Path | str) -> bool:
+    """Whether a name is of the folder `where`: what is missing elsewhere is not told as something not written."""
+    return isinstance(name, str | bytes) and Path(os.fsdecode(name)).is_relative_to(where)

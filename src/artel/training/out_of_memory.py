@@ -112,7 +112,7 @@ def _go_on_with_less(run: Run) -> None:
     try:
         run.limit.lower(found)
     except ArtelError as error:  # the next start will have to find it out again
-        run.tell(f"{where}: this cannot be remembered: {error}")
+        run.tell(f"{where}: this cannot be remembered: {error.in_a_line}")
 
 
 def _in_words(found: Found) -> str:

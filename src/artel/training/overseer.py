@@ -76,7 +76,8 @@ def write(file: Path, line: str, stacks: int) -> None:
 
 def tell(line: str, file: Path) -> None:
     """Say the headline, and where the stacks are, on standard error."""
-    print(f"artel: {line}\n    where its threads stood: {file}", file=sys.stderr, flush=True)
+    where = str(file).encode("unicode_escape").decode() if not str(file).isprintable() else file
+    print(f"artel: {line}\n    where its threads stood: {where}", file=sys.stderr, flush=True)
 
 
 def _read(limit: float) -> bytes | None:

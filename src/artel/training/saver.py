@@ -144,13 +144,15 @@ class Saver:
             if self._processes.first:
                 commit(self._folder, content.progress, self._wanted)
         except ArtelError as error:
-            self._failed(f"the checkpoint of step {step} could not be written: {error}")
+            self._failed(f"the checkpoint of step {step} could not be written: {error.in_a_line}")
             return False
         if self._processes.first and self._wanted.copy_to is not None:
             try:
                 copy_checkpoints(self._folder, self._wanted)
             except ArtelError as error:
-                self._failed(f"the checkpoint of step {step} could not be copied to {self._wanted.copy_to}: {error}")
+                self._failed(
+                    f"the checkpoint of step {step} could not be copied to {self._wanted.copy_to}: {error.in_a_line}"
+                )
         return True
 
     def _failed(self, told: str) -> None:

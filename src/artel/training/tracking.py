@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from artel.config import RunConfig
 from artel.errors import missing_extra
+from artel.printable import in_a_line
 from artel.secrets import hide_secrets
 from artel.storage import write_file
 from artel.training.lines import Lines
@@ -93,7 +94,7 @@ class Trackers:
 
 
 def _warn(name: str, error: Exception) -> None:
-    print(f"tracker {name} failed and is left out from here on: {error}", file=sys.stderr)
+    print(in_a_line(f"tracker {name} failed and is left out from here on: {error}"), file=sys.stderr)
 
 
 class JsonLines(Tracker):

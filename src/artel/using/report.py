@@ -21,13 +21,13 @@ def read_metrics(path: Path) -> list[dict]:
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def curve(metrics: list[dict], width: int = 64, height: int = 12) -> str:
+def curve(metrics: list[dict], width: int = 64, height: int = 12) -> list[str]:
     """Training loss (·) and validation loss (o) over steps, drawn in characters."""
     training = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
     validation = [(line["step"], line["validation"]["loss"]) for line in metrics if "validation" in line]
     points = training + validation
     if not points:
-        return "(nothing logged yet)"
+        return ["(nothing logged yet)"]
     last = max(step for step, _ in points)
     low, high = min(loss for _, loss in points), max(loss for _, loss in points)
     grid = [[" "] * width for _ in range(height)]
@@ -39,7 +39,7 @@ def curve(metrics: list[dict], width: int = 64, height: int = 12) -> str:
     labels = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
     lines = [f"{labels.get(row, ''):>7} │{''.join(cells)}" for row, cells in enumerate(grid)]
     axis = f"{'':>7} └{'─' * width}"
-    return "\n".join([*lines, axis, f"{'':>9}0{'step ' + str(last):>{width - 1}}", f"{'':>9}· training   o validation"])
+    return [*lines, axis, f"{'':>9}0{'step ' + str(last):>{width - 1}}", f"{'':>9}· training   o validation"]
 
 
 def compression(train: StorePart, validation: StorePart, tokenizer: Tokenizer) -> dict[str, float]:

@@ -62,7 +62,8 @@ def run(command: list[str], environment: dict[str, str], *, memory: bool = False
     after = os.times()
     if process.returncode != 0:
         last = complaints.strip().splitlines()[-5:] or [f"exit status {process.returncode}"]
-        raise WorkError([Problem(" ".join(command[:6]), "\n    ".join(last), "run it by hand to see more")])
+        fix = "run it by hand to see more"
+        raise WorkError([Problem(" ".join(command[:6]), "failed", fix, tuple(line.strip() for line in last))])
     # The system's own count leaves out processes that the command did not wait for; what was seen of those is added.
     waited = after.children_user + after.children_system - before.children_user - before.children_system
     return Finished(elapsed, max(waited, tree.processor), tree.memory or None, tree.resident or None, output)

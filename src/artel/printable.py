@@ -1,0 +1,36 @@
+"""What others wrote (names, keys, answers of servers, a model's tokens) as it may be shown: no character of it acts.
+
+Escapes colour and rewrite a terminal; a line break forges a line of ours; bidi overrides turn around what is read.
+Such characters are shown as Python writes them: `\\x1b`, `\\n`, `\\u202e`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+# C0, DEL and C1, line and paragraph separators, bidi embeddings, overrides and isolates; halves of characters, of names
+# of files and of JSON's escapes, which cannot be printed or written at all.
+_ACTING = "\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_IN_A_LINE = re.compile(f"[{_ACTING}]")
+_IN_LINES = re.compile(f"(?![\n\t])[{_ACTING}]")
+
+
+def in_a_line(text: str) -> str:
+    """The text as a part of one line: every acting character is escaped."""
+    return _IN_A_LINE.sub(_escape, text)
+
+
+def in_lines(text: str) -> str:
+    """The text with its own line breaks and tabs; every other acting character is escaped."""
+    return _IN_LINES.sub(_escape, text)
+
+
+def json_text(value: object, *, ascii_only: bool = False) -> str:
+    """JSON in one line that no terminal acts on; what a reader of JSON gets from it is exact."""
+    # json itself escapes C0; what else is matched can stand only within strings.
+    return _IN_A_LINE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=ascii_only))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape", "backslashreplace").decode()

@@ -1,0 +1,170 @@
+"""What nobody expected is caught once: three lines and a file with the traceback, of the command and of its processes.
+
+And what the machine refuses (memory, the size of a file, a full standard output) is told in words.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from artel.cli.main import main
+from helpers import ENVIRONMENT, write_run
+
+ULIMIT = {"memory": resource.RLIMIT_AS, "file": resource.RLIMIT_FSIZE, "open": resource.RLIMIT_NOFILE}
+
+
+def command(*arguments, shell: str = "", limits=(), cwd=None, **variables) -> subprocess.CompletedProcess:
+    """`artel ARGUMENTS`, with what a shell does to its streams and with limits on the process; output as text."""
+    words = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-m", "artel", *map(str, arguments)]
+
+    def limit() -> None:
+        for name, value in limits:
+            resource.setrlimit(ULIMIT[name], (value, value))
+
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=120, cwd=cwd, env={**ENVIRONMENT, **variables}, preexec_fn=limit
+    )
+
+
+def test_a_fault_is_three_lines_and_a_file(tmp_path, monkeypatch, capfd):
+    """The error of a library that raises no Exception (Rust's panics) is caught, too."""
+
+    class Panic(BaseException):
+        pass
+
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
+    for error in (ZeroDivisionError("nothing\nto divide"), Panic("at the core; token=hf_abcdefghijklmnopqrstuvwx")):
+
+        def fail(error=error) -> None:
+            raise error
+
+        monkeypatch.setattr("artel.config.recipe_names", fail)
+        monkeypatch.setattr(sys, "argv", ["artel", "recipes", "ls"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        first, second, third = capfd.readouterr().err.splitlines()
+        said = " ".join(str(error).replace("hf_abcdefghijklmnopqrstuvwx", "***").split())
+        assert ended.value.code == 1
+        assert first == f"artel: recipes ls: failed with {type(error).__name__}: {said}"
+        assert second.startswith("artel: this is a fault of artel, not of what you gave it")
+        (file,) = (tmp_path / "faults").iterdir()
+        assert third == f"artel: the traceback: {file}"
+        content = file.read_text()
+        assert "Traceback" in content
+        assert "in fail" in content
+        assert "artel recipes ls" in content
+        assert "hf_abc" not in content
+        file.unlink()
+
+
+def test_a_fault_of_a_process_that_prepares_text(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
+
+    def fail(*_) -> None:
+        raise KeyError("no such key")
+
+    monkeypatch.setattr("artel.preparing.tasks.Tasks.do", fail)
+    monkeypatch.setattr(sys, "argv", ["artel", "prepare", str(write_run(tmp_path / "run.yaml"))])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capfd.readouterr().err
+    assert ended.value.code == 1
+    assert "Traceback" not in said
+    assert "part 0: failed with KeyError: 'no such key' (this is a fault of artel" in said
+    (file,) = (tmp_path / "faults").iterdir()
+    assert f"the traceback: {file}" in said
+    assert "in fail" in file.read_text()
+
+
+def test_a_fault_of_a_process_of_a_run(tmp_path):
+    """Its launcher names the file, and ends with 1."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import artel.training.loop\n"
+        "    def fail(*_):\n"
+        "        raise KeyError('no such key')\n"
+        "    artel.training.loop.run_length = fail\n"
+    )
+    file = write_run(tmp_path / "run.yaml")
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = command("train", file, "--nproc", "2", ARTEL_CACHE=str(tmp_path / "cache"), PYTHONPATH=path)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    (fault,) = (tmp_path / "cache" / "faults").iterdir()
+    assert "in fail" in fault.read_text()
+    assert "artel: process 1 on " in done.stderr
+    assert "failed by a fault of artel" in done.stderr
+    assert done.stderr.count(str(fault)) == 2  # said by the process, and by its launcher
+
+
+def test_where_no_file_can_be_written_a_fault_names_its_line(tmp_path, monkeypatch):
+    from artel.storage.faults import fault_lines
+
+    monkeypatch.setenv("ARTEL_CACHE", "/dev/null/cache")
+    monkeypatch.setattr("tempfile.tempdir", "/dev/null")
+    with pytest.raises(KeyError) as raised:
+        raise KeyError("x")
+    assert fault_lines(raised.value, "train")[2].startswith(f"the traceback: {__file__}:")
+
+
+@pytest.mark.parametrize("words", [["recipes", "ls", "--json"], ["recipes", "ls"], ["config", "explain"], ["--help"]])
+@pytest.mark.parametrize(
+    ("shell", "says"), [("> /dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
+)
+def test_a_result_that_cannot_be_written_is_not_lost_in_silence(words, shell, says):
+    done = command(*words, shell=shell)
+    assert (done.returncode, says in done.stderr) == (1, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_closed_streams_and_readers_that_go_away(tmp_path):
+    """A stream that is closed is not the next file that is opened."""
+    file = write_run(tmp_path / "run.yaml")
+    done = command("prepare", file, "--json", shell="<&- 2>&-")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["made"]
+    assert not done.stderr
+    done = command("prepare", file, "--json", shell="<&- >&- 2>&-")
+    assert done.returncode == 1
+    assert not done.stdout
+    done = command("config", "explain", shell="| head -1")
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+def test_an_environment_of_ascii_alone(tmp_path):
+    ascii_alone = {"PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-m", "artel", "recipes", "cat", "tolstoy-scratch", "--nö"],
+        capture_output=True, timeout=60, env={**ENVIRONMENT, **ascii_alone},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    done = command("recipes", "ls", **ascii_alone)
+    assert done.returncode == 0
+    (tmp_path / "тексты").mkdir()
+    (tmp_path / "тексты" / "а.txt").write_text("Слово и ещё слово.\n\n" * 300)
+    data = {"sources": [{"path": "тексты/*.txt", "document": "paragraph"}], "validation": 0}
+    file = write_run(tmp_path / "run.yaml", data=data, tokenizer={"train": {"vocab": 270}})
+    done = command("prepare", file, cwd=tmp_path, **ascii_alone)
+    assert not any(words in done.stderr for words in ("Traceback", "fault of artel")), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ([("file", 2000)], "may not become so large"),
+        ([("open", 16)], "limit on open files"),
+        ([("memory", 300 << 20)], "the system gives no more"),
+    ],
+)
+def test_limits_of_a_process_are_told(tmp_path, limits, says):
+    done = command("train", write_run(tmp_path / "run.yaml"), limits=limits, ARTEL_CACHE=str(tmp_path / "cache"))
+    assert (done.returncode, says in done.stderr) == (1, True), done.stderr
+    assert "Traceback" not in done.stderr
+    assert "fault of artel" not in done.stderr
