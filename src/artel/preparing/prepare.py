@@ -324,7 +324,6 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
     work("shards", "writing the store")
     _check_unchanged(run, key, workspace)
     tokenizer = load_tokenizer(str(workspace.tokenizer))
-    _check_unchanged(run, key, workspace)
     with new_folder(folder) as partial:
         about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
         manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
