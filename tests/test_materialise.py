@@ -48,7 +48,7 @@ MORE = {
 ARCHITECTURES = [
     *(("AutoModelForCausalLM", kind) for kind in (
         "gpt2", "llama", "qwen3_moe", "mixtral", "gpt_neo", "opt", "bloom", "falcon", "mamba2", "rwkv", "gemma3_text",
-        "deepseek_v3", "qwen3_next", "gpt_oss", "gptj", "xglm")),
+        "deepseek_v3", "qwen3_next", "gpt_oss", "gptj", "xglm", "openai-gpt")),
     *(("AutoModelForMaskedLM", kind) for kind in (
         "roberta", "bert", "modernbert", "camembert", "albert", "longformer", "nystromformer", "deberta-v2")),
 ]  # fmt: skip

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from artel.models.adapters import AdapterFolder, is_adapted, merge_adapter, read_adapter
-    from artel.models.attention import attention_choice, preferred_kernels, use_for_training
+    from artel.models.attention import attention_choice, preferred_kernels
+    from artel.models.attention_switch import use_for_training
     from artel.models.build import (
         Built,
         build_adapted,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 _FILES = {
     "adapters": ("AdapterFolder", "is_adapted", "merge_adapter", "read_adapter"),
-    "attention": ("attention_choice", "preferred_kernels", "use_for_training"),
+    "attention": ("attention_choice", "preferred_kernels"),
+    "attention_switch": ("use_for_training",),
     "build": (
         "Built", "build_adapted", "build_base", "build_model", "check_model", "check_positions", "position_limit",
     ),

@@ -1,4 +1,4 @@
-"""One attention function for training, registered with transformers under the name `artel`.
+"""One attention function for training, which transformers knows under the name `artel` (`attention_switch.py`).
 
 For decoders it is registered in `AttentionInterface` only: transformers then builds no T×T mask for it, and PyTorch's
 causal fast path stays open (133 ms instead of 46 ms of attention a step were measured with the mask, on an H200 with a
@@ -29,8 +29,7 @@ import torch.nn.functional as F
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
 from artel.models.cpu_attention import cpu_attention, takes
@@ -259,37 +258,6 @@ def preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
         ]
         return sdpa_kernel(order, set_priority=True)
     return nullcontext()
-
-
-def use_for_training(model: PreTrainedModel, *, encoders: bool = False) -> bool:
-    """Switch a model to this function; False when its architecture has only attention of its own.
-
-    Encoders get the masks of transformers with it, which padding needs; with `encoders` they do not, and no mask of two
-    dimensions must then be given to them: it would not be obeyed.
-    """
-    AttentionInterface.register(NAME, attention)
-    AttentionInterface.register(MASKED_NAME, _masked_attention)
-    AttentionMaskInterface.register(MASKED_NAME, sdpa_mask)
-    if not getattr(model, "_supports_sdpa", False) or not getattr(model, "_supports_attention_backend", True):
-        return False
-    try:
-        model.set_attn_implementation(NAME if encoders or model.can_generate() else MASKED_NAME)
-    except (ValueError, KeyError):
-        return False
-    return True
-
-
-def _masked_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    sliding_window: int | None = None,
-    **how: Any,
-) -> tuple[torch.Tensor, None]:
-    """`attention` with a mask that knows of the window already."""
-    return attention(module, query, key, value, attention_mask, **how)
 
 
 def attention_choice(model: PreTrainedModel, device: torch.device, *, documents: bool = False) -> Choice:

@@ -297,12 +297,7 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
         )  # fmt: skip
     if problems:
         raise InputError(problems)
-    ids: dict[str, Any] = {
-        "eos_token_id": tokenizer.end_id,
-        "bos_token_id": tokenizer.hf.bos_token_id,
-        "pad_token_id": tokenizer.hf.pad_token_id,
-        **{name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in known},
-    }
+    ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], known)
     values = {**ids, **keys, "vocab_size": vocabulary}
     if "is_decoder" in known and auto_class == "AutoModelForCausalLM":
         values.setdefault("is_decoder", True)  # an encoder's architecture with a causal mask
@@ -311,6 +306,16 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
     except Exception as error:  # each configuration checks its own way; huggingface_hub wraps what it finds
         first = " ".join(str(error).split())[:300]
         raise InputError([Problem("model.config", f"{model_type} refuses it: {first}", "check its values")]) from None
+
+
+def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], known: set[str]) -> dict[str, int | None]:
+    """A configuration's ids of special tokens; the end's for one that it must have and the tokenizer has not."""
+    ids: dict[str, int | None] = {"eos_token_id": tokenizer.end_id}
+    ids |= {name: getattr(tokenizer.hf, name) for name in ("bos_token_id", "pad_token_id")}
+    ids |= {name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in known}
+    fields = getattr(kind, "__dataclass_fields__", {})
+    needed = {name for name in ids if name in fields and fields[name].type is int}
+    return ids | {name: tokenizer.end_id for name in needed if ids[name] is None}
 
 
 def pretrained_config(name: str, auto_class: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:

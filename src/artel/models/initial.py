@@ -19,7 +19,6 @@ import torch
 import xxhash
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.initialization import no_init_weights
 
 
 def first_values(reference: PreTrainedModel, name: str, seed: int, *, whole: bool = True) -> dict[str, torch.Tensor]:
@@ -134,18 +133,20 @@ def _unset_names(module: nn.Module, kept: set[str]) -> list[str]:
 def _constructed(reference: PreTrainedModel, seed: int) -> PreTrainedModel:
     """The model as its constructors leave it, for parameters that no rule names (a bias of zeros in Longformer's head).
 
-    Weights of PyTorch's own layers stay on the meta device and none is initialised: the rest is small.
+    Weights of PyTorch's own layers stay on the meta device, where drawing costs nothing: the rest is small, but for
+    layers that are the architecture's own and draw as they are made (OpenAI's first GPT).
     """
     if reference not in _CONSTRUCTED:
-        with torch.random.fork_rng(devices=[]), _layers_on_meta(), no_init_weights():
+        with torch.random.fork_rng(devices=[]), _only_constructors():
             torch.default_generator.manual_seed(seed)
             _CONSTRUCTED[reference] = type(reference)._from_config(copy.deepcopy(reference.config))
     return _CONSTRUCTED[reference]
 
 
 @contextmanager
-def _layers_on_meta() -> Iterator[None]:
-    register = nn.Module.register_parameter
+def _only_constructors() -> Iterator[None]:
+    """Models get what their constructors draw, not what rules draw later; PyTorch's layers are on the meta device."""
+    register, init_weights = nn.Module.register_parameter, PreTrainedModel.init_weights
 
     def lightly(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and hasattr(module, "reset_parameters"):
@@ -153,10 +154,12 @@ def _layers_on_meta() -> Iterator[None]:
         register(module, name, parameter)
 
     nn.Module.register_parameter = lightly  # type: ignore[method-assign, assignment]
+    PreTrainedModel.init_weights = lambda self: None
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+        PreTrainedModel.init_weights = init_weights
 
 
 _CONSTRUCTED: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()

@@ -1,0 +1,74 @@
+"""Architectures that transformers' own code makes special: trained by the loop, saved, and the same in transformers."""
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DogeConfig, Llama4TextConfig, PhimoeConfig
+
+from artel.config import TokenizerTraining
+from artel.models import use_for_training
+from artel.models.build import from_scratch
+from artel.tokens import train_tokenizer
+from artel.using import open_model
+from helpers import artel, losses, write_run
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+SPARSE = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+          "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+          "num_key_value_heads": 2, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}  # fmt: skip
+TRAINED = {
+    "openai-gpt": {"n_layer": 2, "n_embd": 32, "n_head": 2},
+    "modernbert-decoder": SIZES,
+    "deepseek_v32": {**SIZES, **SPARSE},
+}
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_three_steps_by_the_loop_open_with_transformers(kind, tmp_path):
+    run = write_run(tmp_path / "run.yaml", model={"config": {"model_type": kind, **TRAINED[kind]}}, train={"steps": 3})
+    done = artel("train", str(run))
+    assert done.returncode == 0, done.stderr
+    found = losses(tmp_path / "run")
+    assert sorted(found) == [1, 2, 3]
+    # An untrained model guesses: its loss is near the logarithm of the vocabulary's size.
+    assert all(abs(loss - math.log(400)) < 0.5 and math.isfinite(norm) for loss, norm in found.values())
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", attn_implementation="eager").eval()
+    ours = open_model(str(tmp_path / "run")).model.eval()
+    use_for_training(ours)
+    ids = torch.randint(3, 100, (2, 31), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = theirs(ids, use_cache=False).logits
+        torch.testing.assert_close(ours(ids, use_cache=False).logits, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Llama4TextConfig(**SIZES, num_key_value_heads=2, head_dim=16, num_local_experts=2, attention_chunk_size=8,
+                         intermediate_size_mlp=64, vocab_size=100, pad_token_id=0),
+        PhimoeConfig(**SIZES, num_key_value_heads=2, num_local_experts=4, sliding_window=8, vocab_size=100),
+        DogeConfig(**SIZES, num_key_value_heads=2, vocab_size=100),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_attention_that_says_more_by_its_masks_is_left_to_the_model(config):
+    """Chunks, a window that layers do not name, a mask of the model's own making."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(3, 100, (2, 31))
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        assert not use_for_training(model)
+        torch.testing.assert_close(model(ids, use_cache=False).logits, expected, atol=0, rtol=0)
+
+
+def test_ids_that_a_configuration_cannot_do_without():
+    """modernbert-decoder takes no None for its special tokens; a tokenizer may have but an end."""
+    tokenizer = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+    tokenizer.hf.pad_token = tokenizer.hf.bos_token = None
+    built = from_scratch({"model_type": "modernbert-decoder", **SIZES}, tokenizer, "AutoModelForCausalLM", {}, 8)
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
+    assert [getattr(built.model.config, name) for name in names] == [tokenizer.end_id] * 5
+    built = from_scratch({"model_type": "llama", **SIZES}, tokenizer, "AutoModelForCausalLM", {}, 8)
+    assert built.model.config.pad_token_id is None
