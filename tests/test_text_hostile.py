@@ -15,8 +15,9 @@ from artel.config import CleanConfig
 from artel.errors import ArtelError, InputError
 from artel.text import html_to_text
 from artel.text.clean import clean
-from artel.text.encodings import NotText, decode, detect_encoding
-from reading import items, read_texts
+from artel.text.encodings import NotText, decode, detect_encoding, other_encoding
+from reading import documents, items, read_texts
+from stores import stored
 
 LINES = "".join(f'{{"text": "Строка {number}, и в ней слова"}}\n' for number in range(3000)).encode()
 
@@ -188,3 +189,84 @@ def test_any_bytes_give_documents_or_an_error_for_people(tmp_path_factory, suffi
         texts, told = read_texts(file, max_bad=1.0, **source)
         assert len(texts) == told["documents"]["kept"]
         assert all(text.encode() for text in texts)
+
+
+FOREIGN = [
+    "Все счастливые семьи похожи друг на друга", "каждая несчастливая семья несчастлива по-своему",
+    "Всё смешалось в доме Облонских", "жена узнала, что муж был в связи с бывшею в их доме француженкой",
+]  # fmt: skip
+FOUR = ["windows-1251", "koi8-r", "cp866", "utf-8"]
+
+
+def four_encodings(count, main="windows-1251"):
+    """Lines, and those of them that are not in the encoding of half of them, by number."""
+    lines, foreign = [], {}
+    for number in range(1, count + 1):
+        encoding = main if number % 2 else FOUR[number // 2 % 4]
+        lines.append(f"{FOREIGN[number % 4]}, {number}".encode(encoding))
+        if encoding != main:
+            foreign[number] = encoding
+    return b"\n".join(lines), foreign
+
+
+@pytest.mark.parametrize("main", FOUR[:3])
+@pytest.mark.parametrize("kind", ["line", "jsonl", "csv", "paragraph"])
+def test_lines_that_are_not_in_the_encoding_of_their_file_are_counted_and_listed(tmp_path, main, kind):
+    content, foreign = four_encodings(300, main)
+    if kind == "jsonl":
+        content = b"\n".join(b'{"text": "%s"}' % line for line in content.split(b"\n"))
+    elif kind == "csv":
+        content = b"text\n" + b"\n".join(b'"%s"' % line for line in content.split(b"\n"))
+    elif kind == "paragraph":
+        content = content.replace(b"\n", b"\n\n")
+    source = {"line": {"document": "line"}, "paragraph": {"document": "paragraph"}, "csv": {"format": "csv"}}.get(kind)
+    file = tmp_path / {"jsonl": "a.jsonl", "csv": "a.csv"}.get(kind, "a.txt")
+    file.write_bytes(content)
+    texts, told = read_texts(file, max_bad=1.0, **source or {})
+    assert texts == [f"{FOREIGN[number % 4]}, {number}" for number in range(1, 301) if number not in foreign]
+    assert told["documents"]["dropped"] == {"other_encoding": len(foreign)}
+    assert told["encodings"] == {str(file): {main: 1}}
+    line = {"csv": lambda number: number + 1, "paragraph": lambda number: 2 * number - 1}.get(
+        kind, lambda number: number
+    )
+    expected = [(f"{file}:{line(number)}", f"is {encoding}, and the file as a whole {main}; convert it, or name the "
+                 "encoding of the source") for number, encoding in foreign.items()]  # fmt: skip
+    assert [(each["origin"], each["detail"]) for each in told["rejected"]] == expected
+    with pytest.raises(InputError, match=r"of 300 records cannot be used, more than data\.max_bad"):
+        read_texts(file, **source or {})
+
+
+def test_a_document_with_a_line_in_another_encoding_is_named(tmp_path):
+    lines = [f"{text}\n".encode("koi8-r") for text in FOREIGN]
+    (tmp_path / "a.txt").write_bytes(b"".join([*lines, FOREIGN[0].encode("cp866"), b"\n", *lines]))
+    with pytest.raises(InputError, match=r"a\.txt: its line 5 is cp866, and the file as a whole koi8-r; convert it"):
+        read_texts(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("encoding", [*FOUR[:3], "windows-1252"])
+def test_no_line_of_a_novel_is_taken_for_another_encodings(shared_data, tmp_path, encoding):
+    text = (shared_data / "literature/a_hero_of_our_time.txt").read_text()
+    if encoding == "windows-1252":
+        text = "naïve Zoë “quoted” café – Füße müssen größer, à peine, señor; © ® Ã× · «oui»\n" * 100
+    lines = [line.encode(encoding, "ignore") for line in text.split("\n")]
+    assert [line for line in lines if other_encoding(line, encoding)] == []
+    ukrainian = "Вони наділені розумом і совістю. Її ґанок. ЄС і США підписали угоду".encode(encoding, "ignore")
+    assert other_encoding(ukrainian, encoding) == ""
+
+
+def test_guessed_encodings_are_counted_by_source(tmp_path):
+    for name, encoding in (("a.txt", "utf-8"), ("b.txt", "koi8-r"), ("c.txt", "utf-16"), ("d.jsonl", "cp866")):
+        text = f'{{"text": "{FOREIGN[0]}"}}' if name == "d.jsonl" else FOREIGN[3]
+        (tmp_path / name).write_bytes(text.encode(encoding))
+    data = {"sources": [{"path": str(tmp_path / "*.txt"), "name": "texts"},
+                        {"path": str(tmp_path / "*.*"), "name": "all"},
+                        {"path": str(tmp_path / "b.txt"), "name": "given", "encoding": "koi8-r"},
+                        {"path": str(tmp_path / "d.jsonl"), "name": "rows", "rows": "[50%:]"}]}  # fmt: skip
+    found = documents(**data)[1].to_json()["encodings"]
+    assert found == {
+        "texts": {"koi8-r": 1, "utf-16": 1, "utf-8": 1}, "all": {"cp866": 1, "koi8-r": 1, "utf-16": 1, "utf-8": 1},
+        "rows": {"cp866": 1},
+    }  # fmt: skip
+    (tmp_path / "out").mkdir()
+    _, ledger = stored(tmp_path / "out", data={**data, "validation": 0.0})
+    assert ledger["encodings"] == found

@@ -143,7 +143,8 @@ class _PartWriter:
             shard.close()
             shards[part] = {"flags": shard.flags, "numbers": shard.columns}
         sets = {name: {"read": counts.read, "dropped": counts.dropped} for name, counts in self.ledger.sets.items()}
-        told = {"sets": list(self._sets), "ledger": sets, "rejected": self.ledger.rejected, **shards}
+        counted = {"ledger": sets, "rejected": self.ledger.rejected, "encodings": self.ledger.encodings}
+        told = {"sets": list(self._sets), **counted, **shards}
         (self._folder / "part.json").write_bytes(orjson.dumps({**told, "lines": lines, "encoder": encoder}))
 
     def _reject(self, rejected: Rejected) -> None:

@@ -276,6 +276,9 @@ class Verdict:
         for name, counts in part.told["ledger"].items():
             ledger.of(name).read += counts["read"]
             ledger.of(name).dropped.update(counts["dropped"])
+        for source, encodings in part.told.get("encodings", {}).items():
+            for encoding, files in encodings.items():
+                ledger.guess(source, encoding, files)
         dropped, copies = self._dropped[place], self._copies[place].astype(np.int64)
         for number, name in enumerate(part.told["sets"]):
             counts = ledger.of(name)

@@ -54,6 +54,8 @@ class Ledger:
     sets: dict[str, Counts] = field(default_factory=dict)
     changed: Counter[str] = field(default_factory=Counter)
     """What was done to documents that were kept: truncated, split."""
+    encodings: dict[str, Counter[str]] = field(default_factory=dict)
+    """Of each source how many files were guessed to be in which encoding."""
     rejected: int = 0
     listed: list[Rejected] = field(default_factory=list)
     """The first thousand of the records that could not be used."""
@@ -76,6 +78,10 @@ class Ledger:
 
     def read(self, set_name: str) -> None:
         self.of(set_name).read += 1
+
+    def guess(self, source: str, encoding: str, files: int = 1) -> None:
+        """Files of a source whose encoding was not given."""
+        self.encodings.setdefault(source, Counter())[encoding] += files
 
     def drop(self, set_name: str, reason: str) -> None:
         self.of(set_name).dropped[reason] += 1
@@ -103,6 +109,9 @@ class Ledger:
         for name, counts in other.sets.items():
             self.of(name).add(counts)
         self.changed.update(other.changed)
+        for source, encodings in other.encodings.items():
+            for encoding, files in encodings.items():
+                self.guess(source, encoding, files)
         self.rejected += other.rejected
         self.listed += other.listed[: _LISTED - len(self.listed)]
 
@@ -144,5 +153,6 @@ class Ledger:
             "bytes": {part: counts["bytes"] for part, counts in written.items()},
             "changed": dict(sorted(self.changed.items())),
             "notes": self.notes,
+            "encodings": {source: dict(sorted(found.items())) for source, found in self.encodings.items()},
             "rejected": [item.to_json() for item in self.listed],
         }

@@ -50,7 +50,7 @@ def clean_part(part: Part, data: DataConfig, ledger: Ledger, units: RepeatedUnit
     `units` takes away the lines or paragraphs that stood before.
     """
     source = source_of(data, part.where)
-    for item in read_part(part, data):
+    for item in read_part(part, data, ledger.guess):
         ledger.read(item.set_name)
         if isinstance(item, Rejected):
             ledger.reject(item)

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Protocol
 import zstandard
 
 from artel.errors import InputError, Problem
-from artel.text.encodings import SAMPLE, NotText, decode, detect_encoding, one_line_end
+from artel.text.encodings import (
+    SAMPLE,
+    NotText,
+    decode,
+    detect_encoding,
+    is_table,
+    not_of,
+    one_line_end,
+    other_encoding,
+)
 from artel.text.sources.names import PACKED, file_name
 
 if TYPE_CHECKING:
@@ -36,6 +45,10 @@ class Span:
 
     start: int
     stop: int
+
+
+Note = Callable[[str, str], object]
+"""Called with a source's name and the encoding that is guessed of one of its files."""
 
 
 # Compressed bytes undone at once: zstd may make 128 MB of them, where 64 KB would be 2 GB and no faster by a tenth.
@@ -65,11 +78,17 @@ def read_lines(
             raise ValueError(f"{origin} in {name} cannot be divided")
         yield from _wide_lines(file, origin, name, largest)
         return
+    may_differ = is_table(name)
     for number, line in read_byte_lines(file, origin, largest, span):
-        try:
-            yield number, line if isinstance(line, BadLine) else decode(line.rstrip(b"\r\n"), name)
-        except NotText as error:
-            yield number, BadLine(error.reason, error.detail)
+        if isinstance(line, BadLine):
+            yield number, line
+        elif may_differ and (other := other_encoding(line, name)):
+            yield number, BadLine("other_encoding", not_of(name, other))
+        else:
+            try:
+                yield number, decode(line.rstrip(b"\r\n"), name)
+            except NotText as error:
+                yield number, BadLine(error.reason, error.detail)
 
 
 def read_byte_lines(

@@ -12,7 +12,7 @@ import orjson
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
-from artel.text.encodings import SAMPLE, NotText, detect_encoding
+from artel.text.encodings import SAMPLE, NotText, detect_encoding, is_table, not_of, other_encoding
 from artel.text.records import Pair, Record, Rejected
 from artel.text.sources.lines import DAMAGED, BadLine, damaged, read_lines, unpacked
 from artel.text.sources.names import PACKED, file_name, packed_too, unpacked_name
@@ -233,12 +233,16 @@ def _values(row: list[str], width: int, places: list[int], encoding: str) -> tup
         fix = "mend the row; a text that holds the delimiter stands in quotes"
         return BadLine("bad_row", f"has {len(row)} columns where the header has {width}; {fix}")
     values = tuple(row[place].replace("\r\n", "\n").replace("\r", "\n") for place in places)
-    wrong = next(
-        (letter for value in values if not value.isascii() for letter in value if ord(letter) in _UNDECODED), ""
-    )
+    if all(map(str.isascii, values)):
+        return values
+    wrong = next((letter for value in values for letter in value if ord(letter) in _UNDECODED), "")
     if wrong:
         byte = ord(wrong) - 0xDC00
         return BadLine(
             "unreadable", f"is not {encoding}: byte {byte:#04x}; mend it, or name the encoding of the source"
         )
+    if is_table(encoding):
+        for other in (other_encoding(value.encode(encoding), encoding) for value in values):
+            if other:
+                return BadLine("other_encoding", not_of(encoding, other))
     return values

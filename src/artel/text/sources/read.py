@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.secrets import hide_secrets
 from artel.storage import RemoteFile, cache_folder, fetch, fetch_remote, is_remote
+from artel.text.encodings import NotText
 from artel.text.sources.chat import read_chat, read_preferences
 from artel.text.sources.dummy import read_dummy
 from artel.text.sources.dummy_questions import read_dummy_questions
@@ -15,8 +17,8 @@ from artel.text.sources.find import format_of
 from artel.text.sources.html import read_html
 from artel.text.sources.inputs import Input, Part, all_inputs, source_of
 from artel.text.sources.jsonl import read_jsonl
-from artel.text.sources.lines import too_large
-from artel.text.sources.names import is_url
+from artel.text.sources.lines import Note, line_encoding, too_large
+from artel.text.sources.names import file_name, is_url
 from artel.text.sources.pairs import read_pairs
 from artel.text.sources.parquet import read_parquet
 from artel.text.sources.questions import read_nq, read_squad
@@ -28,47 +30,58 @@ from artel.text.sources.unchanged import unchanged
 from artel.text.sources.warc import read_warc
 
 
-def read_part(part: Part, data: DataConfig) -> Items:
-    """The records of a part of a source that are of the sets it includes; those of a span have their line in it."""
+def read_part(part: Part, data: DataConfig, note: Note = lambda *_: None) -> Items:
+    """The records of a part of a source that are of the sets it includes; those of a span have their line in it.
+
+    `note` is called for each file whose encoding is guessed, by the part with its beginning.
+    """
     source = source_of(data, part.where)
-    items = _read_inputs(part.inputs, source, data)
+    items = _read_inputs(part.inputs, source, data, note)
     if not part.inputs:
-        items = _read_whole(source, part.where, data)
+        items = _read_whole(source, part.where, data, note)
     elif source.include or source.exclude:
         items = of_sets(items, source)
     yield from items
 
 
-def _read_whole(source: SourceConfig, where: str, data: DataConfig) -> Items:
-    def read() -> Items:
+def _read_whole(source: SourceConfig, where: str, data: DataConfig, note: Note) -> Items:
+    def read(note: Note = lambda *_: None) -> Items:
         items: Items
         if source.format == "dummy":
             items = read_dummy(source) if source.kind == "text" else read_dummy_questions(source)
         else:
             inputs = next(inputs for key, _, inputs in all_inputs(data) if key == where)
-            items = _read_inputs(inputs, source, data)
+            items = _read_inputs(inputs, source, data, note)
         return of_sets(items, source) if source.include or source.exclude else items
 
-    return taken(source, where, read) if source.rows else read()
+    return taken(source, where, read, lambda: read(note)) if source.rows else read(note)
 
 
-def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig) -> Items:
+def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig, note: Note) -> Items:
     for each in inputs:
         name = source.name or hide_secrets(each.path)
         if is_url(each.address):
             fetched = fetch(each.address, cache_folder() / "downloads", max_bytes=data.max_document)
-            yield from _read(fetched.path, each, fetched.content_type, name, source, data)
+            yield from _read(fetched.path, each, fetched.content_type, name, source, data, note)
         elif is_remote(each.address):
             file = fetch_remote(RemoteFile(each.address, each.size, each.version), cache_folder() / "remote")
-            yield from _read(file, each, "", name, source, data)
+            yield from _read(file, each, "", name, source, data, note)
         else:
             with unchanged(Path(each.address), each.version):
-                yield from _read(Path(each.address), each, "", name, source, data)
+                yield from _read(Path(each.address), each, "", name, source, data, note)
 
 
-def _read(file: Path, what: Input, content_type: str, set_name: str, source: SourceConfig, data: DataConfig) -> Items:
+def _read(
+    file: Path, what: Input, content_type: str, set_name: str, source: SourceConfig, data: DataConfig, note: Note
+) -> Items:
     origin = hide_secrets(what.address)  # it stands in the ledger, the store and messages
     kind = format_of(source, origin, content_type)
+    if _is_of_lines(kind, what, source):
+        with suppress(NotText):  # binary: whoever reads the file says where
+            encoding = line_encoding(file, origin, "auto")
+            if what.span is None or what.span.start == 0:
+                note(set_name, encoding)
+            source = source.model_copy(update={"encoding": encoding})
     if kind == "html":
         size = file.stat().st_size
         if size > data.max_document:
@@ -79,7 +92,17 @@ def _read(file: Path, what: Input, content_type: str, set_name: str, source: Sou
     elif kind in _BY_FIELDS:
         yield from _BY_FIELDS[kind](file, origin, set_name, source, data)
     else:
-        yield from read_text(file, origin, set_name, source, data, span=what.span, is_cut=what.is_cut)
+        yield from read_text(file, origin, set_name, source, data, note, span=what.span, is_cut=what.is_cut)
+
+
+def _is_of_lines(kind: str, what: Input, source: SourceConfig) -> bool:
+    """Whether the encoding of a file is to be guessed by its first megabyte, as it is of files of lines."""
+    if source.encoding != "auto" or file_name(what.address).endswith(".parquet"):
+        return False
+    if kind == "pairs":
+        return not source.outputs  # which have an encoding of their own
+    is_text_of_lines = kind == "text" and (what.is_cut or source.document in ("line", "paragraph"))
+    return is_text_of_lines or kind in ("jsonl", "csv", "nq", "chat", "preference")
 
 
 _BY_FIELDS = {

@@ -46,15 +46,15 @@ def check_rows(source: SourceConfig, where: str) -> list[Problem]:
     return []
 
 
-def taken(source: SourceConfig, where: str, read: Callable[[], Items]) -> Items:
+def taken(source: SourceConfig, where: str, count_by: Callable[[], Items], read: Callable[[], Items]) -> Items:
     """Those of the source's records that its `rows` takes; good and bad ones are counted alike.
 
-    Percents and numbers from the end need to know how many there are: a first pass through the reader counts them,
+    Percents and numbers from the end need to know how many there are: a first pass, through `count_by`, counts them,
     which costs its time and no memory. Raises InputError when the source has fewer records than the slice begins at.
     """
     start, stop = _bounds(source.rows)
     if any(bound is not None and (bound.percent or bound.value < 0) for bound in (start, stop)):
-        count = sum(1 for item in read() if not isinstance(item, Dropped))
+        count = sum(1 for item in count_by() if not isinstance(item, Dropped))
         first = start.place(count) if start else 0
         last: int | None = stop.place(count) if stop else count
     else:

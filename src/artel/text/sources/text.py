@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
-from artel.text.encodings import NotText, decode
+from artel.text.encodings import NotText, check_lines, decode, detect_encoding
 from artel.text.records import Record, Rejected
-from artel.text.sources.lines import BadLine, Span, read_lines, read_whole
+from artel.text.sources.lines import BadLine, Note, Span, read_lines, read_whole
 
 CUT_CHARACTERS = 4000
 """A long text is cut into documents of as many characters, or a few more: about a thousand tokens."""
@@ -20,16 +20,21 @@ def read_text(
     set_name: str,
     source: SourceConfig,
     data: DataConfig,
+    note: Note,
     *,
     span: Span | None = None,
     is_cut: bool = False,
 ) -> Iterator[Record | Rejected]:
     """`span` is for documents that are lines: they are numbered from its beginning. `is_cut`: the file is long, and
-    read as several documents (`document: auto`)."""
+    read as several documents (`document: auto`). `note` is called with the encoding guessed of a file that is one."""
     if source.document in ("auto", "file") and not is_cut:
         try:
             content = read_whole(file, origin, data.max_document)
-            yield Record(decode(content, source.encoding), origin, set_name)
+            encoding = source.encoding if source.encoding != "auto" else detect_encoding(content)
+            if source.encoding == "auto":
+                note(set_name, encoding)
+            check_lines(content, encoding)
+            yield Record(decode(content, encoding), origin, set_name)
         except NotText as error:
             yield Rejected(origin, error.reason, error.detail, set_name)
         return
