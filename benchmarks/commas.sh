@@ -8,5 +8,5 @@ artel train comma-restoration "data.sources.0.path=$novels/*.txt" data.block=128
     'model.config={model_type: modernbert, hidden_size: 192, num_hidden_layers: 4, num_attention_heads: 4, intermediate_size: 384}' \
     train.epochs=2 validate.every=200 validate.blocks=400 validate.patience=null run=runs/commas-novels --restart --json
 artel train comma-restoration "data.sources.0.path=$sentences" data.block=128 \
-    model.config=null model.from=runs/commas-novels/model tokenizer.train=null \
+    model.from=runs/commas-novels/model tokenizer.train=null \
     train.epochs=4 train.learning_rate=3e-4 train.muon_learning_rate=5e-3 run=runs/commas-sentences --restart --json

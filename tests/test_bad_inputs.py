@@ -28,6 +28,10 @@ def model(**config):
     return {"model": {"config": {"model_type": "gpt2", **config}}}
 
 
+def pretrained(folder):
+    return {"model": {"config": None, "from": folder}, "tokenizer": {"replace": True}}
+
+
 def encoder(objective):
     """A small ModernBERT; for span_qa with made-up questions."""
     config = {"model_type": "modernbert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -138,15 +142,15 @@ CASES = [
     Case("heads-do-not-divide", ["model.config"], model(n_embd=30, n_head=4)),
     Case("vocabulary-below-tokenizer", ["model.config.vocab_size"], model(vocab_size=10)),
     Case("positions-below-block", ["data.block", "16 positions"], model(n_positions=16)),
-    Case("no-such-folder", ["model.from"], {"model": {"config": None, "from": "./nowhere"}}),
-    Case("folder-without-config", ["config.json"], {"model": {"config": None, "from": "{here}/m"}}, files={"m/x": b""}),
-    Case("folder-without-weights", ["has no weights"], {"model": {"config": None, "from": "{here}/m"}},
+    Case("no-such-folder", ["model.from"], pretrained("./nowhere")),
+    Case("folder-without-config", ["config.json"], pretrained("{here}/m"), files={"m/x": b""}),
+    Case("folder-without-weights", ["has no weights"], pretrained("{here}/m"),
          files={"m/config.json": b'{"model_type": "gpt2"}'}),
-    Case("model-hub-offline", ["no/such", "needs network"], {"model": {"config": None, "from": "no/such"}}),
+    Case("model-hub-offline", ["no/such", "needs network"], pretrained("no/such")),
     Case("pickle-with-code", ["not a file of tensors only", "nothing in it was run"],
-         {"model": {"config": None, "from": "{here}/m"}},
+         pretrained("{here}/m"),
          files={"m/config.json": b'{"model_type": "gpt2"}', "m/pytorch_model.bin": "EVIL"}),
-    Case("broken-safetensors", ["model.from"], {"model": {"config": None, "from": "{here}/m"}},
+    Case("broken-safetensors", ["model.from"], pretrained("{here}/m"),
          files={"m/config.json": b'{"model_type": "gpt2"}', "m/model.safetensors": b"nonsense"}),
     # masked models, pairs and questions
     Case("masked-by-a-decoder", ["model.config", "gpt2"], {"objective": "masked"}),
@@ -203,7 +207,7 @@ CASES = [
          files={"a.jsonl": b'{"prompt": "word", "completion": "a", "label": true}\n'}),
     Case("lora-from-scratch", ["model", "lora"], {"model": {"lora": {"rank": 4}}}),
     Case("a-causal-folder-for-masks", ["model.from", "gpt2"],
-         merged(encoder("masked"), {"model": {"config": None, "from": "{here}/m"}}),
+         merged(encoder("masked"), pretrained("{here}/m")),
          files={"m/config.json": b'{"model_type": "gpt2"}', "m/model.safetensors": b"x"}),
 ]  # fmt: skip
 

@@ -1,11 +1,14 @@
 """The run file: quantities, overrides, and errors that name the key, the line and the remedy."""
 
+import re
 from itertools import pairwise
 
 import pytest
 
-from artel.config import RunConfig, TrainConfig, dump_run, load_run, recipe_names, result_differences
+from artel.config import RunConfig, TrainConfig, dump_run, load_run, recipe_names, result_differences, run_from
+from artel.config.other_names import OTHER_NAMES
 from artel.config.quantities import Interval, Warmup, read_bytes, read_count, read_number
+from artel.config.suggest import all_keys
 from artel.errors import InputError
 from artel.training.schedule import Length, rate
 
@@ -32,10 +35,12 @@ def test_quantities_are_read_as_people_mean_them(read, written, value):
 @pytest.mark.parametrize(
     ("read", "written"),
     [(read_number, "abc"), (read_number, True), (read_count, 1.5), (read_count, "3x"), (read_bytes, "2 parsec"),
-     (Interval.read, "0"), (Interval.read, "12 parsec"), (Interval.read, [1]), (Warmup.read, -1)],
+     (read_count, "1" * 5000), (read_count, 10**400),
+     (Interval.read, "0"), (Interval.read, "12 parsec"), (Interval.read, "1e12h"),
+     (Interval.read, [1]), (Warmup.read, -1)],
 )  # fmt: skip
 def test_what_is_no_quantity_is_refused(read, written):
-    with pytest.raises(ValueError, match=r"write|below zero|not above"):
+    with pytest.raises(ValueError, match=r"write|below zero|not above|too large"):
         read(written)
 
 
@@ -122,3 +127,135 @@ def test_length_and_intervals():
     assert [step for step in range(1, 9) if length.is_due(Interval(steps=3), step)] == [3, 6]
     assert Length.of(TrainConfig.model_validate({"tokens": 100, "batch": 4}), 10, 8).steps == 4
     assert Length.of(TrainConfig.model_validate({"steps": 5, "batch": 4}), 10, 8).total == 20
+
+
+# What no run can mean, by kind: each is refused with its bound, or its lower one, before anything is begun.
+OUT_OF_BOUNDS = {
+    "train.batch": ["10**18", 10**9, 0], "train.micro_batch": [10**9, 0], "train.threads": [10**6, 0],
+    "tokenizer.train.vocab": [10**12, 5], "seed": [2**63, -1], "data.block": [10**12, 1], "train.steps": [10**18, 0],
+    "train.tokens": [10**18], "train.epochs": [1e300, 0], "train.learning_rate": [1e9, 0], "train.betas": [[0.9, 1.0]],
+    "train.weight_decay": [1e30, -1], "train.hang_timeout": ["1e9h", 0], "train.warmup": [10**18],
+    "validate.every": ["1e300h", 10**18], "validate.new_tokens": [10**12], "checkpoint.keep": [10**18, 0],
+    "checkpoint.budget": ["10000000T"], "parallel.tensor": [10**9, 0], "parallel.data": [10**9, 0],
+    "parallel.shard": [0], "prepare.workers": [10**9, 0], "model.lora.rank": [10**9, 0], "log.every": [10**18, 0],
+    "data.store": ["x" * 300, "x/" * 3000], "run": ["x" * 300], "model.from": ["x" * 300], "chat.template": ["x" * 300],
+    "tokenizer.from": ["y/" + "x" * 300], "parallel.deepspeed": ["x" * 300], "data.from_store": ["x" * 300],
+    "span_qa.question": [10**12], "masked.rate": [2], "preference.beta": [1e12], "data.sources.0.documents": [10**18],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OUT_OF_BOUNDS)
+def test_what_no_run_can_mean_is_refused_with_its_bound(key, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("data: {sources: [{format: dummy}]}\n")
+    for value in OUT_OF_BOUNDS[key]:
+        with pytest.raises(InputError) as error:
+            load_run(str(file), [f"{key}={value}"])
+        text = str(error.value)
+        assert key in text
+        assert re.search(r"write|greater|less|longer|whole number|too large|0 to", text), text
+        assert len(text) < 1000
+
+
+def test_every_number_has_an_upper_bound():
+    """Of each key: 10**300 is refused, where it is a number."""
+    refused = set()
+    for key in all_keys(RunConfig):
+        try:
+            run = run_from({"data": {"sources": [{"format": "dummy"}]}}, [f"{key}=1e300"], {(): "run.yaml"})
+        except InputError as error:
+            refused |= {key} if "over" in str(error) or "less than" in str(error) else set()
+        else:
+            assert "e+300" not in dump_run(run), key
+    assert {"train.batch", "data.block", "seed", "train.decay", "prepare.part"} <= refused
+    assert len(refused) > 60
+
+
+def test_large_seeds_are_kept_to_the_last_digit(tmp_path):
+    for written in (2**63 - 1, str(2**63 - 1)):
+        assert run_from({"seed": written, "data": {"sources": [{"format": "dummy"}]}}, [], {(): ""}).seed == 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("data.blocks", "did you mean block?"), ("data.blok", "did you mean block?"), ("validate.block", "blocks?"),
+        ("learning_rate", "did you mean train.learning_rate?"), ("train.block", "did you mean data.block?"),
+        ("lr", "artel calls it train.learning_rate"), ("train.lr", "artel calls it train.learning_rate"),
+        ("train.learning-rate", "did you mean learning_rate?"), ("batch_size", "artel calls it train.batch"),
+        ("train.max_length", "artel calls it data.block"), ("max_seq_length", "artel calls it data.block"),
+        ("train.num_train_epochs", "artel calls it train.epochs"), ("train.Max_Steps", "artel calls it train.steps"),
+        ("train.per_device_train_batch_size", "artel calls it train.micro_batch"),
+        ("train.gradient_accumulation_steps", "artel calls it train.batch"), ("tokenizer.vocab_size", "train.vocab"),
+        ("model.lora.r", "artel calls it model.lora.rank"), ("output_dir", "artel calls it run"),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_is_shown_what_is_meant(key, says):
+    with pytest.raises(InputError) as error:
+        run_from({"data": {"sources": [{"format": "dummy"}]}}, [f"{key}=1"], {(): "run.yaml"})
+    assert says in str(error.value)
+
+
+def test_other_tools_names_lead_to_keys_that_there_are_and_are_none_themselves():
+    keys = set(all_keys(RunConfig))
+    assert set(OTHER_NAMES.values()) <= keys
+    assert not {name for name in OTHER_NAMES if name in keys}
+
+
+def test_keys_that_yaml_takes_for_something_else(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(MINIMAL + "2020-01-01: 3\non: 4\n~: 5\nmodel: {config: {model_type: gpt2, 2021-02-03: 1}}\n")
+    with pytest.raises(InputError) as error:
+        load_run(str(file))
+    for says in ("run.yaml:2: the key 2020-01-01 is read by YAML as a date", "run.yaml:3: the key on is read by YAML",
+                 "the key ~", "run.yaml:5: the key 2021-02-03"):  # fmt: skip
+        assert says in str(error.value)
+
+
+def test_all_that_is_wrong_is_said_in_one_round_and_nothing_that_follows_from_it(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "data: {sources: [{path: a.txt, weight: -1}], souces: 3}\nmodel: {form: x, lora: {rank: 4}}\n"
+        "train: {batch: x, steps: 3, epochs: 2}\nmasked: {mask: 0.9, random: 0.9}\nobjectiv: masked\n"
+    )
+    with pytest.raises(InputError) as error:
+        load_run(str(file), ["train.stps=3", "data.sources.7.path=x", "seed"])
+    text = str(error.value)
+    for says in ("weight", "souces", "form", "train.batch", "train.stps", "masked", "over 1 together", "objectiv",
+                 "count from 0", "override seed"):  # fmt: skip
+        assert says in text
+    for follows in ("lora changes", "names no text", "needs a path"):
+        assert follows not in text
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides", "reads"),
+    [
+        ({"model": {"config": {"model_type": "gpt2"}}}, ["model.from=x"], {"from_": "x", "config": None}),
+        ({"model": {"from": "x"}}, ["model.config.model_type=gpt2"], {"from_": None, "config": {"model_type": "gpt2"}}),
+        ({"model": {"from": "x"}}, ["model.config={model_type: bert}"], {"from_": None}),
+        ({"model": {"config": {"model_type": "gpt2"}}}, ["model.from=null"], {"config": {"model_type": "gpt2"}}),
+    ],
+)
+def test_an_override_takes_the_place_of_what_cannot_stand_beside_it(written, overrides, reads):
+    run = run_from(written | {"data": {"sources": [{"format": "dummy"}]}}, overrides, {(): "run.yaml"})
+    for name, value in reads.items():
+        assert getattr(run.model, name) == value
+
+
+def test_a_length_on_the_command_line_takes_the_place_of_the_recipes():
+    assert load_run("tolstoy-finetune", ["train.steps=3"]).train.epochs is None
+    with pytest.raises(InputError, match="keep one"):  # both are the user's own
+        load_run("tolstoy-finetune", ["train.steps=3", "train.epochs=2"])
+    with pytest.raises(InputError, match="keep one"):
+        load_run("tolstoy-scratch", ["model.config.n_layer=3", "model.from=x", "tokenizer.train=null"])
+
+
+def test_a_tokenizer_trained_anew_for_a_pretrained_model_is_asked_for_by_name():
+    with pytest.raises(InputError, match=r"tokenizer\.train.*trained anew.*\n.*tokenizer\.replace: true"):
+        load_run("tolstoy-scratch", ["model.from=x"])
+    assert load_run("tolstoy-scratch", ["model.from=x", "tokenizer.train=null"]).model.from_ == "x"
+    replaced = load_run("tolstoy-scratch", ["model.from=x", "tokenizer.replace=true"])
+    assert replaced.tokenizer.train is not None
+    with pytest.raises(InputError, match="no meaning without both"):
+        load_run("tolstoy-scratch", ["tokenizer.replace=true"])

@@ -164,7 +164,7 @@ def test_a_run_that_cannot_begin_from_it_says_why(folder, tmp_path):
 
 def test_training_from_it_names_the_way(folder, tmp_path):
     checkpoint = folder / "3" / "checkpoint-2"
-    run = write_run(tmp_path / "run.yaml", model={"config": None, "from": str(checkpoint)})
+    run = write_run(tmp_path / "run.yaml", model={"config": None, "from": str(checkpoint)}, tokenizer={"train": None})
     done = artel("train", run)
     assert done.returncode == 2
     assert "has weights in DeepSpeed's pieces only" in done.stderr

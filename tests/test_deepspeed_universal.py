@@ -171,6 +171,7 @@ def test_what_cannot_be_written_is_refused(folder, tmp_path):
     run = write_run(
         tmp_path / "run.yaml",
         data={"store": str(folder / "stores")},
+        tokenizer={"replace": True},
         model={"config": None, "from": str(folder / "out"), "lora": {"rank": 2, "target": ["c_attn"]}},
         train={"steps": 1, "optimizer": "sgd"},
         checkpoint={"every": 1, "best": None},

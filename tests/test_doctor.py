@@ -13,8 +13,8 @@ import torch
 
 from artel.config import RunConfig, load_run
 from artel.models import bf16_is_native
+from artel.planning.machine import Disk, core_quota, host_address, memory
 from artel.using.doctor import examine
-from artel.using.doctor.machine import Disk, core_quota, host_address, memory
 from artel.using.doctor.software import environment
 from artel.using.doctor.troubles import troubles
 from helpers import ENVIRONMENT, artel, write_run
@@ -41,7 +41,8 @@ def test_it_tells_this_machine_and_no_secret_and_writes_and_asks_nothing(tmp_pat
     for folder in folders.values():
         folder.mkdir()
     (folders["network"] / "sitecustomize.py").write_text(NO_NETWORK)
-    run = write_run(tmp_path / "run.yaml", model={"config": None, "from": "someone/model-that-is-not-here"})
+    run = write_run(tmp_path / "run.yaml", model={"config": None, "from": "someone/model-that-is-not-here"},
+                    tokenizer={"train": None})  # fmt: skip
     variables = {
         "ARTEL_CACHE": folders["cache"], "HOME": folders["home"], "TMPDIR": folders["temporary"],
         "HF_HOME": folders["cache"], "NETWORK": tmp_path / "asked", "PATH": folders["here"],

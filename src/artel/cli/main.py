@@ -27,6 +27,7 @@ from artel.cli import (
     report,
     train,
 )
+from artel.cli.parsing import Verbs
 from artel.cli.streams import be_utf8, leave_out, newest_told, open_streams, write_lines
 from artel.errors import ArtelError, OutOfMemory, Problem, WorkError
 from artel.launching.worker import LostOthers
@@ -34,6 +35,7 @@ from artel.storage.faults import FAULT, fault_lines, machine_error
 
 app = typer.Typer(
     name="artel",
+    cls=Verbs,
     help="From raw text to a trained transformer language model.",
     no_args_is_help=True,
     add_completion=False,
@@ -43,8 +45,19 @@ app = typer.Typer(
 )
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from artel import __version__
+
+        print(f"artel {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def artel(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version, and end.")
+    ] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
 ) -> None:
     """From raw text to a trained transformer language model."""

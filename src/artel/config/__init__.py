@@ -9,9 +9,10 @@ from artel.config.data_sections import (
     TokenizerConfig,
     TokenizerTraining,
 )
-from artel.config.load import dump_run, load_run, result_differences, run_from
+from artel.config.load import WrongRunFile, dump_run, is_doubtful, load_run, result_differences, run_from
 from artel.config.objective_sections import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.prepare_sections import PrepareConfig, SlurmConfig
+from artel.config.section import name_fault
 from artel.config.sections import (
     CheckpointConfig,
     LogConfig,
@@ -23,6 +24,7 @@ from artel.config.sections import (
     ValidateConfig,
 )
 from artel.config.shipped import recipe_names, recipe_text
+from artel.config.suggest import key_advice, meant_key, near_name
 
 __all__ = [
     "ChatConfig",
@@ -46,8 +48,14 @@ __all__ = [
     "TokenizerTraining",
     "TrainConfig",
     "ValidateConfig",
+    "WrongRunFile",
     "dump_run",
+    "is_doubtful",
+    "key_advice",
     "load_run",
+    "meant_key",
+    "name_fault",
+    "near_name",
     "recipe_names",
     "recipe_text",
     "result_differences",

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from artel.config.quantities import Bytes, Count, Number
-from artel.config.section import Paths, Section, as_list, number_if_it_is_one, number_or_numbers
+from artel.config.quantities import Bytes, Count, Length, Number, Seed, Vocabulary
+from artel.config.section import Name, Paths, Section, as_list, free, number_if_it_is_one, number_or_numbers
 
 
 class SourceConfig(Section):
@@ -79,7 +79,7 @@ class SourceConfig(Section):
     )
     input: str = Field("input", description="pairs: the column or field of the input.")
     output: str = Field("output", description="pairs: the column or field of the output.")
-    outputs: str = Field("", description="pairs: the file that holds the outputs, line for line, when it is another.")
+    outputs: Name = Field("", description="pairs: the file that holds the outputs, line for line, when it is another.")
     converter: str = Field(
         "auto",
         description="chat, preference: the form of a row: auto (by its fields), messages, alpaca, sharegpt, dialog, "
@@ -96,7 +96,7 @@ class SourceConfig(Section):
     )
     kind: Literal["text", "questions"] = Field("text", description="dummy: what to make.")
     documents: Count = Field(1000, ge=1, description="dummy: how many documents to make.")
-    seed: Count = Field(0, description="dummy: the seed that the documents are made from.")
+    seed: Seed = Field(0, description="dummy: the seed that the documents are made from.")
 
     @property
     def yields(self) -> Literal["text", "pairs", "questions", "conversations", "preferences"]:
@@ -257,7 +257,7 @@ class DedupConfig(Section):
 
 class DataConfig(Section):
     sources: list[SourceConfig] = Field(default=[], description="Where the text comes from; one source or many.")
-    from_store: str = Field(
+    from_store: Name = Field(
         "", description="A token store that is there already, in place of sources: what artel data import wrote."
     )
     clean: CleanConfig = Field(
@@ -271,7 +271,7 @@ class DataConfig(Section):
         description="Fraction of documents held out for validation, chosen by hash, at least one; or a path to "
         "validation texts.",
     )
-    block: Count = Field(
+    block: Length = Field(
         1024, ge=2, description="Tokens in a block; the longest window or pair where samples stand alone."
     )
     packing: Literal["concatenate", "best_fit"] = Field(
@@ -290,7 +290,7 @@ class DataConfig(Section):
     max_document: Bytes = Field(
         100_000_000, ge=1, description="Largest file or line read as one document, in bytes; a larger one is an error."
     )
-    store: str = Field(
+    store: Name = Field(
         "", description="Folder for stores, also s3://BUCKET/PREFIX; by default in the cache folder (ARTEL_CACHE).",
         json_schema_extra={"shapes_result": False},
     )  # fmt: skip
@@ -339,7 +339,7 @@ class TokenizerTraining(Section):
         "numbers in threes, letters of any case: slightly fewer tokens on Russian and code; whitespace: words and "
         "punctuation, spaces are lost.",
     )
-    vocab: Count = Field(16384, ge=257, description="Ids in the vocabulary, the special tokens included.")
+    vocab: Vocabulary = Field(16384, ge=257, description="Ids in the vocabulary, the special tokens included.")
     end: str | None = Field(
         None, min_length=1, description="The end-of-document token; <|endoftext|>, for encoders </s>, when null."
     )
@@ -357,7 +357,12 @@ class TokenizerConfig(Section):
     train: TokenizerTraining | None = Field(
         None, description="Train a BPE on the training text: over bytes, or over words (pattern: whitespace)."
     )
-    from_: str | None = Field(None, alias="from", description="Folder or hub id of an existing tokenizer.")
+    from_: Name | None = Field(None, alias="from", description="Folder or hub id of an existing tokenizer.")
+    replace: bool = free(
+        False,
+        "Train one although model.from has its own: the model's embeddings, learned for other tokens, are then of no "
+        "use, and must be learned anew.",
+    )
 
     @model_validator(mode="after")
     def _one(self) -> TokenizerConfig:

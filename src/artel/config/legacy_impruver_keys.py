@@ -7,7 +7,7 @@ from typing import Any
 
 from artel.config.legacy_keys import OldKeys
 from artel.config.legacy_trainer import TRAINER_DEFAULTS
-from artel.config.load import Key, parse
+from artel.config.yaml_tree import Key, parse
 from artel.errors import Problem
 
 SECTIONS = ("model", "lora", "tokenizer", "trainer", "ddp")

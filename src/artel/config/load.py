@@ -1,15 +1,13 @@
 """From a YAML file, a recipe's name or a finished run's folder, with dotted overrides, to a checked `RunConfig`.
 
-All problems are reported together, each with its key and `file:line`, and unknown keys with the nearest known one.
+All problems are reported together, each with its key and `file:line`, and unknown keys with what is meant.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
-import math
 import re
-import types
-import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,21 +15,37 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from artel.config.between_sections import section_problems
 from artel.config.legacy import from_old_json, is_impruver, is_old_json, refuse_model_config
 from artel.config.legacy_trainer import drop_ddp
+from artel.config.overrides import lay_over
+from artel.config.quantities import OverLimit
+from artel.config.section import name_fault
 from artel.config.sections import RunConfig
 from artel.config.shipped import recipe_names, recipe_text
+from artel.config.suggest import key_advice, meant_key, near_name
+from artel.config.yaml_tree import Key, parse, place_of, unwritable_problems
 from artel.errors import InputError, Problem
 from artel.secrets import hide_secrets
 
-Key = tuple[str | int, ...]
-
-# A run file has a hundred keys; anchors that are repeated in anchors (`a: [*b, *b]`) stand for billions of values.
-_MOST_VALUES = 100_000
-_DEEPEST = 100
 _LONGEST_SHOWN = 200  # characters of a wrong value in a message
-# YAML can write them (as escapes), and no path or UTF-8 file can hold them.
-_UNWRITABLE = re.compile("[\\0\\ud800-\\udfff]")
+_ROUNDS = 20  # in which what is wrong is left out, so that what it hid is seen
+
+
+class WrongRunFile(InputError):
+    """All that is wrong with a run file by itself, and the rest of it, of which more can be asked."""
+
+    def __init__(self, problems: Sequence[Problem], rest: RunConfig | None, doubtful: set[str]) -> None:
+        super().__init__(problems)
+        self.rest = rest
+        """The run without the keys that are wrong; None where nothing is left to read."""
+        self.doubtful = doubtful
+        """Dotted keys that are wrong, or that were perhaps meant: no more can be said of them."""
+
+
+def is_doubtful(key: str, doubtful: set[str]) -> bool:
+    """Whether a dotted key, a section above it or a key within it is among those that are `doubtful`."""
+    return any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in doubtful)
 
 
 def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -51,57 +65,75 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     drop_ddp(tree, place)
     if is_old_json(tree):
         tree, lines = from_old_json(tree, place), {(): place}
-    run = run_from(tree, overrides, lines)
+    try:
+        run = run_from(tree, overrides, lines)
+    except WrongRunFile as error:
+        error.rest = error.rest and _named(error.rest, stem)
+        raise
+    return _named(run, stem)
+
+
+def _named(run: RunConfig, stem: str) -> RunConfig:
     return run if run.run else run.model_copy(update={"run": f"runs/{stem}"})
 
 
 def run_from(tree: dict[str, Any], overrides: Sequence[str], lines: dict[Key, str]) -> RunConfig:
-    """The run that plain values describe, overrides laid over them; `lines` says where each key stands, () the file."""
+    """The run that plain values describe, overrides laid over them; `lines` says where each key stands, () the file.
+
+    Raises WrongRunFile with all problems.
+    """
     problems: list[Problem] = []
+    doubtful: set[str] = set()
     for override in overrides:
-        problems += _override(tree, lines, override)
-    problems += _unwritable_problems(tree, lines)
-    if problems:
-        raise InputError(problems)
-    try:
-        run = RunConfig.model_validate(tree)
-    except ValidationError as error:
-        raise InputError(_explain(error, lines)) from None
-    problems = _source_problems(run)
-    if problems:
-        raise InputError([Problem(f"{lines[()]}: {problem.where}", problem.what, problem.fix) for problem in problems])
+        wrong = lay_over(tree, lines, override)
+        problems += wrong
+        doubtful |= {override.partition("=")[0]} if wrong else set()
+    unwritable = unwritable_problems(tree, lines)
+    if unwritable:  # values that neither messages nor the sections can take
+        raise WrongRunFile([*problems, *unwritable], None, doubtful)
+    run = _validated(tree, lines, problems, doubtful)
+    if run is not None:
+        for problem in section_problems(run):
+            if not is_doubtful(problem.where, doubtful):
+                problems.append(Problem(f"{lines[()]}: {problem.where}", problem.what, problem.fix))
+                doubtful.add(problem.where)
+    if problems or run is None:
+        raise WrongRunFile(problems, run, doubtful)
     return run
 
 
-def _source_problems(run: RunConfig) -> list[Problem]:
-    """Whether there is text, and of the kind that the objective learns from."""
-    if run.data.from_store:
-        return []
-    if not run.data.sources:
-        return [Problem("data.sources", "the run names no text", "write data: {sources: [{path: texts/*.txt}]}")]
-    kinds = [source.yields for source in run.data.sources]
-    wanted = _LEARNED_FROM[run.objective]
-    problems = [
-        Problem(f"data.sources.{number}", f"yields {kind}, and objective {run.objective} learns from "
-                f"{' or '.join(wanted)}", _REMEDIES[wanted[0]])
-        for number, kind in enumerate(kinds) if kind not in wanted
-    ]  # fmt: skip
-    if not problems and len(set(kinds)) > 1:
-        problems.append(Problem("data.sources", f"yield both {' and '.join(sorted(set(kinds)))}", "keep to one kind"))
-    return problems
+def _validated(
+    tree: dict[str, Any], lines: dict[Key, str], problems: list[Problem], doubtful: set[str]
+) -> RunConfig | None:
+    """The run of a tree, without what is wrong in it: that is added to `problems`, and its keys to `doubtful`."""
+    for _ in range(_ROUNDS):
+        try:
+            return RunConfig.model_validate(tree)
+        except ValidationError as error:
+            explained = _explain(error, lines)
+        tree = copy.deepcopy(tree)
+        before = set(doubtful)
+        for key, problem in explained.items():
+            dotted = ".".join(map(str, key))
+            # What is said of a section may follow from what is wrong within it, and was left out just now.
+            if not is_doubtful(dotted, before):
+                problems.append(problem)
+            doubtful |= {dotted, meant_key(key) or dotted} if problem.what == _UNKNOWN else {dotted}
+            _leave_out(tree, key)
+    return None
 
 
-_LEARNED_FROM = {
-    "causal": ["text"], "masked": ["text", "pairs"], "span_qa": ["questions"], "chat": ["conversations"],
-    "preference": ["preferences"],
-}  # fmt: skip
-_REMEDIES = {
-    "text": "write objective: masked for pairs, span_qa for questions, chat for conversations, preference for "
-    "preferences",
-    "questions": "write format: nq or squad, or {format: dummy, kind: questions}",
-    "conversations": "write format: chat",
-    "preferences": "write format: preference",
-}
+def _leave_out(tree: Any, key: Key) -> None:
+    """Take a key out of a tree; where it is an item of a list, the list."""
+    while key and isinstance(key[-1], int):
+        key = key[:-1]
+    for part in key[:-1]:
+        if isinstance(tree, list) and isinstance(part, int):
+            tree = tree[part]
+        elif isinstance(tree, dict):
+            tree = tree.get(part)
+    if isinstance(tree, dict) and key:
+        tree.pop(key[-1], None)
 
 
 def dump_run(run: RunConfig, *, secrets: bool = False) -> str:
@@ -138,6 +170,9 @@ def _plain(value: object) -> object:
 
 def _find(name: str) -> tuple[str, str, str]:
     """Text, the place to name in messages, and the stem for the default run folder."""
+    fault = name_fault(name)
+    if fault is not None:
+        raise InputError([Problem(name[:_LONGEST_SHOWN], fault, "give a YAML file or a recipe")])
     path = Path(name)
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
@@ -147,8 +182,8 @@ def _find(name: str) -> tuple[str, str, str]:
         return text.replace("\t", " ") if path.suffix == ".json" else text, str(path), path.stem
     if name in recipe_names():
         return recipe_text(name), f"recipe {name}", name
-    near = difflib.get_close_matches(name, recipe_names(), 1)
-    fix = f"did you mean {near[0]}?" if near else f"give a YAML file or a recipe: {', '.join(recipe_names())}"
+    near = near_name(name)
+    fix = f"did you mean {near}?" if near else f"give a YAML file or a recipe: {', '.join(recipe_names())}"
     what = "is a folder without config.yaml" if path.is_dir() else "there is no such file, and no recipe of that name"
     raise InputError([Problem(name, what, fix)])
 
@@ -164,132 +199,24 @@ def read_file(path: Path) -> str:
     raise InputError([Problem(str(path), what, fix)])
 
 
-def parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
-    """The YAML as plain values, and for each key the `file:line` where it stands. Raises InputError."""
-    try:
-        tree, lines, problems = _read_yaml(text, place)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{place}:{mark.line + 1}" if mark else place
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise InputError(
-            [Problem(where, f"is not valid YAML: {what}", "check indentation, colons and brackets")]
-        ) from None
-    except (ValueError, RecursionError) as error:  # dates out of range, documents nested without end
-        raise InputError([Problem(place, f"is not valid YAML: {error}", "check its values")]) from None
-    if tree is None:
-        tree = {}
-    if not isinstance(tree, dict):
-        problems.append(Problem(place, "is not a mapping of keys to values", "write keys like data: and train:"))
-    problems += _unwritable_problems(tree, lines)
-    if problems:
-        raise InputError(problems)
-    return tree, lines
+_UNKNOWN = "there is no such key"
 
 
-def _read_yaml(text: str, place: str) -> tuple[Any, dict[Key, str], list[Problem]]:
-    """Plain values, where keys stand, and what is wrong with keys. Raises YAMLError, ValueError, RecursionError."""
-    lines: dict[Key, str] = {(): place}
-    problems: list[Problem] = []
-    values = 0
-
-    def walk(node: yaml.Node, key: Key) -> None:
-        nonlocal values
-        values += 1
-        if values > _MOST_VALUES:
-            raise ValueError(f"over {_MOST_VALUES:,} values, those of an anchor counted wherever it is used")
-        lines.setdefault(key, f"{place}:{node.start_mark.line + 1}")
-        if isinstance(node, yaml.MappingNode):
-            walk_keys(node, key)
-        elif isinstance(node, yaml.SequenceNode):
-            for index, value in enumerate(node.value):
-                walk(value, (*key, index))
-
-    def walk_keys(node: yaml.MappingNode, key: Key) -> None:
-        seen: set[str] = set()
-        for name, value in node.value:
-            where = f"{place}:{name.start_mark.line + 1}"
-            if not isinstance(name, yaml.ScalarNode):
-                problems.append(Problem(where, "a key is a list or a mapping", "write a word: data, train"))
-                continue
-            if name.value in seen:
-                problems.append(Problem(where, f"the key {name.value} is given twice", "keep one of them"))
-            seen.add(name.value)
-            lines[(*key, name.value)] = where
-            walk(value, (*key, name.value))
-
-    loader = _Loader(text)
-    node = loader.get_single_node()
-    if node is None:
-        return None, lines, problems
-    walk(node, ())
-    return loader.construct_document(node), lines, problems
-
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's own takes 9 seconds for 2,000 brackets in a row, and all of Python's stack."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self._depth = getattr(self, "_depth", 0) + 1
-        if self._depth > _DEEPEST:
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(problem=f"lists and mappings are nested over {_DEEPEST} deep", problem_mark=mark)
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
-
-
-def _override(tree: dict[str, Any], lines: dict[Key, str], override: str) -> list[Problem]:
-    """Put `a.b.0.c=value` into the tree; what is wrong with it, if anything."""
-    dotted, equals, text = override.partition("=")
-    where = f"override {override}"
-    if not equals or not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", dotted):
-        return [Problem(where, "is not of the form key=value", "write train.learning_rate=3e-4")]
-    try:
-        value, _, problems = _read_yaml(text, where)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return [Problem(where, "its value is not valid YAML", f"quote it: '{dotted}=\"…\"'")]
-    if problems:
-        return problems
-    parts: list[str | int] = [int(part) if part.isdigit() else part for part in dotted.split(".")]
-    here: Any = tree
-    for depth, part in enumerate(parts):
-        last = depth == len(parts) - 1
-        if isinstance(here, list):
-            if not isinstance(part, int) or part > len(here):
-                return [Problem(where, f"{part} is not an index of a list of {len(here)}", "count from 0")]
-            if part == len(here):
-                here.append({})
-        elif isinstance(here, dict):
-            if here.get(part) is None:
-                here[part] = [] if not last and isinstance(parts[depth + 1], int) else {}
-        else:
-            return [Problem(where, f"{'.'.join(map(str, parts[:depth]))} is a value, not a section", "check the key")]
-        if last:
-            here[part] = value
-        here = here[part]
-    for known in [known for known in lines if known[: len(parts)] == tuple(parts)]:
-        del lines[known]
-    for depth in range(1, len(parts) + 1):
-        lines.setdefault(tuple(parts[:depth]), where)
-    return []
-
-
-def _explain(error: ValidationError, lines: dict[Key, str]) -> list[Problem]:
+def _explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]:
     """Pydantic's findings as problems that name the key, the line and the remedy; one for each key."""
-    problems: dict[str, Problem] = {}
+    problems: dict[Key, Problem] = {}
     for found in error.errors():
         place = found["loc"]
         key = tuple(part for part in place[:-1] if not _is_union_label(part))
         if place and (found["type"] == "extra_forbidden" or not _is_union_label(place[-1])):
             key = (*key, place[-1])  # a key that there is not may have any name
         dotted = ".".join(str(part) for part in key)
-        if dotted in problems:
+        if key in problems and not _is_plainer(found):
             continue
-        where = _place(key, lines)
+        where = place_of(key, lines)
         kind, context = found["type"], found.get("ctx", {})
         if kind == "extra_forbidden":
-            what, fix = "there is no such key", _did_you_mean(key)
+            what, fix = _UNKNOWN, key_advice(key)
         elif kind == "literal_error":
             near = difflib.get_close_matches(
                 _shown(found["input"]).strip("'"), re.findall(r"'([^']*)'", context["expected"]), 1
@@ -302,8 +229,13 @@ def _explain(error: ValidationError, lines: dict[Key, str]) -> list[Problem]:
             what, fix = f"{_shown(found['input'])} is not a section", f"write {dotted}: {{…}} with keys inside"
         else:
             what, fix = f"{found['msg'].lower()}, but it is {_shown(found['input'])}", ""
-        problems[dotted] = Problem(where, what, fix)
-    return list(problems.values())
+        problems[key] = Problem(where, what, fix)
+    return problems
+
+
+def _is_plainer(found: Any) -> bool:
+    """Whether of what pydantic says of a key that takes a word or a number this is what its user meant: a number."""
+    return found["type"] == "greater_than_equal" or isinstance(found.get("ctx", {}).get("error"), OverLimit)
 
 
 def _shown(value: object) -> str:
@@ -318,81 +250,3 @@ def _shown(value: object) -> str:
 def _is_union_label(part: str | int) -> bool:
     """Pydantic adds the name of the tried type to the place of an error inside a union."""
     return isinstance(part, str) and (part in ("str", "float", "int") or "[" in part)
-
-
-def _unwritable_problems(tree: Any, lines: dict[Key, str]) -> list[Problem]:
-    return [Problem(_place(key, lines), what, fix) for key, what, fix in _unwritable(tree, ())]
-
-
-def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
-    """What YAML can say and RUN/config.yaml could not repeat: where it stands, what it is, and the remedy."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            yield from _unwritable(name, key)
-            yield from _unwritable(each, (*key, name))
-    elif isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from _unwritable(each, (*key, index))
-    elif isinstance(value, str):
-        if _UNWRITABLE.search(value):
-            yield key, "has a zero byte or half of a character, which no file can hold", "write the character itself"
-    elif isinstance(value, int):
-        if abs(value) >= 2**64:
-            yield key, "is a number of more than 64 bits", "write a smaller one"
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            yield key, f"{value} is no number", "write a finite one"
-    elif value is not None:
-        yield key, f"is read by YAML as a {type(value).__name__}", "write it in quotes, or as a number"
-
-
-def _place(key: Key, lines: dict[Key, str]) -> str:
-    """`file:line: a.b.c`."""
-    return f"{_line_of(key, lines)}: {'.'.join(map(str, key))}" if key else lines[()]
-
-
-def _line_of(key: Key, lines: dict[Key, str]) -> str:
-    while key and key not in lines:
-        key = key[:-1]
-    return lines[key]
-
-
-def _did_you_mean(key: Key) -> str:
-    section = _section_at(key[:-1])
-    if section is None:
-        return ""
-    names = [field.alias or name for name, field in section.model_fields.items()]
-    elsewhere = [found for found in _all_keys(RunConfig) if found.split(".")[-1] == key[-1]]
-    near = elsewhere[:1] or difflib.get_close_matches(str(key[-1]), names, 1, cutoff=0.5)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"its section has: {', '.join(names)}"
-
-
-def _section_at(key: Key) -> type[BaseModel] | None:
-    section: type[BaseModel] | None = RunConfig
-    for part in key:
-        if isinstance(part, int) or section is None:
-            continue
-        fields = {field.alias or name: field for name, field in section.model_fields.items()}
-        section = section_type(fields[part].annotation) if part in fields else None
-    return section
-
-
-def section_type(annotation: Any) -> type[BaseModel] | None:
-    if (
-        isinstance(annotation, type)
-        and not isinstance(annotation, types.GenericAlias)
-        and issubclass(annotation, BaseModel)
-    ):
-        return annotation
-    return next((found for found in map(section_type, typing.get_args(annotation)) if found), None)
-
-
-def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        key = f"{prefix}{field.alias or name}"
-        yield key
-        inner = section_type(field.annotation)
-        if inner is not None:
-            yield from _all_keys(inner, f"{key}." if "list" not in str(field.annotation) else f"{key}.0.")

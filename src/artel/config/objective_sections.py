@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from artel.config.quantities import Count, Number
-from artel.config.section import Section
+from artel.config.quantities import Length, Number
+from artel.config.section import Name, Section
 
 
 class MaskedConfig(Section):
@@ -34,8 +34,8 @@ class HeadWeights(Section):
 
 
 class SpanQAConfig(Section):
-    question: Count = Field(64, ge=1, description="Longest question in tokens; a longer one is rejected and listed.")
-    stride: Count = Field(128, ge=1, description="Tokens from one window of a document to the next.")
+    question: Length = Field(64, ge=1, description="Longest question in tokens; a longer one is rejected and listed.")
+    stride: Length = Field(128, ge=1, description="Tokens from one window of a document to the next.")
     unknown_windows: Number = Field(
         1.0, ge=0, le=1, description="Share of training windows without the answer that is kept; 0.02 suits NQ."
     )
@@ -56,11 +56,11 @@ class SpanQAConfig(Section):
         False, description="Draw windows of each class equally often, rare ones repeatedly; an epoch stays as long."
     )
     no_answer: bool = Field(True, description="A document may hold no answer (SQuAD v2, NQ); false for SQuAD v1.")
-    longest_answer: Count = Field(30, ge=1, description="Longest predicted answer in tokens.")
+    longest_answer: Length = Field(30, ge=1, description="Longest predicted answer in tokens.")
 
 
 class ChatConfig(Section):
-    template: str = Field(
+    template: Name = Field(
         "auto",
         description="How a conversation is written: auto (the tokenizer's template; without one chatml where it has "
         "the tokens, else plain), chatml, plain (User: … Assistant: …), or a file with a Jinja template.",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from artel.config.quantities import Bytes, Count
+from artel.config.quantities import Bytes, Processes
 from artel.config.section import Section, free
 
 
 class SlurmConfig(Section):
     partition: str = free("", "Partition of the jobs; the cluster's default when silent.")
     time: str = free("24:00:00", "Time limit of a job, as sbatch takes it.")
-    cpus: Count = free(
+    cpus: Processes = free(
         1, "Processes of a job, each with a core: as many as a node has where only whole nodes are given out."
     )
     memory: Bytes = free(4_000_000_000, "Memory of a process, in bytes.", ge=1)
@@ -25,7 +25,7 @@ class PrepareConfig(Section):
         "Where the parts of the text are made: processes here, jobs of Slurm, or tasks of Ray (extra `cluster`). The "
         "store is the same, byte for byte.",
     )
-    workers: Literal["auto"] | Count = free(
+    workers: Literal["auto"] | Processes = free(
         "auto", "Processes that make parts at a time; auto: the cores here, as many as Ray has, 64 jobs of Slurm."
     )
     part: Bytes = free(

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, GetCoreSchemaHandler, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, PlainSerializer
 from pydantic_core import CoreSchema, core_schema
 
 _NUMBER = r"[+-]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
@@ -19,6 +19,7 @@ _NUMBER = r"[+-]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _BYTE_SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 _LARGEST = 1e308  # Python's whole numbers have no end, floats have one
+_YEARS = 10**9  # seconds, over 30 years; the system's clocks take 292
 _SECONDS = {"s": 1, "sec": 1, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -53,7 +54,11 @@ def read_number(value: object) -> float:
 
 def read_count(value: object) -> int:
     """A whole number: 512, 30k, 1_000, 2M, 1e9."""
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,40}", value.strip()):
+        value = int(value)
     number = read_number(value)
+    if isinstance(value, int):
+        return value  # a float has 53 bits
     if not number.is_integer():
         raise ValueError(f"{value!r} is not a whole number; write it like 512 or 30k")
     return int(number)
@@ -78,6 +83,12 @@ def read_seconds(value: object) -> float:
     if number <= 0 or (unit and unit.lower() not in _SECONDS):
         raise ValueError(f"{value!r} is not a time; write it like 30min or 2h")
     return _finite(number * _SECONDS[unit.lower() or "s"], value)
+
+
+def _bounded(number: float, value: object) -> float:
+    if number > _YEARS:
+        raise OverLimit(f"{value!r} is never due; write never, or at most {_YEARS:,} (steps, epochs, s)")
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +123,14 @@ class Interval:
         if number <= 0:
             raise ValueError(f"{value!r} is not above zero; write {example}")
         if unit in ("epoch", "epochs"):
-            return cls(epochs=number)
+            return cls(epochs=_bounded(number, value))
         if unit in _SECONDS:
-            return cls(seconds=_finite(number * _SECONDS[unit], value))
+            return cls(seconds=_bounded(number * _SECONDS[unit], value))
         if unit in ("step", "steps"):
             unit = ""
         if unit not in _SCALES or not (number * _SCALES[unit]).is_integer():
             raise ValueError(f"{value!r} is not an interval; write {example}")
-        return cls(steps=int(number * _SCALES[unit]))
+        return cls(steps=int(_bounded(number * _SCALES[unit], value)))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -146,6 +157,8 @@ class Warmup:
         number = read_number(value)
         if number < 0:
             raise ValueError(f"{value!r} is below zero; write steps (200) or a fraction of the run (0.01)")
+        if number > _YEARS:
+            raise OverLimit(f"{value!r} is over {_YEARS:,}: no run comes so far; write steps, or a fraction of the run")
         return cls(fraction=number) if 0 < number < 1 else cls(steps=read_count(number))
 
     def of(self, total: int) -> int:
@@ -165,7 +178,32 @@ class Warmup:
         )
 
 
-Number = Annotated[float, BeforeValidator(read_number)]
-Count = Annotated[int, BeforeValidator(read_count)]
-Seconds = Annotated[float, BeforeValidator(read_seconds)]
-Bytes = Annotated[int, BeforeValidator(read_bytes), PlainSerializer(int)]
+class OverLimit(ValueError):
+    """A number larger than makes sense for its key."""
+
+
+def at_most(limit: float, reason: str) -> AfterValidator:
+    """Refuse a number above `limit`; `reason` says why it is one, in a message that goes on from the number."""
+
+    def check(value: float) -> float:
+        if value > limit:
+            raise OverLimit(f"{value:,} is over {limit:,}: {reason}; write {limit:,} or less")
+        return value
+
+    return AfterValidator(check)
+
+
+_Whole = Annotated[int, BeforeValidator(read_count)]
+
+Number = Annotated[float, BeforeValidator(read_number), at_most(1e9, "no setting means anything there")]
+Rate = Annotated[float, BeforeValidator(read_number), at_most(1000, "no model learns at such a rate")]
+Count = Annotated[_Whole, at_most(10**15, "no run comes so far")]
+Seconds = Annotated[float, BeforeValidator(read_seconds), at_most(_YEARS, "that is more than 30 years")]
+Bytes = Annotated[int, BeforeValidator(read_bytes), at_most(10**18, "no disk holds so much"), PlainSerializer(int)]
+Samples = Annotated[_Whole, at_most(10**7, "one step would have to see them all"), Field(ge=1)]
+Length = Annotated[_Whole, at_most(10**8, "no model reads so many tokens at once"), Field(ge=1)]
+Vocabulary = Annotated[_Whole, at_most(4_000_000, "the largest vocabularies have a tenth of it")]
+Seed = Annotated[_Whole, at_most(2**63 - 1, "a seed has 63 bits"), Field(ge=0)]
+Processes = Annotated[_Whole, at_most(10**6, "no cluster runs so many processes"), Field(ge=1)]
+Threads = Annotated[_Whole, at_most(4096, "no machine has so many cores"), Field(ge=1)]
+Rank = Annotated[_Whole, at_most(65_536, "no layer is so wide"), Field(ge=1)]

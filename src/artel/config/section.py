@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from artel.config.quantities import read_number
 
@@ -43,4 +43,26 @@ def on_or_off(value: object) -> object:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
+def name_fault(name: str) -> str | None:
+    """Why no file or folder can have such a name, whatever the file system; None where one can."""
+    longest = max(len(part.encode("utf-8", "surrogateescape")) for part in name.split("/"))
+    if longest > _LONGEST_NAME:
+        return f"a name of {longest:,} bytes is longer than the {_LONGEST_NAME} that file systems take"
+    if len(name.encode("utf-8", "surrogateescape")) > _LONGEST_PATH:
+        return f"a path of {len(name):,} characters is longer than the {_LONGEST_PATH:,} bytes that systems take"
+    return "an empty byte stands in it" if "\0" in name else None
+
+
+_LONGEST_NAME = 255
+_LONGEST_PATH = 3800  # of 4,096: what artel writes there stands below it
+
+
+def _can_be_named(name: str) -> str:
+    fault = name_fault(name)
+    if fault is not None:
+        raise ValueError(f"{fault}; write a shorter one")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_can_be_named)]
 Paths = Annotated[list[str], BeforeValidator(as_list)]

@@ -16,12 +16,26 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from artel.config.data_sections import DataConfig, TokenizerConfig
 from artel.config.objective_sections import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.prepare_sections import PrepareConfig
-from artel.config.quantities import Bytes, Count, Interval, Number, Seconds, Warmup
-from artel.config.section import Section, as_list, free, on_or_off
+from artel.config.quantities import (
+    Bytes,
+    Count,
+    Interval,
+    Length,
+    Number,
+    Processes,
+    Rank,
+    Rate,
+    Samples,
+    Seconds,
+    Seed,
+    Threads,
+    Warmup,
+)
+from artel.config.section import Name, Section, as_list, free, on_or_off
 
 
 class LoraConfig(Section):
-    rank: Count = Field(16, ge=1, description="Rank of the two matrices that stand for a change of a layer.")
+    rank: Rank = Field(16, ge=1, description="Rank of the two matrices that stand for a change of a layer.")
     alpha: Number = Field(32.0, gt=0, description="The change counts alpha / rank (alpha / sqrt(rank) with rslora).")
     dropout: Number = Field(0.0, ge=0, lt=1, description="Dropout of the adapter's input.")
     target: Annotated[list[str], BeforeValidator(as_list)] = Field(
@@ -46,7 +60,7 @@ class ModelConfig(Section):
     config: dict[str, Any] | None = Field(
         None, description="From scratch: model_type and any key of its transformers configuration."
     )
-    from_: str | None = Field(None, alias="from", description="Pretrained: a folder or a hub id.")
+    from_: Name | None = Field(None, alias="from", description="Pretrained: a folder or a hub id.")
     trust_remote_code: str | None = free(
         None,
         "The repository whose own code may be run: its name, as in `from`. It can do all that you can: read it first.",
@@ -90,8 +104,8 @@ class TrainConfig(Section):
     )
     steps: Count | None = Field(None, ge=1, description="Length of the run in steps.")
     tokens: Count | None = Field(None, ge=1, description="Length of the run in tokens.")
-    batch: Count = Field(64, ge=1, description="Blocks in a global batch: what one optimizer step sees.")
-    micro_batch: Literal["auto"] | Count = free(
+    batch: Samples = Field(64, ge=1, description="Blocks in a global batch: what one optimizer step sees.")
+    micro_batch: Literal["auto"] | Samples = free(
         "auto", "Blocks that one process runs at a time; gradients are accumulated over the rest of its share."
     )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = free(
@@ -104,9 +118,9 @@ class TrainConfig(Section):
         description="adamw; adamw8bit (its averages in 8 bits; extra `quantise`); adafactor; muon (matrices of the "
         "layers; adamw for the rest); sgd.",
     )
-    learning_rate: Number = Field(5e-5, gt=0, description="Peak learning rate.")
-    muon_learning_rate: Number = Field(0.02, gt=0, description="muon: peak learning rate of the layers' matrices.")
-    betas: list[Number] = Field(
+    learning_rate: Rate = Field(5e-5, gt=0, description="Peak learning rate.")
+    muon_learning_rate: Rate = Field(0.02, gt=0, description="muon: peak learning rate of the layers' matrices.")
+    betas: list[Annotated[Number, Field(ge=0, lt=1)]] = Field(
         [0.9, 0.95], min_length=2, max_length=2, description="adamw: decay of its two averages."
     )
     epsilon: Number = Field(1e-8, gt=0, description="adamw: added to the denominator.")
@@ -135,7 +149,7 @@ class TrainConfig(Section):
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = Field(
         "auto", description="torch.compile of each layer."
     )
-    threads: Count | None = free(None, "CPU threads of each process; auto when null.", ge=1)
+    threads: Threads | None = free(None, "CPU threads of each process; auto when null.", ge=1)
     on_bad_step: Literal["stop", "skip", "rewind"] = free(
         "stop",
         "When a step's loss or gradient is NaN, infinite or a spike: stop; skip (the step changes nothing); rewind "
@@ -162,7 +176,7 @@ class ValidateConfig(Section):
     prompts: list[str] = free(
         [], "Texts that the model continues (masked: whose masks it fills) at each validation; kept in samples.jsonl."
     )
-    new_tokens: Count = free(60, "Tokens written for each prompt.", ge=1)
+    new_tokens: Length = free(60, "Tokens written for each prompt.", ge=1)
     patience: Count | None = Field(
         None,
         ge=1,
@@ -180,29 +194,29 @@ def _without_threads(value: object) -> object:
 
 class ParallelConfig(Section):
     data: Annotated[
-        Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"] | Count, BeforeValidator(_without_threads)
+        Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"] | Processes, BeforeValidator(_without_threads)
     ] = free(
         "auto",
         "How processes share each global batch: ddp (each holds the whole model); zero1, zero2, fsdp (they share the "
         "optimizer's state, also the gradients, also the weights); hsdp (fsdp within a host, copies across). A number: "
         "so many processes. auto: ddp where the model fits.",
     )
-    shard: Literal["auto"] | Count = free("auto", "hsdp: processes that share one copy; auto: those of one host.")
-    tensor: Count = free(1, "Processes that share each layer's matrices.", ge=1)
+    shard: Literal["auto"] | Processes = free("auto", "hsdp: processes that share one copy; auto: those of one host.")
+    tensor: Processes = free(1, "Processes that share each layer's matrices.", ge=1)
     sequence: bool = free(False, "tensor: share what is between the matrices too, by parts of the sequence.")
-    pipeline: Count = free(1, "Processes that share the layers, one stage after another.", ge=1)
+    pipeline: Processes = free(1, "Processes that share the layers, one stage after another.", ge=1)
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "sequential"] = free(
         "1f1b", "pipeline: in which order stages run micro-batches; sequential: one stage at a time."
     )
-    context: Count = free(1, "Processes that share each sequence.", ge=1)
+    context: Processes = free(1, "Processes that share each sequence.", ge=1)
     exchange: Literal["auto", "gather", "ulysses", "ring"] = free(
         "auto", "context: keys and values of all are gathered; heads are exchanged for parts; or parts go round."
     )
-    expert: Count = free(1, "Processes that share the experts of each layer; of those that share the batch.", ge=1)
+    expert: Processes = free(1, "Processes that share the experts of each layer; of those that share the batch.", ge=1)
     offload: Literal["none", "cpu", "pinned"] = free(
         "none", "zero1, zero2, fsdp, hsdp: weights and optimizer state in host memory; pinned: copied faster."
     )
-    deepspeed: str | None = free(None, "A DeepSpeed configuration (JSON); it then splits and steps.")
+    deepspeed: Name | None = free(None, "A DeepSpeed configuration (JSON); it then splits and steps.")
 
     @property
     def processes(self) -> int:
@@ -220,7 +234,7 @@ class CheckpointConfig(Section):
     budget: Bytes | None = free(
         None, "At most so many bytes of checkpoints: the oldest go first, the newest and the best never."
     )
-    copy_to: str | None = free(
+    copy_to: Name | None = free(
         None, "s3://BUCKET/PREFIX: checkpoints are copied there, and fetched where the run's folder has none as new."
     )
     asynchronous: bool = free(True, "Written while training goes on, from a copy in host memory where there is room.")
@@ -239,8 +253,8 @@ class LogConfig(Section):
 
 
 class RunConfig(Section):
-    run: str = free("", "Folder of this run: everything it writes goes here. runs/NAME-OF-RUN-FILE when silent.")
-    seed: Count = Field(42, ge=0, description="Fixes order, initial weights and dropout.")
+    run: Name = free("", "Folder of this run: everything it writes goes here. runs/NAME-OF-RUN-FILE when silent.")
+    seed: Seed = Field(42, ge=0, description="Fixes order, initial weights and dropout.")
     data: DataConfig = Field(DataConfig(), description="The text: sources, cleaning, split, blocks.")
     prepare: PrepareConfig = free(PrepareConfig(), "Where and by how many processes the text is prepared.")
     tokenizer: TokenizerConfig = Field(

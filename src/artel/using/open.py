@@ -9,7 +9,7 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
-from artel.config import ModelConfig, RunConfig, load_run
+from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
 from artel.errors import InputError, Problem
 from artel.models import build_adapted, build_model, pick_precision, read_adapter, read_config
 from artel.models.quantised import compute_in
@@ -38,6 +38,7 @@ def open_model(name: str) -> Opened:
 
     An adapter (of a run, or a folder of peft's) is opened with its base model, quantised as the run had it.
     """
+    check_run_name(name)
     folder = RunFolder(Path(name))
     if folder.config.is_file():
         run = load_run(name)
@@ -49,7 +50,27 @@ def open_model(name: str) -> Opened:
     if folder.path.is_file():
         fix = "give the run's folder, or --untrained for the model before training"
         raise InputError([Problem(name, "is a file, not a run, a model folder or a hub id", fix)])
-    return _open_folder(name, name, None)
+    try:
+        return _open_folder(name, name, None)
+    except InputError:
+        near = None if folder.path.is_dir() else near_name(name)
+        if near is None:
+            raise
+        what = "there is no such run or model folder, nor a model of that name to be had from the hub"
+        raise InputError([Problem(name, what, f"did you mean {near}?")]) from None
+
+
+def check_run_name(name: str) -> None:
+    """Refuse, before a hub is asked for it, the name of a recipe, or that of a run without its folder runs/."""
+    fault = name_fault(name)
+    if fault is not None:
+        raise InputError([Problem(f"{name[:100]}…", fault, "give a run's folder, a model folder or a hub id")])
+    near = None if Path(name).exists() else near_name(name)
+    if near is not None and name in (near, Path(near).name):
+        if near in recipe_names():
+            fix = f"train it first: artel train {near}; or write with it as it begins: artel generate --untrained"
+            raise InputError([Problem(name, "is a recipe, and no model of it has been trained here", fix)])
+        raise InputError([Problem(name, "there is no such folder", f"did you mean {near}?")])
 
 
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import orjson
 
+from artel.config import near_name
 from artel.errors import InputError, Problem
 from artel.tokens import StorePart, Tokenizer
 
@@ -15,9 +16,9 @@ from artel.tokens import StorePart, Tokenizer
 def read_metrics(path: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl. Raises InputError where there are none."""
     if not path.is_file():
-        raise InputError(
-            [Problem(str(path), "there is no such file", "give the folder of a run that has been trained")]
-        )
+        near = None if path.parent.is_dir() else near_name(str(path.parent))
+        fix = f"did you mean {near}?" if near else "give the folder of a run that has been trained"
+        raise InputError([Problem(str(path), "there is no such file", fix)])
     return [orjson.loads(line) for line in path.read_bytes().splitlines()]
 
 

@@ -1,0 +1,58 @@
+"""What a command line says that no verb takes: a run file's key written as an option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from artel.errors import InputError, Problem
+
+
+class Verbs(TyperGroup):
+    """The verbs of artel; an unknown option that is a key of the run file is shown how to write it."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        words = [*ctx._protected_args, *ctx.args]
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption" and _takes_keys(getattr(error, "ctx", None)):
+                _refuse_key(error.option_name, words)  # type: ignore[attr-defined]
+            raise
+
+
+def _takes_keys(ctx: typer.Context | None) -> bool:
+    """Whether a verb takes a run and keys of it."""
+    named = {parameter.name: parameter.metavar for parameter in ctx.command.params} if ctx is not None else {}
+    return "overrides" in named and named.get("name") == "RUN"
+
+
+def _refuse_key(option: str, words: list[str]) -> None:
+    """Raise InputError where an unknown option names a key of the run file; `words` is the command line."""
+    from artel.config import RunConfig, meant_key
+    from artel.config.suggest import all_keys
+
+    name = option.lstrip("-")
+    dotted = meant_key(tuple(name.split(".")))
+    if dotted is None or (name not in all_keys(RunConfig) and "." not in name and _is_far(name, dotted)):
+        return
+    place = next((at for at, word in enumerate(words) if word.split("=")[0] == option), None)
+    written, value = option, "…"
+    if place is not None:
+        written = words[place]
+        after = words[place + 1 : place + 2]
+        if "=" in written:
+            value = written.split("=", 1)[1]
+        elif after and not after[0].startswith("-"):
+            written, value = f"{written} {after[0]}", after[0]
+    raise InputError([Problem(written, "is no option but a key of the run file", f"write {dotted}={value}")])
+
+
+def _is_far(name: str, dotted: str) -> bool:
+    """Whether an option without dots is only like a key: a mistaken option is then as likely."""
+    from artel.config.other_names import OTHER_NAMES
+
+    plain = name.lower().replace("-", "_")
+    return plain not in OTHER_NAMES and dotted.split(".")[-1] != plain

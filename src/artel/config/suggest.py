@@ -1,0 +1,105 @@
+"""What a user may have meant: a key's right name or place, other tools' names of it, a run's or a recipe's name."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from artel.config.other_names import OTHER_NAMES
+from artel.config.sections import RunConfig
+from artel.config.shipped import recipe_names
+from artel.config.yaml_tree import Key
+
+_NEAR = 0.75  # of difflib: one letter or two in a word
+_FAR = 0.5
+
+
+def meant_key(key: Key) -> str | None:
+    """The dotted key of a run file that an unknown `key` stands for; None where none is near."""
+    section, name = key[:-1], _normal(key[-1])
+    if name in OTHER_NAMES:
+        return OTHER_NAMES[name]
+    in_section = _names_in(section)
+    everywhere = list(all_keys(RunConfig))
+    same = [dotted for dotted in everywhere if dotted.split(".")[-1] == name]
+    near = difflib.get_close_matches(name, in_section, 1, cutoff=_NEAR)
+    if not near and same:
+        return same[0]
+    near = near or difflib.get_close_matches(name, in_section, 1, cutoff=_FAR)
+    if near:
+        return ".".join(map(str, (*section, near[0])))
+    by_name = {dotted.split(".")[-1]: dotted for dotted in reversed(everywhere)}
+    return next((by_name[found] for found in difflib.get_close_matches(name, by_name, 1, cutoff=_NEAR)), None)
+
+
+def key_advice(key: Key) -> str:
+    """What to write in place of a key that there is not."""
+    dotted = meant_key(key)
+    if dotted is None:
+        return f"its section has: {', '.join(_names_in(key[:-1]))}" if _names_in(key[:-1]) else ""
+    if _normal(key[-1]) in OTHER_NAMES:
+        about = _ABOUT.get(dotted, "")
+        return f"artel calls it {dotted}{about and f': {about}'}"
+    section, _, name = dotted.rpartition(".")
+    return f"did you mean {name if section == '.'.join(map(str, key[:-1])) else dotted}?"
+
+
+# Where another tool's key means a part of what artel's means.
+_ABOUT = {
+    "train.batch": "samples that one optimizer step sees, those of all processes and accumulated ones together",
+    "train.micro_batch": "and train.batch is what all processes see in one step, accumulated",
+}
+
+
+def near_name(name: str) -> str | None:
+    """The run's folder or the recipe that a name is, but for its place or a letter or two; None where none is near."""
+    runs = {str(file.parent): str(file.parent) for file in sorted(Path("runs").glob("*/config.yaml"))}
+    names = {recipe: recipe for recipe in recipe_names()} | {Path(run).name: run for run in runs} | runs
+    found = difflib.get_close_matches(name.rstrip("/").removeprefix("./"), names, 1, cutoff=_NEAR)
+    return names[found[0]] if found else None
+
+
+def _normal(name: str | int) -> str:
+    return str(name).lower().replace("-", "_")
+
+
+def _names_in(section: Key) -> list[str]:
+    kind = _section_at(section)
+    return [] if kind is None else [field.alias or name for name, field in kind.model_fields.items()]
+
+
+def _section_at(key: Key) -> type[BaseModel] | None:
+    section: type[BaseModel] | None = RunConfig
+    for part in key:
+        if isinstance(part, int) or section is None:
+            continue
+        fields = {field.alias or name: field for name, field in section.model_fields.items()}
+        section = section_type(fields[part].annotation) if part in fields else None
+    return section
+
+
+def section_type(annotation: Any) -> type[BaseModel] | None:
+    """The section that a key of this type holds, also in a list or where it may be null."""
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, types.GenericAlias)
+        and issubclass(annotation, BaseModel)
+    ):
+        return annotation
+    return next((found for found in map(section_type, typing.get_args(annotation)) if found), None)
+
+
+def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a section and of those within it."""
+    for name, field in section.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        yield key
+        inner = section_type(field.annotation)
+        if inner is not None:
+            yield from all_keys(inner, f"{key}." if "list" not in str(field.annotation) else f"{key}.0.")
