@@ -58,7 +58,8 @@ def artel(*arguments: str, timeout: float = 120, env: dict | None = None, **more
     A verb that imports torch is forked off a process that has imported it (forks.py), unless variables are set for it,
     which its imports may read, or subprocess.run is told more.
     """
-    if arguments[0] in ("train", "evaluate", "generate", "export") and not env and not more:
+    imports_torch = arguments[0] in ("train", "evaluate", "generate", "export", "launch")
+    if (imports_torch or arguments[:2] == ("config", "check")) and not env and not more:
         return run_forked(list(map(str, arguments)), ENVIRONMENT, timeout)
     command = [sys.executable, "-m", "artel", *map(str, arguments)]
     environment = {**ENVIRONMENT, **(env or {})}

@@ -36,6 +36,20 @@ def tell_error(error: ArtelError, place: str = "") -> None:
         tell(f"{place}{first}", *rest)
 
 
+def read_run(name: str, overrides: list[str] | None = None) -> RunConfig:
+    """The run of a verb's arguments. Raises InputError with all that is wrong with the run, not with its file alone."""
+    from artel.config import WrongRunFile, load_run
+    from artel.errors import InputError
+
+    try:
+        return load_run(name, overrides or [])
+    except WrongRunFile as error:
+        quiet_libraries()
+        from artel.planning import further_problems
+
+        raise InputError(dict.fromkeys([*error.problems, *further_problems(error)])) from None
+
+
 def tell_of_secrets(run: RunConfig) -> None:
     """Say so where addresses in a run file hold secrets, which are not written into the run's folder."""
     from artel.config import dump_run

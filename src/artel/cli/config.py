@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, RunName, print_json, tell
+from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, read_run, tell
 from artel.cli.streams import show
 
 if TYPE_CHECKING:
@@ -23,16 +23,18 @@ app = typer.Typer(
 
 @app.command("check")
 def check(name: RunName, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Check a run file and its sources, and print it with every key written out.
+    """Check a run as `artel train` does before it begins, and print it with every key written out.
 
     Example: artel config check run.yaml
     """
-    from artel.config import dump_run, load_run
+    from artel.config import dump_run
     from artel.secrets import hide_secrets
-    from artel.text import check_sources
 
-    run = load_run(name, overrides or [])
-    check_sources(run.data)
+    run = read_run(name, overrides)
+    quiet_libraries()
+    from artel.planning import check_run
+
+    check_run(run)
     if as_json:
         print_json(hide_secrets(run.model_dump(mode="json", by_alias=True)))
     else:
@@ -96,7 +98,7 @@ def convert(
 def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     from pydantic_core import PydanticUndefined
 
-    from artel.config.load import section_type
+    from artel.config.suggest import section_type
 
     for name, field in section.model_fields.items():
         key = f"{prefix}{field.alias or name}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, RunName, print_json, tell
+from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, read_run, tell
 from artel.cli.streams import show
+
+if TYPE_CHECKING:
+    from artel.config import RunConfig
 
 app = typer.Typer(no_args_is_help=True, help="Start a run on a cluster, where it goes on by itself.")
 
@@ -51,12 +54,14 @@ def slurm(
 
     Example: artel launch slurm run.yaml --nodes 2 --gpus 8 --cpus 64 --time 12:00:00 --dry-run
     """
-    from artel.config import load_run
     from artel.errors import InputError, Problem
     from artel.launching.slurm import Job, slurm_script, submit
 
     values = list(overrides or [])
-    folder = Path(load_run(name, values).run)  # what is wrong in the run file is told here, not in the job's log
+    run = read_run(name, values)
+    on_host = nproc or gpus or 1
+    _check(run, nodes * on_host, on_host)
+    folder = Path(run.run)
     wrong = [text for text in option or [] if "=" not in text]
     if wrong:
         raise InputError([Problem("--option", f"{text!r} has no =", "write NAME=VALUE, as qos=high") for text in wrong])
@@ -74,3 +79,11 @@ def slurm(
         tell(f"job {number}; its log is {folder / f'slurm-{number}.log'}")
     if as_json:
         print_json({"job": number, "script": script})
+
+
+def _check(run: RunConfig, world: int, on_host: int) -> None:
+    """What is wrong with a run is told here, not in the job's log; the job's machines are others."""
+    quiet_libraries()
+    from artel.planning import Start, check_run
+
+    check_run(run, Start(world, on_host, here=False))

@@ -28,7 +28,7 @@ from artel.cli import (
     train,
 )
 from artel.cli.parsing import Verbs
-from artel.cli.streams import be_utf8, leave_out, newest_told, open_streams, write_lines
+from artel.cli.streams import be_utf8, leave_out, newest_told, open_streams, show, write_lines
 from artel.errors import ArtelError, OutOfMemory, Problem, WorkError
 from artel.launching.worker import LostOthers
 from artel.storage.faults import FAULT, fault_lines, machine_error
@@ -49,7 +49,7 @@ def _tell_version(wanted: bool) -> None:
     if wanted:
         from artel import __version__
 
-        print(f"artel {__version__}")
+        show(f"artel {__version__}")
         raise typer.Exit
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from artel.cli.common import AsJson, Overrides, RunName, print_json, tell, tell_of_secrets
+from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, read_run, tell, tell_of_secrets
+
+if TYPE_CHECKING:
+    from artel.config import RunConfig
 
 
 def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -12,15 +16,19 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
 
     Example: artel prepare run.yaml data.block=512
     """
-    from artel.config import load_run
+    from artel.errors import InputError
     from artel.preparing import prepare as prepare_store
     from artel.storage import write_file
     from artel.text import in_words
     from artel.training.run_folder import RunFolder
 
-    run = load_run(name, overrides or [])
+    run = read_run(name, overrides)
     tell_of_secrets(run)
-    prepared = prepare_store(run, tell, verify=True)
+    try:
+        prepared = prepare_store(run, tell, verify=True, before_making=lambda: _check(run))
+    except InputError:
+        _check(run)  # with what is wrong with the texts, all else
+        raise
     ledger = prepared.ledger()
     write_file(RunFolder(Path(run.run)).ledger, (prepared.folder / "ledger.json").read_bytes())
     documents, tokens, split = ledger["documents"], ledger["tokens"], ledger["parts"]
@@ -36,3 +44,11 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
     if as_json:
         result = {"documents": documents, "tokens": tokens, "bytes": ledger["bytes"], "store": str(prepared.folder)}
         print_json({**result, "made": prepared.made})
+
+
+def _check(run: RunConfig) -> None:
+    """Only where text is to be read: a store that is found needs no PyTorch, which takes seconds to import."""
+    quiet_libraries()
+    from artel.planning import Start, check_run
+
+    check_run(run, Start(here=False))

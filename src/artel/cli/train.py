@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, tell, tell_of_secrets
+from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, read_run, tell, tell_of_secrets
 
 if TYPE_CHECKING:
     from artel.config import RunConfig
@@ -60,7 +60,6 @@ def train(
     from artel.preparing import prepare
     from artel.storage import lock
     from artel.training.run_folder import RunFolder
-    from artel.training.tracking import check_trackers
 
     signal.signal(signal.SIGUSR1, signal.default_int_handler)  # Slurm's warning: until training listens, as Ctrl-C
     if local_rank is not None:  # which the launcher of deepspeed gives to each process
@@ -72,7 +71,7 @@ def train(
     values = list(overrides or [])
     if deepspeed is not None:
         values.append(f"parallel.deepspeed={json.dumps(deepspeed)}")
-    run = load_run(name, values)
+    run = read_run(name, values)
     taken = take_over(run)
     for line in taken.told:
         tell(line)
@@ -83,7 +82,6 @@ def train(
         tracks = [*run.track, *(track for track in report_to.split(",") if track not in run.track)]
         values.append(f"track={json.dumps(tracks)}")
         run = load_run(name, values)
-    check_trackers(list(run.track))
     hosts = Hosts.read(nnodes, node_rank, master_addr, master_port, rdzv_endpoint, max_restarts)
     processes = _processes_here(run, nproc, hosts)
     starts = not is_worker() and (processes > 1 or hosts.count > 1 or hosts.restarts > 0)
@@ -157,36 +155,16 @@ def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
 def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: int, from_deepspeed: Path | None) -> None:
     """Check what can be checked of a run for `world` processes, `here` of them on this host, and prepare its text."""
     quiet_libraries()
-    from artel.errors import InputError, Problem
-    from artel.models import check_model, pick_precision
-    from artel.objectives import objective_type
-    from artel.parallel import device_here
-    from artel.preparing import check_texts, prepare, remember
+    from artel.planning import Check, Start, check_run
+    from artel.preparing import prepare, remember
     from artel.training.copies import remove_copies
-    from artel.training.optimizer import check_optimizer
-    from artel.training.ready import check_layout
     from artel.training.run_folder import check_same_run
 
     if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):
         tell(f"{folder.path} has begun, and goes on from its own checkpoint; --restart begins from {from_deepspeed}")
         from_deepspeed = None
-    problems: list[Problem] = []
-    kind = objective_type(run)
-    problems += kind.problems(run)
-    for check in (
-        lambda: check_texts(run),
-        lambda: check_model(run.model, kind.auto_class),
-        lambda: check_optimizer(run.train),
-        lambda: pick_precision(run.train.precision, device_here(), run.train.weights),
-        lambda: check_layout(run, kind.auto_class, world, here),
-        lambda: _check_beginning(run, from_deepspeed),
-    ):
-        try:
-            check()
-        except InputError as error:
-            problems += error.problems
-    if problems:  # text and model together, before hours of tokenising
-        raise InputError(problems)
+    beginning = Check(("model", "train", "parallel"), lambda: _check_beginning(run, from_deepspeed))
+    check_run(run, Start(world, here, hub=True), [beginning])  # text and model together, before hours of tokenizing
     tell_of_secrets(run)
     prepared = prepare(run, tell, verify=restart or not _is_complete(folder))
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run

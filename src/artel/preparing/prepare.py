@@ -72,12 +72,19 @@ class Prepared:
         return self.ledger().get("notes", [])
 
 
-def prepare(run: RunConfig, tell: Tell = lambda _: None, *, verify: bool = False) -> Prepared:
+def prepare(
+    run: RunConfig,
+    tell: Tell = lambda _: None,
+    *,
+    verify: bool = False,
+    before_making: Callable[[], None] = lambda: None,
+) -> Prepared:
     """The token store of a run: found when its inputs were seen before, else made. Raises InputError, WorkError.
 
     With `verify` a store that is found is read through (as fast as the disk); one that is damaged is told, set aside
     and made anew, the same byte for byte. Where the texts are gone, the store that the run began with is taken.
-    RUN/rejected.jsonl has the records that could not be used, also where they are too many.
+    RUN/rejected.jsonl has the records that could not be used, also where they are too many. `before_making` is called
+    where a store must be made, before any text is read.
     """
     refuse_overlaps(run)
     if run.data.from_store:
@@ -100,6 +107,7 @@ def prepare(run: RunConfig, tell: Tell = lambda _: None, *, verify: bool = False
             if address and not folder.exists():
                 _fetch(folder, address, tell)
             if not _is_whole(folder):
+                before_making()
                 if address:  # a right that is missing is told now, not when all is done
                     write_bytes(f"{address}.begun", b"")
                 remove_leftovers(stores)
@@ -125,10 +133,15 @@ def check_texts(run: RunConfig) -> None:
     try:
         check_sources(run.data)
     except InputError as error:
-        if remembered_store(run, _digest(_settings(run))) is None:
+        if not has_store(run):
             problems += error.problems
     if problems:
         raise InputError(problems)
+
+
+def has_store(run: RunConfig) -> bool:
+    """Whether the store that a run began with is still there: neither texts nor a tokenizer are then needed."""
+    return remembered_store(run, _digest(_settings(run))) is not None
 
 
 def remember(run: RunConfig, prepared: Prepared) -> None:
@@ -157,7 +170,7 @@ def _settings(run: RunConfig) -> dict[str, Any]:
         "format": FORMAT,
         **({"grams": GRAMS} if run.data.dedup.near is not None else {}),
         "data": data,
-        "tokenizer": run.tokenizer.model_dump(mode="json"),
+        "tokenizer": run.tokenizer.model_dump(mode="json", exclude={"replace"}),
         "objective": [run.objective, cut.get(run.objective)],
         "seed": run.seed if depends_on_seed(run) else None,
     }

@@ -19,7 +19,7 @@ from artel.models import (
     use_for_training,
 )
 from artel.objectives.texts import keeps_apart
-from artel.using.doctor.machine import usable_cores
+from artel.planning.machine import usable_cores
 from artel.using.doctor.software import install
 
 

@@ -18,10 +18,10 @@ from artel.errors import InputError, Problem
 from artel.models import build, check_model, read_config
 from artel.objectives import objective_type
 from artel.parallel import device_here
+from artel.planning import machine
+from artel.planning.machine import in_gib
 from artel.storage import cache_folder
-from artel.using.doctor import machine
 from artel.using.doctor.choices import Case, choices
-from artel.using.doctor.machine import in_gib
 from artel.using.doctor.software import environment, install, packages
 from artel.using.doctor.troubles import troubles
 

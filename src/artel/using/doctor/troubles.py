@@ -11,8 +11,8 @@ import torch
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models import bf16_is_native
-from artel.using.doctor import machine
-from artel.using.doctor.machine import Disk, in_gib
+from artel.planning import machine
+from artel.planning.machine import Disk, in_gib
 from artel.using.doctor.software import install, packages
 
 _LITTLE = 2**30  # bytes free on a disk, in memory or in /dev/shm, below which work is likely to fail

@@ -98,6 +98,12 @@ def memory(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> Memory:
     return Memory(total, free, min(limits, default=None))
 
 
+def swap() -> int:
+    """Bytes that the machine can put on a disk."""
+    words = next((line.split() for line in _lines(Path("/proc/meminfo")) if line.startswith("SwapTotal:")), ["", "0"])
+    return int(words[1]) * 1024
+
+
 def _folders(controller: str, own: Path, groups: Path) -> Iterator[Path]:
     """The folders of this process's control group and of those that it lies in, of version 2 and of version 1."""
     for line in _lines(own):

@@ -1,0 +1,153 @@
+"""All checks of a run that need no training, in one round: `config check`, `prepare`, `train` and `launch` call them.
+
+A check is a function and the keys that it reads: what reads a key that is wrong already is left out, so that nothing
+is said that only follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from artel.config import RunConfig, WrongRunFile, is_doubtful
+from artel.config.sections import ParallelConfig
+from artel.errors import InputError, Problem
+from artel.models import check_model, pick_precision
+from artel.objectives import objective_of, objective_type
+from artel.parallel import device_here
+from artel.parallel.grid import Grid, read_grid
+from artel.planning.memory import check_memory
+from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
+from artel.preparing import check_texts
+from artel.training.optimizer import check_optimizer
+from artel.training.ready import check_layout
+from artel.training.tracking import check_trackers
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a run is started, as far as it is known."""
+
+    world: int | None = None
+    """Processes in all; None: not known yet, and at least as many as the numbers in `parallel` need."""
+    on_host: int | None = None
+    """Processes on each host; None: all of them."""
+    here: bool = True
+    """Whether this machine trains it: its device and its memory are then looked at."""
+    hub: bool = False
+    """Whether a hub may be asked for a configuration that is not in the cache."""
+
+
+class Check(NamedTuple):
+    """One check: the dotted keys, or their sections, that it reads, and what raises InputError."""
+
+    keys: tuple[str, ...]
+    run: Callable[[], object]
+
+
+def further_problems(error: WrongRunFile) -> list[Problem]:
+    """What else is wrong with a run whose run file is wrong, and does not follow from that."""
+    if error.rest is None:
+        return []
+    return _problems(_checks(error.rest, Start(), error.doubtful), error.doubtful)
+
+
+def check_run(run: RunConfig, start: Start | None = None, further: Sequence[Check] = ()) -> None:
+    """Raise InputError with all that is wrong with a run and can be known before any text is read.
+
+    `further` are checks of what the caller alone knows.
+    """
+    problems = _problems([*_checks(run, start or Start(), set()), *further], set())
+    if problems:
+        raise InputError(dict.fromkeys(problems))
+
+
+def _problems(checks: Iterable[Check], doubtful: set[str]) -> list[Problem]:
+    problems: list[Problem] = []
+    for check in checks:
+        if not any(is_doubtful(key, doubtful) for key in check.keys):
+            try:
+                check.run()
+            except InputError as error:
+                problems += error.problems
+    return [problem for problem in problems if not is_doubtful(problem.where, doubtful)]
+
+
+def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]:
+    train = run.train
+    texts = ("data.sources", "data.validation", "data.max_document", "data.from_store", "data.store", "run")
+    yield Check(texts, lambda: check_texts(run))
+    yield Check(("track",), lambda: check_trackers(list(run.track)))
+    yield Check(("train.optimizer", "train.weights", "train.precision"), lambda: check_optimizer(train))
+    if start.here:
+        yield Check(
+            ("train.precision", "train.weights"), lambda: pick_precision(train.precision, device_here(), train.weights)
+        )
+    if is_doubtful("objective", doubtful) or is_doubtful("data.sources", doubtful):
+        return
+    objective = objective_type(run)
+    yield Check(("objective",), lambda: _refuse(objective.problems(run)))
+    yield Check(("tokenizer", "model.from", "data.from_store"), lambda: _check_tokenizer(run))
+    auto_class = objective.auto_class
+    if not (is_within_reach(run.model.from_) or start.hub):
+        return
+    yield Check(("model",), lambda: check_model(run.model, auto_class))
+    model = ("model", "tokenizer", "data.block", "data.from_store")
+    yield Check(model, lambda: _check_sizes(run, auto_class, start))
+    yield Check(("parallel", "train", *model), lambda: _check_layout(run, auto_class, start))
+
+
+def _refuse(problems: list[Problem]) -> None:
+    if problems:
+        raise InputError(problems)
+
+
+def _check_tokenizer(run: RunConfig) -> None:
+    """Raise InputError for a tokenizer in a folder that cannot be opened, or that the objective cannot use."""
+    tokenizer = tokenizer_here(run)
+    if tokenizer is not None:
+        objective_of(run, tokenizer)
+
+
+def _check_sizes(run: RunConfig, auto_class: str, start: Start) -> None:
+    """Raise InputError for a model that cannot be built, does not take such inputs, or does not fit into memory."""
+    try:
+        check_model(run.model.model_copy(update={"lora": None, "freeze": []}), auto_class)
+    except InputError:  # said by a check of its own
+        return
+    model = outline_model(run, auto_class)
+    grid = _grid(run, start) if start.here else None
+    if grid is not None:
+        check_memory(model, run, grid, start.on_host or grid.world)
+
+
+def _grid(run: RunConfig, start: Start) -> Grid | None:
+    """How processes share the run; None where that is not known yet, or is DeepSpeed's to say, or is wrong."""
+    world = start.world
+    if world is None and run.parallel.data in ("auto", "ddp", 1):
+        world = 1 if _fewest(run.parallel) == 1 else None
+    if world is None or run.parallel.deepspeed is not None:
+        return None
+    try:
+        return read_grid(run.parallel, world, start.on_host or world)
+    except InputError:  # said by the check of the layout
+        return None
+
+
+def _check_layout(run: RunConfig, auto_class: str, start: Start) -> None:
+    if run.parallel.deepspeed is not None and (start.world is None or not start.here):
+        return  # the file's numbers are of processes, and its engine is of their machine
+    if run.model.from_ is not None and not (start.hub or Path(run.model.from_).is_dir()):
+        return  # no structure to look at; if that is wrong, it is said of the model
+    world = start.world or _fewest(run.parallel)
+    check_layout(run, auto_class, world, start.on_host or world)
+
+
+def _fewest(parallel: ParallelConfig) -> int:
+    """The fewest processes with which the numbers in `parallel` go."""
+    those = parallel.data if isinstance(parallel.data, int) else parallel.expert
+    shard = parallel.shard if isinstance(parallel.shard, int) else 1
+    return math.lcm(those, shard) * parallel.tensor * parallel.pipeline * parallel.context

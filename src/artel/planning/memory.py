@@ -1,0 +1,77 @@
+"""What training holds at least, in bytes, against what the machine has: a run that cannot fit is refused before it.
+
+Only what is certain is counted: weights, their gradients and the optimizer's state, which are all held at once when a
+step is taken. Activations, buffers of communication and the process itself come on top, and are not.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.parallel import device_here
+from artel.parallel.grid import Grid
+from artel.planning.machine import in_gib, memory, swap
+
+# Of each trained parameter, the least: muon's matrices have one average, the other parameters adamw's two.
+_STATE = {"adamw": 8, "adamw8bit": 2, "adafactor": 0, "muon": 4, "sgd": 0}
+_WEIGHT = {"fp32": 4, "bf16": 2}
+_QUANTIZED = {"int8": 1.0, "nf4": 0.5}
+
+
+def check_memory(model: PreTrainedModel, run: RunConfig, grid: Grid, on_host: int) -> None:
+    """Raise InputError where a run cannot fit into this machine's memory, with the numbers.
+
+    `model` may be on the meta device; `on_host` processes of the `grid` run here. With GPUs each has one of its own.
+    """
+    device = device_here()
+    trained, frozen = _parameters(model, run)
+    held = trained * _for_trained(run) + int(frozen * _for_frozen(model, run, device))
+    needed = held // (grid.world // grid.copies)  # the least that any way of sharing leaves to a process
+    if device.type == "cuda" and run.parallel.offload == "none":
+        room = max(torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count()))
+        who, place = "a process", f"the largest GPU here has {in_gib(room)}"
+    elif device.type == "cpu":
+        about = memory()
+        room = (about.limit or about.total) + swap()
+        needed *= on_host
+        who = f"{on_host} processes here" if on_host > 1 else "one process"
+        place = f"{'its control group' if about.limit else 'this machine'} has {in_gib(room)}"
+    else:
+        return
+    if needed > room:
+        what = (
+            f"{trained + frozen:,} parameters need at least {in_gib(needed)} in {who}, and {place}: weights, gradients "
+            f"and {run.train.optimizer}'s state take {_for_trained(run)} bytes for each of the {trained:,} trained"
+        )
+        where = "model.config" if run.model.from_ is None else "model.from"
+        fix = "take a smaller model; or share it among more machines, by parallel.data: fsdp"
+        if run.model.from_ is not None:
+            fix += "; or train adapters over 4-bit weights: model.lora: {rank: 16}, model.quantise: nf4"
+        raise InputError([Problem(where, what, fix)])
+
+
+def _parameters(model: PreTrainedModel, run: RunConfig) -> tuple[int, int]:
+    """How many parameters are trained and how many are not; adapters, which are few, are in neither number."""
+    counts = {True: 0, False: 0}
+    for parameter in model.parameters():
+        counts[parameter.requires_grad and run.model.lora is None] += parameter.numel()
+    return counts[True], counts[False]
+
+
+def _for_trained(run: RunConfig) -> int:
+    """Bytes for each trained parameter: its weight, its gradient, the optimizer's state."""
+    momentum = 4 if run.train.optimizer == "sgd" and run.train.momentum else 0
+    return 2 * _WEIGHT[run.train.weights] + _STATE[run.train.optimizer] + momentum
+
+
+def _for_frozen(model: PreTrainedModel, run: RunConfig, device: torch.device) -> float:
+    """Bytes for each parameter that is not trained, at least."""
+    if run.model.quantise != "none":
+        return _QUANTIZED[run.model.quantise]
+    if device.type != "cpu":
+        return 2.0
+    # Weights of a file in float32 are not copied: the system reads them from the disk again when it has no room.
+    return 0.0 if model.config.dtype in (None, torch.float32) and run.model.from_ is not None else 4.0

@@ -1,0 +1,85 @@
+"""The model and the tokenizer of a run before there is either: without weights, with what is known of their sizes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from huggingface_hub import try_to_load_from_cache
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig, TokenizerTraining
+from artel.errors import InputError
+from artel.models.adapters import freeze
+from artel.models.build import check_positions, from_scratch, pretrained_config, without_weights
+from artel.models.folder import cannot_load
+from artel.preparing import has_store, tokenizer_name
+from artel.tokens import Tokenizer, load_tokenizer
+
+
+def is_within_reach(name: str | None) -> bool:
+    """Whether a model's or a tokenizer's files are read without a network; a wrong folder's name is, too."""
+    if name is None or Path(name).is_dir() or name.startswith((".", "/", "~")):
+        return True
+    if Path(name).exists() or name.count("/") > 1:
+        return True  # no name that a hub could have
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
+def tokenizer_here(run: RunConfig) -> Tokenizer | None:
+    """The run's tokenizer, where it is taken from a folder; None where it is a hub's, a store's or still to be trained.
+
+    Raises InputError.
+    """
+    name = tokenizer_name(run)
+    if name is None or run.data.from_store or has_store(run):
+        return None
+    if not run.tokenizer.from_ and not Path(name).is_dir():
+        return None  # a hub's, or a model that is not there
+    if not Path(name).exists() and not name.startswith((".", "/", "~")):
+        return None
+    where = "tokenizer.from" if run.tokenizer.from_ else "model.from"
+    return load_tokenizer(name, where, runs_code=name == run.model.trust_remote_code)
+
+
+def outline_model(run: RunConfig, auto_class: str) -> PreTrainedModel:
+    """The run's model on the meta device; from scratch with a row for each id that the tokenizer is known to have.
+
+    Raises InputError where it cannot be built, or does not take inputs of `data.block` tokens.
+    """
+    if run.model.from_ is None:
+        built = from_scratch(run.model.config, _known_tokenizer(run), auto_class, {}, run.data.block)
+        check_positions(built.model, run.data.block)
+        model = built.model
+    else:
+        model = _pretrained(run.model.from_, auto_class, run.model.runs_code)
+        check_positions(model, run.data.block)
+    if run.model.freeze:
+        freeze(model, run.model.freeze)
+    return model
+
+
+def _pretrained(name: str, auto_class: str, runs_code: bool) -> PreTrainedModel:
+    config, _ = pretrained_config(name, auto_class, runs_code=runs_code)
+    try:
+        return without_weights(config, auto_class, {}, runs_code)
+    except InputError:
+        raise
+    except Exception as error:  # each architecture refuses sizes in its own way
+        raise cannot_load(name, error) from None
+
+
+def _known_tokenizer(run: RunConfig) -> Tokenizer:
+    """The run's tokenizer, or in its place one of the size that it will be trained to, or of which nothing is known."""
+    with suppress(InputError):  # said by a check of its own
+        there = tokenizer_here(run)
+        if there is not None:
+            return there
+    trained = run.tokenizer.train
+    if trained is None and tokenizer_name(run) is None and not run.data.from_store:
+        trained = TokenizerTraining()
+    size = 1 if trained is None else trained.vocab
+    ids: Any = SimpleNamespace(bos_token_id=0, pad_token_id=0, cls_token_id=0, sep_token_id=0)
+    return cast(Tokenizer, SimpleNamespace(vocabulary=size, end_id=0, hf=ids))

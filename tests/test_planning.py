@@ -1,0 +1,179 @@
+"""Checks before a run: every verb says the same of a wrong run, all in one round; memory is reckoned, not tried."""
+
+import json
+import sys
+
+import pytest
+import torch
+import yaml
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from artel.cli.main import main
+from artel.config import run_from
+from artel.errors import InputError
+from artel.parallel.grid import read_grid
+from artel.planning import Start, check_run
+from artel.planning import memory as memory_module
+from artel.planning.machine import Memory
+from artel.planning.memory import check_memory
+from helpers import TINY, merged
+
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2}
+HUGE = {"n_layer": 96, "n_embd": 12288, "n_head": 96}
+WHEREVER = ("config check", "prepare", "train", "launch slurm --dry-run")
+
+
+def sections(**changes):
+    return changes
+
+
+def config(**changes):
+    return {"model": {"config": GPT2 | changes}}
+
+
+FROM_X = {"model": {"config": None, "from": "./nowhere"}, "tokenizer": {"train": None}}
+
+# A wrong run file (laid over TINY), what is said of it, once each, and by which verbs.
+WRONG = {
+    "a key of the model that there is not": (config(n_layers=2), ["n_layers: gpt2 has no such key"]),
+    "heads that do not divide the width": (config(n_embd=100, n_head=3), ["model.config: gpt2 cannot be built"]),
+    "below zero": (config(n_layer=-1), ["model.config.n_layer: -1 is below zero"]),
+    "a word for a number": (config(n_layer="two"), ["n_layer"]),
+    "layers without end": (config(n_layer=10**6), ["1,000,000 layers"]),
+    "positions below the block": (config(n_positions=16), ["data.block: 32 tokens are more than the model's 16"]),
+    "vocabulary below the tokenizer's": (config(vocab_size=10), ["model.config.vocab_size: 10 is less than"]),
+    "masked with gpt2": (sections(objective="masked"), ["gpt2 has no head for masked tokens"]),
+    "no such tokenizer": (sections(tokenizer={"train": None, "from": "./nowhere"}), ["tokenizer.from: ./nowhere"]),
+    "no such model": (FROM_X, ["model.from: ./nowhere is not a folder"]),
+    "a batch that nothing holds": (sections(train={"batch": 10**18}), ["train.batch"]),
+    "a vocabulary of 10**12": (sections(tokenizer={"train": {"vocab": 10**12}}), ["tokenizer.train.vocab"]),
+    "threads": (sections(train={"threads": 10**6}), ["train.threads"]),
+    "a seed of 70 bits": (sections(seed=2**70), ["seed"]),
+    "a long store": (sections(data={"store": "x" * 300}), ["data.store"]),
+    "no such text": (sections(data={"sources": [{"path": "nowhere.txt"}]}), ["there is no file nowhere.txt"]),
+    "a figure nobody makes": (sections(checkpoint={"best": "bleu"}), ["checkpoint.best: 'bleu' is no figure"]),
+    "a tokenizer for no model": (sections(model={"config": None, "from": "gpt2"}), ["tokenizer.train: a tokenizer"]),
+    "stages that there are not": (sections(parallel={"pipeline": 8}), ["parallel.pipeline"],
+                                  ("config check", "prepare")),
+    "optimizer and weights": (sections(train={"weights": "bf16", "optimizer": "sgd"}),
+                              ["bf16 would lose small steps", "bf16 weights do not compute in fp32"]),
+    "more than there is memory": (config(**HUGE), ["GiB in one process, and this machine has"],
+                                  ("config check", "train")),
+    "in the file and beyond it": (
+        merged(sections(train={"batch": "x", "weights": "bf16", "optimizer": "sgd"}, colour=3, seed=-1),
+               sections(data={"sources": [{"path": "nowhere.txt"}], "blok": 3}, model={"config": {"n_layers": 3}},
+                        checkpoint={"best": "bleu"})),
+        ["train.batch", "colour", "seed", "data.blok", "there is no file nowhere.txt", "n_layers", "'bleu'",
+         "bf16 would", "bf16 weights do not"],
+    ),
+    "nothing that only follows": (sections(objective="maskd", model={"config": None, "form": "x"}, track=["jsnl"]),
+                                  ["objective: 'maskd' is not", "model.form: there is no such", "'jsnl' is not"]),
+}  # fmt: skip
+
+
+def said(arguments, capfd, monkeypatch):
+    """What a verb says of a wrong run, a problem a line, without the place in the file."""
+    monkeypatch.setattr(sys, "argv", ["artel", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capfd.readouterr()
+    assert (end.value.code, "Traceback" in err, out) == (2, False, ""), err
+    return sorted(line for line in err.splitlines() if line.startswith("artel: "))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_verb_says_the_same_of_a_wrong_run(name, tmp_path, capfd, monkeypatch):
+    wrong, says, *verbs = WRONG[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(merged(TINY, {"run": "run"}), wrong)))
+    verbs = verbs[0] if verbs else WHEREVER
+    problems = [said([*verb.split(), "run.yaml"], capfd, monkeypatch) for verb in verbs]
+    assert all(each == problems[0] for each in problems), problems
+    assert len(problems[0]) == len(says), problems[0]
+    for text in says:
+        assert sum(text in line for line in problems[0]) == 1, problems[0]
+    written = [file.name for file in tmp_path.rglob("*") if file.is_file() and ".lock" not in file.name]
+    assert written == ["run.yaml"]
+
+
+def test_a_right_run_passes_and_so_does_one_for_a_cluster(tmp_path, monkeypatch):
+    """One that is wrong for this machine alone is right where another trains it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    run = described(sections())
+    check_run(run)
+    check_run(described(config(**HUGE)), Start(64, 8, here=False))
+    with pytest.raises(InputError, match="GiB"):
+        check_run(described(config(**HUGE)), Start(1, 1))
+    check_run(described(config(**HUGE) | {"parallel": {"data": "fsdp"}}))  # over as many machines as it takes
+
+
+def described(wrong):
+    return run_from(merged(TINY, wrong), [], {(): "run.yaml"})
+
+
+def on_meta(**sizes):
+    with torch.device("meta"):
+        return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=1024, n_head=16, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "world", "on_host", "bytes_each"),
+    [
+        ({}, 1, 1, 16), ({}, 2, 2, 32), ({}, 4, 2, 32), ({"train": {"weights": "bf16", "precision": "bf16"}}, 1, 1, 12),
+        ({"train": {"optimizer": "sgd"}}, 1, 1, 8), ({"train": {"optimizer": "sgd", "momentum": 0.9}}, 1, 1, 12),
+        ({"train": {"optimizer": "adafactor"}}, 1, 1, 8), ({"train": {"optimizer": "muon"}}, 1, 1, 12),
+        ({"parallel": {"data": "fsdp"}}, 2, 2, 16), ({"parallel": {"data": "fsdp"}}, 4, 2, 8),
+        ({"parallel": {"tensor": 2}}, 2, 2, 16), ({"parallel": {"pipeline": 2}}, 2, 2, 16),
+        ({"parallel": {"data": "hsdp"}}, 4, 2, 16),
+    ],
+)  # fmt: skip
+def test_memory_is_what_is_held_at_a_step(changes, world, on_host, bytes_each, monkeypatch):
+    """Refused with a byte less than weights, gradients and averages take in the processes of this host; not with it."""
+    model = on_meta()
+    needed = model.num_parameters() * bytes_each
+    run = described(changes)
+    grid = read_grid(run.parallel, world, on_host)
+    monkeypatch.setattr(memory_module, "device_here", lambda: torch.device("cpu"))
+    monkeypatch.setattr(memory_module, "swap", lambda: 0)
+    monkeypatch.setattr(memory_module, "memory", lambda: Memory(2 * needed, 0, needed))
+    check_memory(model, run, grid, on_host)
+    monkeypatch.setattr(memory_module, "memory", lambda: Memory(2 * needed, 0, needed - world))
+    with pytest.raises(InputError, match=r"parameters need at least .* GiB"):
+        check_memory(model, run, grid, on_host)
+
+
+def test_frozen_weights_and_adapters_take_no_gradients(monkeypatch):
+    """A base of float32 files may stay on the disk; what is converted or quantized is held."""
+    model = on_meta()
+    count = model.num_parameters()
+    lora = {"model": {"config": None, "from": "x", "lora": {"rank": 4}}, "tokenizer": {"train": None}}
+    nf4 = merged(lora, {"model": {"quantise": "nf4"}})
+    grid = read_grid(described({}).parallel, 1, 1)
+    monkeypatch.setattr(memory_module, "device_here", lambda: torch.device("cpu"))
+    monkeypatch.setattr(memory_module, "swap", lambda: 0)
+    for changes, dtype, needed in (
+        (lora, torch.bfloat16, 4 * count), (nf4, torch.bfloat16, count // 2), (lora, torch.float32, 0)
+    ):  # fmt: skip
+        model.config.dtype = dtype
+        monkeypatch.setattr(memory_module, "memory", lambda room=needed: Memory(room, 0, None))
+        check_memory(model, described(changes), grid, 1)
+        if needed:
+            monkeypatch.setattr(memory_module, "memory", lambda room=needed: Memory(room - 1, 0, None))
+            with pytest.raises(InputError, match="parameters need at least"):
+                check_memory(model, described(changes), grid, 1)
+
+
+def test_a_models_folder_is_asked_without_its_weights_being_read(tmp_path, monkeypatch):
+    """Its config.json alone tells the positions and the memory; the hub is not asked where it is not wished."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_positions": 16}))
+    (folder / "model.safetensors").write_bytes(b"not looked at")
+    taken = {"model": {"config": None, "from": str(folder)}, "tokenizer": {"train": None}}
+    with pytest.raises(InputError) as error:
+        check_run(described(taken))
+    assert [problem.where for problem in error.value.problems] == ["model.from", "data.block"]
+    assert "holds no tokenizer" in str(error.value)
+    check_run(described(merged(taken, {"model": {"from": "no/such", "lora": {"rank": 2}}})))
