@@ -153,7 +153,7 @@ class Runner:
         faults: list[tuple[str, str]] = []
         err, status = outcome.err, outcome.status
         if found := _TRACEBACK.search(err):
-            faults.append(("traceback", err[max(0, found.start() - 200) : found.start() + 200]))
+            faults.append(("traceback", f"{err[max(0, found.start() - 200) : found.start() + 200]}{_written(err)}"))
         if outcome.silence > self._patience or outcome.seconds > command.seconds:
             faults.append(("hang", f"{outcome.silence:.0f} s without a line, {outcome.seconds:.0f} s in all"))
         if status not in command.right and outcome.seconds <= command.seconds:
@@ -269,6 +269,12 @@ def _resident(leader: int) -> int:
             status = Path(f"/proc/{pid}/status").read_text()
             total += int(re.search(r"RssAnon:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
     return total
+
+
+def _written(err: str) -> str:
+    """The end of the traceback that a fault of artel was written into."""
+    file = re.search(r"the traceback: (\S+\.txt)", err)
+    return f"\n{Path(file[1]).read_text()[-900:]}" if file and Path(file[1]).is_file() else ""
 
 
 def first_line(err: str, place: Place) -> str:

@@ -11,6 +11,8 @@ Python itself) is executed from the fork.
 from __future__ import annotations
 
 import array
+import atexit
+import gc
 import importlib
 import json
 import os
@@ -20,6 +22,8 @@ import select
 import signal
 import socket
 import sys
+import threading
+import traceback
 from contextlib import suppress
 from typing import Any
 
@@ -35,6 +39,7 @@ def serve(path: str) -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "OMP_NUM_THREADS": "1"}
     for name in _IMPORTED:
         importlib.import_module(name)
+    gc.freeze()  # no collection in a fork walks through what all of them share
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
@@ -92,8 +97,25 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = ["artel", *request["arguments"]]
-    runpy.run_module("artel", run_name="__main__", alter_sys=True)
-    sys.exit(0)
+    os._exit(_status())
+
+
+def _status() -> int:
+    """Run the command as `python -m artel` does; without taking all modules apart at the end, which takes long."""
+    status = 0
+    try:
+        runpy.run_module("artel", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    return status
 
 
 if __name__ == "__main__":
