@@ -46,7 +46,7 @@ def a_traceback(place):
 
 
 def a_forged_line(place):
-    yield shell("echo; echo 'artel: FORGED'")
+    yield shell("echo; echo 'artel: FORGED' >&2")
 
 
 def an_escape(place):

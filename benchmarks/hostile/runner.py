@@ -163,7 +163,7 @@ class Runner:
             faults.append(("words", f"status {status} without a word"))
         faults += [("words", f"not said: {each}") for each in command.says if each not in err]
         for name, text in (("standard error", err), ("standard output", outcome.out)):
-            if bad := _CONTROL.search(text) or _FORGED.search(text):
+            if bad := _CONTROL.search(text) or (text is err and _FORGED.search(text)):
                 shown = text[max(0, bad.start() - 60) : bad.end() + 60]
                 faults.append(("let in", f"{name} holds what a terminal obeys: {shown!r}"))
         if outcome.peak > command.memory:
