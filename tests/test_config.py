@@ -1,11 +1,13 @@
 """The run file: quantities, overrides, and errors that name the key, the line and the remedy."""
 
+import os
 import re
 from itertools import pairwise
 
 import pytest
 
 from artel.config import RunConfig, TrainConfig, dump_run, load_run, recipe_names, result_differences, run_from
+from artel.config.load import read_file
 from artel.config.other_names import OTHER_NAMES
 from artel.config.quantities import Interval, Warmup, read_bytes, read_count, read_number
 from artel.config.suggest import all_keys
@@ -259,3 +261,17 @@ def test_a_tokenizer_trained_anew_for_a_pretrained_model_is_asked_for_by_name():
     assert replaced.tokenizer.train is not None
     with pytest.raises(InputError, match="no meaning without both"):
         load_run("tolstoy-scratch", ["tokenizer.replace=true"])
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
+def test_what_is_no_regular_file_is_no_configuration(tmp_path, make):
+    make(tmp_path / "old.yaml")
+    with pytest.raises(InputError, match="is not a regular file"):
+        read_file(tmp_path / "old.yaml")
+
+
+def test_a_configuration_of_ten_megabytes_is_none(tmp_path):
+    with (tmp_path / "run.yaml").open("wb") as file:
+        file.truncate(10_000_001)
+    with pytest.raises(InputError, match=r"has 10,000,001 bytes"):
+        load_run(str(tmp_path / "run.yaml"))

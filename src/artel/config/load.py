@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import difflib
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from artel.errors import InputError, Problem
 from artel.secrets import hide_secrets
 
 _LONGEST_SHOWN = 200  # characters of a wrong value in a message
+_LARGEST = 10_000_000  # bytes of a configuration
 _ROUNDS = 20  # in which what is wrong is left out, so that what it hid is seen
 
 
@@ -189,8 +191,14 @@ def _find(name: str) -> tuple[str, str, str]:
 
 
 def read_file(path: Path) -> str:
-    """The text of a configuration. Raises InputError."""
+    """The text of a configuration. Raises InputError, also where a file is none (a named pipe) or far too large."""
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError([Problem(str(path), "is not a regular file", "give a file, as an editor saves it")])
+        if status.st_size > _LARGEST:
+            what = f"has {status.st_size:,} bytes, more than the {_LARGEST:,} of any configuration"
+            raise InputError([Problem(str(path), what, "give a run file in YAML")])
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         what, fix = f"is not a UTF-8 text file (byte {error.start})", "give a run file in YAML"
