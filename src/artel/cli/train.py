@@ -59,7 +59,7 @@ def train(
     from artel.launching import Hosts, Meeting, end_with_launcher, is_worker, launch, read_launcher, take_over
     from artel.preparing import prepare
     from artel.storage import lock
-    from artel.training.run_folder import RunFolder
+    from artel.training.run_folder import RunFolder, is_done
 
     signal.signal(signal.SIGUSR1, signal.default_int_handler)  # Slurm's warning: until training listens, as Ctrl-C
     if local_rank is not None:  # which the launcher of deepspeed gives to each process
@@ -97,7 +97,7 @@ def train(
             _lead(run, folder, restart, world, int(os.environ.get("LOCAL_WORLD_SIZE", processes)), from_deepspeed)
         else:
             prepare(run, tell)
-        if not restart and _is_complete(folder):  # with --restart the leader is just emptying the folder
+        if not restart and is_done(run):  # with --restart the leader is just emptying the folder
             tell(f"{folder.path} is complete, its model is in {folder.model}; --restart begins anew")
             result = json.loads(folder.result.read_bytes())
         elif meeting is not None:
@@ -158,7 +158,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     from artel.planning import Check, Start, check_run
     from artel.preparing import prepare, remember
     from artel.training.copies import remove_copies
-    from artel.training.run_folder import check_same_run
+    from artel.training.run_folder import check_same_run, is_done
 
     if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):
         tell(f"{folder.path} has begun, and goes on from its own checkpoint; --restart begins from {from_deepspeed}")
@@ -166,12 +166,12 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     beginning = Check(("model", "train", "parallel"), lambda: _check_beginning(run, from_deepspeed))
     check_run(run, Start(world, here, hub=True), [beginning])  # text and model together, before hours of tokenizing
     tell_of_secrets(run)
-    prepared = prepare(run, tell, verify=restart or not _is_complete(folder))
+    prepared = prepare(run, tell, verify=restart or not is_done(run))
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         if run.checkpoint.copy_to is not None:  # first: where they cannot be removed, they would come back
             remove_copies(run.checkpoint.copy_to)
         folder.empty()
-    check_same_run(run)
+    check_same_run(run, prepared)
     remember(run, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
     if from_deepspeed is not None:
@@ -185,10 +185,6 @@ def _check_beginning(run: RunConfig, from_deepspeed: Path | None) -> None:
         from artel.using.deepspeed_folder import check_beginning
 
         check_beginning(run, from_deepspeed)
-
-
-def _is_complete(folder: RunFolder) -> bool:
-    return folder.result.is_file() and folder.model.is_dir()
 
 
 def _work(run: RunConfig) -> dict[str, Any]:

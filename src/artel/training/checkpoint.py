@@ -68,6 +68,8 @@ class Progress:
     """Of the newest good steps, oldest first: what a spike is measured by; empty where none is looked for."""
     bad_in_a_row: int = 0
     """Bad steps since the newest good one."""
+    warmup: int | None = None
+    """Steps of warmup as the run began; a change of its length does not change them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def train(
                 run.agree(signals.asked, batches)
                 sums = run.guard.settled(run, lambda: gradients(run, feed))
                 with marked("artel: optimizer"), optimizer_memory_told():
-                    run.guard.step(run, sums, rate(config.train, run.step, run.length.steps))
+                    run.guard.step(run, sums, run.rate(run.step))
                 run.count_step(time.monotonic() - started)
                 beat("a step")
                 with marked("artel: once in a while"):
@@ -167,7 +167,11 @@ class Run:
     @property
     def learning_rate(self) -> float:
         """Of the newest step."""
-        return self.config.train.learning_rate * rate(self.config.train, self.step - 1, self.length.steps)
+        return self.config.train.learning_rate * self.rate(self.step - 1)
+
+    def rate(self, step: int) -> float:
+        """Of a step, counted from 0, as a fraction of the peak."""
+        return rate(self.config.train, step, self.length.steps, self.progress.warmup)
 
     def numbers(self, step: int) -> np.ndarray:
         """Running sample numbers of a step, counted from the start of the run."""
@@ -241,6 +245,8 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     remember_before(objective, store, layout, processes, ready.found.size, folder.before, resumed, tell)
     progress = load_checkpoint(folder.checkpoints, optimizer, tell) or Progress(store=store.digest)
     _check_same_store(progress, store.digest)
+    if progress.warmup is None:
+        progress.warmup = config.train.warmup.of(length.steps)
     if processes.first:
         if progress.step:
             commit(folder.checkpoints, progress, config.checkpoint)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from artel.config import RunConfig, dump_run, load_run, result_differences
 from artel.errors import InputError, Problem
 from artel.storage import disk_errors, remove_leftovers, write_file
+
+if TYPE_CHECKING:
+    from artel.preparing import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,10 @@ class RunFolder:
         """Held by every process of the run together, also when its launcher has been killed."""
         return self.path / ".lock-processes"
 
+    @property
+    def is_complete(self) -> bool:
+        return self.result.is_file() and self.model.is_dir()
+
     def empty(self) -> None:
         """Remove what an earlier run wrote here, and nothing else that may lie in the folder."""
         with disk_errors(self.path):
@@ -90,17 +98,39 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
 
-def check_same_run(config: RunConfig) -> None:
+def check_same_run(config: RunConfig, prepared: Prepared) -> None:
     """Refuse to go on with a run whose file has changed in what shapes the result, and show the difference.
 
+    Its length may change where what is done stays what it is (`lengthening.py`): a complete run then is none any more.
     Also writes RUN/config.yaml, and clears away what a killed start was just writing beside it. Called once, by the
     first process, before the others start.
     """
     folder = RunFolder(Path(config.run))
-    if any(folder.checkpoints.glob("step-*")) and folder.config.is_file():
-        check_same(folder.config, config, "choose another folder (run=…)")
+    if folder.config.is_file() and (folder.is_complete or any(folder.checkpoints.glob("step-*"))):
+        before = load_run(str(folder.config))
+        if _differs_in_length(before, config):
+            from artel.training.lengthening import change_length
+
+            if change_length(folder.config, before, config, prepared, folder.model):
+                folder.result.unlink(missing_ok=True)
+        else:
+            check_same(folder.config, config, "choose another folder (run=…)")
     remove_leftovers(folder.path)
     write_file(folder.config, dump_run(config))
+
+
+def is_done(config: RunConfig) -> bool:
+    """Whether the run is complete, as long as `config` says."""
+    folder = RunFolder(Path(config.run))
+    return folder.is_complete and not (
+        folder.config.is_file() and _differs_in_length(load_run(str(folder.config)), config)
+    )
+
+
+def _differs_in_length(before: RunConfig, config: RunConfig) -> bool:
+    """Whether how long the run is differs, and nothing else that shapes the result."""
+    changed = {line.partition(":")[0] for line in result_differences(before, config)}
+    return bool(changed) and changed <= {"train.epochs", "train.steps", "train.tokens"}
 
 
 def check_same(file: Path, config: RunConfig, instead: str) -> None:

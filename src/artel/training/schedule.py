@@ -56,13 +56,14 @@ def run_length(config: RunConfig, samples: Samples, part: StorePart) -> Length:
     return Length.of(config.train, len(samples), tokens)
 
 
-def rate(train: TrainConfig, step: int, steps: int) -> float:
+def rate(train: TrainConfig, step: int, steps: int, warmup: int | None = None) -> float:
     """The learning rate of step `step` (counted from 0) of `steps`, as a fraction of the peak.
 
+    `warmup` is in steps, where it is not what the run file makes of `steps`: that of a run whose length was changed.
     Warmup is linear from 1/warmup to 1; then `linear` and `cosine` (Loshchilov and Hutter 2017) fall to the minimum at
     the end of the run, `constant` stays, and `wsd` (Hu et al. 2024, MiniCPM) stays and falls linearly in its last part.
     """
-    warmup = train.warmup.of(steps)
+    warmup = train.warmup.of(steps) if warmup is None else warmup
     if step < warmup:
         return (step + 1) / warmup
     left = (steps - step) / max(1, steps - warmup)  # 1 just after warmup, towards 0 at the end

@@ -56,11 +56,12 @@ def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
 
 def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder: Path) -> None:
     """Write a checkpoint of `run` into `folder`, some parameters at a time. Raises InputError of the disk."""
-    step = read_progress(checkpoint).step
+    progress = read_progress(checkpoint)
+    step = progress.step
     counts = {"global_steps": step, "global_samples": step * run.train.batch, "skipped_steps": 0,
               "dp_world_size": 1, "mp_world_size": 1, "ds_version": _VERSION, "buffer_names": [], "module": {},
               "lr_scheduler": _scheduler(step)}  # fmt: skip
-    groups = [{"lr": _next_rate(run, prepared, step)}]
+    groups = [{"lr": _next_rate(run, prepared, step, progress.warmup)}]
     count = torch.tensor(float(step))
     with disk_errors(folder):
         whole = folder / f"global_step{step}"
@@ -100,11 +101,11 @@ def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]
             yield name, {"fp32": read.pop(name).float(), **averages}
 
 
-def _next_rate(run: RunConfig, prepared: Prepared, step: int) -> float:
+def _next_rate(run: RunConfig, prepared: Prepared, step: int, warmup: int | None) -> float:
     """The learning rate of the step that comes after `step` of them."""
     objective, store = objective_of(run, prepared.tokenizer()), prepared.open()
     steps = run_length(run, objective.view(store.train), store.train).steps
-    return run.train.learning_rate * rate(run.train, min(step, steps - 1), steps)
+    return run.train.learning_rate * rate(run.train, min(step, steps - 1), steps, warmup)
 
 
 def _scheduler(step: int) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def open_model(name: str) -> Opened:
     folder = RunFolder(Path(name))
     if folder.config.is_file():
         run = load_run(name)
-        if folder.model.is_dir():
+        is_newest = folder.is_complete or not (folder.checkpoints / "latest").exists()
+        if folder.model.is_dir() and is_newest:  # else the run was made longer, and is at work
             return _open_folder(name, str(folder.model), run)
         if (folder.checkpoints / "latest").exists():
             return open_checkpoint(run, prepare(run), folder.checkpoints / "latest")

@@ -1,0 +1,101 @@
+"""The length of a run changed after it began: it goes on where that is the run of the new length, else is refused."""
+
+import json
+import shlex
+import shutil
+
+import pytest
+from safetensors.torch import load_file
+
+from artel.config import load_run
+from artel.training.checkpoint import Progress
+from artel.training.lengthening import _why_not
+from artel.training.schedule import Length
+from helpers import artel, losses, write_run
+
+SHORT = {"batch": 8, "compile": "off"}
+
+
+def weights(folder):
+    return {name: tensor.tolist() for name, tensor in load_file(folder / "model" / "model.safetensors").items()}
+
+
+def contents(folder):
+    """Of each file but the locks, which name the process that held them last."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and ".lock" not in path.name}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "longer", "kept"),
+    [("constant", 6, 12, 6), ("wsd", 10, 20, 4), ("constant", 12, 6, 4)],
+    ids=["a complete run", "before its decay", "made shorter"],
+)
+def test_a_run_of_another_length_is_the_run_that_began_so_long(tmp_path, schedule, steps, longer, kept):
+    """Bit for bit, its warmup a fraction of the length that it began with."""
+    train = {**SHORT, "schedule": schedule, "decay": 0.5}
+    changed = write_run(tmp_path / "changed.yaml", train={**train, "steps": steps, "warmup": 0.34},
+                        checkpoint={"every": 4})  # fmt: skip
+    warmup = round(0.34 * steps)
+    whole = write_run(tmp_path / "whole.yaml", train={**train, "steps": longer, "warmup": warmup})
+    folder, other = changed.with_suffix(""), whole.with_suffix("")
+    assert artel("train", changed).returncode == 0
+    if kept < steps:  # as if it had been stopped there
+        for path in folder.glob("checkpoints/step-*"):
+            if int(path.name.removeprefix("step-")) > kept:
+                shutil.rmtree(path)
+        (folder / "result.json").unlink()
+        shutil.rmtree(folder / "model")
+    done = artel("train", changed, f"train.steps={longer}")
+    assert done.returncode == 0, done.stderr
+    assert f"going on after step {kept}" in done.stderr
+    assert artel("train", whole).returncode == 0
+    assert losses(folder) == losses(other)
+    assert weights(folder) == weights(other)
+    assert json.loads((folder / "result.json").read_text())["steps"] == longer
+    again = artel("train", changed, f"train.steps={longer}")
+    assert (again.returncode, "is complete" in again.stderr) == (0, True)
+
+
+def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tmp_path):
+    run = write_run(tmp_path / "a run.yaml", train={**SHORT, "steps": None, "epochs": 0.2})
+    assert artel("train", run).returncode == 0
+    folder = run.with_suffix("")
+    before = contents(folder)
+    refused = artel("train", run, "train.epochs=0.6")
+    assert refused.returncode == 2
+    assert "train.schedule: cosine" in refused.stderr
+    assert contents(folder) == before
+    command = refused.stderr.partition("by a schedule of its own: artel ")[2]
+    done = artel(*shlex.split(command))
+    assert done.returncode == 0, done.stderr
+    longer = tmp_path / "a run-longer"
+    first, second = (losses(each) for each in (folder, longer))
+    assert second[1][0] < first[1][0]  # it begins with what was learned
+    assert json.loads((longer / "result.json").read_text())["steps"] > len(first)
+    for each in folder.glob("checkpoints/*"):
+        each.unlink() if each.is_symlink() else shutil.rmtree(each)
+    gone = artel("train", run, "train.epochs=0.6")
+    assert (gone.returncode, "its checkpoints are not there any more" in gone.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lengths", "progress", "says"),
+    [
+        ({"schedule": "constant", "warmup": 0.1}, (40, 80), {"step": 10, "warmup": 1}, None),
+        ({"schedule": "constant", "warmup": 0.1}, (40, 80), {"step": 10, "warmup": None}, "learning rate"),
+        ({"schedule": "constant", "warmup": 0.1}, (40, 80), {"step": 0}, None),
+        ({"schedule": "constant"}, (42, 80), {"step": 10}, None),
+        ({"schedule": "constant"}, (42, 80), {"step": 11}, "of fewer samples"),
+        ({"schedule": "constant"}, (80, 40), {"step": 11}, "it has done 11 steps"),
+        ({"schedule": "constant"}, (40, 80), {"step": 8, "stopped_early": True}, "validate.patience"),
+        ({"schedule": "wsd", "decay": 0.5}, (80, 160), {"step": 10}, None),
+        ({"schedule": "wsd", "decay": 0.5}, (80, 160), {"step": 11}, None),  # the rate of step 11 is still 1
+        ({"schedule": "wsd", "decay": 0.5}, (80, 160), {"step": 12}, "train.schedule: wsd"),
+        ({"schedule": "linear"}, (40, 80), {"step": 4}, "train.schedule: linear"),
+    ],
+)
+def test_which_lengths_a_run_may_have(changes, lengths, progress, says):
+    run = load_run("demo", [f"train.{key}={value}" for key, value in {"batch": 4, "warmup": 2, **changes}.items()])
+    old, new = (Length(samples=1000, batch=4, total=total) for total in lengths)
+    reason = _why_not(run, run, old, new, Progress(**{"warmup": 2, **progress}))
+    assert (reason is None) if says is None else (says in reason)
