@@ -40,6 +40,11 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
                 self.send_response(302)
                 self.send_header("Location", "/page")
                 self.end_headers()
+            elif path.startswith("/to/"):
+                code, _, target = path.removeprefix("/to/").partition("/")
+                self.send_response(int(code))
+                self.send_header("Location", target)
+                self.end_headers()
             elif path == "/cut":
                 self.answer(b"half", length=1000)
             elif path == "/endless":
@@ -76,6 +81,24 @@ def test_a_page_is_fetched_once_with_its_header(site: Site, tmp_path: Path, path
     asked = site.asked.total()
     assert fetch(site.address + path, tmp_path) == fetched
     assert site.asked.total() == asked
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_redirects_lead_to_http_and_https_alone(site: Site, tmp_path: Path, code: int) -> None:
+    """An ftp server on this machine is never asked, nor a file of it read."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("not to be read")
+    fetched = fetch(f"{site.address}/to/{code}/{site.address}/page", tmp_path / "cache")
+    assert fetched.path.read_bytes().decode("cp1251") == "Анна"
+    with socket.create_server(("127.0.0.1", 0)) as ftp:
+        ftp.setblocking(False)
+        host = f"127.0.0.1:{ftp.getsockname()[1]}"
+        for target in (f"ftp://{host}/a", f"FTP://{host}/a", f"file://{secret}", "data:,text", f"gopher://{host}/",
+                       f"s3://{host}/a", f"jar:{site.address}/page"):  # fmt: skip
+            with pytest.raises(InputError, match=rf"answers {code} .*, which leads to .*: artel follows to http and"):
+                fetch(f"{site.address}/to/{code}/{target}", tmp_path / "cache")
+        with pytest.raises(BlockingIOError):
+            ftp.accept()
 
 
 def test_what_is_not_there_is_asked_for_once_and_not_cached(site: Site, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Opening http(s) addresses so that no server can keep us waiting for ever, however little it sends at a time."""
+"""Opening http(s) addresses so that no server keeps us waiting for ever, or sends us to another kind of address."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import io
 import socket
 import ssl
 import time
+import urllib.error
 import urllib.request
+from http.client import HTTPMessage
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 LEAST_SPEED = 1_000
 """Bytes a second that a server must bring, over twice the time of a wait."""
@@ -19,8 +22,27 @@ class TooSlow(Exception):
 
 
 def open_paced(request: urllib.request.Request, timeout: float) -> Any:
-    """`urlopen`, with TooSlow when less than LEAST_SPEED comes over twice `timeout`, headers and reading included."""
-    return urllib.request.build_opener(_Http, _Https).open(request, timeout=timeout)
+    """`urlopen` for http and https alone, redirects included.
+
+    Raises TooSlow when less than LEAST_SPEED comes over twice `timeout`, headers and reading included; HTTPError also
+    for a redirect to another kind of address.
+    """
+    opener = urllib.request.OpenerDirector()  # build_opener's would open ftp, files of this machine and data too
+    for handler in (urllib.request.ProxyHandler, urllib.request.UnknownHandler, urllib.request.HTTPDefaultErrorHandler,
+                    urllib.request.HTTPErrorProcessor, _Redirects, _Http, _Https):  # fmt: skip
+        opener.add_handler(handler())
+    return opener.open(request, timeout=timeout)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def http_error_302(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: HTTPMessage) -> Any:
+        target = urljoin(req.full_url, headers.get("Location", headers.get("URI", "")))
+        if urlsplit(target).scheme not in ("http", "https"):
+            told = f"{msg}, which leads to {target}: artel follows to http and https alone"
+            raise urllib.error.HTTPError(req.full_url, code, told, headers, fp)
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 class _Paced(io.RawIOBase):
