@@ -10,6 +10,7 @@ import time
 import pytest
 
 import cluster_slurm
+from artel.config import load_run
 from artel.errors import InputError
 from artel.launching.slurm import Job, slurm_script, submit
 from artel.launching.started import first_host
@@ -31,7 +32,7 @@ def test_the_script_of_one_node(tmp_path):
     script = slurm_script("run.yaml", [], tmp_path / "runs" / "war", Job(time="1:00:00"))
     assert shell_reads(script)
     assert directives(script) == [
-        "job-name=war", "nodes=1", "ntasks-per-node=1", "time=1:00:00", f"output={tmp_path}/runs/war/slurm-%j.log",
+        "job-name=war", f"output={tmp_path}/runs/war/slurm-%j.log", "nodes=1", "ntasks-per-node=1", "time=1:00:00",
         "open-mode=append", "signal=B:USR1@120", "requeue",
     ]  # fmt: skip
     assert f"{sys.executable} -m artel train run.yaml --nproc 1 --max-restarts 0 --nnodes 1 &\n" in script
@@ -70,6 +71,60 @@ def test_a_secret_is_not_written_into_the_script(tmp_path):
     assert "abc123" not in str(problem)
     assert "export NAME" in problem.fix
     assert f"'{address}${{TOKEN}}'" in slurm_script("run.yaml", [f"{address}${{TOKEN}}"], tmp_path, Job())
+
+
+BREAK = "x\n#SBATCH --uid=0\ntouch ran"
+
+
+@pytest.mark.parametrize(
+    ("job", "folder", "flag"),
+    [
+        (Job(partition=BREAK), "war", "--partition"),
+        (Job(account="a\rb"), "war", "--account"),
+        (Job(time="1:00\u2028touch ran"), "war", "--time"),
+        (Job(partition='gpu" --uid="0'), "war", "--partition"),
+        (Job(account="a\\"), "war", "--account"),
+        (Job(options={"qos": BREAK}), "war", "--option"),
+        (Job(options={BREAK: "high"}), "war", "--option"),
+        (Job(options={"qos --uid": "0"}), "war", "--option"),
+        (Job(setup=["module load cuda", BREAK]), "war", "--setup"),
+        (Job(), BREAK, "run"),
+    ],
+)
+def test_nothing_adds_a_line_to_the_script(tmp_path, job, folder, flag):
+    with pytest.raises(InputError) as refused:
+        slurm_script("run.yaml", [], tmp_path / folder, job)
+    assert {problem.where for problem in refused.value.problems} == {flag}
+    assert all("\n" not in problem.what and problem.fix for problem in refused.value.problems)
+
+
+def test_values_stay_one_word_each(tmp_path):
+    """In sbatch's lines, which end at # and are split at blanks, and in the shell's, which this test runs."""
+    job = Job(partition="a b", account="nlp & co #1", options={"constraint": "[a|b]", "comment": "it's $HOME"})
+    words = ["data.sources.0.path=a b/$x.txt", "run=a\nb", "x=$(touch ran)", "y=`touch ran`", "z=';touch ran;'"]
+    script = slurm_script("my run.yaml", words, tmp_path / "50% of #1", job)
+    assert directives(script)[:2] == ['job-name="50% of #1"', f'output="{tmp_path}/50%% of #1/slurm-%j.log"']
+    assert {'partition="a b"', 'account="nlp & co #1"', 'constraint="[a|b]"', 'comment="it\'s $HOME"'} <= set(
+        directives(script)
+    )
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
+    srun.chmod(0o755)
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, timeout=30, cwd=tmp_path,
+                          env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    at = said.index("train")
+    assert said[at + 1 : at + 2 + len(words)] == ["my run.yaml", *words]
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("key", ["partition", "time", "setup", "options"])
+def test_a_run_file_adds_no_line_to_the_scripts_of_preparing(tmp_path, key):
+    values = {"partition": BREAK, "time": BREAK, "setup": [BREAK], "options": {"qos": BREAK}}
+    run = write_run(tmp_path / "run.yaml", prepare={"engine": "slurm", "slurm": {key: values[key]}})
+    with pytest.raises(InputError, match=rf"prepare\.slurm\.{key}.*line break"):
+        load_run(str(run))
 
 
 def test_dry_run(tmp_path):

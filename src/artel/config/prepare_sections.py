@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import field_validator
+
 from artel.config.quantities import Bytes, Processes
+from artel.config.sbatch import directive, one_line, quoted
 from artel.config.section import Section, free
 
 
@@ -17,6 +20,24 @@ class SlurmConfig(Section):
     memory: Bytes = free(4_000_000_000, "Memory of a process, in bytes.", ge=1)
     setup: list[str] = free([], "Shell lines run before the work: module load python, source .venv/bin/activate.")
     options: dict[str, str] = free({}, "Further options of sbatch: {account: nlp, qos: high}.")
+
+    @field_validator("partition", "time")
+    @classmethod
+    def _value(cls, value: str) -> str:
+        quoted(value)
+        return value
+
+    @field_validator("setup")
+    @classmethod
+    def _lines(cls, value: list[str]) -> list[str]:
+        return [one_line(line) for line in value]
+
+    @field_validator("options")
+    @classmethod
+    def _options(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, each in value.items():
+            directive(name, each)
+        return value
 
 
 class PrepareConfig(Section):

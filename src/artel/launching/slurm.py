@@ -11,10 +11,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from artel.config.sbatch import directive, one_line
 from artel.errors import InputError, Problem, WorkError
 from artel.secrets import hide_secrets
 
@@ -47,14 +50,19 @@ class Job:
 def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> str:
     """The batch script of `artel train NAME VALUES…` whose run's folder is `folder`.
 
-    Raises InputError where a value holds a secret: Slurm keeps scripts and shows them.
+    Raises InputError where a value holds a secret, since Slurm keeps scripts and shows them, and where one would not
+    stay one word of its line.
     """
     secrets = [value for value in values if hide_secrets(value) != value]
     if secrets:
         what, fix = "holds a secret, which the job's script would show", "write ${NAME} in its place, and export NAME"
         raise InputError([Problem(value, what, fix) for value in secrets])
-    lines = ["#!/bin/bash", *(f"#SBATCH --{line}" for line in _directives(folder, job)), ""]
-    lines += [f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH", *job.setup]
+    problems: list[Problem] = []
+    directives, setup = _directives(folder, job, problems), _lines(job.setup, "--setup", one_line, problems)
+    if problems:
+        raise InputError(problems)
+    lines = ["#!/bin/bash", *(f"#SBATCH --{line}" for line in directives), ""]
+    lines += [f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH", *setup]
     step = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
     if job.cpus is not None:
         step.append(f"--cpus-per-task={job.cpus}")  # which srun no longer takes from sbatch (Slurm 22.05)
@@ -81,9 +89,9 @@ def submit(script: str, folder: Path) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
-def _directives(folder: Path, job: Job) -> list[str]:
-    wanted = {
-        "job-name": folder.name,
+def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
+    whole = folder.resolve()
+    asked = {
         "nodes": job.nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": job.cpus,
@@ -91,12 +99,29 @@ def _directives(folder: Path, job: Job) -> list[str]:
         "time": job.time,
         "partition": job.partition,
         "account": job.account,
-        "output": folder.resolve() / "slurm-%j.log",
         "open-mode": "append",  # one log of a job however often it is queued again
         "signal": f"B:USR1@{job.warning}" if job.requeue else None,
-    } | dict(job.options)
-    lines = [f"{key}={value}" for key, value in wanted.items() if value is not None]
+    }
+    log = f"{whole}/".replace("%", "%%") + "slurm-%j.log"
+    values: dict[str, tuple[str, Any]] = {"job-name": ("run", whole.name), "output": ("run", log)}
+    values |= {name: (f"--{name}", value) for name, value in asked.items() if value is not None}
+    values |= {name: ("--option", value) for name, value in job.options.items()}
+    lines: list[str] = []
+    for name, (flag, value) in values.items():
+        lines += _lines([value], flag, partial(directive, name), problems)
     return [*lines, "requeue" if job.requeue else "no-requeue"]
+
+
+def _lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems: list[Problem]) -> list[str]:
+    """What `line` makes of each text; where it raises ValueError, a problem of `flag` instead."""
+    made = []
+    for text in texts:
+        try:
+            made.append(line(text))
+        except ValueError as error:
+            what, _, fix = str(error).rpartition("; ")
+            problems.append(Problem(flag, what, fix))
+    return made
 
 
 def _watched(words: str, requeue: bool) -> list[str]:

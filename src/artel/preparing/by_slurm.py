@@ -18,6 +18,7 @@ from datatrove.executor.slurm import SlurmPipelineExecutor  # type: ignore[impor
 from datatrove.utils.logging import logger  # type: ignore[import-untyped]
 
 from artel.config import PrepareConfig, SlurmConfig
+from artel.config.sbatch import quoted
 from artel.errors import InputError, Problem, WorkError
 from artel.preparing.cluster import UNSEEN_SECONDS, Watch, Work, lost, new_work
 from artel.preparing.tasks import Stage, Tasks
@@ -84,7 +85,7 @@ class Array(SlurmPipelineExecutor):
 
     def get_sbatch_args(self, max_array: int = 1) -> dict[str, Any]:
         wanted: dict[str, Any] = super().get_sbatch_args(max_array)
-        return {name: value for name, value in wanted.items() if name != "partition" or value}
+        return {name: quoted(str(value)) for name, value in wanted.items() if name != "partition" or value}
 
     def launch_merge_stats(self) -> None:
         pass
