@@ -168,7 +168,7 @@ def agent(tmp_path):
         spec = WorkerSpec(
             role="test",
             local_world_size=2,
-            rdzv_handler=Meeting.of(hosts).handler("test"),
+            rdzv_handler=Meeting.of(hosts).handler(RunFolder(tmp_path), print),
             entrypoint=sys.executable,
             args=("-c", ONCE + program, str(tmp_path)),
             max_restarts=restarts,

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from helpers import ENVIRONMENT, artel, largest_difference, losses, roberta_of_2019, write_run
+from sockets import watch
 
 LIMIT = 120
 FIRST, SECOND, PORT = "10.213.77.1", "10.213.77.2", "29617"
@@ -84,6 +85,12 @@ def finish(processes):
     return told
 
 
+def pids(hosts):
+    """The processes of both."""
+    done = [subprocess.run(["ip", "netns", "pids", host], capture_output=True, text=True, timeout=30) for host in hosts]
+    return [int(number) for each in done for number in each.stdout.split()]
+
+
 def by_flags(hosts, run):
     """Two processes on each host, started by artel itself."""
     return [
@@ -101,12 +108,22 @@ def by_environment(hosts, *run):
     ]
 
 
-@pytest.mark.parametrize(("start", "processes"), [(by_flags, 4), (by_environment, 2)])
+def by_endpoint(hosts, run):
+    """One process on each host; hosts find out by themselves which is which."""
+    endpoint = f"{FIRST}:{PORT}"
+    return [start_in(host, "train", run, "--nnodes", 2, "--rdzv-endpoint", endpoint) for host in hosts]
+
+
+@pytest.mark.parametrize(("start", "processes"), [(by_flags, 4), (by_environment, 2), (by_endpoint, 2)])
 def test_two_hosts_train_as_one_process_does(tmp_path, hosts, start, processes):
     one, two = (write_run(tmp_path / f"{name}.yaml") for name in ("one", "two"))
     done = artel("train", one)
     assert done.returncode == 0, done.stderr
-    told = finish(start(hosts, two))
+    with watch(lambda: pids(hosts)) as places:
+        told = finish(start(hosts, two))
+    addresses = {address for address, _ in places}
+    assert FIRST in addresses
+    assert addresses <= {FIRST, SECOND, "127.0.0.1", "::1"}, places
     assert f"{processes} process(es)" in told[0]
     assert largest_difference(losses(one.with_suffix("")), losses(two.with_suffix(""))) < 1e-5
 
@@ -155,7 +172,8 @@ def hosts_by_name(hosts):
 
 
 CHOSEN = (
-    "import os; from artel.launching import choose_interface as c; print(c({!r}, 9), os.environ['GLOO_SOCKET_IFNAME'])"
+    "import os; from artel.launching import choose_interface; "
+    "print(choose_interface({!r}, 9).own, os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'])"
 )
 
 
@@ -165,7 +183,7 @@ def test_the_interface_of_the_cable_is_chosen(hosts_by_name, master):
     for host, address in zip(hosts_by_name, (FIRST, SECOND), strict=True):
         command = ["ip", "netns", "exec", host, sys.executable, "-c", CHOSEN.format(master)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
-        assert done.stdout.split() == [address, f"v{host[5:]}"], done.stderr
+        assert done.stdout.split() == [address, f"v{host[5:]}", f"=v{host[5:]}"], done.stderr
 
 
 def test_an_address_without_a_way_is_told_at_once(tmp_path, hosts):

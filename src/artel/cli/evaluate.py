@@ -36,6 +36,7 @@ def evaluate(
     """
     quiet_libraries()
     from artel.errors import InputError, Problem
+    from artel.launching import choose_interface_of_worker, is_worker
     from artel.parallel import open_processes
     from artel.using import evaluate as judge
     from artel.using import open_model
@@ -49,6 +50,8 @@ def evaluate(
     if tasks:
         _run_tasks(models, tasks.split(","), task_folder, limit, as_json)
         return
+    if is_worker():
+        choose_interface_of_worker()
     with open_processes(None) as processes:
         judged = [judge(open_model(name), data, overrides, processes, tell) for name in models]
         if predictions is not None and processes.first:

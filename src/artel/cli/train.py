@@ -102,7 +102,7 @@ def train(
             result = json.loads(folder.result.read_bytes())
         elif meeting is not None:
             os.environ[_LED] = str(os.getpid())
-            launch(["train", name, *values], processes, meeting, folder)
+            launch(["train", name, *values], processes, meeting, folder, tell)
             result = json.loads(folder.result.read_bytes()) if leads else {}
         else:
             result = _work(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import socket
@@ -11,17 +10,22 @@ from typing import TYPE_CHECKING
 
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
 from artel.launching.meeting import Meeting
+from artel.launching.run_secret import VARIABLE
 from artel.storage.faults import FAULT, fault_of_process
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from artel.training.run_folder import RunFolder
 
 
-def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFolder) -> None:
+def launch(
+    arguments: list[str], processes: int, meeting: Meeting, folder: RunFolder, announce: Callable[[str], None]
+) -> None:
     """Run `python -m artel ARGUMENTS` as `processes` processes here, and wait for them.
 
     With restarts, or where hosts may come and go, they are started again, and go on from the last checkpoint.
-    The path of the run's `folder`, as it is written, keeps apart two runs that meet at the same address by mistake.
+    What is waited for is said by `announce`.
 
     Raises Interrupted when they were told to stop and saved, InputError or WorkError when one failed (what was wrong
     it has said itself), WorkError when the other hosts are not found or lost.
@@ -37,7 +41,7 @@ def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFo
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # set again by each process; without it torchrun warns
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in PASSED_ON)
     try:
-        handler = meeting.handler(_run_id(folder))
+        handler = meeting.handler(folder, announce)
         spec = WorkerSpec(
             role="artel",
             local_world_size=processes,
@@ -46,8 +50,6 @@ def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFo
             args=("-m", "artel", *arguments),
             max_restarts=hosts.restarts,
             monitor_interval=0.2,
-            master_addr=hosts.address if meeting.is_static else None,
-            master_port=hosts.port if meeting.is_static else None,
             local_addr=meeting.local_address,
         )
         result = Agent(spec, hosts).run()
@@ -68,16 +70,17 @@ def launch(arguments: list[str], processes: int, meeting: Meeting, folder: RunFo
         raise _failed(rank, status, folder, result.failures[rank].pid)
 
 
-def _run_id(folder: RunFolder) -> str:
-    """torch's name for the run: a digest, since torch makes a part of file names of it, and a path has slashes."""
-    return hashlib.sha256(os.fsencode(folder.path)).hexdigest()[:16]
-
-
 def _parted(meeting: Meeting, error: Exception) -> WorkError:
     """The store does not answer, or too few hosts have come."""
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
+    from artel.launching.signed_store import ForeignValue
+
     hosts = meeting.hosts
+    if isinstance(error, ForeignValue):
+        what = f"someone else has written to the store of this run's hosts: {error}"
+        fix = f"let nobody else reach that port, and start again; or a host has another secret ({VARIABLE})"
+        return WorkError([Problem(hosts.where, what, fix)])
     go_on = "start the same command on every host: the run goes on from its last checkpoint"
     if isinstance(error, RendezvousTimeoutError):
         what = f"fewer than {hosts.least} hosts have come"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import socket
 import time
@@ -13,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from artel.errors import InputError, Problem, WorkError
 from artel.launching.hosts import Hosts
-from artel.launching.interface import choose_interface
+from artel.launching.interface import Addresses, choose_interface
+from artel.launching.run_secret import run_secret
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+    from artel.launching.signed_store import SignedStore
+    from artel.training.run_folder import RunFolder
 
 # A host may be started long before the one that holds the store, and queues of clusters are slow.
 _MEET_SECONDS = 900
@@ -34,84 +41,88 @@ class Meeting:
     hosts: Hosts
     leads: bool
     """Whether this host holds the run's lock, prepares the text and compares the run file before others start."""
+    _addresses: Addresses | None = None
     _held: TCPStore | None = None
 
     @classmethod
     def of(cls, hosts: Hosts) -> Meeting:
         """Hold the store if this is the host to do so. Raises InputError when it cannot, or has no way to the other."""
         if hosts.count == 1:
-            return cls(hosts, True, _serve("localhost", 0))
-        choose_interface(hosts.address, hosts.port, _flag(hosts))
-        if hosts.fixed:
-            return cls(hosts, hosts.rank == 0)
+            return cls(hosts, True)
+        addresses = choose_interface(hosts.address, hosts.port, _flag(hosts))
         if hosts.rank not in (None, 0) or (hosts.rank is None and not _is_of_this_machine(hosts.address)):
-            return cls(hosts, False)
+            return cls(hosts, False, addresses)
+        from artel.parallel.store import serve_store
+
         try:
-            return cls(hosts, True, _serve(hosts.address, hosts.port))
+            held = serve_store(addresses.own, hosts.port, timedelta(seconds=_ANSWER_SECONDS))
         except OSError as error:
             if hosts.rank is None and error.errno == errno.EADDRINUSE:  # another "host" of this same machine has it
-                return cls(hosts, False)
+                return cls(hosts, False, addresses)
             what, fix = f"cannot listen there: {error.strerror}", "give a free port of the first host"
             raise InputError([Problem(hosts.where, what, fix)]) from None
+        return cls(hosts, True, addresses, held)
 
-    def handler(self, run_id: str) -> RendezvousHandler:
-        """What torchrun's agent finds its peers by; waits for the host that holds the store. Raises WorkError."""
+    def handler(self, folder: RunFolder, announce: Callable[[str], None]) -> RendezvousHandler:
+        """What torchrun's agent finds its peers by; waits for the host that holds the store.
+
+        The path of the run's `folder`, as it is written, keeps apart two runs that meet at the same address by mistake.
+        Raises InputError where hosts share no secret, WorkError where the other host does not come.
+        """
         from torch.distributed.elastic.rendezvous import RendezvousParameters
         from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
         from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
-        from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import create_rdzv_handler
 
-        hosts = self.hosts
-        limits: dict[str, Any] = {"timeout": _MEET_SECONDS, "join_timeout": _MEET_SECONDS}
-        limits |= {"last_call_timeout": _LAST_CALL_SECONDS, "rank": hosts.rank}
-        backend = "static" if self.is_static else "c10d"
-        parameters = RendezvousParameters(
-            backend, hosts.where, run_id, hosts.least, hosts.count, self.local_address, **limits
-        )
-        if self.is_static:
-            return create_rdzv_handler(parameters)
+        from artel.launching.rendezvous import NumberedHosts, OneHost
+
+        hosts, addresses, run_id = self.hosts, self._addresses, _run_id(folder)
+        if addresses is None:
+            return OneHost(run_id, timedelta(seconds=_ANSWER_SECONDS))
+        store = self._signed_store(addresses, folder, announce)
+        if hosts.fixed:
+            rank = hosts.rank or 0
+            address = addresses.master if rank else addresses.own
+            return NumberedHosts(run_id, store, rank, hosts.count, address, hosts.port)
         # The processes get a store of their own at each start. torchrun's way, to share the agents' one, leaves them
         # the keys of those before them, and after the loss of the first host an address where nobody is any more.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        store = self._held or _reach(hosts)
+        limits: dict[str, Any] = {"timeout": _MEET_SECONDS, "join_timeout": _MEET_SECONDS}
+        limits |= {"last_call_timeout": _LAST_CALL_SECONDS, "rank": hosts.rank}
+        parameters = RendezvousParameters(
+            "c10d", hosts.where, run_id, hosts.least, hosts.count, addresses.own, **limits
+        )
         return create_handler(store, C10dRendezvousBackend(store, run_id), parameters)
 
-    @property
-    def is_static(self) -> bool:
-        return self.hosts.count > 1 and self.hosts.fixed
+    def _signed_store(self, addresses: Addresses, folder: RunFolder, announce: Callable[[str], None]) -> SignedStore:
+        from artel.launching.signed_store import SignedStore
+
+        store = self._held or _reach(self.hosts, addresses.master)
+        if self.hosts.fixed:  # the first values that are read are those of hosts that may come late
+            store.set_timeout(timedelta(seconds=_MEET_SECONDS))
+        return SignedStore(store, run_secret(folder.secret, self.leads, _MEET_SECONDS, announce))
 
     @property
     def local_address(self) -> str:
         """Where the others reach this host."""
-        hosts = self.hosts
-        return "localhost" if hosts.count == 1 else choose_interface(hosts.address, hosts.port, _flag(hosts))
+        return "localhost" if self._addresses is None else self._addresses.own
+
+
+def _run_id(folder: RunFolder) -> str:
+    """torch's name for the run: a digest, since torch makes a part of file names of it, and a path has slashes."""
+    return hashlib.sha256(os.fsencode(folder.path)).hexdigest()[:16]
 
 
 def _flag(hosts: Hosts) -> str:
     return "--master-addr" if hosts.rank is not None else "--rdzv-endpoint"
 
 
-def _serve(address: str, port: int) -> TCPStore:
-    """A store that this process holds. Raises OSError when the port is taken."""
-    from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
-
-    if port:
-        with socket.socket() as probe:  # torch tells a taken port only in words
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-    try:
-        return TCPStore(address, port, is_master=True, timeout=timedelta(seconds=_ANSWER_SECONDS))
-    except DistNetworkError as error:
-        raise OSError(errno.EADDRINUSE, str(error).splitlines()[0]) from None
-
-
-def _reach(hosts: Hosts) -> TCPStore:
+def _reach(hosts: Hosts, address: str) -> TCPStore:
     """The store that another host holds, as soon as that host is there."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     end = time.monotonic() + _MEET_SECONDS
     while True:
-        with suppress(OSError), socket.create_connection((hosts.address, hosts.port), timeout=5):
+        with suppress(OSError), socket.create_connection((address, hosts.port), timeout=5):
             break
         if time.monotonic() > end:
             what = f"no artel has answered there for {_MEET_SECONDS // 60} minutes"
@@ -119,7 +130,7 @@ def _reach(hosts: Hosts) -> TCPStore:
                   "(a service, a proxy), give it --node-rank 0"  # fmt: skip
             raise WorkError([Problem(hosts.where, what, fix)])
         time.sleep(0.5)
-    return TCPStore(hosts.address, hosts.port, is_master=False, timeout=timedelta(seconds=_ANSWER_SECONDS))
+    return TCPStore(address, hosts.port, is_master=False, timeout=timedelta(seconds=_ANSWER_SECONDS))
 
 
 def _is_of_this_machine(address: str) -> bool:

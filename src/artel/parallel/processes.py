@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from artel.parallel.store import process_store
+
 # Long enough for a checkpoint on a slow disk, short enough that a lost rank does not hold its peers for an hour.
 _TIMEOUT = timedelta(minutes=20)
 # The newest process group. DistributedDataParallel holds it too; were that reference the last, the model's end would
@@ -71,7 +73,9 @@ def open_processes(threads: int | None) -> Iterator[Processes]:
         return
     # Numbers that the host needs (counts, signals) go through gloo in either case, so that no step waits for a GPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=_TIMEOUT)
+    rank = int(environment["RANK"])
+    store = process_store(rank, _TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
     _kept[:] = [dist.group.WORLD]
     torch.set_num_threads(threads or _threads_here())
     try:

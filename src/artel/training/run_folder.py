@@ -86,6 +86,11 @@ class RunFolder:
     def is_complete(self) -> bool:
         return self.result.is_file() and self.model.is_dir()
 
+    @property
+    def secret(self) -> Path:
+        """By which the hosts of the run know what is theirs; nobody else's to read, and the same for ever."""
+        return self.path / ".secret"
+
     def empty(self) -> None:
         """Remove what an earlier run wrote here, and nothing else that may lie in the folder."""
         with disk_errors(self.path):

@@ -1,0 +1,216 @@
+"""Nobody is let in: where the processes of a run listen, and what a foreign client at their ports can do."""
+
+import base64
+import hashlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+from artel.errors import InputError
+from artel.launching.run_secret import run_secret
+from artel.launching.signed_store import ForeignValue, SignedStore
+from artel.parallel.store import serve_store
+from cluster_slurm import free_ports
+from helpers import ENVIRONMENT, start, wait_for_step, write_run
+from sockets import descendants, listening, outside
+from test_launchers import end, worker_of
+
+LIMIT = 200
+SHORT = timedelta(seconds=20)
+SECRET = b"0123456789abcdef"
+ENDLESS = {"train": {"steps": 100_000}, "checkpoint": {"every": "never"}, "validate": {"every": "never"}}
+
+
+class Evil:
+    """Unpickling this writes a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return (open, (str(self.file), "w"))
+
+
+def evil_state(file):
+    """A state of torch's rendezvous that runs code in whoever reads it."""
+    return base64.b64encode(pickle.dumps(Evil(file))).decode()
+
+
+# The store of several hosts ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store():
+    return serve_store("127.0.0.1", 0, SHORT)
+
+
+@pytest.fixture
+def foreign(store):
+    """Another client at the same port."""
+    return TCPStore("127.0.0.1", store.port, is_master=False, timeout=SHORT)
+
+
+def handler(store):
+    parameters = RendezvousParameters("c10d", "here:1", "id", 1, 2, "127.0.0.1")
+    return create_handler(store, C10dRendezvousBackend(store, "id"), parameters)
+
+
+def test_a_state_that_is_not_signed_is_never_unpickled(store, foreign, tmp_path):
+    torchs = handler(store)
+    foreign.set("torch.rendezvous.id", evil_state(tmp_path / "ran"))
+    with pytest.raises(AttributeError):  # what is unpickled is an open file, and no state
+        torchs.is_closed()
+    assert (tmp_path / "ran").exists()
+    (tmp_path / "ran").unlink()
+
+    for other in (foreign, SignedStore(foreign, b"another secret, as long")):
+        foreign.delete_key("torch.rendezvous.id")
+        ours = handler(SignedStore(store, SECRET))
+        other.set("torch.rendezvous.id", evil_state(tmp_path / "ran"))
+        with pytest.raises(ForeignValue, match=r"torch\.rendezvous\.id was not written by a host of this run"):
+            ours.is_closed()
+        with pytest.raises(ForeignValue):  # who comes now reads it too
+            handler(SignedStore(foreign, SECRET))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_hosts_that_share_the_secret_meet(store, foreign):
+    one, other = handler(SignedStore(store, SECRET)), handler(SignedStore(foreign, SECRET))
+    one.set_closed()
+    assert other.is_closed()
+
+
+def test_every_way_to_read_a_value_asks_for_its_signature(store, foreign):
+    signed = SignedStore(store, SECRET)
+    within = PrefixStore("run", signed)
+    within.set("a", "1")
+    within.set("b", b"\0\xff")
+    assert (within.get("a"), within.multi_get(["a", "b"])) == (b"1", [b"1", b"\0\xff"])
+    assert within.compare_set("c", "", "new") == b"new"
+    assert within.compare_set("c", "other", "newer") == b"new"
+    assert within.compare_set("c", "new", "newer") == b"newer"
+    assert (within.add("n", 2), within.check(["a"]), within.check(["z"])) == (2, True, False)
+    assert SignedStore(foreign, SECRET).get("run/a") == b"1"
+    moved = foreign.get("run/b")
+    for value in ("", "1", b"\0" * 32 + b"1", moved, foreign.get("run/a")[:-1] + b"2"):
+        foreign.set("run/a", value)
+        for read in (lambda: within.get("a"), lambda: within.multi_get(["b", "a"]),
+                     lambda: within.compare_set("a", "1", "2")):  # fmt: skip
+            with pytest.raises(ForeignValue):
+                read()
+
+
+def test_the_secret_is_its_owners_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("ARTEL_SECRET", raising=False)
+    said = []
+    file = tmp_path / "run" / ".secret"
+    secret = run_secret(file, True, 1, said.append)
+    assert len(secret) == 64
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in file.parent.iterdir()] == [".secret"]
+    assert {run_secret(file, leads, 1, said.append) for leads in (True, False)} == {secret}
+    file.chmod(0o640)
+    with pytest.raises(InputError, match=r"others than its owner can read(.|\n)*export the same ARTEL_SECRET"):
+        run_secret(file, True, 1, said.append)
+    with pytest.raises(InputError, match="has not written this secret"):
+        run_secret(tmp_path / "elsewhere", False, 0, said.append)
+    monkeypatch.setenv("ARTEL_SECRET", "a secret of the cluster's own")
+    assert run_secret(tmp_path / "elsewhere", False, 0, said.append) == b"a secret of the cluster's own"
+    monkeypatch.setenv("ARTEL_SECRET", "short")
+    with pytest.raises(InputError, match="has 5 characters, which can be guessed"):
+        run_secret(file, True, 1, said.append)
+    assert said == []
+
+
+def test_what_listens_is_seen():
+    """What the other tests stand on."""
+    with socket.socket() as one, socket.socket(socket.AF_INET6) as other:
+        for each, address in ((one, "127.0.0.1"), (other, "::")):
+            each.bind((address, 0))
+            each.listen()
+        places = {("127.0.0.1", one.getsockname()[1]), ("::", other.getsockname()[1])}
+        seen = listening([os.getpid()])
+    assert places <= seen
+    assert ("::", next(port for address, port in places if address == "::")) in outside(seen)
+
+
+# While a run trains -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("processes", [2, 4])
+def test_one_host_listens_on_loopback_alone_and_takes_nothing_from_there(tmp_path, processes):
+    """Also after a restart, and where a profile of the cluster names other interfaces."""
+    run = write_run(tmp_path / "run.yaml", **ENDLESS)
+    others = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+    command = [sys.executable, "-m", "artel", "train", str(run), "--nproc", str(processes), "--max-restarts", "1"]
+    launcher = subprocess.Popen(command, env=ENVIRONMENT | others, stderr=subprocess.PIPE, text=True,
+                                start_new_session=True)  # fmt: skip
+    try:
+        for step in (2, 4):
+            wait_for_step(launcher, tmp_path / "run", step, LIMIT)
+            places = listening(descendants(launcher.pid))
+            assert len(places) > processes, places  # the store, and gloo of each
+            assert outside(places) == set()
+            [(address, port)] = listening([launcher.pid])
+            attack(address, port, tmp_path)
+            if step == 2:
+                before = logged(tmp_path / "run")
+                os.kill(worker_of(launcher), signal.SIGKILL)
+                wait_for_step(launcher, tmp_path / "run", before + 2, LIMIT)
+        launcher.send_signal(signal.SIGTERM)
+        _, told = launcher.communicate(timeout=LIMIT)
+    finally:
+        end(launcher)
+    assert launcher.returncode == 130, told
+    assert not (tmp_path / "ran").exists()
+
+
+def logged(folder):
+    return (folder / "metrics.jsonl").read_bytes().count(b'"loss"')
+
+
+def attack(address, port, folder):
+    """Write code to run under each key that torch's agents read, and over all that is there."""
+    client = TCPStore(address, port, is_master=False, timeout=SHORT)
+    run = str(folder / "run")
+    of_agents = ("torch.rendezvous.{}", "{}/torchelastic/role_info/0", "{}/torchelastic/assigned_ranks/0")
+    names = [run, hashlib.sha256(os.fsencode(run)).hexdigest()[:16]]
+    keys = [key.format(name) for name in names for key in of_agents]
+    for key in {*keys, *client.list_keys()}:
+        client.set(key, evil_state(folder / "ran"))
+
+
+@pytest.mark.processes
+def test_a_foreign_client_can_end_a_run_of_several_hosts_and_no_more(tmp_path):
+    """Two launchers meet on this machine; somebody at their port writes what torch would unpickle."""
+    run = write_run(tmp_path / "run.yaml", **ENDLESS)
+    [port] = free_ports(1)
+    both = [start("train", run, "--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{port}") for _ in range(2)]
+    try:
+        wait_for_step(both[0], tmp_path / "run", 2, LIMIT)
+        assert (tmp_path / "run" / ".secret").stat().st_mode & 0o777 == 0o600
+        places = set.union(*(listening(descendants(process.pid)) for process in both))
+        assert ("127.0.0.1", port) in places
+        assert outside(places) == set()
+        attack("127.0.0.1", port, tmp_path)
+        told = [process.communicate(timeout=LIMIT)[1] for process in both]
+    finally:
+        for process in both:
+            end(process)
+    assert [process.returncode for process in both] == [1, 1], told
+    assert not (tmp_path / "ran").exists()
+    for text in told:
+        assert f"artel: 127.0.0.1:{port}: someone else has written to the store of this run's hosts" in text, text
+        assert "Traceback" not in text
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))  # what was trained is saved
