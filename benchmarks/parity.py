@@ -97,7 +97,7 @@ def run_file(
         rows = SAMPLES // (world // fixed) // 8  # a pipeline of four stages needs as many micro-batches
     run = {
         "run": str(folder / name),
-        "tokenizer": {"train": {"vocab": 403}},
+        "tokenizer": {"train": {"vocab": 403}, "replace": "from" in sections.get("model", {})},
         **sections,
         "data": DATA | sections.get("data", {}) | {"validation": 0, "store": str(folder / "stores")},
         "train": {"batch": SAMPLES, "micro_batch": rows, "warmup": 2, "clip": 0.5, "compile": "off",

@@ -15,7 +15,7 @@ from artel.parallel.grid import read_grid
 from artel.planning import Start, check_run
 from artel.planning import memory as memory_module
 from artel.planning.machine import Memory
-from artel.planning.memory import check_memory
+from artel.planning.memory import PROCESS, check_memory
 from helpers import TINY, merged
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2}
@@ -131,7 +131,7 @@ def on_meta(**sizes):
 def test_memory_is_what_is_held_at_a_step(changes, world, on_host, bytes_each, monkeypatch):
     """Refused with a byte less than weights, gradients and averages take in the processes of this host; not with it."""
     model = on_meta()
-    needed = model.num_parameters() * bytes_each
+    needed = model.num_parameters() * bytes_each + PROCESS * on_host
     run = described(changes)
     grid = read_grid(run.parallel, world, on_host)
     monkeypatch.setattr(memory_module, "device_here", lambda: torch.device("cpu"))
@@ -156,12 +156,12 @@ def test_frozen_weights_and_adapters_take_no_gradients(monkeypatch):
         (lora, torch.bfloat16, 4 * count), (nf4, torch.bfloat16, count // 2), (lora, torch.float32, 0)
     ):  # fmt: skip
         model.config.dtype = dtype
+        needed += PROCESS
         monkeypatch.setattr(memory_module, "memory", lambda room=needed: Memory(room, 0, None))
         check_memory(model, described(changes), grid, 1)
-        if needed:
-            monkeypatch.setattr(memory_module, "memory", lambda room=needed: Memory(room - 1, 0, None))
-            with pytest.raises(InputError, match="parameters need at least"):
-                check_memory(model, described(changes), grid, 1)
+        monkeypatch.setattr(memory_module, "memory", lambda room=needed: Memory(room - 1, 0, None))
+        with pytest.raises(InputError, match="parameters need at least"):
+            check_memory(model, described(changes), grid, 1)
 
 
 def test_a_models_folder_is_asked_without_its_weights_being_read(tmp_path, monkeypatch):

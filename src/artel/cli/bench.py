@@ -63,8 +63,8 @@ def train(
         str, typer.Option(help="Folder with config.json, JSON or YAML file, or {model_type: …}; else a small one.")
     ] = "",
     objective: Annotated[str, typer.Option(help="causal or masked.")] = "causal",
-    batch: Annotated[int, typer.Option(min=1, help="Rows in a global batch.")] = 8,
-    length: Annotated[int, typer.Option(min=2, help="Tokens in a row.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, max=10**6, help="Rows in a global batch.")] = 8,
+    length: Annotated[int, typer.Option(min=2, max=10**8, help="Tokens in a row.")] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="Of artel and of --peer: auto, fp32, bf16, fp16 or fp8.")] = "auto",
     optimizer: Annotated[str, typer.Option(help="adamw, adamw8bit, adafactor or sgd.")] = "adamw",

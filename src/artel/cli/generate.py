@@ -26,11 +26,11 @@ def generate(
     context: Annotated[
         str, typer.Option(help="The text, or a file, that answers the question in --prompt; - reads standard input.")
     ] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Choose among the k likeliest; 0 for all.")] = 50,
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=10**8, help="Tokens to write at most.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0.0, max=100, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, max=10**9, help="Choose among the k likeliest; 0 for all.")] = 50,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Choose among the likeliest that sum to p.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Equal seeds write equal texts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds write equal texts.")] = 0,
     untrained: Annotated[bool, typer.Option("--untrained", help="A run's model before any training.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """What training holds at least, in bytes, against what the machine has: a run that cannot fit is refused before it.
 
 Only what is certain is counted: weights, their gradients and the optimizer's state, which are all held at once when a
-step is taken. Activations, buffers of communication and the process itself come on top, and are not.
+step is taken, and on a host each process itself. Activations and buffers of communication come on top, and are not.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from artel.planning.machine import in_gib, memory, swap
 
 # Of each trained parameter, the least: muon's matrices have one average, the other parameters adamw's two.
 _STATE = {"adamw": 8, "adamw8bit": 2, "adafactor": 0, "muon": 4, "sgd": 0}
+# A process before it has a model: Python, PyTorch and transformers took 305 MB of its own (torch 2.13 for CPUs).
+PROCESS = 200_000_000
 _WEIGHT = {"fp32": 4, "bf16": 2}
 _QUANTIZED = {"int8": 1.0, "nf4": 0.5}
 
@@ -36,8 +38,8 @@ def check_memory(model: PreTrainedModel, run: RunConfig, grid: Grid, on_host: in
     elif device.type == "cpu":
         about = memory()
         room = (about.limit or about.total) + swap()
-        needed *= on_host
-        who = f"{on_host} processes here" if on_host > 1 else "one process"
+        needed = (needed + PROCESS) * on_host
+        who = f"{on_host:,} processes here" if on_host > 1 else "one process"
         place = f"{'its control group' if about.limit else 'this machine'} has {in_gib(room)}"
     else:
         return
@@ -50,6 +52,8 @@ def check_memory(model: PreTrainedModel, run: RunConfig, grid: Grid, on_host: in
         fix = "take a smaller model; or share it among more machines, by parallel.data: fsdp"
         if run.model.from_ is not None:
             fix += "; or train adapters over 4-bit weights: model.lora: {rank: 16}, model.quantise: nf4"
+        if device.type == "cpu" and on_host > 1 and needed // on_host <= room:
+            fix = f"start fewer processes: {room // (needed // on_host):,} at most; or {fix}"
         raise InputError([Problem(where, what, fix)])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from artel.config import RunConfig, load_run
+from artel.config import RunConfig, load_run, near_name
 from artel.errors import InputError, Problem
 from artel.models import build_base, is_adapted, merge_adapter, read_adapter, read_config, write_model
 from artel.models.folder import check_folder, in_pieces
@@ -24,7 +24,7 @@ from artel.training import RunFolder
 from artel.using.deepspeed_folder import Assembled, assemble
 from artel.using.deepspeed_universal import newest_checkpoint, write_universal
 from artel.using.gguf import find_gguf_tools, write_gguf
-from artel.using.open import Opened, objective_of_folder, open_checkpoint, open_model
+from artel.using.open import Opened, check_run_name, objective_of_folder, open_checkpoint, open_model
 
 Tell = Callable[[str], None]
 
@@ -103,6 +103,7 @@ def _check_new(folder: Path) -> None:
 
 def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:
     """A model folder, the newest checkpoint of an unfinished run, or one of DeepSpeed's; and the run if it is one."""
+    check_run_name(name)
     run_folder, folder = RunFolder(Path(name)), Path(name)
     if run_folder.config.is_file():
         run = load_run(name)
@@ -115,6 +116,8 @@ def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:
         check_folder(folder)
         return folder, None
     fix = "give a run's folder or a model's; of a model on the hub: hf download NAME --local-dir FOLDER"
+    near = None if folder.is_dir() else near_name(name)
+    fix = f"did you mean {near}?" if near else fix
     raise InputError([Problem(name, "is neither a run nor a folder with a model", fix)])
 
 

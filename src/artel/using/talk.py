@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,13 +22,13 @@ Tell = Callable[[str], None]
 
 # Each setting's smallest and largest value. The bounds of the penalty keep logits within float32 whatever they are.
 _RANGES = {
-    "history": (0, math.inf),
-    "new_tokens": (1, math.inf),
+    "history": (0, 10**6),
+    "new_tokens": (1, 10**8),
     "repetition_penalty": (0.1, 10),
     "temperature": (0, 100),
     "top_p": (0, 1),
-    "top_k": (0, math.inf),
-    "seed": (0, 2**32 - 1),
+    "top_k": (0, 10**9),
+    "seed": (0, 2**63 - 1),
 }
 
 
@@ -50,9 +49,9 @@ class TalkSettings:
         problems = []
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
-            if not (math.isfinite(value) and least <= value <= most):
-                upper = "up" if most == math.inf else f"to {most:,}"
-                problems.append(Problem(name, f"{value:g} is out of range", f"it goes from {least} {upper}"))
+            if not least <= value <= most:
+                shown = f"{value:g}" if abs(value) < 10**15 or value != value else "a number so large"
+                problems.append(Problem(name, f"{shown} is out of range", f"it goes from {least} to {most:,}"))
         if problems:
             raise InputError(problems)
 
