@@ -38,6 +38,7 @@ def evaluate(
     from artel.errors import InputError, Problem
     from artel.launching import choose_interface_of_worker, is_worker
     from artel.parallel import open_processes
+    from artel.storage import check_new
     from artel.using import evaluate as judge
     from artel.using import open_model
 
@@ -47,6 +48,8 @@ def evaluate(
         raise InputError([Problem("MODEL", "names no model", "artel evaluate runs/NAME")])
     if predictions is not None and len(models) > 1:
         raise InputError([Problem("--predictions", "is a file for one model", "name one")])
+    if predictions is not None:
+        check_new(predictions, "--predictions")
     if tasks:
         _run_tasks(models, tasks.split(","), task_folder, limit, as_json)
         return

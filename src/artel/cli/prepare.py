@@ -18,11 +18,14 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
     """
     from artel.errors import InputError
     from artel.preparing import prepare as prepare_store
-    from artel.storage import write_file
+    from artel.storage import check_cache, write_file
     from artel.text import in_words
     from artel.training.run_folder import RunFolder
 
     run = read_run(name, overrides)
+    folder = RunFolder(Path(run.run))
+    folder.check_claim()
+    check_cache()
     tell_of_secrets(run)
     try:
         prepared = prepare_store(run, tell, verify=True, before_making=lambda: _check(run))
@@ -30,7 +33,8 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
         _check(run)  # with what is wrong with the texts, all else
         raise
     ledger = prepared.ledger()
-    write_file(RunFolder(Path(run.run)).ledger, (prepared.folder / "ledger.json").read_bytes())
+    folder.claim()
+    write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
     documents, tokens, split = ledger["documents"], ledger["tokens"], ledger["parts"]
     for note in () if prepared.made else prepared.notes():
         tell(note)

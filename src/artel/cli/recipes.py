@@ -45,13 +45,11 @@ def cp(name: Name, file: Annotated[Path, typer.Argument(help="Where to write it.
 
     Example: artel recipes cp tolstoy-scratch run.yaml
     """
-    from artel.errors import InputError, Problem
-    from artel.storage import write_file
+    from artel.storage import check_new, write_file
 
     if file.is_dir():
         file = file / f"{name}.yaml"
-    if file.exists():
-        raise InputError([Problem(str(file), "is there already and is not overwritten", "choose another name")])
+    check_new(file)
     write_file(file, _text(name))
     tell(f"{file}: now artel train {file}")
 

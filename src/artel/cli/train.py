@@ -58,7 +58,7 @@ def train(
     from artel.config import load_run
     from artel.launching import Hosts, Meeting, end_with_launcher, is_worker, launch, read_launcher, take_over
     from artel.preparing import prepare
-    from artel.storage import lock
+    from artel.storage import check_cache, lock
     from artel.training.run_folder import RunFolder, is_done
 
     signal.signal(signal.SIGUSR1, signal.default_int_handler)  # Slurm's warning: until training listens, as Ctrl-C
@@ -89,8 +89,12 @@ def train(
     folder = RunFolder(Path(run.run))
     # One process leads: it holds the run's lock, prepares the text and compares the run file before others start.
     leads = _LED not in os.environ and (os.environ.get("RANK", "0") == "0" if meeting is None else meeting.leads)
+    if leads:
+        folder.check_claim()  # before the lock, which is a file too
     with lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
+            folder.claim()
+            check_cache()
             tell(f"{folder.path}: checking the run, its model and its texts")
             _await_processes(folder)
             world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
@@ -99,11 +103,11 @@ def train(
             prepare(run, tell)
         if not restart and is_done(run):  # with --restart the leader is just emptying the folder
             tell(f"{folder.path} is complete, its model is in {folder.model}; --restart begins anew")
-            result = json.loads(folder.result.read_bytes())
+            result = folder.read_result()
         elif meeting is not None:
             os.environ[_LED] = str(os.getpid())
             launch(["train", name, *values], processes, meeting, folder, tell)
-            result = json.loads(folder.result.read_bytes()) if leads else {}
+            result = folder.read_result() if leads else {}
         else:
             result = _work(run)
     if as_json:

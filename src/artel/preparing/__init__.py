@@ -1,12 +1,17 @@
 """Text + tokenizer + objective to a token store, once for the same inputs."""
 
+from artel.preparing.claim import check_claim, check_there, claim, identity
 from artel.preparing.overlap import overlap_problems, refuse_overlaps
 from artel.preparing.prepare import Prepared, check_texts, has_store, prepare, remember, tokenizer_name
 
 __all__ = [
     "Prepared",
+    "check_claim",
     "check_texts",
+    "check_there",
+    "claim",
     "has_store",
+    "identity",
     "overlap_problems",
     "prepare",
     "refuse_overlaps",

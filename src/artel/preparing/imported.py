@@ -12,6 +12,7 @@ file stands for itself: what one of llm.c's shards breaks off and the next goes 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -79,7 +80,7 @@ def import_tokens(
     that the tokenizer does not have; WorkError when the disk is full.
     """
     start = time.perf_counter()
-    if folder.exists():
+    if os.path.lexists(folder):
         raise _bad(folder, "is there already", "choose another folder for the store, or delete it")
     tokenizer = load_tokenizer(tokenizer_name, "--tokenizer")
     vocabulary = tokenizer.vocabulary

@@ -56,7 +56,9 @@ def refuse_overlaps(run: RunConfig, outputs: Outputs | None = None) -> None:
 
 
 def _outputs(run: RunConfig) -> Outputs:
-    outputs = [("run", Path(run.run)), ("ARTEL_CACHE", cache_folder())]
+    outputs = [("ARTEL_CACHE", cache_folder())]
+    if run.run:  # else a text alone is read, as by artel evaluate
+        outputs.insert(0, ("run", Path(run.run)))
     if run.data.store and not is_remote(run.data.store):
         outputs.append(("data.store", Path(run.data.store)))
     return outputs

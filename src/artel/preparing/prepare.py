@@ -21,6 +21,7 @@ import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
+from artel.preparing.claim import check_claim, claim, identity
 from artel.preparing.kept import damage, remember_store, remembered_store, set_aside
 from artel.preparing.mixture import depends_on_seed
 from artel.preparing.overlap import overlap_problems, refuse_overlaps
@@ -87,6 +88,8 @@ def prepare(
     where a store must be made, before any text is read.
     """
     refuse_overlaps(run)
+    if run.run:
+        check_claim(Path(run.run))
     if run.data.from_store:
         return _given(run, Path(run.data.from_store), verify)
     try:
@@ -278,13 +281,16 @@ def _fetch(folder: Path, address: str, tell: Tell) -> None:
 def _copy_rejected(run: RunConfig, folder: Path) -> None:
     rejected = folder / "rejected.jsonl"
     if rejected.is_file() and rejected.stat().st_size:
-        write_file(_rejected_file(run), rejected.read_bytes())
-    else:
-        _rejected_file(run).unlink(missing_ok=True)  # an earlier start's, before the texts were mended
+        _keep_rejected(run, rejected)
+    elif run.run and identity(Path(run.run)):  # an earlier start's, before the texts were mended
+        Path(run.run, "rejected.jsonl").unlink(missing_ok=True)
 
 
-def _rejected_file(run: RunConfig) -> Path:
-    return Path(run.run) / "rejected.jsonl"
+def _keep_rejected(run: RunConfig, file: Path) -> None:
+    """Copy a list of what could not be used into the run's folder, where there is a run and not only a text."""
+    if run.run:
+        claim(Path(run.run))
+        write_file(Path(run.run, "rejected.jsonl"), file.read_bytes())
 
 
 def _remove_forgotten(stores: Path) -> None:
@@ -333,7 +339,7 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
             tell("no document is held out: the texts are read again")
             workspace = workspace.hold_out(*wider)
             verdict = read_texts()
-        verdict.write(workspace.verdict, _rejected_file(run))
+        verdict.write(workspace.verdict, lambda file: _keep_rejected(run, file))
     work("shards", "writing the store")
     _check_unchanged(run, key, workspace)
     tokenizer = load_tokenizer(str(workspace.tokenizer))
@@ -377,7 +383,7 @@ def _tokenizer(workspace: Workspace, tell: Tell) -> Tokenizer:
             tokenizer = _new_tokenizer(run, kind.encoder, kind.special_tokens(run), rejected, tell)
         except InputError:
             if rejected.is_file() and rejected.stat().st_size:  # too many of them: no verdict will list them
-                write_file(_rejected_file(run), rejected.read_bytes())
+                _keep_rejected(run, rejected)
             raise
         objective_of(run, tokenizer)
         with new_folder(workspace.tokenizer) as partial:

@@ -9,7 +9,7 @@ shards.json      where each shard begins and ends
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -173,8 +173,8 @@ class Verdict:
         which = "the one whose hash comes first is" if held == 1 else f"the {held:,} whose hashes come first are"
         return fraction, f"data.validation {share:g} catches none of the {len(together):,} documents: {which} held out"
 
-    def write(self, folder: Path, rejected_file: Path) -> None:
-        """The verdict into `folder`, whole or not at all; every record that could not be used into `rejected_file`.
+    def write(self, folder: Path, keep_rejected: Callable[[Path], None]) -> None:
+        """The verdict into `folder`, whole or not at all; the file of all that could not be used to `keep_rejected`.
 
         Raises InputError when those are too many, when nothing is left, and for sets that are named and never came.
         """
@@ -183,7 +183,7 @@ class Verdict:
         with new_folder(folder) as partial:
             ledger = self._ledger(partial / "rejected.jsonl")
             if ledger.rejected:
-                write_file(rejected_file, (partial / "rejected.jsonl").read_bytes())
+                keep_rejected(partial / "rejected.jsonl")
             self._check_sets()
             ledger.notes += self._workspace.notes
             judge(self._data, ledger)

@@ -1,6 +1,6 @@
 """Reading and writing anywhere: downloads, whole-or-absent writes, checksums, locks."""
 
-from artel.storage.atomic import discard, new_folder, point, remove_leftovers, write_file
+from artel.storage.atomic import check_new, discard, new_folder, point, remove_leftovers, write_file
 from artel.storage.checksums import checksum
 from artel.storage.fetch import Fetched, fetch
 from artel.storage.locks import lock
@@ -22,6 +22,7 @@ __all__ = [
     "RemoteFile",
     "cache_folder",
     "check_cache",
+    "check_new",
     "checksum",
     "discard",
     "disk_errors",

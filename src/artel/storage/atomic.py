@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from artel.errors import InputError, Problem
 from artel.storage.places import disk_errors
 
 _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL)
@@ -43,6 +44,17 @@ def write_file(path: Path | str, content: bytes | str) -> None:
             partial.unlink(missing_ok=True)
             raise
         _sync(path.parent)
+
+
+def check_new(path: Path | str, where: str = "") -> None:
+    """Raise InputError where a file or folder that is to be written is there already, if only as a broken link.
+
+    `where` is the flag or key that names it.
+    """
+    if os.path.lexists(path):
+        what = "is there already, and is not written over"
+        what = f"{path} {what}" if where else what
+        raise InputError([Problem(where or str(path), what, "choose another name, or move it away")])
 
 
 @contextmanager
@@ -93,8 +105,13 @@ def discard(folder: Path | str) -> None:
 
 
 def point(link: Path | str, target: Path | str) -> None:
-    """Make `link` a symlink to `target`, relative (the tree can be moved), replacing an earlier link in one step."""
+    """Make `link` a symlink to `target`, relative (the tree can be moved), replacing an earlier link in one step.
+
+    Raises InputError where a folder or a file has that name, or the disk refuses.
+    """
     link = Path(link)
+    if link.exists() and not link.is_symlink():
+        raise InputError([Problem(str(link), "is a folder or a file, where artel writes a link", "move it away")])
     with disk_errors(link.parent):
         partial = _partial_name(link)
         partial.symlink_to(os.path.relpath(target, link.parent))

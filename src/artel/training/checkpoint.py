@@ -39,6 +39,7 @@ from artel.storage import checksum, new_folder, remove_leftovers
 from artel.training.optimizer import Optimizer, Stepper
 from artel.training.piece_files import piece_shapes, read_pieces, told_by_first, write_pieces
 from artel.training.pieces import trained_tensors
+from artel.training.run_folder import written_checkpoints
 
 _MODEL, _OPTIMIZER, _STATE, SUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
 RUN_FILE, _VERSIONS = "run.yaml", "versions.json"
@@ -205,7 +206,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """All checkpoints, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+    return written_checkpoints(folder)
 
 
 def fault_of(path: Path) -> str | None:

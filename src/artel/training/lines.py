@@ -8,11 +8,15 @@ from typing import Any
 
 import orjson
 
+from artel.printable import in_a_line
+from artel.storage import disk_errors
+
 
 class Lines:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        with disk_errors(path.parent):
+            self._file = path.open("ab", buffering=0)
         self._unwritten = b""
         self._refused = False
 
@@ -24,10 +28,11 @@ class Lines:
                 self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
             if not self._refused:
-                print(f"{self._path} cannot be written now ({error.strerror}): its lines are kept", file=sys.stderr)
+                what = f"{self._path} cannot be written now ({error.strerror}): its lines are kept"
+                print(in_a_line(what), file=sys.stderr)
             self._refused = True
 
     def close(self) -> None:
         if self._unwritten:
-            print(f"{self._path} lacks its last lines: they could not be written", file=sys.stderr)
+            print(in_a_line(f"{self._path} lacks its last lines: they could not be written"), file=sys.stderr)
         self._file.close()

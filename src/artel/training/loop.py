@@ -112,6 +112,8 @@ class Run:
 
     config: RunConfig
     folder: RunFolder
+    mark: str
+    """What tells the folder from one that is made anew in its place while the run is at work."""
     processes: Processes
     tokenizer: Tokenizer
     objective: Objective
@@ -205,6 +207,10 @@ class Run:
         torch.manual_seed(_dropout_seed(self.config.seed, self.step, self.layout.batch_rank))
         return self.layout.run(batches, self.targets, self.optimizer.loss_factor)
 
+    def check_folder(self) -> None:
+        """Raise WorkError where the run's folder is gone: before anything is written into another in its place."""
+        self.folder.check_there(self.mark)
+
     def count_step(self, seconds: float) -> None:
         self.progress.step += 1
         self.progress.tokens += self.tokens
@@ -228,7 +234,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     store, tokenizer = prepared.open(), prepared.tokenizer()
     objective = objective_of(config, tokenizer)
     if processes.first:
-        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.claim()
     samples, validation = objective.view(store.train), Validation(objective, store.validation)
     _check_blocks(samples, store.train, validation, config)
     objective.study(store.train)
@@ -265,6 +271,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     run = Run(
         config=config,
         folder=folder,
+        mark=folder.identity(),  # after the first process has made it: all have met since
         processes=processes,
         tokenizer=tokenizer,
         objective=objective,
@@ -306,6 +313,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
 
 def close_run(run: Run) -> Result:
     """Write the final model and the result; called when the last step is saved."""
+    run.check_folder()
     for failure in run.saver.failures:
         run.tell(failure)
     progress = run.progress_now()

@@ -36,6 +36,7 @@ class Log:
         totals = dict(zip(run.objective.sums, sums, strict=True))
         if not totals["targets"]:  # bad steps alone: bad_steps.jsonl has them
             return
+        run.check_folder()
         run.window.zero_()
         seconds, run.window_seconds = run.window_seconds, 0.0
         tokens, run.window_tokens = run.window_tokens, 0
@@ -74,6 +75,7 @@ class Validate:
         figures, _ = run.validation.judge(run.layout, run.micro_batch, wanted.blocks, progress)
         run.progress.validation = figures
         run.newest_validation = run.step
+        run.check_folder()
         self._compare(run, figures)
         run.trackers.validation(
             {"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "validation": figures}
@@ -131,6 +133,7 @@ class Save:
         if not (better or run.stop_asked or run.is_over or run.is_due(wanted.every, self._clock)):
             return
         run.guard.settle(run)
+        run.check_folder()
         last = run.stop_asked or run.is_over
         if last:
             run.trackers.busy("writing the checkpoint")

@@ -72,6 +72,8 @@ class Profile:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a schedule that is not run to its end
             profiler.stop()
+        if not self._run.folder.path.is_dir():  # removed while the run was at work: it is not made again for this
+            return
         steps = self._run.step - self._first
         if steps < 1:
             self._run.tell(f"profile: the run ended before step {self._first + 1} was over; nothing is written")

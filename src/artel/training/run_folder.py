@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import orjson
 
 from artel.config import RunConfig, dump_run, load_run, result_differences
 from artel.errors import InputError, Problem
+from artel.preparing import Prepared, check_claim, check_there, claim, identity
 from artel.storage import disk_errors, remove_leftovers, write_file
-
-if TYPE_CHECKING:
-    from artel.preparing import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,25 @@ class RunFolder:
         """Held by every process of the run together, also when its launcher has been killed."""
         return self.path / ".lock-processes"
 
+    def check_claim(self) -> None:
+        """Raise InputError where the folder has what artel would write over and did not make. Writes nothing."""
+        check_claim(self.path)
+
+    def claim(self) -> None:
+        """Make the folder, and mark it as a run's. Raises InputError as `check_claim` does."""
+        claim(self.path)
+
+    def identity(self) -> str:
+        """What tells this folder from one that is made anew in its place."""
+        return identity(self.path)
+
+    def check_there(self, its_identity: str) -> None:
+        """Raise WorkError where the folder was removed, moved or made anew."""
+        check_there(self.path, its_identity)
+
     @property
     def is_complete(self) -> bool:
+        """Whether the run has ended, and its model is here."""
         return self.result.is_file() and self.model.is_dir()
 
     @property
@@ -91,16 +109,50 @@ class RunFolder:
         """By which the hosts of the run know what is theirs; nobody else's to read, and the same for ever."""
         return self.path / ".secret"
 
+    def read_result(self) -> dict[str, Any]:
+        """result.json. Raises InputError where it is damaged."""
+        try:
+            result = orjson.loads(self.result.read_bytes())
+            if isinstance(result, dict):
+                return result
+            what = "is not an object"
+        except (OSError, ValueError) as error:
+            what = str(error)
+        fix = "remove it: the same command writes it again from the last checkpoint"
+        raise InputError([Problem(str(self.result), f"is damaged: {what}", fix)])
+
     def empty(self) -> None:
-        """Remove what an earlier run wrote here, and nothing else that may lie in the folder."""
+        """Remove what an earlier run wrote here, and nothing else that may lie in the folder, which is claimed.
+
+        Of `checkpoints` the checkpoints are removed, also where it is a link to another disk; any other link alone is.
+        """
         with disk_errors(self.path):
-            tensorboard = self.path / "tensorboard"
-            for path in (self.checkpoints, self.model, self.profile, self.micro_batches, self.hangs, tensorboard):
-                if path.exists():
-                    shutil.rmtree(path)
+            for path in [
+                *written_checkpoints(self.checkpoints),
+                self.checkpoints / "latest",
+                self.checkpoints / "best",
+            ]:
+                _remove(path)
+            remove_leftovers(self.checkpoints)
+            if not self.checkpoints.is_symlink() and self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
+                self.checkpoints.rmdir()
+            folders = (self.model, self.profile, self.micro_batches, self.hangs, self.path / "tensorboard")
             files = (self.config, self.ledger, self.metrics, self.samples, self.bad_steps, self.result, self.before)
-            for path in files:
-                path.unlink(missing_ok=True)
+            for path in (*folders, *files):
+                _remove(path)
+
+
+def written_checkpoints(folder: Path) -> list[Path]:
+    """The folders in `checkpoints` that have the name of a checkpoint, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if re.fullmatch(r"step-\d{9,}", path.name) and path.is_dir())
+
+
+def _remove(path: Path) -> None:
+    """A file, a link, or a folder with all in it; nothing where nothing is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def check_same_run(config: RunConfig, prepared: Prepared) -> None:
@@ -111,7 +163,7 @@ def check_same_run(config: RunConfig, prepared: Prepared) -> None:
     first process, before the others start.
     """
     folder = RunFolder(Path(config.run))
-    if folder.config.is_file() and (folder.is_complete or any(folder.checkpoints.glob("step-*"))):
+    if folder.config.is_file() and (folder.is_complete or written_checkpoints(folder.checkpoints)):
         before = load_run(str(folder.config))
         if _differs_in_length(before, config):
             from artel.training.lengthening import change_length

@@ -108,7 +108,8 @@ def _judged_run(opened: Opened, data: str | None, overrides: list[str]) -> RunCo
     values["data"] |= {"sources": [source.model_dump(mode="json")], "validation": 0.0, "dedup": {"exact": False}}
     values["data"]["block"] = _block(opened)
     run = run_from(values, overrides, {(): data})
-    return run.model_copy(update={"data": run.data.model_copy(update={"validation": 1.0})})
+    # Not the folder of the model's run: what cannot be used of this text is no news of that one.
+    return run.model_copy(update={"run": "", "data": run.data.model_copy(update={"validation": 1.0})})
 
 
 def _source_like(base: RunConfig, path: str) -> SourceConfig:

@@ -18,7 +18,7 @@ from artel.errors import InputError, Problem
 from artel.models import build_base, is_adapted, merge_adapter, read_adapter, read_config, write_model
 from artel.models.folder import check_folder, in_pieces
 from artel.preparing import prepare, refuse_overlaps
-from artel.storage import new_folder
+from artel.storage import check_new, new_folder
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
 from artel.using.deepspeed_folder import Assembled, assemble
@@ -53,7 +53,7 @@ def export(name: str, folder: Path, *, merge: bool, gguf: str | None, llama_cpp:
     model.gguf and a Modelfile, made by llama.cpp's tools, which are looked for in `llama_cpp` too. The folder appears
     when it is whole. Raises InputError before anything is loaded, WorkError when a tool fails.
     """
-    _check_new(folder)
+    check_new(folder)
     tools = None if gguf is None else find_gguf_tools(gguf, llama_cpp)
     source, run = _source(name)
     if run is not None:
@@ -86,7 +86,7 @@ def export_for_deepspeed(name: str, folder: Path) -> Exported:
 
     The folder appears when it is whole. Raises InputError before anything is loaded.
     """
-    _check_new(folder)
+    check_new(folder)
     run, checkpoint = newest_checkpoint(name)
     refuse_overlaps(run, [("DIR", folder)])
     prepared = prepare(run)
@@ -94,11 +94,6 @@ def export_for_deepspeed(name: str, folder: Path) -> Exported:
         _put(open_checkpoint(run, prepared, checkpoint), partial)
         write_universal(run, prepared, checkpoint, partial)
     return Exported(str(folder), "deepspeed")
-
-
-def _check_new(folder: Path) -> None:
-    if folder.exists():
-        raise InputError([Problem(str(folder), "is there already", "give a folder that is not there yet")])
 
 
 def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from artel.config.quantities import read_count, read_number
 from artel.errors import InputError, Problem
 from artel.models import Sampling, position_limit, write_ids
-from artel.storage import write_file
+from artel.storage import check_new, write_file
 from artel.tokens.chat_template import CHATML, TemplateRefuses, TurnEnd, prompt_ids, template_of, turn_end
 from artel.using.open import Opened
 
@@ -93,6 +93,7 @@ class Talk:
         self._model, self._tokenizer = opened.model, opened.tokenizer
         self._window = position_limit(opened.model)
         self._tell = tell
+        self._saved: set[Path] = set()
         self._written = 0  # answers since the conversation began: each has a seed of its own
         wanted = opened.run.chat.template if opened.run is not None else "auto"
         self._template = template_of(self._tokenizer, wanted)
@@ -134,11 +135,18 @@ class Talk:
         return self._messages(self.exchanges)
 
     def save(self, path: str) -> None:
-        """Write the conversation as a line of JSON, as `format: chat` reads it. Raises InputError, WorkError."""
+        """Write the conversation as a line of JSON, as `format: chat` reads it; over an earlier one of its own only.
+
+        Raises InputError, WorkError.
+        """
         if not self.exchanges:
             raise InputError([Problem("save", "nothing has been said yet", "write a message first")])
+        file = Path(path).expanduser().absolute()
+        if file not in self._saved:
+            check_new(file)
         line = json.dumps({"messages": self.messages}, ensure_ascii=False)
-        write_file(Path(path).expanduser(), line + "\n")
+        write_file(file, line + "\n")
+        self._saved.add(file)
 
     def _answer(self, message: str, before: list[Exchange]) -> Iterator[str]:
         ids = self._prompt(message, before)

@@ -1,0 +1,131 @@
+"""A run's folder is marked as artel's from its first moment, and only there artel writes over or removes anything.
+
+RUN/.artel-run.json     {"artel": version, "id": random, "names": [...]}: the names that are artel's in this folder
+
+None of these names was there when the mark was made, so whatever has one is artel's. A folder that has one of them
+without the mark is refused: it is the user's. Runs that began before there were marks are known by what artel wrote
+there together: config.yaml with every section, and a ledger or a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+import artel
+from artel.errors import InputError, Problem, WorkError
+from artel.storage import write_file
+
+MARK = ".artel-run.json"
+CHECKPOINTS, MODEL = "checkpoints", "model"
+_LOCKS = (".lock", ".lock-processes")
+NAMES = (
+    "config.yaml", "ledger.json", "rejected.jsonl", "store.json", "metrics.jsonl", "samples.jsonl", "bad_steps.jsonl",
+    "result.json", "before-training.safetensors", "micro_batches", "profile", "hangs", CHECKPOINTS, "tensorboard",
+    "wandb", MODEL, ".secret", *_LOCKS,
+)  # fmt: skip
+_ELSEWHERE = "choose another folder (run=…), or move it away"
+
+
+def check_claim(folder: Path) -> None:
+    """Raise InputError where a name of artel's in a run's folder is taken by what it did not make. Writes nothing."""
+    known = _known(folder)
+    taken = [name for name in NAMES if name not in known and not _is_free(folder / name)]
+    if taken and set(taken) - set(_LOCKS) and _began_before_marks(folder):
+        # A model without a result is none that the run wrote: it is what the run began with.
+        taken = [MODEL] if MODEL in taken and not (folder / "result.json").is_file() else []
+    known = _known(folder)  # read again: another process of the run may just have made mark and file
+    what = "is there, and artel did not make it: a run in this folder would write over it"
+    problems = [Problem(str(folder / name), what, _ELSEWHERE) for name in taken if name not in known]
+    for name in ("latest", "best"):
+        link = folder / CHECKPOINTS / name
+        if link.exists() and not link.is_symlink():
+            what = "is a folder or a file, where artel keeps a link to a checkpoint"
+            problems.append(Problem(str(link), what, "move it away: the link is made again"))
+    if problems:
+        raise InputError(problems)
+
+
+def claim(folder: Path) -> None:
+    """Make a run's folder, and mark it as artel's unless it is. Raises as `check_claim` and a disk do."""
+    known = _known(folder)
+    if known >= set(NAMES):
+        return
+    check_claim(folder)
+    mark = {
+        "artel": artel.__version__,
+        "id": identity(folder) or secrets.token_hex(8),
+        "names": sorted({*known, *NAMES}),
+    }
+    write_file(folder / MARK, orjson.dumps(mark, option=orjson.OPT_INDENT_2))
+
+
+def identity(folder: Path) -> str:
+    """What tells a run's folder from one that was made anew in its place; empty where it has no mark."""
+    return str(_read(folder).get("id", ""))
+
+
+def check_there(folder: Path, its_identity: str) -> None:
+    """Raise WorkError where a run's folder is no longer the one of that identity: removed, moved or made anew."""
+    if identity(folder) == its_identity:
+        return
+    what = "the run's folder was removed or moved while the run was at work; nothing more is written there"
+    fix = "where it was moved, move it back: the same command goes on from its last checkpoint"
+    raise WorkError([Problem(str(folder), what, fix)])
+
+
+def _known(folder: Path) -> set[str]:
+    return set(_read(folder).get("names", ()))
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    file = folder / MARK
+    try:
+        mark = orjson.loads(file.read_bytes())
+        names = mark["names"]
+        if isinstance(mark["id"], str) and isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return mark
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise InputError([Problem(str(file), f"cannot be read: {error.strerror}", "check its permissions")]) from None
+    except (ValueError, KeyError, TypeError):
+        pass
+    fix = "remove it if all in this folder is artel's, or choose another folder (run=…)"
+    raise InputError([Problem(str(file), "is not the mark that artel wrote there", fix)])
+
+
+def _is_free(path: Path) -> bool:
+    """Whether nothing is lost where artel takes that name: not there, or an empty folder.
+
+    `checkpoints` may be a link to one, on another disk. A lock that artel left in a run that was refused holds nothing.
+    """
+    if not os.path.lexists(path):
+        return True
+    if path.name in _LOCKS:
+        with suppress(OSError):
+            return not path.is_symlink() and re.fullmatch(rb"(process \d+ on .*\n)*", path.read_bytes()) is not None
+        return False
+    return path.is_dir() and (path.name == CHECKPOINTS or not path.is_symlink()) and not any(path.iterdir())
+
+
+def _began_before_marks(folder: Path) -> bool:
+    try:
+        config = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    if not all(
+        re.search(rf"^{name}:", config, re.MULTILINE) for name in ("run", "data", "model", "train", "checkpoint")
+    ):
+        return False
+    with suppress(OSError, ValueError):
+        ledger = orjson.loads((folder / "ledger.json").read_bytes())
+        if isinstance(ledger, dict) and {"documents", "tokens"} <= ledger.keys():
+            return True
+    return any((step / "checksums.json").is_file() for step in (folder / CHECKPOINTS).glob("step-*"))

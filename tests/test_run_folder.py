@@ -1,0 +1,214 @@
+"""In a run's folder artel writes over and removes what is its own alone: each file of the folder before and after."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from artel.cli.main import main
+from artel.config import load_run
+from artel.errors import WorkError
+from artel.parallel import open_processes
+from artel.preparing import prepare
+from artel.preparing.claim import MARK, NAMES
+from artel.training.loop import train
+from artel.training.run_folder import RunFolder
+from helpers import write_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# What somebody has in a folder: a base model, curves of another program, notes.
+THEIRS = {
+    "model/model.safetensors": b"theirs",
+    "checkpoints/step-000000001/x": b"theirs",
+    "tensorboard/events": b"x",
+    "metrics.jsonl": b"{}\n",
+    "config.yaml": b"run: x\n",
+    "notes.txt": b"notes",
+    ".lock": b"another's",
+}
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Every file and link of a folder, by name: what it holds, or where it points."""
+    found: dict[str, bytes | str] = {}
+    for root, folders, files in os.walk(folder):
+        for name in [*files, *(each for each in folders if Path(root, each).is_symlink())]:
+            path = Path(root, name)
+            link = path.is_symlink()
+            found[str(path.relative_to(folder))] = str(path.readlink()) if link else path.read_bytes()
+    return found
+
+
+def lay(folder: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+@pytest.fixture
+def artel(tmp_path, monkeypatch, capfd):
+    """The command in this process, in an empty working folder: (exit status, what it said)."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["artel", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capfd.readouterr().err
+        assert "Traceback" not in said
+        return int(ended.value.code or 0), said
+
+    return run
+
+
+def run_file(name: str = "run.yaml", **more) -> Path:
+    """A run of six steps whose stores lie beside the working folder."""
+    return write_run(Path(name), **{"data": {"store": "../stores"}, **more})
+
+
+def test_a_folder_with_what_artel_did_not_make_is_refused_and_stays(artel):
+    """`run: .`, the run file itself named config.yaml."""
+    lay(Path(), THEIRS)
+    run_file("config.yaml", run=".")
+    before = contents(Path())
+    for words in (["train"], ["train", "--restart"], ["prepare"]):
+        status, said = artel(words[0], "config.yaml", *words[1:])
+        assert status == 2
+        for name in ("model", "checkpoints", "tensorboard", "metrics.jsonl", "config.yaml", ".lock"):
+            assert f"artel: {name}: is there, and artel did not make it" in said
+        assert "choose another folder (run=…)" in said
+        assert contents(Path()) == before
+
+
+def test_what_lies_beside_a_run_stays(artel):
+    """Trained, finished and begun anew in a folder with files of somebody's own, and a link to them."""
+    file = run_file(run=".")
+    lay(Path(), {"notes.txt": b"notes", "models/base/model.safetensors": b"theirs", "step-1/x": b"x"})
+    Path("link").symlink_to("models")
+    Path("profile").mkdir()  # empty: nothing is lost
+    theirs = contents(Path())
+    for words in ([], ["--restart"], []):
+        status, said = artel("train", file, *words)
+        assert status == 0, said
+        lay(Path("checkpoints"), {"notes.txt": b"beside checkpoints", "step-of-mine/x": b"x"})
+        theirs |= {"checkpoints/notes.txt": b"beside checkpoints", "checkpoints/step-of-mine/x": b"x"}
+        after = contents(Path())
+        assert {name: after.get(name) for name in theirs} == theirs
+        own = {name.split("/")[0] for name in after.keys() - theirs.keys()}
+        assert own <= {*NAMES, MARK}
+        mark = json.loads(Path(MARK).read_bytes())
+        assert (set(mark["names"]), len(mark["id"])) == (set(NAMES), 16)
+    assert "is complete" in said
+
+
+def test_every_name_of_a_run_s_folder_is_on_the_list():
+    folder = RunFolder(Path("x"))
+    paths = [getattr(folder, name) for name in dir(RunFolder) if isinstance(getattr(RunFolder, name), property)]
+    names = {path.name for path in paths if isinstance(path, Path)}
+    assert len(names) > 12
+    assert names <= set(NAMES)
+
+
+def test_runs_of_before_the_mark_go_on(artel):
+    file = run_file(run="run")
+    assert artel("train", file)[0] == 0
+    Path("run", MARK).unlink()
+    status, said = artel("train", file)
+    assert (status, "is complete" in said) == (0, True)
+    assert Path("run", MARK).is_file()
+
+    # Not finished, and with a model that it therefore cannot have written.
+    for name in ("result.json", MARK):
+        Path("run", name).unlink()
+    before = contents(Path())
+    status, said = artel("train", file)
+    assert (status, said.count("did not make it"), f"artel: {Path('run/model')}:" in said) == (2, 1, True)
+    assert contents(Path()) == before
+    shutil.rmtree("run/model")
+    shutil.rmtree("run/checkpoints")  # its ledger alone tells, then
+    assert artel("train", file)[0] == 0
+    assert artel("train", file, "--restart")[0] == 0
+
+
+def test_checkpoints_on_another_disk(artel, tmp_path):
+    """A link is followed; begun anew, only checkpoints go from where it points, and the link stays."""
+    there = tmp_path / "there"
+    there.mkdir()
+    Path("run").mkdir()
+    Path("run", "checkpoints").symlink_to(there)
+    file = run_file(run="run")
+    assert artel("train", file)[0] == 0
+    lay(there, {"mine.txt": b"mine"})
+    status, said = artel("train", file, "--restart", "train.steps=3")
+    assert status == 0, said
+    assert Path("run", "checkpoints").readlink() == there
+    steps = sorted(name.split("/")[0] for name in contents(there))
+    assert (set(steps), contents(there)["mine.txt"]) == ({"step-000000003", "latest", "best", "mine.txt"}, b"mine")
+
+    there.joinpath("latest").unlink()
+    lay(there, {"latest/x": b"x"})
+    before = contents(tmp_path / "work") | contents(there)
+    status, said = artel("train", file)
+    assert (status, "latest: is a folder or a file, where artel keeps a link" in said) == (2, True), said
+    assert contents(tmp_path / "work") | contents(there) == before
+
+
+@pytest.mark.parametrize("place", ["broken link", "file", "folder"])
+def test_what_is_named_as_output_is_not_written_over(artel, place):
+    taken = Path("taken")
+    if place == "broken link":
+        taken.symlink_to("nowhere")
+    elif place == "folder":
+        lay(Path(), {"taken/model.safetensors": b"theirs", "taken/demo.yaml": b"theirs"})
+    else:
+        lay(Path(), {"taken": b"theirs"})
+    before = contents(Path())
+    tokens = ["data", "import", "x.bin", "taken", "--tokenizer", "gpt2"]
+    judged = ["evaluate", "runs/x", "--data", "x.txt", "--predictions", "taken"]
+    for words in (["recipes", "cp", "demo", "taken"], ["export", "runs/x", "taken"], tokens, judged):
+        status, said = artel(*words)
+        assert (status, "is there already" in said) == (2, True), said
+        assert contents(Path()) == before
+
+
+def test_a_damaged_result_or_mark_is_told(artel):
+    file = run_file(run="run")
+    assert artel("train", file)[0] == 0
+    for content in (b'{"run"', b"[]", b"\xff"):
+        Path("run", "result.json").write_bytes(content)
+        status, said = artel("train", file)
+        assert (status, f"artel: {Path('run/result.json')}: is damaged" in said) == (2, True), said
+    Path("run", "result.json").unlink()  # as the message says
+    assert artel("train", file)[0] == 0
+    for content in (b"", b"{}", b'{"id": 3, "names": []}', b"[" * 100000):
+        Path("run", MARK).write_bytes(content)
+        status, said = artel("train", file)
+        assert (status, f"{MARK}: is not the mark that artel wrote" in said) == (2, True), said
+
+
+@pytest.mark.parametrize("what", ["removed", "moved", "made anew"])
+def test_a_folder_that_is_gone_while_a_run_is_at_work_ends_it(artel, what):
+    """At the next line: nothing is made anew in its place, or written into another run's."""
+    config = load_run(str(run_file(run="run", checkpoint={"every": 1})), [])
+    prepared, folder = prepare(config), Path("run")
+
+    def take_away(run) -> None:
+        if run.step == 3:
+            run.saver.wait()
+            folder.rename("moved")
+            if what != "moved":
+                shutil.rmtree("moved")
+            if what == "made anew":
+                RunFolder(folder).claim()
+
+    with open_processes(1) as processes, pytest.raises(WorkError, match="was removed or moved") as raised:
+        train(config, prepared, processes, lambda _: None, occasions=[take_away])
+    assert raised.value.exit_code == 1
+    assert (set(contents(folder)) if folder.exists() else None) == ({MARK} if what == "made anew" else None)
