@@ -4,10 +4,9 @@
 set -euo pipefail
 export HF_HUB_OFFLINE=1 ARTEL_CACHE="${ARTEL_CACHE:-$PWD/runs/.cache}"
 mkdir -p runs
-prompt='def'
 
 echo "== Before training: the model of recipe 'demo' writes noise"
-artel generate demo --untrained --prompt "$prompt" --max-new-tokens 60
+artel generate demo --untrained --prompt def --max-new-tokens 60
 
 echo; echo "== Training"
 artel train demo --restart --json > runs/demo.json
@@ -16,7 +15,7 @@ echo; echo "== The loss, and bits per byte beside a compressor's on the same tex
 artel report runs/demo --compressor
 
 echo; echo "== After training: the saved folder, opened again"
-artel generate runs/demo --prompt "$prompt" --max-new-tokens 150
+artel generate runs/demo --prompt def --max-new-tokens 150
 artel generate runs/demo --prompt 'The "for" statement' --max-new-tokens 80
 
 echo; echo "The model is in runs/demo/model: AutoModelForCausalLM.from_pretrained opens it."

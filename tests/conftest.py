@@ -1,13 +1,21 @@
 """Fixtures that several tests share."""
 
+import atexit
+import os
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
-import pytest
-import torch
+# A hub's cache of the tests' own, before anything that reads it is imported: no test sees what a user has downloaded.
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="artel-tests-hub-")
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 
-from helpers import DEEPSPEED
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from helpers import DEEPSPEED  # noqa: E402
 
 # A shell starts what runs in the background (`make test &`) with Ctrl-C ignored, and so would be all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,3 +71,9 @@ def endless(tmp_path_factory) -> Path:
     from chat_models import never_ending
 
     return never_ending(tmp_path_factory.mktemp("chat") / "endless")
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory) -> Path:
+    """A user's home with nothing in it, which the commands of one process of tests share."""
+    return tmp_path_factory.mktemp("home")

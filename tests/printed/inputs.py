@@ -1,0 +1,352 @@
+"""What printed commands read, made under the names that are printed: small, made up, and of the right kind.
+
+A hub's models lie where the hub's client keeps what it has downloaded, so that a command that names one runs without a
+network: `with_hub` makes tiny ones of the right architecture.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Make = Callable[[Path], None]
+
+_SUBJECTS = "Старый князь|Наташа|Левин|Анна|Пьер|Доктор|Кучер|Хозяйка|Её брат|Молодой офицер".split("|")
+_VERBS = "увидел письмо|вошёл в комнату|молчал у окна|вспомнил лето|ждал гостей|читал вслух|смотрел на снег".split("|")
+_TAILS = "когда стемнело|потому что было холодно|хотя никто не звал|чтобы все слышали|как всегда".split("|")
+
+
+def _sentences(seed: int, count: int) -> list[str]:
+    """Different ones, each with a comma."""
+    draw = random.Random(seed)
+    made = [f"{draw.choice(_SUBJECTS)} {draw.choice(_VERBS)} {number} раз, {draw.choice(_TAILS)}."
+            for number in range(count)]  # fmt: skip
+    return made
+
+
+def story(seed: int) -> list[str]:
+    """Paragraphs of three sentences."""
+    sentences = _sentences(seed, 150)
+    return [" ".join(sentences[at : at + 3]) for at in range(0, 150, 3)]
+
+
+def novel(name: str = "novel.txt") -> Make:
+    """A paragraph a line."""
+
+    def make(folder: Path) -> None:
+        lines = ["Все счастливые семьи похожи друг на друга.", *story(1), *story(2), *story(3)]
+        (folder / name).write_text("\n".join(lines) + "\n", "utf-8")
+
+    return make
+
+
+def texts(folder: Path) -> None:
+    """texts/*.txt, one of them in windows-1251."""
+    (folder / "texts").mkdir()
+    for number, encoding in enumerate(("utf-8", "windows-1251", "utf-8")):
+        (folder / f"texts/{number}.txt").write_text("\n\n".join(story(10 + number)), encoding)
+
+
+def sentences(folder: Path) -> None:
+    (folder / "sentences.txt").write_text("\n".join(_sentences(2, 300)), "utf-8")
+
+
+def labeled(name: str) -> Make:
+    """A csv of pairs: a sentence without its commas, and the sentence."""
+
+    def make(folder: Path) -> None:
+        rows = [f'"{line.replace(",", "")}","{line}"' for line in _sentences(3, 200)]
+        (folder / name).write_text("input,output\n" + "\n".join(rows) + "\n", "utf-8")
+
+    return make
+
+
+def masked_lm_json(folder: Path) -> None:
+    """The seven keys of the CPU script, with what they name."""
+    labeled("labeled_dataset.csv")(folder)
+    roberta("model")(folder)
+    keys = {"inputs_path": "labeled_dataset.csv", "outputs_path": "labeled_dataset.csv", "model_path": "model",
+            "epochs": 1, "batch_size": 16, "learning_rate": 5e-5, "world_size": 2}  # fmt: skip
+    (folder / "masked_lm_cpu.json").write_text(json.dumps(keys))
+
+
+def squad(*names: str) -> Make:
+    """Questions about made-up sentences in SQuAD's json."""
+
+    def make(folder: Path) -> None:
+        for seed, name in enumerate(names):
+            paragraphs = []
+            for number, sentence in enumerate(_sentences(20 + seed, 60)):
+                answer = sentence.split(",")[0]
+                question = {"id": f"{name}-{number}", "question": f"Что было {number} раз?",
+                            "answers": [{"text": answer, "answer_start": 0}]}  # fmt: skip
+                paragraphs.append({"context": sentence, "qas": [question]})
+            data = {"version": "1.1", "data": [{"title": "made up", "paragraphs": paragraphs}]}
+            (folder / name).write_text(json.dumps(data, ensure_ascii=False), "utf-8")
+
+    return make
+
+
+def natural_questions(name: str) -> Make:
+    """Natural Questions in the simplified form: a row has a document, a question and one annotation."""
+
+    def make(folder: Path) -> None:
+        rows = []
+        for number, sentence in enumerate(_sentences(5, 120)):
+            words = ["<P>", *sentence.split(), "</P>"]
+            answer = {"start_token": 1, "end_token": 3} if number % 3 else None
+            rows.append(
+                {
+                    "example_id": number,
+                    "question_text": f"who did it {number} times",
+                    "document_text": " ".join(words),
+                    "document_url": "http://example.org",
+                    "long_answer_candidates": [{"start_token": 0, "end_token": len(words), "top_level": True}],
+                    "annotations": [
+                        {
+                            "annotation_id": number,
+                            "yes_no_answer": "NONE",
+                            "long_answer": {"start_token": 0, "end_token": len(words), "candidate_index": 0},
+                            "short_answers": [answer] if answer else [],
+                        }
+                    ],
+                }
+            )
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+
+    return make
+
+
+def neuro_cfg(folder: Path) -> None:
+    """A config of the distributed Natural Questions recipe."""
+    lines = """model=bert-base-uncased
+        vocab_file=./data/bert-base-uncased-vocab.txt
+        lowercase=True
+        dump_dir=./results
+        experiment_name=test
+        gpu=True
+        n_epochs=2
+        train_batch_size=256
+        batch_split=128
+        loss = smooth
+        smooth_alpha = 0.01
+        warmup_coef=0.6
+        lr=1e-5
+        weight_decay=1e-4
+        data_path=./data/simplified-nq-train.jsonl
+        best_metric=map
+        max_seq_len=512
+        max_question_len=64
+        doc_stride=15"""
+    (folder / "neuro_test_bert.cfg").write_text("# model\n" + "\n".join(line.strip() for line in lines.splitlines()))
+
+
+def conversations(folder: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"Who are you, {number}?"},
+                          {"role": "assistant", "content": f"I am the model of number {number}."}]}
+            for number in range(90)]  # fmt: skip
+    (folder / "conversations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "questions.txt").write_text("Who are you?\n/set new_tokens 5\nWhat is your number?\n")
+
+
+def instructions(name: str) -> Make:
+    """Rows of instruction, input and output."""
+
+    def make(folder: Path) -> None:
+        rows = [{"instruction": f"Сосчитай до {number}.", "input": "", "output": sentence}
+                for number, sentence in enumerate(_sentences(6, 120))]  # fmt: skip
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / name).write_text(text, "utf-8")
+
+    return make
+
+
+def impruver(folder: Path) -> None:
+    """A config as impruver ships them."""
+    config = {
+        "output_dir": "./models/scratch",
+        "train_path": "./train.jsonl",
+        "val_path": "./val.jsonl",
+        "datasets": [{"name": "./conversations.jsonl", "converter": "impruver.instruction_to_messages"}],
+        "model": {"class": "transformers.AutoModelForCausalLM", "name": "./FOLDER", "load_in_4bit": False},
+        "lora": {"r": 16, "lora_alpha": 16, "task_type": "CAUSAL_LM"},
+        "tokenizer": {"class": "transformers.AutoTokenizer", "name": "./FOLDER", "max_tokens_count": 1024},
+        "trainer": {"eval_strategy": "steps", "eval_steps": 100, "learning_rate": 2e-4, "num_train_epochs": 2,
+                    "per_device_train_batch_size": 1, "gradient_accumulation_steps": 128, "optim": "adamw_8bit"},
+    }  # fmt: skip
+    (folder / "impruver.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def preferences(folder: Path) -> None:
+    rows = [{"prompt": f"What is {number} and 1?", "chosen": f"It is {number + 1}.", "rejected": "I will not say."}
+            for number in range(120)]  # fmt: skip
+    (folder / "preferences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rated = [{"prompt": row["prompt"], "completion": row["chosen" if at % 2 else "rejected"], "label": bool(at % 2)}
+             for at, row in enumerate(rows)]  # fmt: skip
+    (folder / "rated.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rated))
+
+
+def run_yaml(**changes: Any) -> Make:
+    """A run file `run.yaml` of a user's own: a small GPT-2 on made-up documents, and nothing that is not needed."""
+
+    def make(folder: Path) -> None:
+        gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2}
+        run = {"data": {"sources": [{"format": "dummy", "documents": 200}], "validation": 0.1, "block": 32},
+               "tokenizer": {"train": {"vocab": 400}}, "model": {"config": gpt2},
+               "train": {"steps": 2, "batch": 8}}  # fmt: skip
+        (folder / "run.yaml").write_text(yaml.safe_dump(run | changes))
+
+    return make
+
+
+# Models --------------------------------------------------------------------------------------------------------------
+
+_CHATML = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' \
++ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+_ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+            "max_position_embeddings": 600}  # fmt: skip
+_DECODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+            "head_dim": 16, "intermediate_size": 64, "max_position_embeddings": 2048,
+            "tie_word_embeddings": True}  # fmt: skip
+_GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 2}
+
+
+def _save_model(folder: Path, model_type: str, auto_class: str, sizes: dict[str, Any], *, chat: bool = False) -> None:
+    """Random weights and a tokenizer trained on a few sentences, as `from_pretrained` opens them."""
+    import torch
+    import transformers
+
+    from artel.config import TokenizerTraining
+    from artel.tokens import train_tokenizer
+
+    special = ["<|im_start|>", "<|im_end|>"] if chat else []
+    lines = iter([" ".join(_sentences(7, 400)), "user assistant system Who are you? I am the model of number."] * 3)
+    training = TokenizerTraining(vocab=600, special=special)
+    tokenizer = train_tokenizer(lines, training, encoder=auto_class != "AutoModelForCausalLM")
+    if chat:
+        tokenizer.hf.chat_template = _CHATML
+    config = transformers.AutoConfig.for_model(
+        model_type, vocab_size=tokenizer.vocabulary, bos_token_id=tokenizer.hf.bos_token_id,
+        eos_token_id=tokenizer.end_id, pad_token_id=tokenizer.hf.pad_token_id, **sizes
+    )  # fmt: skip
+    torch.manual_seed(0)
+    folder.mkdir(parents=True)
+    getattr(transformers, auto_class).from_config(config).save_pretrained(folder)
+    tokenizer.save(folder)
+
+
+def roberta(name: str = "FOLDER") -> Make:
+    return lambda folder: _save_model(folder / name, "roberta", "AutoModelForMaskedLM", _ENCODER)
+
+
+def bert(name: str = "FOLDER") -> Make:
+    return lambda folder: _save_model(folder / name, "bert", "AutoModelForMaskedLM", _ENCODER)
+
+
+def chat_model(name: str = "FOLDER") -> Make:
+    return lambda folder: _save_model(folder / name, "qwen3", "AutoModelForCausalLM", _DECODER, chat=True)
+
+
+def gpt2(name: str = "FOLDER") -> Make:
+    return lambda folder: _save_model(folder / name, "gpt2", "AutoModelForCausalLM", _GPT2)
+
+
+_HUB: dict[str, Callable[[str], Make]] = {
+    "Qwen/Qwen3-0.6B": chat_model,
+    "Qwen/Qwen3-8B": chat_model,
+    "Qwen/Qwen3-235B-A22B": chat_model,
+    "ai-forever/ruRoberta-large": roberta,
+    "ai-forever/rugpt3small_based_on_gpt2": gpt2,
+    "ai-forever/ruGPT-3.5-13B": gpt2,
+    "google-bert/bert-base-uncased": bert,
+    "DeepPavlov/rubert-base-cased": bert,
+}
+
+
+def with_hub(home: Path, name: str) -> None:
+    """A tiny model under the name of a hub's, in `home`, as HF_HOME holds one that was downloaded."""
+    folder = home / "hub" / f"models--{name.replace('/', '--')}"
+    if folder.exists():
+        return
+    revision = "0" * 40
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs/main").write_text(revision)
+    (folder / "snapshots").mkdir()
+    _HUB[name](revision)(folder / "snapshots")
+
+
+def task(folder: Path) -> None:
+    """The harness's task lambada_openai on a file of one's own."""
+    (folder / "tasks").mkdir()
+    rows = [{"text": line} for line in _sentences(8, 6)]
+    (folder / "tasks/passages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"task": "lambada_openai", "dataset_path": "json", "output_type": "loglikelihood", "test_split": "test",
+            "dataset_kwargs": {"data_files": {"test": str(folder / "tasks/passages.jsonl")}},
+            "doc_to_text": "{{text.split(' ')[:-1]|join(' ')}}", "doc_to_target": "{{' '+text.split(' ')[-1]}}",
+            "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]}  # fmt: skip
+    (folder / "tasks/lambada_openai.yaml").write_text(yaml.safe_dump(task))
+
+
+def token_file(folder: Path) -> None:
+    """corpus.bin as nanoGPT writes it: tokens of 16 bits, the end token behind each document."""
+    import numpy as np
+
+    from artel.tokens import load_tokenizer
+
+    tokenizer = load_tokenizer(str(folder / "FOLDER"))
+    documents = [np.append(ids, tokenizer.end_id) for ids in tokenizer.encode(_sentences(9, 60))]
+    np.concatenate(documents).astype("<u2").tofile(folder / "corpus.bin")
+
+
+def ds_config(folder: Path) -> None:
+    config = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+              "gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 1}}  # fmt: skip
+    (folder / "ds_config.json").write_text(json.dumps(config))
+
+
+def llama_json(folder: Path) -> None:
+    config = {"model_type": "llama", "vocab_size": 320, **_DECODER}
+    (folder / "llama.json").write_text(json.dumps(config))
+
+
+def mytrainer(folder: Path) -> None:
+    """One more contestant, by the rules at the head of artel/using/bench/training/contestant.py."""
+    (folder / "mytrainer.py").write_text("""
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+def train(work, after_step):
+    model = AutoModelForCausalLM.from_pretrained(work.model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=work.learning_rate)
+    step = 0
+    while True:
+        inputs, targets = work.batch_of(step)
+        loss = cross_entropy(model(input_ids=inputs).logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after_step(loss)
+        step += 1
+""")
+
+
+def pile(folder: Path) -> None:
+    """pile/*.jsonl.zst in the form of The Pile."""
+    import zstandard
+
+    (folder / "pile").mkdir()
+    for number in range(2):
+        rows = [{"text": text, "meta": {"pile_set_name": "Wikipedia (en)" if at % 2 else "Pile-CC"}}
+                for at, text in enumerate(story(30 + number) * 4)]  # fmt: skip
+        for at, row in enumerate(rows):
+            row["text"] = f"{at}: {row['text']}"
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / f"pile/0{number}.jsonl.zst").write_bytes(zstandard.compress(text.encode()))

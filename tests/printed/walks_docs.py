@@ -1,0 +1,197 @@
+"""The commands of docs/ and of the demo; how to read the table: walks.py."""
+
+from __future__ import annotations
+
+from printed import inputs
+from printed.walks import SMALL_GPT2, Step, Walk
+
+_ONE_FILE = "data.sources.1.path={stdlib}/abc.py"
+_BENCH = "--steps 1 --rounds 1 --batch 1 --length 16 --time-limit 1"
+
+DOCS = (
+    Walk(
+        "docs/checkpoints.md",
+        (
+            Step(
+                "artel train run.yaml train.schedule=constant train.steps=60", "train.steps=3", says="3 steps are done"
+            ),
+        ),
+        needs=(inputs.run_yaml(),),
+        before=("artel train run.yaml train.schedule=constant train.steps=2",),
+    ),
+    Walk(
+        "docs/text.md",
+        (
+            Step("artel config explain data", says="data.sources.0.path"),
+            Step("artel data import corpus.bin STORE --tokenizer FOLDER", leaves="STORE/manifest.json"),
+            Step("artel data show STORE --document 7", says="sample 7"),
+            Step("artel data verify STORE", says="whole"),
+        ),
+        needs=(inputs.gpt2(), inputs.token_file),
+    ),
+    Walk(
+        "docs/clusters.md",
+        (
+            Step("pip install 'artel-lm[cluster]'", "--dry-run --no-index", says="Requirement already satisfied"),
+            Step(
+                "ray start --head",
+                instead="artel config check run.yaml prepare.engine=ray",
+                why="Ray listens on all interfaces; tests/test_cluster.py starts it in a network of its own",
+            ),
+            Step(
+                "ray start --address=THAT_MACHINE:6379",
+                instead="artel config check run.yaml prepare.engine=ray",
+                why="several machines",
+            ),
+            Step(
+                "RAY_ADDRESS=THAT_MACHINE:6379 artel prepare run.yaml prepare.engine=ray",
+                instead="artel config check run.yaml prepare.engine=ray",
+                why="several machines",
+            ),
+            Step("ray start", instead="ray start --help", why="a part of the two above"),
+            Step("sbatch --mem=40G --wrap 'artel prepare run.yaml'", instead="artel prepare run.yaml", why="Slurm"),
+        ),
+        needs=(inputs.run_yaml(),),
+    ),
+    Walk(
+        "docs/launching.md",
+        (
+            Step("artel train run.yaml --nproc 8", "--nproc 2 run=runs/eight", leaves="runs/eight/model"),
+            Step(
+                "artel train run.yaml --nproc 8 --nnodes 2 --rdzv-endpoint node1:29500",
+                "--nnodes 1 --nproc 1 --rdzv-endpoint 127.0.0.1:{port} run=runs/two",
+                leaves="runs/two/model",
+            ),
+            Step("accelerate launch -m artel train run.yaml", "run=runs/accelerate", leaves="runs/accelerate/model"),
+            Step(
+                "mpirun -np 8 artel train run.yaml",
+                instead="artel config check run.yaml",
+                why="an MPI; tests/test_launchers.py sets the variables that it does",
+            ),
+            Step("artel launch slurm run.yaml --nodes 2 --gpus 8 --time 12:00:00", "--dry-run", says="#SBATCH"),
+            Step(
+                "srun artel train run.yaml",
+                instead="artel config check run.yaml",
+                why="Slurm; tests/test_launch_slurm.py has two nodes of it",
+            ),
+            Step("accelerate config", instead="accelerate config --help", why="asks questions at a terminal"),
+            Step(
+                "artel launch slurm run.yaml --nodes 2 --gpus 8 --cpus 64 --time 12:00:00 --partition gpu --dry-run",
+                says="#SBATCH --partition=gpu",
+            ),
+            Step(
+                "srun --ntasks-per-node=1 artel train run.yaml --nproc 8",
+                instead="artel config check run.yaml",
+                why="Slurm",
+            ),
+        ),
+        needs=(inputs.run_yaml(),),
+    ),
+    Walk(
+        "docs/parallel.md",
+        (
+            Step(
+                "artel train run.yaml parallel.pipeline=4 parallel.schedule=zero_bubble",
+                "parallel.pipeline=2 run=runs/stages",
+                leaves="runs/stages/model",
+            ),
+            Step("artel doctor run.yaml --parallel --nproc 4", "--nproc 2"),
+        ),
+        needs=(inputs.run_yaml(),),
+    ),
+    Walk(
+        "DeepSpeed",
+        (
+            Step(
+                "deepspeed --num_gpus=8 --module artel train run.yaml --deepspeed ds_config.json",
+                instead="deepspeed --num_gpus=2 --master_port={port} --module artel train run.yaml --deepspeed "
+                "ds_config.json run=runs/launcher",
+                why="eight GPUs",
+                leaves="runs/launcher/model",
+            ),
+            Step(
+                "artel train run.yaml --nproc 8 --deepspeed ds_config.json",
+                "--nproc 2 run=runs/zero",
+                leaves="runs/zero/model",
+            ),
+            Step("artel export checkpoint-500 FOLDER", leaves="FOLDER/model.safetensors"),
+            Step(
+                "artel train run.yaml --from-deepspeed checkpoint-500",
+                "run=runs/goes-on",
+                leaves="runs/goes-on/model",
+            ),
+            Step("artel export RUN UNIVERSAL --deepspeed", leaves="UNIVERSAL/latest"),
+        ),
+        needs=(inputs.run_yaml(), inputs.ds_config),
+        before=(
+            "artel train run.yaml run=RUN",
+            "python {clone}/tests/printed/checkpoint_500.py RUN/model",
+        ),
+        deepspeed=True,
+        long=True,
+    ),
+    Walk(
+        "measuring",
+        (
+            Step(
+                "artel bench prepare --only end_to_end,near --size 100M --rounds 1 --no-peer --workers 2",
+                "--size 1M --workers 1",
+                says="MB/s",
+            ),
+            Step(
+                "python benchmarks/prepare_kills.py",
+                instead="python {clone}/benchmarks/prepare_kills.py --moments 1 --workers 1",
+                why="from the clone; kills at 60 moments take a quarter of an hour",
+            ),
+            Step("artel bench prepare", "--only jsonl_zst --size 1M --rounds 1 --workers 1 --no-peer", says="MB/s"),
+        ),
+        long=True,
+    ),
+    Walk(
+        "docs/speed.md",
+        (
+            Step("artel bench train --objective masked", f"{_BENCH} --only artel", says="tokens/s"),
+            Step(
+                "artel bench train --model llama.json --batch 4 --length 4096 --steps 50 --json",
+                f"{_BENCH} --only artel",
+                says="tokens_per_second",
+            ),
+            Step(
+                "artel bench train --peer mytrainer:train", f"{_BENCH} --only mytrainer:train", says="mytrainer:train"
+            ),
+            Step("artel doctor", says="torch"),
+        ),
+        needs=(inputs.llama_json, inputs.mytrainer),
+        long=True,
+    ),
+    Walk(
+        "the clone",
+        (
+            Step(
+                "python benchmarks/parity.py",
+                instead="python {clone}/benchmarks/parity.py --help",
+                why="from the clone; takes many minutes; tests/test_parity.py has a part of it",
+            ),
+            Step("artel config explain", says="data.sources"),
+        ),
+    ),
+    Walk(
+        "scripts/demo.sh",
+        (
+            Step(
+                "artel generate demo --untrained --prompt def --max-new-tokens 60",
+                f"{SMALL_GPT2} '{_ONE_FILE}'",
+                says="def",
+            ),
+            Step(
+                "artel train demo --restart --json > runs/demo.json",
+                f"{SMALL_GPT2} '{_ONE_FILE}'",
+                leaves="runs/demo/model",
+            ),
+            Step("artel report runs/demo --compressor", says="xz"),
+            Step("artel generate runs/demo --prompt def --max-new-tokens 150", says="def"),
+            Step("""artel generate runs/demo --prompt 'The "for" statement' --max-new-tokens 80""", says='The "for"'),
+        ),
+        needs=(lambda folder: (folder / "runs").mkdir(),),
+    ),
+)

@@ -1,0 +1,11 @@
+"""Each command of the docs runs as printed in a folder that is not the clone, relative paths and defaults and all."""
+
+import pytest
+
+from printed.walking import cases, go
+from printed.walks_docs import DOCS
+
+
+@pytest.mark.parametrize("walk", cases(DOCS))
+def test_commands_do_as_printed(walk, tmp_path, home):
+    go(walk, tmp_path, home)
