@@ -33,6 +33,11 @@ def ip(*arguments):
     assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
 
 
+def six(address):
+    """The IPv6 address of a host that has this IPv4 address."""
+    return f"fd77::{address.rpartition('.')[2]}"
+
+
 @contextmanager
 def two_namespaces():
     """Names of two namespaces that reach each other as FIRST and SECOND and nothing else."""
@@ -49,6 +54,7 @@ def two_namespaces():
         ip("link", "add", cables[0], "netns", names[0], "type", "veth", "peer", "name", cables[1], "netns", names[1])
         for name, cable, address in zip(names, cables, (FIRST, SECOND), strict=True):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", cable)
+            ip("-n", name, "addr", "add", f"{six(address)}/64", "dev", cable, "nodad")
             ip("-n", name, "link", "set", cable, "up")
             ip("-n", name, "link", "set", "lo", "up")
         yield names
@@ -177,12 +183,13 @@ CHOSEN = (
 )
 
 
-@pytest.mark.parametrize("master", [FIRST, "first.artel"])
+@pytest.mark.parametrize("master", [FIRST, "first.artel", six(FIRST)])
 def test_the_interface_of_the_cable_is_chosen(hosts_by_name, master):
     """Also where the first host's name leads to loopback on itself."""
     for host, address in zip(hosts_by_name, (FIRST, SECOND), strict=True):
         command = ["ip", "netns", "exec", host, sys.executable, "-c", CHOSEN.format(master)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+        address = six(address) if ":" in master else address
         assert done.stdout.split() == [address, f"v{host[5:]}", f"=v{host[5:]}"], done.stderr
 
 

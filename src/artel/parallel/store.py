@@ -20,6 +20,7 @@ def serve_store(address: str, port: int, timeout: timedelta) -> TCPStore:
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
+        listener.listen()  # torch does so again, and longer; here a port that another has just taken is an OSError
         port = listener.getsockname()[1]
         return TCPStore(address, port, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
