@@ -115,18 +115,18 @@ def by_environment(hosts, *run):
 
 
 def by_endpoint(hosts, run):
-    """One process on each host; hosts find out by themselves which is which."""
-    endpoint = f"{FIRST}:{PORT}"
+    """One process on each host; hosts find out by themselves which is which, by a name that means loopback to one."""
+    endpoint = f"first.artel:{PORT}"
     return [start_in(host, "train", run, "--nnodes", 2, "--rdzv-endpoint", endpoint) for host in hosts]
 
 
 @pytest.mark.parametrize(("start", "processes"), [(by_flags, 4), (by_environment, 2), (by_endpoint, 2)])
-def test_two_hosts_train_as_one_process_does(tmp_path, hosts, start, processes):
+def test_two_hosts_train_as_one_process_does(tmp_path, hosts_by_name, start, processes):
     one, two = (write_run(tmp_path / f"{name}.yaml") for name in ("one", "two"))
     done = artel("train", one)
     assert done.returncode == 0, done.stderr
-    with watch(lambda: pids(hosts)) as places:
-        told = finish(start(hosts, two))
+    with watch(lambda: pids(hosts_by_name)) as places:
+        told = finish(start(hosts_by_name, two))
     addresses = {address for address, _ in places}
     assert FIRST in addresses
     assert addresses <= {FIRST, SECOND, "127.0.0.1", "::1"}, places

@@ -127,8 +127,8 @@ def _reach(hosts: Hosts, address: str) -> TCPStore:
         if time.monotonic() > end:
             what = f"no artel has answered there for {_MEET_SECONDS // 60} minutes"
             fix = "start it on the host of that address; where that host does not know the address for its own " \
-                  "(a service, a proxy), give it --node-rank 0, and where it takes its own name for 127.0.1.1, an address " \
-                  "in place of the name"  # fmt: skip
+                  "(a service, a proxy), give it --node-rank 0, and where its own name means 127.0.1.1 to it, write " \
+                  "an address in place of the name"  # fmt: skip
             raise WorkError([Problem(hosts.where, what, fix)])
         time.sleep(0.5)
     return TCPStore(address, hosts.port, is_master=False, timeout=timedelta(seconds=_ANSWER_SECONDS))
