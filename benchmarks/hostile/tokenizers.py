@@ -91,18 +91,18 @@ _REFUSED: dict[str, Callable[[Place], object]] = {
     "processor-of-tokens-not-there": _edit(lambda tree: tree.update(post_processor={
         "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}], "pair": [],
         "special_tokens": {}})),
-    "class-with-code": _edit(lambda tree: tree.update(auto_map={"AutoTokenizer": ["evil.T", None]},
-                                                      tokenizer_class="EvilTokenizer"), "tokenizer_config.json"),
 }  # fmt: skip
 for _name, _change in _REFUSED.items():
     add("tokenizers", _name, partial(prepared, _change, {2}))
 _EITHER: dict[str, Callable[[Place], object]] = {
+    "class-with-code": _edit(lambda tree: tree.update(auto_map={"AutoTokenizer": ["evil.T", None]},
+                                                      tokenizer_class="EvilTokenizer"), "tokenizer_config.json"),
     "backtracks-for-ever": _pattern(r"(?:(?:a|b|\w)+\s*)+$(?!\1)|(x+x+)+y"),
     "backtracks-nested": _pattern(r"(\w+\s?)+#"),
     "replaces-by-a-book": _edit(lambda tree: tree.update(normalizer={
         "type": "Replace", "pattern": {"String": "a"}, "content": "b" * 1_000_000})),
-    "adds-100000-tokens": _edit(lambda tree: tree["added_tokens"].extend(
-        _token(f"<t{number}>", 10_000 + number) for number in range(100_000))),
+    "adds-10000-tokens": _edit(lambda tree: tree["added_tokens"].extend(
+        _token(f"<t{number}>", 10_000 + number) for number in range(10_000))),
     "hole-in-the-ids": _edit(lambda tree: tree["model"]["vocab"].update({"zz": 50_000})),
     "special-that-forges": _edit(lambda tree: tree["added_tokens"].append(_token("\nartel: FORGED\x1b[2J", 298))),
     "special-that-is-empty": _edit(lambda tree: tree["added_tokens"].append(_token("", 298))),
@@ -175,7 +175,7 @@ def of_another_vocabulary_than_the_model(place: Place) -> Steps:
     tokenizer(place)
     place.write("a.txt", "\n".join(f"words {number} of it" for number in range(500)))
     sources = {"data": {"sources": [{"path": "a.txt", "document": "line"}]}}
-    yield works("prepare", place.run(sources, {"tokenizer": {"train": {"vocab": 500}}, "run": "other"}))
+    yield works("prepare", place.run(sources, {"tokenizer": {"train": {"vocab": 310}}, "run": "other"}))
     (store,) = (each for each in (place / "stores").iterdir() if each.is_dir())
     keys = {"tokenizer": {"train": None, "from": str(store / "tokenizer")}}
     yield ends({0, 2}, "train", place.run(keys, {"model": {"config": None, "from": "model"}}))
