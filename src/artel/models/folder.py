@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.errors import InputError, Problem
+from artel.storage import check_regular_in
 from artel.tokens.own_code import check_whose, remedy
 
 
@@ -24,6 +25,7 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
     Code that comes with the model is run with `runs_code` alone; where transformers has the model, it is not needed.
     """
     folder = Path(name)
+    check_regular_in(folder)
     file = folder / "config.json"
     values = _read(file) if folder.is_dir() else _read_hub(name)
     _check_origin(values, name, runs_code)

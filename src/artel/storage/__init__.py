@@ -5,6 +5,7 @@ from artel.storage.checksums import checksum
 from artel.storage.fetch import Fetched, fetch
 from artel.storage.locks import lock
 from artel.storage.places import cache_folder, check_cache, disk_errors
+from artel.storage.regular import check_regular, check_regular_in, special_kind
 from artel.storage.remote import RemoteFile, fetch_remote, list_remote
 from artel.storage.remote_access import is_remote
 from artel.storage.remote_folders import (
@@ -23,6 +24,8 @@ __all__ = [
     "cache_folder",
     "check_cache",
     "check_new",
+    "check_regular",
+    "check_regular_in",
     "checksum",
     "discard",
     "disk_errors",
@@ -40,6 +43,7 @@ __all__ = [
     "read_bytes",
     "remove_leftovers",
     "remove_remote_folder",
+    "special_kind",
     "write_bytes",
     "write_file",
 ]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from artel.errors import Problem, WorkError
 from artel.storage.places import disk_errors
+from artel.storage.regular import check_regular
 
 _POLL_SECONDS = 0.1
 
@@ -59,6 +60,7 @@ def lock(
 
 def _taken(path: Path, shared: bool) -> int | None:
     """The locked file's number; None when another holds it."""
+    check_regular(path)
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)

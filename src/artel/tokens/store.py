@@ -30,7 +30,7 @@ import orjson
 import xxhash
 
 from artel.errors import InputError, Problem
-from artel.storage import checksum
+from artel.storage import check_regular, checksum
 from artel.tokens.manifest import Facts, read_manifest, sample_files, stored_files
 
 SOURCES = "sources.jsonl"
@@ -164,6 +164,7 @@ class TokenStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        check_regular(folder / "manifest.json")
         try:
             self.manifest = read_manifest((folder / "manifest.json").read_bytes())
         except (FileNotFoundError, NotADirectoryError):

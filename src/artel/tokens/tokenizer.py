@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 
 from artel.errors import InputError, Problem
+from artel.storage import check_regular_in
 from artel.tokens.fast import Encoder
 from artel.tokens.own_code import check_whose, remedy
 
@@ -247,6 +248,7 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
     or no end token.
     """
     folder = Path(name)
+    check_regular_in(folder)
     if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
         raise InputError(
             [Problem(where, f"{name} holds no tokenizer", "it needs tokenizer.json, or vocab.json and merges.txt")]
@@ -269,12 +271,16 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
         what = f"{name} has a token with the id {tokenizer.vocabulary - 1:,}; a model needs a row for each id below"
         raise InputError([Problem(where, what, f"write ids below {_MOST_IDS:,} into its tokenizer.json")])
     try:
-        tokenizer.decode(tokenizer._exact([_ANY_TEXT])[0])
+        ids = tokenizer._exact([_ANY_TEXT])[0]
+        tokenizer.decode(ids)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         fix = "check that its vocabulary has the unknown token that it names"
         raise InputError([Problem(where, f"{name} cannot encode any text: {_first_line(error)}", fix)]) from None
+    if not 0 < len(ids) <= _MOST_OF_ANY_TEXT:
+        what = f"{name} makes {len(ids):,} tokens of {_ANY_TEXT!a}"
+        raise InputError([Problem(where, what, "check its vocabulary, its normalizer and its post_processor")])
     return tokenizer
 
 
@@ -282,6 +288,8 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
 _MOST_IDS = 2**24
 # A letter of no vocabulary of words, beside those that any has.
 _ANY_TEXT = "a word, \U00010fff"
+# A hundred times its bytes.
+_MOST_OF_ANY_TEXT = 1200
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
-from artel.storage import is_remote, list_remote
+from artel.storage import is_remote, list_remote, special_kind
 from artel.text.encodings import NotText, is_text_encoding
 from artel.text.sources.conversations import check_converter
 from artel.text.sources.names import file_name, is_url, packed_too, unpacked_name
@@ -149,12 +149,6 @@ def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path],
     return [], [Problem(where, f"there is no file {path}", f"it is looked for from {Path.cwd()}")]
 
 
-_KINDS = {
-    stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}  # fmt: skip
-
-
 def _not_a_file(file: Path) -> str:
     """What stands there where it is no regular file with a size of its own; empty where it is. Raises OSError.
 
@@ -162,7 +156,7 @@ def _not_a_file(file: Path) -> str:
     """
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
-        return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        return special_kind(status.st_mode) or "a folder"
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         is_made_up = status.st_size == 0 and os.read(descriptor, 1) != b"" and os.fstat(descriptor).st_size == 0

@@ -1,0 +1,40 @@
+"""Regular files: what else stands under a file's name may wait for ever when it is read, or never end."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from artel.errors import InputError, Problem
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+}  # fmt: skip
+
+
+def special_kind(mode: int) -> str:
+    """What a mode of stat says that a file is; empty for regular files and folders."""
+    return _KINDS.get(stat.S_IFMT(mode), "")
+
+
+def check_regular(*files: Path) -> None:
+    """Raise InputError for those that are there and neither regular files nor folders, links followed."""
+    problems = []
+    for file in files:
+        try:
+            kind = special_kind(file.stat().st_mode)
+        except OSError:  # what is not there, or may not be looked at, is told by who reads it
+            continue
+        if kind:
+            problems.append(Problem(str(file), f"is {kind}, not a regular file", "put a file in its place"))
+    if problems:
+        raise InputError(problems)
+
+
+def check_regular_in(folder: Path) -> None:
+    """Raise InputError for all in a folder that are neither regular files nor folders."""
+    try:
+        files = sorted(folder.iterdir())
+    except OSError:
+        return
+    check_regular(*files)
