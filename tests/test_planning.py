@@ -1,6 +1,7 @@
 """Checks before a run: every verb says the same of a wrong run, all in one round; memory is reckoned, not tried."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -93,6 +94,7 @@ def test_every_verb_says_the_same_of_a_wrong_run(name, tmp_path, capfd, monkeypa
     assert len(problems[0]) == len(says), problems[0]
     for text in says:
         assert sum(text in line for line in problems[0]) == 1, problems[0]
+    assert all(re.match(r"artel: run\.yaml:\d+: \w|artel: model: its configuration", line) for line in problems[0])
     written = [file.name for file in tmp_path.rglob("*") if file.is_file() and ".lock" not in file.name]
     assert written == ["run.yaml"]
 
@@ -174,6 +176,6 @@ def test_a_models_folder_is_asked_without_its_weights_being_read(tmp_path, monke
     taken = {"model": {"config": None, "from": str(folder)}, "tokenizer": {"train": None}}
     with pytest.raises(InputError) as error:
         check_run(described(taken))
-    assert [problem.where for problem in error.value.problems] == ["model.from", "data.block"]
+    assert [problem.where for problem in error.value.problems] == ["run.yaml: model.from", "run.yaml: data.block"]
     assert "holds no tokenizer" in str(error.value)
     check_run(described(merged(taken, {"model": {"from": "no/such", "lora": {"rank": 2}}})))

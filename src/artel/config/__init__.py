@@ -9,7 +9,7 @@ from artel.config.data_sections import (
     TokenizerConfig,
     TokenizerTraining,
 )
-from artel.config.load import WrongRunFile, dump_run, is_doubtful, load_run, result_differences, run_from
+from artel.config.load import WrongRunFile, dump_run, is_doubtful, load_run, located, result_differences, run_from
 from artel.config.objective_sections import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.prepare_sections import PrepareConfig, SlurmConfig
 from artel.config.section import name_fault
@@ -53,6 +53,7 @@ __all__ = [
     "is_doubtful",
     "key_advice",
     "load_run",
+    "located",
     "meant_key",
     "name_fault",
     "near_name",

@@ -24,8 +24,8 @@ from artel.config.quantities import OverLimit
 from artel.config.section import name_fault
 from artel.config.sections import RunConfig
 from artel.config.shipped import recipe_names, recipe_text
-from artel.config.suggest import key_advice, meant_key, near_name
-from artel.config.yaml_tree import Key, parse, place_of, unwritable_problems
+from artel.config.suggest import all_keys, key_advice, meant_key, near_name
+from artel.config.yaml_tree import Key, line_of, parse, place_of, unwritable_problems
 from artel.errors import InputError, Problem
 from artel.secrets import hide_secrets
 
@@ -95,13 +95,27 @@ def run_from(tree: dict[str, Any], overrides: Sequence[str], lines: dict[Key, st
         raise WrongRunFile([*problems, *unwritable], None, doubtful)
     run = _validated(tree, lines, problems, doubtful)
     if run is not None:
+        run._places.update(lines)
         for problem in section_problems(run):
             if not is_doubtful(problem.where, doubtful):
-                problems.append(Problem(f"{lines[()]}: {problem.where}", problem.what, problem.fix))
+                problems.append(located(problem, run))
                 doubtful.add(problem.where)
     if problems or run is None:
         raise WrongRunFile(problems, run, doubtful)
     return run
+
+
+def located(problem: Problem, run: RunConfig) -> Problem:
+    """A problem that names a key of a run, with the `file:line` where that stands; any other as it is."""
+    dotted = problem.where.partition(":")[0]
+    known = re.sub(r"\.\d+\b", ".0", dotted)
+    if not run._places or not (known in _KEYS or known.startswith("model.config.")):
+        return problem
+    key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
+    return Problem(f"{line_of(key, run._places)}: {problem.where}", problem.what, problem.fix)
+
+
+_KEYS = frozenset(all_keys(RunConfig))
 
 
 def _validated(

@@ -11,7 +11,7 @@ import logging
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
 from artel.config.data_sections import DataConfig, TokenizerConfig
 from artel.config.objective_sections import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
@@ -252,7 +252,17 @@ class LogConfig(Section):
     every: Count = free(10, "Steps between two lines of metrics.jsonl.", ge=1)
 
 
+class Places(dict[tuple[str | int, ...], str]):
+    """Where each key of a run file stands: key -> `file:line`. Two runs are equal wherever their keys stand."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Places)
+
+
 class RunConfig(Section):
+    _places: Places = PrivateAttr(default_factory=Places)
     run: Name = free("", "Folder of this run: everything it writes goes here. runs/NAME-OF-RUN-FILE when silent.")
     seed: Seed = Field(42, ge=0, description="Fixes order, initial weights and dropout.")
     data: DataConfig = Field(DataConfig(), description="The text: sources, cleaning, split, blocks.")

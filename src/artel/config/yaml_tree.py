@@ -130,10 +130,11 @@ def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
 
 def place_of(key: Key, lines: dict[Key, str]) -> str:
     """`file:line: a.b.c`."""
-    return f"{_line_of(key, lines)}: {'.'.join(map(str, key))}" if key else lines[()]
+    return f"{line_of(key, lines)}: {'.'.join(map(str, key))}" if key else lines[()]
 
 
-def _line_of(key: Key, lines: dict[Key, str]) -> str:
+def line_of(key: Key, lines: dict[Key, str]) -> str:
+    """`file:line` of a key, or of the nearest section above it that stands there."""
     while key and key not in lines:
         key = key[:-1]
     return lines[key]

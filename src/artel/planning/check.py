@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from artel.config import RunConfig, WrongRunFile, is_doubtful
+from artel.config import RunConfig, WrongRunFile, is_doubtful, located
 from artel.config.sections import ParallelConfig
 from artel.errors import InputError, Problem
 from artel.models import check_model, pick_precision
@@ -52,7 +52,7 @@ def further_problems(error: WrongRunFile) -> list[Problem]:
     """What else is wrong with a run whose run file is wrong, and does not follow from that."""
     if error.rest is None:
         return []
-    return _problems(_checks(error.rest, Start(), error.doubtful), error.doubtful)
+    return _problems(error.rest, _checks(error.rest, Start(), error.doubtful), error.doubtful)
 
 
 def check_run(run: RunConfig, start: Start | None = None, further: Sequence[Check] = ()) -> None:
@@ -60,12 +60,12 @@ def check_run(run: RunConfig, start: Start | None = None, further: Sequence[Chec
 
     `further` are checks of what the caller alone knows.
     """
-    problems = _problems([*_checks(run, start or Start(), set()), *further], set())
+    problems = _problems(run, [*_checks(run, start or Start(), set()), *further], set())
     if problems:
         raise InputError(dict.fromkeys(problems))
 
 
-def _problems(checks: Iterable[Check], doubtful: set[str]) -> list[Problem]:
+def _problems(run: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> list[Problem]:
     problems: list[Problem] = []
     for check in checks:
         if not any(is_doubtful(key, doubtful) for key in check.keys):
@@ -73,7 +73,7 @@ def _problems(checks: Iterable[Check], doubtful: set[str]) -> list[Problem]:
                 check.run()
             except InputError as error:
                 problems += error.problems
-    return [problem for problem in problems if not is_doubtful(problem.where, doubtful)]
+    return [located(problem, run) for problem in problems if not is_doubtful(problem.where, doubtful)]
 
 
 def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]:
