@@ -272,7 +272,7 @@ def test_what_is_said_at_the_end(tmp_path):
         (-signal.SIGVTALRM, f"hung; where its threads stood is in {tmp_path}/hangs"),
         (76, "was out of memory"),
     ):
-        error = _failed(3, status, folder)
+        error = _failed(3, status, folder, os.getpid())
         assert isinstance(error, WorkError)
         assert re.match(rf"process 3 on \S+: {re.escape(said)}\n.*the same command goes on", str(error))
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
@@ -16,10 +17,11 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from artel.errors import InputError
+from artel.errors import InputError, WorkError
+from artel.launching import choose_interface_of_worker
 from artel.launching.run_secret import run_secret
 from artel.launching.signed_store import ForeignValue, SignedStore
-from artel.parallel.store import serve_store
+from artel.parallel.store import process_store, serve_store
 from cluster_slurm import free_ports
 from helpers import ENVIRONMENT, start, wait_for_step, write_run
 from sockets import descendants, listening, outside
@@ -142,6 +144,43 @@ def test_what_listens_is_seen():
         seen = listening([os.getpid()])
     assert places <= seen
     assert ("::", next(port for address, port in places if address == "::")) in outside(seen)
+
+
+ONE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "this.host", "MASTER_PORT": "29500"}
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="interfaces have other names elsewhere")
+@pytest.mark.parametrize(
+    ("environment", "changes"),
+    [
+        (ONE, LOOPBACK | {"MASTER_ADDR": "127.0.0.1"}),
+        (ONE | {"RANK": "1", "GLOO_SOCKET_IFNAME": "eth0"}, LOOPBACK | {"MASTER_ADDR": "127.0.0.1"}),
+        (ONE | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, LOOPBACK),  # torchrun's store stays where it is
+        (ONE | {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}, LOOPBACK),  # "hosts" on one machine
+        ({"RANK": "0", "WORLD_SIZE": "1"}, LOOPBACK),
+    ],
+)
+def test_processes_of_one_host_are_told_loopback(environment, changes):
+    with patch.dict(os.environ, environment, clear=True):
+        choose_interface_of_worker()
+        assert dict(os.environ) == environment | changes
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
+def test_where_processes_meet_is_said_or_asked_for(missing):
+    environment = {name: value for name, value in ONE.items() if name != missing}
+    with patch.dict(os.environ, environment, clear=True), pytest.raises(InputError, match=f"{missing}: is not set"):
+        process_store(0, SHORT)
+
+
+def test_a_port_that_is_taken_is_told(store):
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    with (
+        patch.dict(os.environ, ONE | place, clear=True),
+        pytest.raises(WorkError, match="cannot listen there: Address"),
+    ):
+        process_store(0, SHORT)
 
 
 # While a run trains -----------------------------------------------------------------------------------------------
