@@ -14,10 +14,11 @@ from artel.text import Ledger, Record, count_lines, read_documents
 from artel.text.sources import check_sources, parts_of, read_part
 
 
-def read_texts(path, *, max_bad=0.0, **source):
+def read_texts(path, *, max_bad=0.0, max_document=100_000_000, **source):
     """(texts, ledger as told) of one source, through the whole pipeline."""
     ledger = Ledger()
-    data = {"validation": 0.0, "max_bad": max_bad, "sources": [{"path": str(path), **source}]}
+    data = {"validation": 0.0, "max_bad": max_bad, "max_document": max_document,
+            "sources": [{"path": str(path), **source}]}  # fmt: skip
     texts = [document.record.text for document in read_documents(DataConfig.model_validate(data), ledger)]
     ledger.check()
     return texts, ledger.to_json()

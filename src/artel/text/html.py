@@ -41,7 +41,7 @@ _STAND_INS = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
 def html_to_text(
     data: bytes, content_type: str = "", profile: Literal["none", "lib.ru"] = "none", encoding: str = "auto"
 ) -> str:
-    """The text of a page. Raises NotText when its bytes are none in the encoding given or declared.
+    """The text of a page. Raises NotText when its bytes are none in the encoding given or declared, or it is all tags.
 
     The encoding is the one given, else by byte order mark, HTTP header, `<meta>` or XML declaration, else detected.
     """
@@ -62,7 +62,11 @@ def page_source(data: bytes, content_type: str, profile: Literal["none", "lib.ru
     if profile == "lib.ru":
         code = _lib_ru(code)
     # Removed before parsing: an unclosed comment would swallow the rest of the page.
-    return _without_comments(code)
+    code = _without_comments(code)
+    if (tags := code.count(b"<")) > MOST_TAGS:
+        what = f"has {tags:,} tags, and of a page no more than {MOST_TAGS:,} are read; cut it up, or leave it out"
+        raise NotText("too_many_tags", what)
+    return code
 
 
 def _found_in_utf_8(data: bytes, content_type: str) -> bytes:
@@ -227,6 +231,8 @@ def _ids(names: frozenset[str]) -> frozenset[int]:
 
 _GONE_IDS, _BLOCK_IDS = _ids(_GONE), _ids(_BLOCKS)
 (_PRE_ID,) = _ids(frozenset({"pre"}))
+# The tree takes up to 600 bytes for each: so many take 600 MB.
+MOST_TAGS = 1_000_000
 # Pages with fewer tags take the parser less than a second, whatever they are; browsers nest 512 deep.
 _MANY_TAGS = 20_000
 _DEEP = 2_000

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from artel.config import SourceConfig
+from artel.config import DataConfig, SourceConfig
 from artel.text.encodings import NotText
 from artel.text.html import html_to_text, page_source
 from artel.text.main_text import main_text
 from artel.text.records import Dropped, Record, Rejected
+from artel.text.sources.lines import read_whole
 from artel.text.sources.rows import Items
 
 
-def read_html(file: Path, origin: str, content_type: str, set_name: str, source: SourceConfig) -> Items:
-    yield from records_of_page(file.read_bytes(), content_type, origin, set_name, source)
+def read_html(
+    file: Path, origin: str, content_type: str, set_name: str, source: SourceConfig, data: DataConfig
+) -> Items:
+    try:
+        page = read_whole(file, origin, data.max_document)
+    except NotText as error:
+        yield Rejected(origin, error.reason, error.detail, set_name)
+        return
+    yield from records_of_page(page, content_type, origin, set_name, source)
 
 
 def records_of_page(data: bytes, content_type: str, origin: str, set_name: str, source: SourceConfig) -> Items:

@@ -214,24 +214,28 @@ def _too_long(origin: str, number: int, largest: int) -> InputError:
 def read_whole(file: Path, origin: str, largest: int) -> bytes:
     """The content of a file that is one document, unpacked.
 
-    Raises NotText where it is damaged, InputError when it is over `largest` bytes.
+    Raises NotText where it is damaged, InputError when it is over `largest` bytes: those that are read, which may be
+    more than the file says it has.
     """
-    if not file_name(origin).endswith(PACKED):
-        size = file.stat().st_size
+    packed = file_name(origin).endswith(PACKED)
+    with unpacked(file, origin) if packed else file.open("rb", buffering=0) as stream:
+        size = -1 if packed else file.stat().st_size
         if size > largest:
             raise too_large(origin, f"{size:,} bytes are", largest)
-        return file.read_bytes()
-    with unpacked(file, origin) as stream:
-        content = bytearray()
+        pieces: list[bytes] = []
+        read = 0
         try:
-            while piece := stream.read(SAMPLE):
-                content += piece
-                if len(content) > largest:
-                    raise too_large(origin, "the bytes it unpacks to are", largest)
+            while piece := stream.read(max(size + 1 - read, 0) or SAMPLE):
+                pieces.append(piece)
+                read += len(piece)
+                if read > largest:
+                    raise too_large(origin, "the bytes it unpacks to are" if packed else "its bytes are", largest)
         except DAMAGED as error:
+            if not packed:
+                raise
             bad = damaged(error)
             raise NotText(bad.reason, bad.detail) from None
-    return bytes(content)
+    return b"".join(pieces)
 
 
 def too_large(origin: str, size: str, largest: int) -> InputError:

@@ -14,8 +14,10 @@ from artel.text.records import Record, Rejected
 from artel.text.sources.lines import BadLine
 from artel.text.sources.sets import column_of_sets, set_of
 
-# Rows taken at once: with more of them documents of 5 KB come no faster, and such of 1 MB take 128 MB of memory.
+# Rows taken at once: with more of them documents of 5 KB come no faster.
 _ROWS = 128
+# Bytes of rows taken at once, by what the file says of its columns: rows of 1 MB come 32 at a time.
+_ROWS_BYTES = 1 << 25
 # Bytes of a column read ahead. A row group of 300 MB of text (226 in the file) then takes 34 MB of memory; without,
 # pyarrow loads the group's whole column: 253 MB.
 _BUFFER = 1 << 20
@@ -40,7 +42,7 @@ def read_parquet(
         if of_sets in table.schema_arrow.names and of_sets not in columns:
             columns.append(of_sets)
         row = 0
-        for batch in table.iter_batches(_ROWS, columns=columns):
+        for batch in table.iter_batches(_rows_at_once(table, columns), columns=columns):
             fields = _rows(batch.drop_columns([source.field])) if len(columns) > 1 else None
             for value in _bytes(batch.column(source.field)):
                 where = f"{origin}[{row}]"
@@ -68,7 +70,7 @@ def parquet_rows(file: Path, origin: str) -> Iterator[tuple[str, Any]]:
     """(`file[row]`, the row as a dict of its columns), or a BadLine where a row holds text that is none."""
     with _opened(file, origin) as table:
         row = 0
-        for batch in table.iter_batches(_ROWS):
+        for batch in table.iter_batches(_rows_at_once(table, table.schema_arrow.names)):
             for entry in _rows(batch):
                 yield f"{origin}[{row}]", entry
                 row += 1
@@ -101,6 +103,18 @@ def _opened(file: Path, origin: str) -> Iterator[Any]:
         raise _damaged(origin, " ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
+def _rows_at_once(table: Any, columns: list[str]) -> int:
+    """So many that they take about `_ROWS_BYTES` where the rows of a group are of one size."""
+    rows = _ROWS
+    for number in range(table.num_row_groups):
+        group = table.metadata.row_group(number)
+        chunks = [group.column(column) for column in range(group.num_columns)]
+        of_columns = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+        size = sum(chunk.total_uncompressed_size for chunk in of_columns)
+        rows = min(rows, max(1, _ROWS_BYTES * group.num_rows // max(size, 1)))
+    return rows
+
+
 def _damaged(origin: str, what: str) -> InputError:
     fix = "fetch or write it anew, or leave it out; if it is not parquet, give its format"
     return InputError([Problem(origin, f"cannot be read as parquet: {what}", fix)])
@@ -109,7 +123,9 @@ def _damaged(origin: str, what: str) -> InputError:
 def _wrong_column(table: Any, source: SourceConfig) -> str:
     """Why the texts cannot be taken from the column that the source names; empty when they can."""
     schema = table.schema_arrow
-    if schema.names.count(source.field) != 1:
+    if schema.names.count(source.field) > 1:
+        return f"has {schema.names.count(source.field)} columns {source.field!r}; rename them, so that each has its own"
+    if source.field not in schema.names:
         return f"has no column {source.field!r} (it has: {', '.join(schema.names) or 'none'})"
     kind = schema.field(source.field).type
     return "" if _encoding(kind, source) else f"has {kind}, not text, in the column {source.field!r}"

@@ -17,7 +17,7 @@ from artel.text.sources.find import format_of
 from artel.text.sources.html import read_html
 from artel.text.sources.inputs import Input, Part, all_inputs, source_of
 from artel.text.sources.jsonl import read_jsonl
-from artel.text.sources.lines import Note, line_encoding, too_large
+from artel.text.sources.lines import Note, line_encoding
 from artel.text.sources.names import file_name, is_url
 from artel.text.sources.pairs import read_pairs
 from artel.text.sources.parquet import read_parquet
@@ -83,10 +83,7 @@ def _read(
                 note(set_name, encoding)
             source = source.model_copy(update={"encoding": encoding})
     if kind == "html":
-        size = file.stat().st_size
-        if size > data.max_document:
-            raise too_large(origin, f"{size:,} bytes are", data.max_document)
-        yield from read_html(file, origin, content_type, set_name, source)
+        yield from read_html(file, origin, content_type, set_name, source, data)
     elif kind == "jsonl":
         yield from read_jsonl(file, origin, set_name, source, data, span=what.span)
     elif kind in _BY_FIELDS:

@@ -1,0 +1,107 @@
+"""Memory of reading: at most 1 GB beside four times the size of the largest document, for each kind of source."""
+
+import json
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from artel.config import TokenizerTraining
+from artel.errors import InputError
+from artel.text.encodings import NotText
+from artel.text.html import MOST_TAGS, html_to_text
+from artel.text.sources import parquet
+from artel.tokens import train_tokenizer, training
+from helpers import ENVIRONMENT
+from reading import read, read_texts, warc, written
+from stores import bytes_tokenizer
+
+SIZE = 50_000_000
+_PEAK = """
+import resource, subprocess, sys
+status = subprocess.run([sys.executable, "-m", "artel", "prepare", sys.argv[1]]).returncode
+print("peak", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024, "status", status)
+"""
+
+
+def peak(folder, file, tokenizer=None, **source):
+    """(peak memory of the largest process in MB, exit status, what was said) of preparing a file."""
+    run = {
+        "run": str(folder / "run"), "prepare": {"workers": 1}, "model": {"config": {"model_type": "gpt2"}},
+        "tokenizer": tokenizer or {"from": str(bytes_tokenizer(folder))},
+        "data": {"sources": [{"path": str(file), **source}], "store": str(folder / "stores"), "validation": 0},
+    }  # fmt: skip
+    run_file = written(folder, "run.yaml", json.dumps(run))
+    done = subprocess.run([sys.executable, "-c", _PEAK, str(run_file)], capture_output=True, text=True, timeout=600,
+                          env=ENVIRONMENT)  # fmt: skip
+    words = done.stdout.split()
+    return int(words[words.index("peak") + 1]), int(words[-1]), done.stderr
+
+
+def test_a_page_of_tags_alone_is_no_text(tmp_path):
+    (tmp_path / "a.html").write_bytes(b"<div>" * 20_000_000)
+    memory, status, told = peak(tmp_path, tmp_path / "a.html")
+    assert status == 2
+    assert "has 20,000,000 tags, and of a page no more than 1,000,000 are read" in told
+    assert memory < 1400
+    with pytest.raises(NotText):
+        html_to_text(b"<p>x" * (MOST_TAGS + 1))
+    assert html_to_text(b"<p>x" * 50_000).count("\n") == 49_999
+
+
+def test_a_tokenizer_is_trained_on_pieces_that_have_the_same_words(shared_data, monkeypatch):
+    text = (shared_data / "literature/oblomov.txt").read_text()[:300_000]
+    for pattern in ("gpt2", "gpt4", "whitespace"):
+        wanted = TokenizerTraining(vocab=1000, pattern=pattern)
+        monkeypatch.setattr(training, "_PIECE", 10**9)
+        whole = train_tokenizer(iter([text]), wanted).fingerprint
+        monkeypatch.setattr(training, "_PIECE", 1000)
+        pieces = list(training._pieces(text))
+        assert "".join(pieces) == text
+        assert max(map(len, pieces)) <= 2000
+        assert train_tokenizer(iter([text]), wanted).fingerprint == whole
+    assert [len(piece) for piece in training._pieces("x" * 5000)] == [2000, 2000, 1000]  # one word
+
+
+def test_rows_of_parquet_are_taken_by_their_size(tmp_path):
+    table = pyarrow.table({"text": ["x" * (1 << 20) + str(number) for number in range(80)], "other": range(80)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=False, row_group_size=40)
+    with parquet._opened(tmp_path / "a.parquet", "a") as opened:
+        assert parquet._rows_at_once(opened, ["text"]) == 31
+        assert parquet._rows_at_once(opened, ["other"]) == 128
+    assert len(read(parquet.read_parquet, tmp_path / "a.parquet")) == 80
+
+
+def test_a_file_is_no_larger_than_the_bytes_that_are_read_of_it(tmp_path):
+    file = written(tmp_path, "a.html.zst", zstandard.compress(b"<p>" + b"x" * 5_000_000))
+    with pytest.raises(InputError, match=r"the bytes it unpacks to are more than data\.max_document"):
+        read_texts(file, format="html", max_document=1_000_000)
+
+
+def _documents(folder, shared_data):
+    """A file of each kind that holds one document of about SIZE bytes."""
+    novel = (shared_data / "literature/anna_karenina.txt").read_text()
+    text = (novel * 50).encode()[:SIZE].decode("utf-8", "ignore").replace('"', "")
+    lines = text.split("\n")
+    pyarrow.parquet.write_table(pyarrow.table({"text": [text] * 3}), folder / "a.parquet")
+    return {
+        "text": (written(folder, "a.txt", text), {"document": "file"}),
+        "html": (written(folder, "a.html", "".join(f"<p>{line}</p>\n" for line in lines)), {}),
+        "jsonl": (written(folder, "a.jsonl", json.dumps({"text": text}, ensure_ascii=False)), {}),
+        "csv": (written(folder, "a.csv", f'text\n"{text}"\n'), {"format": "csv"}),
+        "warc": (written(folder, "a.warc", warc(("conversion", "text/plain", text.encode()))), {}),
+        "packed": (written(folder, "a.txt.zst", zstandard.compress(text.encode())), {"document": "file"}),
+        "parquet": (folder / "a.parquet", {}),
+    }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["text", "html", "jsonl", "csv", "warc", "packed", "parquet"])
+def test_a_document_of_50_mb_takes_little_more_than_four_times_its_size(tmp_path, shared_data, kind):
+    file, source = _documents(tmp_path, shared_data)[kind]
+    memory, status, told = peak(tmp_path, file, {"train": {"vocab": 1000}}, **source)
+    assert status == 0, told
+    assert memory < 1000 + 4 * SIZE / 1e6
