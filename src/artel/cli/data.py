@@ -13,7 +13,7 @@ from artel.cli.streams import write_out
 from artel.printable import in_lines
 
 if TYPE_CHECKING:
-    from artel.tokens import TokenStore
+    from artel.using.show import Piece
 
 app = typer.Typer(help="Look into a token store, or make one of another program's tokens.", no_args_is_help=True)
 
@@ -34,31 +34,46 @@ def show(
     count: Annotated[int, typer.Option(min=1, help="How many samples, from the first.")] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Print samples as the model reads them; of conversations and preferences, what is learned is green.
+    """Print samples as the model reads them, special tokens and all: blocks of text, conversations, questions.
 
-    Where the output is no terminal, what is learned stands between ⟦ and ⟧.
+    What is learned is green, or stands between ⟦ and ⟧ where the output is no terminal; ⟦<mask>→word⟧ is a token that
+    is hidden, and what it hides. Of a store that is given itself, the documents are shown as they lie there.
 
     Example: artel data show run.yaml --count 5
     """
-    store = _open(name, overrides or [])
+    from artel.config import load_run
     from artel.errors import InputError, Problem
-    from artel.tokens import load_tokenizer
-    from artel.using import shown
+    from artel.preparing import prepare
+    from artel.tokens import TokenStore, load_tokenizer
+
+    quiet_libraries()
+    is_store = (Path(name) / "manifest.json").is_file()
+    run = None if is_store else load_run(name, overrides or [])
+    store = TokenStore(Path(name)) if run is None else prepare(run, tell).open()
+    from artel.using.show import ReadSamples, stored
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))
     chosen = store.train if part == "train" else store.validation
-    if document is not None and document >= chosen.samples:
-        fix = f"its samples are 0 to {chosen.samples - 1}" if chosen.samples else "it is empty"
+    read = None if run is None else ReadSamples(run, store, chosen, tokenizer)
+    there = chosen.samples if read is None else len(read)
+    if document is not None and document >= there:
+        fix = f"its samples are 0 to {there - 1}" if there else "it is empty"
         raise InputError([Problem("--document", f"the {part} part has no sample {document}", fix)])
-    numbers = range(min(count, chosen.samples)) if document is None else [document]
-    learned = store.manifest.get("objective") in ("chat", "preference")
-    samples = [shown(chosen, number, tokenizer, learned) for number in numbers]
+    if there == 0:
+        tell(f"the {part} part has no sample: {chosen.tokens:,} tokens of {chosen.documents:,} documents")
+    numbers = range(min(count, there)) if document is None else [document]
+    if read is None:
+        samples = [stored(chosen, number, tokenizer) for number in numbers]
+    else:
+        samples = [shown for number in numbers for shown in read.shown(number)]
     if as_json:
         print_json({"store": str(store.folder), "part": part, "samples": [sample.to_json() for sample in samples]})
         return
     for sample in samples:
-        tell(f"{sample.origin} · sample {sample.number} · {sample.tokens:,} tokens")
-        write_out("".join(_painted(in_lines(text), is_learned) for text, is_learned in sample.pieces) + "\n")
+        learned = "" if read is None else f", {sample.learned:,} of them learned"
+        named = f" · {sample.name}" if sample.name else ""
+        tell(f"{sample.origin} · sample {sample.number}{named} · {sample.tokens:,} tokens{learned}")
+        write_out("".join(map(_painted, sample.pieces)) + "\n")
 
 
 @app.command("verify")
@@ -130,18 +145,8 @@ def _share_or_path(validation: str) -> float | str:
     return share
 
 
-def _open(name: str, overrides: list[str]) -> TokenStore:
-    """A store, or the one of a run, made when it is not there yet."""
-    from artel.config import load_run
-    from artel.preparing import prepare
-    from artel.tokens import TokenStore
-
-    if (Path(name) / "manifest.json").is_file():
-        return TokenStore(Path(name))
-    return prepare(load_run(name, overrides), tell).open()
-
-
-def _painted(text: str, is_learned: bool) -> str:
-    if not is_learned:
+def _painted(piece: Piece) -> str:
+    text = in_lines(piece.text) + (f"→{in_lines(piece.target)}" if piece.target else "")
+    if not piece.learned:
         return text
     return f"\x1b[32m{text}\x1b[0m" if sys.stdout.isatty() else f"⟦{text}⟧"

@@ -49,6 +49,19 @@ class Made:
     """What was done to the document that its user should know, for the ledger: {"truncated": 1}."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a model reads in training, token for token, and what it learns from it."""
+
+    ids: np.ndarray
+    """int64 (tokens,)."""
+    targets: np.ndarray
+    """int64 (tokens,): the id that is to be found at each place, itself or, where it is hidden, another; IGNORED where
+    nothing is learned."""
+    name: str = ""
+    """Which of several that a sample has: chosen, rejected."""
+
+
 class Objective(ABC):
     """One small file each; the loop, the store and the layouts know nothing of it."""
 
@@ -143,6 +156,10 @@ class Objective(ABC):
     @abstractmethod
     def batch(self, rows: Rows) -> Batch:
         """Tensors of a micro-batch, on the CPU."""
+
+    @abstractmethod
+    def readings(self, rows: Rows) -> list[Reading]:
+        """What the model reads of the first of the rows, without filler, and what is learned: for people to see."""
 
     @abstractmethod
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better
-from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, target_tensors, token_figures
+from artel.objectives.base import Batch, Better, Reading
+from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_figures
 from artel.objectives.texts import Texts, document_tensors, inputs_of
 from artel.tokens import Blocks, Rows, StorePart
 from artel.tokens.blocks import document_numbers, may_be_predicted
@@ -55,6 +55,11 @@ class Causal(Texts):
                 tensors |= document_tensors(numbers)
         tensors |= target_tensors(targets)
         return Batch(tensors, targets=int((targets != IGNORED).sum()), tokens=tokens)
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        reading = predicted(rows.ids[0], self.batch(rows).tensors["targets"][0].numpy())
+        kept = slice(None) if rows.flags is None else document_numbers(rows.flags[0]) > 0
+        return [Reading(reading.ids[kept], reading.targets[kept])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)

@@ -14,8 +14,8 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, Made, Objective
-from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, target_tensors, token_figures
+from artel.objectives.base import Batch, Better, Made, Objective, Reading
+from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_figures
 from artel.objectives.turns import Turns, Unfit
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
@@ -120,6 +120,10 @@ class Chat(Objective):
 
     def batch(self, rows: Rows) -> Batch:
         return shifted(rows)
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        ids = rows.ids[0, : rows.lengths[0]]
+        return [predicted(ids, self.batch(rows).tensors["targets"][0].numpy())]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         # Filler stands on the right: with a causal mask no real token sees it, and no attention mask is needed.

@@ -16,7 +16,7 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better
+from artel.objectives.base import Batch, Better, Reading
 from artel.objectives.per_token import SUMS, target_tensors, token_figures, token_sums
 from artel.objectives.texts import Texts, document_tensors, inputs_of
 from artel.tokens import Blocks, Rows, StorePart, Tokenizer
@@ -82,6 +82,12 @@ class Masked(Texts):
         if rows.flags is not None:
             tensors |= document_tensors(numbers if self.apart else np.minimum(numbers, 1))
         return Batch(tensors, int((targets != IGNORED).sum()), int(np.count_nonzero(numbers[rows.valid])))
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        tensors = self.batch(rows).tensors
+        inside = len(rows.ids[0]) if rows.flags is None else int(np.count_nonzero(document_numbers(rows.flags[0])))
+        read = slice(inside + self._frame.size)
+        return [Reading(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
 
     def hide(self, ids: np.ndarray, epoch: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """(ids as shown to the model, targets): a pure function of the run's seed, the epoch and the sample.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch
+from artel.objectives.base import Batch, Reading
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,11 @@ def target_tensors(targets: np.ndarray) -> dict[str, torch.Tensor]:
     if len(places) < _FEW * targets.size:
         tensors["places"] = torch.from_numpy(places)
     return tensors
+
+
+def predicted(ids: np.ndarray, targets: np.ndarray, name: str = "") -> Reading:
+    """Of a sequence each token of which is predicted from those before it: `targets` (tokens - 1,) or more."""
+    return Reading(ids, np.append(IGNORED, targets)[: len(ids)], name)
 
 
 def token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> torch.Tensor:

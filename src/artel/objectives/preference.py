@@ -22,8 +22,9 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models import IGNORED, Sampling
-from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.chat import Chat, ConversationWriter, template_problems
+from artel.objectives.per_token import predicted
 from artel.objectives.turns import Unfit
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
@@ -128,6 +129,16 @@ class Preferring(Objective):
         units = there[:, :_OTHER].sum() if self._wanted.loss == "kto" else there[:, :_OTHER].all(axis=1).sum()
         count = int(rows.numbers[rows.valid][:, :_OTHER].sum())
         return Batch(tensors, targets=int(units), tokens=count)
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        targets = self.batch(rows).tensors["targets"].numpy()
+        ends = np.cumsum(rows.numbers[0])
+        names = ("chosen", "rejected", "of another prompt")
+        return [
+            predicted(rows.ids[0, start:end], learned, name)
+            for name, start, end, learned in zip(names, ends - rows.numbers[0], ends, targets, strict=False)
+            if end > start
+        ]
 
     # What the loss compares with
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.models import IGNORED, Sampling
 from artel.models.loss import model_losses
-from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.per_token import SUMS, token_figures
 from artel.text import Document, Dropped, Pair, Rejected
@@ -120,6 +120,11 @@ class Restoring(Objective):
             targets=int((targets != IGNORED).sum()),
             tokens=int(attended[rows.valid].sum()),
         )
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        tensors = self.batch(rows).tensors
+        read = tensors["attention_mask"][0] > 0
+        return [Reading(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         ids, targets, by_rule = (batch.tensors[name] for name in ("input_ids", "targets", "by_rule"))

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models import Sampling
+from artel.models import IGNORED, Sampling
 from artel.objectives.answers import CLASSES, Prediction, predict, score, trimmed
-from artel.objectives.base import Batch, Better, Made, Objective
+from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.text import Document, Dropped, Question, Record, Rejected
 from artel.tokens import Alone, BalancedOrder, Encoded, Order, Rows, Sample, StorePart, Tokenizer, one_row
 
@@ -189,6 +189,13 @@ class SpanQA(Objective):
             targets=int(rows.valid.sum()),
             tokens=int(rows.lengths[rows.valid].sum()),
         )
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        """The answer's tokens are what is learned; where the window has none, the first token is."""
+        ids, targets = rows.ids[0, : rows.lengths[0]], np.full(rows.lengths[0], IGNORED)
+        answer = slice(rows.numbers[0, _START], rows.numbers[0, _END] + 1)
+        targets[answer] = ids[answer]
+        return [Reading(ids, targets, CLASSES[rows.numbers[0, _CLASS]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """A target is a window: the heads' weighted losses are added for each, and summed over windows."""

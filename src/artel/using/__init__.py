@@ -4,14 +4,12 @@ from artel.using.evaluate import Judged, evaluate
 from artel.using.export import Exported, export, export_for_deepspeed
 from artel.using.harness import run_tasks
 from artel.using.open import Opened, open_model, open_untrained
-from artel.using.show import Shown, shown
 from artel.using.talk import Talk, TalkSettings
 
 __all__ = [
     "Exported",
     "Judged",
     "Opened",
-    "Shown",
     "Talk",
     "TalkSettings",
     "evaluate",
@@ -20,5 +18,4 @@ __all__ = [
     "open_model",
     "open_untrained",
     "run_tasks",
-    "shown",
 ]
