@@ -1,6 +1,5 @@
 """Checks before a run: every verb says the same of a wrong run, all in one round; memory is reckoned, not tried."""
 
-import json
 import re
 import sys
 
@@ -167,15 +166,17 @@ def test_frozen_weights_and_adapters_take_no_gradients(monkeypatch):
 
 
 def test_a_models_folder_is_asked_without_its_weights_being_read(tmp_path, monkeypatch):
-    """Its config.json alone tells the positions and the memory; the hub is not asked where it is not wished."""
+    """config.json and the files' headers tell positions, memory and names; the hub is not asked where not wished."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_positions": 16}))
-    (folder / "model.safetensors").write_bytes(b"not looked at")
+    sizes = {"n_positions": 16, "n_layer": 1, "n_embd": 8, "n_head": 1, "vocab_size": 50}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder)
     taken = {"model": {"config": None, "from": str(folder)}, "tokenizer": {"train": None}}
     with pytest.raises(InputError) as error:
         check_run(described(taken))
     assert [problem.where for problem in error.value.problems] == ["run.yaml: model.from", "run.yaml: data.block"]
     assert "holds no tokenizer" in str(error.value)
     check_run(described(merged(taken, {"model": {"from": "no/such", "lora": {"rank": 2}}})))
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="cannot be loaded: Error while deserializing header"):
+        check_run(described(taken))

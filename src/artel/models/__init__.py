@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from artel.models.folder import read_config
     from artel.models.sampling import Sampling, write, write_ids, write_tokens
     from artel.models.save import save_model, write_model
+    from artel.models.skeleton import check_pretrained
     from artel.models.targets import IGNORED
 
 _FILES = {
@@ -41,6 +42,7 @@ _FILES = {
     "folder": ("read_config",),
     "sampling": ("Sampling", "write", "write_ids", "write_tokens"),
     "save": ("save_model", "write_model"),
+    "skeleton": ("check_pretrained",),
     "targets": ("IGNORED",),
 }  # fmt: skip
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
@@ -65,6 +67,7 @@ __all__ = [
     "build_model",
     "check_model",
     "check_positions",
+    "check_pretrained",
     "compile_choice",
     "compile_layers",
     "is_adapted",

@@ -61,12 +61,16 @@ def _masked_attention(
 def _needs_no_mask(model: PreTrainedModel) -> bool:
     """Whether a decoder's masks say no more than `is_causal` and its layers' windows do; by a run of a few tokens.
 
-    It needs shapes alone, so it is run on the meta device, which takes no time. Where that cannot be (experts that look
-    at what they are given) it is run where it is; a model that does not run at all is judged by its layers' types.
+    It needs shapes alone, so it is run on the meta device, which takes no time. Where that cannot be (code that looks
+    at what it is given, quantised layers, which keep what they see) it is run where it is; a model that does not run
+    at all is judged by its layers' types.
     """
     before = model.config._attn_implementation
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for moved in ({name: _on_meta(tensor) for name, tensor in tensors.items()}, tensors):
+    places = [tensors]
+    if not getattr(model, "is_quantized", False):
+        places.insert(0, {name: _on_meta(tensor) for name, tensor in tensors.items()})
+    for moved in places:
         probe = _Probe()
         AttentionInterface.register(_PROBE, probe.attention)
         AttentionMaskInterface.register(_PROBE, probe.mask)

@@ -32,6 +32,7 @@ from artel.models.adapters import (
 from artel.models.folder import cannot_load, check_folder, read_config
 from artel.models.heads import check_head, model_class, own_classes
 from artel.models.initial import initialise_again
+from artel.models.lacking import check_lacking, check_vocabulary, has_embeddings
 from artel.models.materialise import Weights, materialise
 from artel.models.quantised import count, keep_trainable, loading_options, require_bitsandbytes
 from artel.models.tensor_files import check_shapes
@@ -76,17 +77,19 @@ def build_model(
     block: int,
     seed: int,
     heads: dict[str, int] | None = None,
+    learns: bool = True,
 ) -> Built:
     """Build or load the model of a run, with its adapters; what is not trained needs no gradient.
 
     `auto_class` is the transformers class an objective asks for (`AutoModelForCausalLM`), `heads` what it adds to it;
-    `block` the longest input in tokens; `seed` fixes initial weights, the same on every process. Raises InputError.
+    `block` the longest input in tokens; `seed` fixes initial weights, the same on every process. A pretrained model's
+    heads may be new where it `learns`, else its files must have all of its weights. Raises InputError.
     """
     torch.manual_seed(seed)
     if wanted.from_ is not None:
         whole = wanted.lora.save if wanted.lora is not None else []
         built = _pretrained(
-            wanted.from_, tokenizer, auto_class, heads or {}, wanted.quantise, whole, seed, wanted.runs_code
+            wanted.from_, tokenizer, auto_class, heads or {}, wanted.quantise, whole, seed, wanted.runs_code, learns
         )
         check_positions(built.model, block)
     else:
@@ -143,7 +146,7 @@ def build_base(
     """The base model of a saved adapter, with rows for the tokenizer that came with it. Raises InputError."""
     whole = list(adapter.config.modules_to_save or [])
     # What the base has not is initialised here, then comes with the adapter.
-    return _pretrained(adapter.base, tokenizer, auto_class, heads, quantise, whole, 0, runs_code)
+    return _pretrained(adapter.base, tokenizer, auto_class, heads, quantise, whole, 0, runs_code, False)
 
 
 def check_positions(model: PreTrainedModel, block: int) -> None:
@@ -345,6 +348,7 @@ def _pretrained(
     whole: list[str],
     seed: int,
     runs_code: bool,
+    learns: bool,
 ) -> Built:
     """The whole model with its weights, and with rows for all of the tokenizer's ids. Raises InputError."""
     config, notes = pretrained_config(name, auto_class, runs_code=runs_code)
@@ -365,7 +369,11 @@ def _pretrained(
     keep_trainable(model)
     built = Built(model, notes)
     missing = info.get("missing_keys") or set()
+    check_lacking(model, name, missing, learns=learns, elsewhere=whole)
     tell_what_differs(built, name, missing, info.get("unexpected_keys") or set())
+    if not learns and not has_embeddings(model, whole):
+        check_vocabulary(model, tokenizer, name)
+        return built
     grown = grow_vocabulary(built, tokenizer)
     grow_vocabulary(Built(reference), tokenizer)
     initialise_again(model, reference, grown | dict.fromkeys(missing, 0), seed)
@@ -373,14 +381,9 @@ def _pretrained(
 
 
 def tell_what_differs(built: Built, name: str, missing: set[str], unexpected: set[str]) -> None:
-    """Note what the files of a model have not, or have beside it. Raises InputError where they are another model's."""
-    lacking = sorted(missing)
-    if len(lacking) > len(built.model.state_dict()) // 2:
-        raise InputError(
-            [Problem("model.from", f"{name} has no weights for {len(lacking)} of this model's tensors ({lacking[0]} …)",
-                     "the weights and config.json are of different models")]
-        )  # fmt: skip
-    if lacking:
+    """Note what the files of a model have not, or have beside it."""
+    if missing:
+        lacking = sorted(missing)
         built.anew += dict.fromkeys(key.rpartition(".")[0] for key in lacking)
         built.notes.append(f"not in {name}, so initialised anew: {', '.join(lacking)}")
     if unexpected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from artel.errors import InputError, Problem
 from artel.tokens import Tokenizer
 from artel.tokens.chat_template import TurnEnd
 
@@ -103,6 +105,7 @@ def write_tokens(
 ) -> Generator[int, None, None]:
     """The tokens that continue `ids`, until one of `stop` (which is not among them) or the limit."""
     device = next(model.parameters()).device
+    _check_embedded(model, tokenizer, ids)
     generator = torch.Generator(device=device).manual_seed(sampling.seed)
     choose = _choices(sampling)
     ids = list(ids)
@@ -125,6 +128,9 @@ def write_tokens(
                 logits = model(input_ids=fresh, use_cache=bool(kept), **kept).logits[:, -1].float()
             seen = len(ids) if cache_name else start
             logits[:, tokenizer.vocabulary :] = -torch.inf  # rows that no token stands for
+            if not math.isfinite(logits.max()):
+                what = "its logits are NaN or infinite, so no token is likelier than another"
+                raise InputError([Problem(model.name_or_path, what, "its weights are damaged, or too large")])
             chosen = choose(torch.tensor([ids], device=device), logits, generator)
             if chosen in stop:
                 return
@@ -132,6 +138,15 @@ def write_tokens(
             yield chosen
     finally:
         model.train(was_training)
+
+
+def _check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int]) -> None:
+    """Raise InputError for a token that the model has no embedding for."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    beyond = next((number for number in ids if number >= rows), None)
+    if beyond is not None:
+        what = f"the model has no embedding for {tokenizer.decode([beyond])!r} (id {beyond:,} of {rows:,})"
+        raise InputError([Problem(model.name_or_path, what, "give the model with its own tokenizer and chat template")])
 
 
 def _up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:

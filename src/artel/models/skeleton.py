@@ -9,8 +9,11 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_tie_weights
 from transformers.utils.loading_report import log_state_dict_report
@@ -27,8 +30,9 @@ from artel.models.build import (
     tell_what_differs,
 )
 from artel.models.conversion import Loading, plan_loading
-from artel.models.folder import cannot_load
+from artel.models.folder import cannot_load, read_config
 from artel.models.heads import model_class
+from artel.models.lacking import check_lacking
 from artel.models.materialise import Weights
 from artel.models.tensor_files import TensorFiles, check_shapes, find_files
 from artel.tokens import Tokenizer
@@ -85,14 +89,10 @@ def _pretrained(
 ) -> tuple[Built, TensorFiles, Loading]:
     config, notes = pretrained_config(name, auto_class, runs_code=runs_code)
     try:
-        model = _untied(config, auto_class, heads, runs_code)
+        model = _untied(config, model_class(config, auto_class, heads, runs_code=runs_code))
         check_shapes(model, name, config)
-        files = find_files(name, config)
-        with files:
-            loading = plan_loading(model, files)
-            _tie(model, files, loading)
+        files, loading = _plan(model, name, config)
         # As from_pretrained does it, errors and all.
-        model._adjust_missing_and_unexpected_keys(loading.info)
         log_state_dict_report(model, name, False, loading.info, _logger)
         model.config.name_or_path = name
         model._weight_conversions = loading.used
@@ -102,13 +102,47 @@ def _pretrained(
     except Exception as error:  # the hub, the file system, safetensors and each architecture raise their own kinds
         raise cannot_load(name, error) from None
     built = Built(model.eval(), notes)
+    check_lacking(model, name, loading.info.missing_keys, learns=True)
     tell_what_differs(built, name, loading.info.missing_keys, loading.info.unexpected_keys)
     return built, files, loading
 
 
-def _untied(config: PreTrainedConfig, auto_class: str, heads: dict[str, int], runs_code: bool) -> PreTrainedModel:
+def check_pretrained(wanted: ModelConfig, auto_class: str) -> None:
+    """Raise InputError where the folder of a run's pretrained model lacks weights; no number in it is read."""
+    if wanted.from_ is not None and Path(wanted.from_).is_dir():
+        config, _ = read_config(wanted.from_, runs_code=wanted.runs_code)
+        _check_saved(wanted.from_, config, model_class(config, auto_class, {}, runs_code=wanted.runs_code), learns=True)
+
+
+def check_whole(name: str) -> None:
+    """Raise InputError where a folder lacks weights of the class that its config.json names, if transformers has it."""
+    config, _ = read_config(name)
+    kind = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    if isinstance(kind, type) and issubclass(kind, PreTrainedModel):
+        _check_saved(name, config, kind, learns=False)
+
+
+def _check_saved(name: str, config: PreTrainedConfig, kind: Any, *, learns: bool) -> None:
+    try:
+        model = _untied(config, kind)
+        _, loading = _plan(model, name, config)
+    except Exception as error:  # each architecture refuses sizes in its own way, each format of files likewise
+        raise cannot_load(name, error) from None
+    check_lacking(model, name, loading.info.missing_keys, learns=learns)
+
+
+def _plan(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> tuple[TensorFiles, Loading]:
+    """The files of a saved model, and what `model` takes from them; it is tied as they are."""
+    files = find_files(name, config)
+    with files:
+        loading = plan_loading(model, files)
+        _tie(model, files, loading)
+    model._adjust_missing_and_unexpected_keys(loading.info)  # as from_pretrained does it
+    return files, loading
+
+
+def _untied(config: PreTrainedConfig, kind: Any) -> PreTrainedModel:
     with torch.device("meta"), no_tie_weights():
-        kind = model_class(config, auto_class, heads, runs_code=runs_code)
         return kind._from_config(copy.deepcopy(config), dtype=torch.float32)
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from artel.config import RunConfig, WrongRunFile, is_doubtful, located
 from artel.config.sections import ParallelConfig
 from artel.errors import InputError, Problem
-from artel.models import check_model, pick_precision
+from artel.models import check_model, check_pretrained, pick_precision
 from artel.objectives import objective_of, objective_type
 from artel.parallel import device_here
 from artel.parallel.grid import Grid, read_grid
@@ -113,11 +113,12 @@ def _check_tokenizer(run: RunConfig) -> None:
 
 
 def _check_sizes(run: RunConfig, auto_class: str, start: Start) -> None:
-    """Raise InputError for a model that cannot be built, does not take such inputs, or does not fit into memory."""
+    """Raise InputError for a model that cannot be built, lacks weights, takes no such inputs, or fits no memory."""
     try:
         check_model(run.model.model_copy(update={"lora": None, "freeze": []}), auto_class)
     except InputError:  # said by a check of its own
         return
+    check_pretrained(run.model, auto_class)
     model = outline_model(run, auto_class)
     grid = _grid(run, start) if start.here else None
     if grid is not None:

@@ -17,6 +17,7 @@ from artel.config import RunConfig, load_run, near_name
 from artel.errors import InputError, Problem
 from artel.models import build_base, is_adapted, merge_adapter, read_adapter, read_config, write_model
 from artel.models.folder import check_folder, in_pieces
+from artel.models.skeleton import check_whole
 from artel.preparing import prepare, refuse_overlaps
 from artel.storage import check_new, new_folder
 from artel.tokens import load_tokenizer
@@ -123,6 +124,8 @@ def _put(source: Path | Opened | Assembled, folder: Path) -> Path:
         weights = source.weights if isinstance(source, Assembled) else None
         write_model(source.model, source.tokenizer, folder, weights)
         return folder
+    if read_adapter(str(source)) is None:
+        check_whole(str(source))
     for file in source.iterdir():
         if file.is_file():
             shutil.copy2(file, folder)

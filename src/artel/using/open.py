@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
 from artel.errors import InputError, Problem
 from artel.models import build_adapted, build_model, pick_precision, read_adapter, read_config
+from artel.models.lacking import check_finite
 from artel.models.quantised import compute_in
 from artel.objectives import Objective, objective_of
 from artel.preparing import Prepared, prepare
@@ -101,7 +102,9 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
     if adapter is None:
         # The code in a run's model is that of the model which it began with, and was trusted then.
         trusted = folder if run is not None and run.model.runs_code else None
-        model = _build(ModelConfig.model_validate({"from": folder, "trust_remote_code": trusted}), objective, 1, 0)
+        model = _build(
+            ModelConfig.model_validate({"from": folder, "trust_remote_code": trusted}), objective, 1, 0, learns=False
+        )
     else:
         model = build_adapted(
             adapter,
@@ -112,6 +115,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
             runs_code=run is not None and run.model.runs_code and run.model.from_ == adapter.base,
         ).model
         compute_in(model, pick_precision("auto", model.device))
+    check_finite(model, name)
     return Opened(name, folder, model, tokenizer, objective, run)
 
 
@@ -130,7 +134,14 @@ def _purpose(folder: str) -> Literal["causal", "masked", "span_qa"]:
     return "span_qa" if written_by.endswith("ForQuestionAnswering") else "causal"
 
 
-def _build(wanted: ModelConfig, objective: Objective, block: int, seed: int) -> PreTrainedModel:
-    return build_model(
-        wanted, objective.tokenizer, auto_class=objective.auto_class, heads=objective.heads, block=block, seed=seed
-    ).model
+def _build(wanted: ModelConfig, objective: Objective, block: int, seed: int, *, learns: bool = True) -> PreTrainedModel:
+    built = build_model(
+        wanted,
+        objective.tokenizer,
+        auto_class=objective.auto_class,
+        heads=objective.heads,
+        block=block,
+        seed=seed,
+        learns=learns,
+    )
+    return built.model

@@ -1,0 +1,92 @@
+"""Whether a loaded model is whole: only a head that is to be learned may be made of random numbers, and none of NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from transformers import PreTrainedModel
+
+from artel.errors import InputError, Problem
+from artel.tokens import Tokenizer
+
+_LISTED = 8
+
+
+def check_lacking(
+    model: PreTrainedModel, name: str, missing: Collection[str], *, learns: bool, elsewhere: Collection[str] = ()
+) -> None:
+    """Raise InputError where weights are missing that nothing can take the place of.
+
+    `missing` are names of the model's tensors which the folder or hub id `name` has not. `learns`: the model is to be
+    trained, so that its heads may be new. `elsewhere` are modules whose weights come from another file, as an adapter's
+    do; a name stands for all modules that end with it.
+    """
+    lacking = sorted(key for key in missing if not any(_is_inside(key, module) for module in elsewhere))
+    if learns:
+        body = _body(model)
+        lacking = [key for key in lacking if key in body]
+    if not lacking:
+        return
+    fix = "give the folder with all of its weights: they are not made up"
+    if len(lacking) > len(model.state_dict()) // 2:
+        fix = "the weights and config.json are of different models"
+    raise InputError([Problem("model.from", f"{name} has no weights for {_list(lacking)}", fix)])
+
+
+def check_finite(model: PreTrainedModel, name: str) -> None:
+    """Raise InputError where weights are NaN or infinite; each is read once."""
+    broken = [
+        key
+        for key, tensor in model.named_parameters()
+        if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all()
+    ]
+    if broken:
+        what = f"has NaN or infinite weights: {_list(broken)}"
+        raise InputError([Problem(name, what, "take an earlier checkpoint, or the model as it was published")])
+
+
+def has_embeddings(model: PreTrainedModel, modules: Collection[str]) -> bool:
+    """Whether the model's input embeddings are among `modules`, or inside of one."""
+    embeddings = model.get_input_embeddings()
+    key = next(name for name, module in model.named_modules() if module is embeddings)
+    return any(_is_inside(f"{key}.weight", module) for module in modules)
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) -> None:
+    """Raise InputError where a text can have tokens without an embedding.
+
+    Tokens that were added for a role which this use has not (filler, marks of conversations) may lack one.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocabulary <= rows:
+        return
+    hf = tokenizer.hf
+    added = {number for number, token in hf.added_tokens_decoder.items() if token.special}
+    used = {hf.bos_token_id, hf.cls_token_id, hf.sep_token_id, hf.mask_token_id, hf.unk_token_id, tokenizer.end_id}
+    beyond = sorted(number for number in hf.get_vocab().values() if number >= rows and number not in added - used)
+    if beyond:
+        what = (
+            f"{name}: its tokenizer has {len(beyond)} tokens that its model has no embedding for, from "
+            f"{hf.convert_ids_to_tokens(beyond[0])!r} on (id {beyond[0]:,} of {rows:,})"
+        )
+        raise InputError([Problem("model.from", what, "give the model with the tokenizer that it was trained with")])
+
+
+def _body(model: PreTrainedModel) -> set[str]:
+    """Names of the tensors of a model without its heads."""
+    base, output = model.base_model, model.get_output_embeddings()
+    body = next(module_name for module_name, module in model.named_modules() if module is base)
+    head = next((module_name for module_name, module in model.named_modules() if module is output), None)
+    return {
+        key
+        for key in model.state_dict()
+        if key.startswith(f"{body}." if body else "") and not (head is not None and key.startswith(f"{head}."))
+    }
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (f" … ({len(names)} in all)" if len(names) > _LISTED else "")
+
+
+def _is_inside(key: str, module: str) -> bool:
+    return f".{module}." in f".{key}"

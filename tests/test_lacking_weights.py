@@ -1,0 +1,148 @@
+"""Model folders without all of their weights, or with NaN among them: used by nobody; a new head is learned."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+from artel.config import ModelConfig, TokenizerTraining
+from artel.errors import InputError
+from artel.models import build_model, check_pretrained
+from artel.models.sampling import Sampling, write, write_tokens
+from artel.models.skeleton import build_skeleton
+from artel.tokens import train_tokenizer
+from artel.using import export, open_model
+
+CAUSAL, ANSWERS = "AutoModelForCausalLM", "AutoModelForQuestionAnswering"
+ATTENTION = "transformer.h.1.attn.c_attn.weight"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+
+
+@pytest.fixture(scope="module")
+def whole(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "whole"
+    config = GPT2Config(vocab_size=tokenizer.vocabulary, n_layer=2, n_embd=32, n_head=2, n_positions=64)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "model")
+
+
+def change(folder, change):
+    """Write the folder's weights after `change` was made to them."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def without(*endings):
+    def remove(weights):
+        for name in [name for name in weights if name.endswith(endings)]:
+            del weights[name]
+
+    return remove
+
+
+def uses(folder, tokenizer, tmp_path):
+    """Each way to use a model folder, by what it is called."""
+    wanted = ModelConfig.model_validate({"from": str(folder)})
+    kind = {"auto_class": CAUSAL, "block": 8, "seed": 0}
+    return {
+        "open": lambda: open_model(str(folder)),
+        "export": lambda: export(str(folder), tmp_path / "out", merge=False, gguf=None, llama_cpp=None, tell=print),
+        "check": lambda: check_pretrained(wanted, CAUSAL),
+        "train": lambda: build_model(wanted, tokenizer, **kind),
+        "train in shards": lambda: build_skeleton(wanted, tokenizer, **kind),
+    }
+
+
+@pytest.mark.parametrize(
+    ("endings", "names"),
+    [
+        (("h.1.attn.c_attn.weight",), ATTENTION),
+        (("ln_1.weight", "ln_2.weight", "ln_f.weight"), "transformer.h.0.ln_1.weight, transformer.h.0.ln_2.weight"),
+        (("wte.weight",), "transformer.wte.weight"),
+    ],
+    ids=["one matrix", "all norms", "embeddings"],
+)
+def test_a_model_without_all_of_its_weights_is_used_by_nobody(endings, names, folder, tokenizer, tmp_path):
+    change(folder, without(*endings))
+    for use in uses(folder, tokenizer, tmp_path).values():
+        with pytest.raises(InputError, match="has no weights for") as caught:
+            use()
+        assert names in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_whole_model_is_used(folder, tokenizer, tmp_path):
+    for use in uses(folder, tokenizer, tmp_path).values():
+        use()
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_new_head_is_learned_and_not_used(tokenizer, tmp_path):
+    config = BertConfig(vocab_size=tokenizer.vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                        intermediate_size=64)  # fmt: skip
+    encoder = tmp_path / "encoder"
+    BertForMaskedLM(config).save_pretrained(encoder)
+    tokenizer.save(encoder)
+    wanted = ModelConfig.model_validate({"from": str(encoder)})
+    kind = {"auto_class": ANSWERS, "block": 8, "seed": 0, "heads": {"class_head": 5}}
+    built = build_model(wanted, tokenizer, **kind)
+    assert built.notes[0].startswith(
+        f"not in {encoder}, so initialised anew: class_head.bias, class_head.weight, qa_out"
+    )
+    assert build_skeleton(wanted, tokenizer, **kind).notes[0] == built.notes[0]
+    check_pretrained(wanted, ANSWERS)
+    with pytest.raises(InputError, match=r"has no weights for class_head\.bias, class_head\.weight, qa_outputs"):
+        build_model(wanted, tokenizer, **kind, learns=False)
+    change(encoder, without("layer.1.output.dense.weight"))
+    with pytest.raises(InputError, match=r"has no weights for bert\.encoder\.layer\.1\.output\.dense\.weight\n"):
+        build_model(wanted, tokenizer, **kind)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(number, folder):
+    change(folder, lambda weights: weights[ATTENTION][3].fill_(number))
+    with pytest.raises(InputError, match=f"NaN or infinite weights: {ATTENTION}"):
+        open_model(str(folder))
+
+
+def test_logits_that_are_no_numbers(folder):
+    """Weights so large that what is computed with them is not finite."""
+    change(folder, lambda weights: weights["transformer.h.0.mlp.c_fc.weight"].fill_(3e38))
+    opened = open_model(str(folder))
+    for temperature in (0.0, 0.8):
+        with pytest.raises(InputError, match="logits are NaN or infinite"):
+            list(write(opened.model, opened.tokenizer, "words", Sampling(3, temperature), None))
+
+
+def test_a_tokenizer_with_more_tokens_than_embeddings(folder, tokenizer):
+    """What texts can have must be embedded; marks that were added for another use need not be."""
+
+    def opened_with(*tokens, special):
+        more = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+        more.hf.add_tokens(list(tokens), special_tokens=special)
+        more.save(folder)
+        return open_model(str(folder))
+
+    opened = opened_with("<|image|>", special=True)
+    rows = opened.model.get_input_embeddings().weight.shape[0]
+    assert rows == tokenizer.vocabulary < opened.tokenizer.vocabulary
+    assert torch.tensor(next(opened.tokenizer.encode(["<|image|> words"]))).max() < rows
+    with pytest.raises(InputError, match=rf"no embedding for '<\|image\|>' \(id {rows} of {rows}\)"):
+        list(write_tokens(opened.model, opened.tokenizer, [rows], Sampling(2), None, frozenset()))
+    with pytest.raises(
+        InputError, match=f"2 tokens that its model has no embedding for, from 'elephant' on .id {rows}"
+    ):
+        opened_with("elephant", "giraffe", special=False)
