@@ -13,11 +13,13 @@ DOCS = (
         "docs/checkpoints.md",
         (
             Step(
-                "artel train run.yaml train.schedule=constant train.steps=60", "train.steps=3", says="3 steps are done"
+                "artel train run.yaml train.schedule=constant train.steps=60", "train.steps=2", says="2 steps are done"
+            ),
+            Step(
+                "artel train run.yaml train.schedule=constant train.steps=120", "train.steps=3", says="3 steps are done"
             ),
         ),
         needs=(inputs.run_yaml(),),
-        before=("artel train run.yaml train.schedule=constant train.steps=2",),
     ),
     Walk(
         "docs/text.md",
