@@ -116,9 +116,7 @@ README = (
                 f"{SMALL_MODERNBERT} tokenizer.train.vocab=400 data.block=96",
                 leaves="runs/comma-restoration/model",
             ),
-            Step(
-                'artel generate runs/comma-restoration --prompt "Он сказал что не придёт но пришёл."', says="Он сказал"
-            ),
+            Step('artel generate runs/comma-restoration --prompt "Он сказал что не придёт но пришёл."'),
         ),
         needs=(inputs.sentences,),
     ),
