@@ -2,12 +2,14 @@
 
 import gzip
 import os
+import re
 
 import pytest
+import zstandard
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import WorkError
-from artel.preparing import prepare
+from artel.preparing import news, prepare
 from artel.text.sources import parts_of, read_part
 from reading import parquet, warc, written
 from stores import run_of, stored
@@ -89,3 +91,15 @@ def test_other_outputs_of_pairs_make_another_store(tmp_path):
     second = prepare(run)
     assert second.made
     assert second.folder != first.folder
+
+
+def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
+    """Line breaks without end, packed: no document comes of them, for a minute and a half."""
+    monkeypatch.setattr(news, "_SECONDS_BETWEEN_NEWS", 0.02)
+    (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"\n" * 3_000_000 + b"the only text\n" * 3 + b"another\n"))
+    told = []
+    run = run_of(tmp_path, data={"sources": [{"path": str(tmp_path / "a.txt.zst"), "document": "line"}]},
+                 tokenizer={"train": {"vocab": 260}})  # fmt: skip
+    prepare(run, told.append)
+    assert any(re.match(r"training the tokenizer: \d+ documents read \(\d+ s\)", line) for line in told)
+    assert "turning text into tokens: 0 of 1 parts" in told

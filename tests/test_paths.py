@@ -141,3 +141,9 @@ def test_a_cache_among_the_texts_is_refused(tmp_path):
     assert done.returncode == 2
     assert f"ARTEL_CACHE: the folder {folder}/cache (really {folder}/cache) lies in {folder}" in done.stderr
     assert not (folder / "cache").exists()
+
+
+def test_text_that_belongs_to_no_run_may_lie_in_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "a.txt", "a")
+    check_texts(run_of(tmp_path, run="", data={"sources": [{"path": "a.txt"}]}))

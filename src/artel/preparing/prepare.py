@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from artel.errors import InputError, Problem, WorkError
 from artel.preparing.claim import check_claim, claim, identity
 from artel.preparing.kept import damage, remember_store, remembered_store, set_aside
 from artel.preparing.mixture import depends_on_seed
+from artel.preparing.news import News, Tell, still
 from artel.preparing.overlap import overlap_problems, refuse_overlaps
 from artel.preparing.workspace import Workspace
 from artel.secrets import hide_secrets
@@ -45,11 +46,8 @@ from artel.text.grams import GRAMS
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.manifest import FORMAT, stored_files
 
-Tell = Callable[[str], None]
-
 # Unfinished work that nobody went on with for so long is cleared away.
 _FORGOTTEN_SECONDS = 7 * 86400
-_SECONDS_BETWEEN_NEWS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +91,9 @@ def prepare(
     if run.data.from_store:
         return _given(run, Path(run.data.from_store), verify)
     try:
-        check_text(run.data, tell)
-        key = store_key(run)
+        with still(tell, lambda: "looking at the sources"):
+            check_text(run.data, tell)
+            key = store_key(run)
     except InputError as error:
         return _without_texts(run, error, tell, verify)
     there = run.data.store.rstrip("/") if is_remote(run.data.store) else ""
@@ -309,13 +308,14 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
     from artel.preparing.verdict import Verdict, encoder_notes, find_earlier_lines, find_exact
 
     check_engine(run.prepare)
-    workspace = Workspace.of(folder.with_name(f"{key}.parts"), run)
+    with still(tell, lambda: "dividing the sources into parts"):
+        workspace = Workspace.of(folder.with_name(f"{key}.parts"), run)
 
     def work(stage: Stage, what: str) -> None:
         tasks = Tasks(workspace)
         if tasks.left(stage):
             tell(what)
-            run_stage(tasks, stage, run.prepare, _News(tell, what))
+            run_stage(tasks, stage, run.prepare, News(tell, what))
 
     def read_texts() -> Verdict:
         tokenizer = _tokenizer(workspace, tell)
@@ -327,7 +327,8 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
         work("text", "turning text into tokens")
         for note in encoder_notes(workspace):
             tell(note)
-        find_exact(workspace)
+        with still(tell, lambda: "looking for duplicates"):
+            find_exact(workspace)
         if run.data.dedup.near is not None:
             work("near", "looking for near-duplicates")
         return Verdict(workspace)
@@ -339,7 +340,8 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
             tell("no document is held out: the texts are read again")
             workspace = workspace.hold_out(*wider)
             verdict = read_texts()
-        verdict.write(workspace.verdict, lambda file: _keep_rejected(run, file))
+        with still(tell, lambda: "choosing what is kept"):
+            verdict.write(workspace.verdict, lambda file: _keep_rejected(run, file))
     work("shards", "writing the store")
     _check_unchanged(run, key, workspace)
     tokenizer = load_tokenizer(str(workspace.tokenizer))
@@ -356,19 +358,6 @@ def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:
         shutil.rmtree(workspace.path)
         what, fix = "files came, went or changed while they were prepared", "start again when nothing writes there"
         raise WorkError([Problem("data.sources", what, fix)])
-
-
-class _News:
-    """How far a stage is, told now and then."""
-
-    def __init__(self, tell: Tell, what: str) -> None:
-        self._tell, self._what = tell, what
-        self._next = time.monotonic() + _SECONDS_BETWEEN_NEWS
-
-    def __call__(self, done: int, count: int) -> None:
-        if time.monotonic() > self._next:
-            self._tell(f"{self._what}: {done:,} of {count:,} parts")
-            self._next = time.monotonic() + _SECONDS_BETWEEN_NEWS
 
 
 def _tokenizer(workspace: Workspace, tell: Tell) -> Tokenizer:
@@ -403,9 +392,17 @@ def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], rejected: 
     wanted = wanted.model_copy(update={"special": list(dict.fromkeys([*special, *wanted.special]))})
     with rejected.open("wb") as stream:
         ledger = Ledger(on_reject=lambda each: stream.write(orjson.dumps(each.to_json()) + b"\n"))
-        documents = read_documents(run.data, ledger, wanted.sample)
-        texts = (document.record.text for document in documents if document.part == "train")
-        return train_tokenizer(texts, wanted, encoder=encoder)
+        read = 0
+
+        def texts() -> Iterator[str]:
+            nonlocal read
+            for document in read_documents(run.data, ledger, wanted.sample):
+                read += 1
+                if document.part == "train":
+                    yield document.record.text
+
+        with still(tell, lambda: f"training the tokenizer: {read:,} documents read"):
+            return train_tokenizer(texts(), wanted, encoder=encoder)
 
 
 def _check_parts(run: RunConfig, manifest: dict[str, Any]) -> None:
