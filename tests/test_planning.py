@@ -48,6 +48,8 @@ WRONG = {
     "a batch that nothing holds": (sections(train={"batch": 10**18}), ["train.batch"]),
     "a vocabulary of 10**12": (sections(tokenizer={"train": {"vocab": 10**12}}), ["tokenizer.train.vocab"]),
     "threads": (sections(train={"threads": 10**6}), ["train.threads"]),
+    "threads on such a machine": (sections(train={"threads": 4096}), ["train.threads: 4,096 threads would wait"],
+                                  ("config check", "train")),
     "a seed of 70 bits": (sections(seed=2**70), ["seed"]),
     "a long store": (sections(data={"store": "x" * 300}), ["data.store"]),
     "no such text": (sections(data={"sources": [{"path": "nowhere.txt"}]}), ["there is no file nowhere.txt"]),

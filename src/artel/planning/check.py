@@ -19,6 +19,7 @@ from artel.models import check_model, check_pretrained, pick_precision
 from artel.objectives import objective_of, objective_type
 from artel.parallel import device_here
 from artel.parallel.grid import Grid, read_grid
+from artel.planning.machine import usable_cores
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
 from artel.preparing import check_texts
@@ -86,6 +87,7 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
         yield Check(
             ("train.precision", "train.weights"), lambda: pick_precision(train.precision, device_here(), train.weights)
         )
+        yield Check(("train.threads",), lambda: _check_threads(train.threads))
     if is_doubtful("objective", doubtful) or is_doubtful("data.sources", doubtful):
         return
     objective = objective_type(run)
@@ -103,6 +105,14 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
 def _refuse(problems: list[Problem]) -> None:
     if problems:
         raise InputError(problems)
+
+
+def _check_threads(threads: int | None) -> None:
+    """Raise InputError for so many threads that a step never ends: each waits for all others to have had their turn."""
+    cores = usable_cores()
+    if threads is not None and threads > max(128, 16 * cores):
+        what = f"{threads:,} threads would wait for one another on {cores} cores"
+        raise InputError([Problem("train.threads", what, f"write {cores} or fewer, or leave it out")])
 
 
 def _check_tokenizer(run: RunConfig) -> None:
