@@ -25,7 +25,8 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
     run = read_run(name, overrides)
     folder = RunFolder(Path(run.run))
     folder.check_claim()
-    check_cache()
+    if not run.data.store:
+        check_cache()
     tell_of_secrets(run)
     try:
         prepared = prepare_store(run, tell, verify=True, before_making=lambda: _check(run))

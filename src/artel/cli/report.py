@@ -24,12 +24,14 @@ def report(
     from artel.training.run_folder import RunFolder
     from artel.using.report import curve, read_metrics
 
-    metrics = read_metrics(RunFolder(Path(folder)).metrics)
+    metrics = read_metrics(RunFolder(Path(folder)).metrics, tell)
     judged = [line for line in metrics if "validation" in line]
     result: dict[str, Any] = {"steps": metrics[-1]["step"] if metrics else 0, **(judged[-1] if judged else {})}
     tell(*curve(metrics))
     if judged:
-        tell("validation: " + " · ".join(f"{name} {value:.4f}" for name, value in judged[-1]["validation"].items()))
+        figures = judged[-1]["validation"].items()
+        shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in figures)
+        tell(f"validation: {shown}")
     if compressor:
         result["compressor"] = _compressor(folder)
         tell(

@@ -107,7 +107,7 @@ class JsonLines(Tracker):
                 try:
                     if orjson.loads(line)["step"] <= step:
                         kept.append(line)
-                except orjson.JSONDecodeError:  # torn by a kill: it belongs to a step that is done again
+                except (ValueError, KeyError, TypeError):  # torn by a kill: it belongs to a step that is done again
                     continue
             write_file(path, b"".join(line + b"\n" for line in kept))
         self._lines = Lines(path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import lzma
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -12,20 +14,56 @@ from artel.config import near_name
 from artel.errors import InputError, Problem
 from artel.tokens import StorePart, Tokenizer
 
+_MOST_PROBLEMS = 20
+_LARGEST = 1e100  # of a figure: what is drawn is a difference of two
 
-def read_metrics(path: Path) -> list[dict]:
-    """The lines of a run's metrics.jsonl. Raises InputError where there are none."""
-    if not path.is_file():
+
+def read_metrics(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[dict]:
+    """The lines of a run's metrics.jsonl. A last line that a kill has torn is left out, and `tell` is told so.
+
+    Raises InputError where there are none, where they cannot be read, and for lines that no run writes.
+    """
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
         near = None if path.parent.is_dir() else near_name(str(path.parent))
         fix = f"did you mean {near}?" if near else "give the folder of a run that has been trained"
-        raise InputError([Problem(str(path), "there is no such file", fix)])
-    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+        raise InputError([Problem(str(path), "there is no such file", fix)]) from None
+    except OSError as error:
+        raise InputError([Problem(str(path), f"cannot be read: {error.strerror}", "it must be a file")]) from None
+    *whole, last = content.split(b"\n")
+    if last:
+        tell(f"{path}:{len(whole) + 1}: the last line was torn by a kill, and is left out")
+    problems, lines = [], []
+    for number, line in enumerate(whole, 1):
+        try:
+            lines.append(_checked(orjson.loads(line)))
+        except ValueError as error:
+            problems.append(Problem(f"{path}:{number}", f"is no line of a run: {error}", "remove the line"))
+    if problems:
+        raise InputError(problems[:_MOST_PROBLEMS])
+    return lines
+
+
+def _checked(line: object) -> dict[str, Any]:
+    """A line of metrics as far as it is shown: its step, its loss, its figures, null for NaN. Raises ValueError."""
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int) or line["step"] < 0:
+        raise ValueError("it has no step")
+    judged = line.get("validation", {})
+    if not isinstance(judged, dict):
+        raise ValueError("validation holds no figures")
+    numbers = {"loss": line.get("loss", 0.0), **judged}
+    for name, value in numbers.items():
+        if not (value is None or (isinstance(value, int | float) and abs(value) < _LARGEST)):
+            raise ValueError(f"{name} is no number of a run")
+    return line
 
 
 def curve(metrics: list[dict], width: int = 64, height: int = 12) -> list[str]:
     """Training loss (·) and validation loss (o) over steps, drawn in characters."""
-    training = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
-    validation = [(line["step"], line["validation"]["loss"]) for line in metrics if "validation" in line]
+    validated = [(line["step"], line["validation"].get("loss")) for line in metrics if "validation" in line]
+    training = [(line["step"], line["loss"]) for line in metrics if line.get("loss") is not None]
+    validation = [(step, loss) for step, loss in validated if loss is not None]
     points = training + validation
     if not points:
         return ["(nothing logged yet)"]
