@@ -168,3 +168,26 @@ def test_limits_of_a_process_are_told(tmp_path, limits, says):
     assert (done.returncode, says in done.stderr) == (1, True), done.stderr
     assert "Traceback" not in done.stderr
     assert "fault of artel" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"ARTEL_CACHE": "/dev/null/cache"}, "/dev/null/cache"),
+        ({"ARTEL_CACHE": "~no-such-user/cache"}, "ARTEL_CACHE"),
+        ({"HOME": "/dev/null/home"}, "/dev/null/home/.cache/artel"),
+    ],
+)
+def test_a_cache_that_cannot_be_written_is_told_before_any_work(tmp_path, monkeypatch, capfd, variables, place):
+    for name in ("ARTEL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for verb in ("prepare", "train"):
+        file = write_run(tmp_path / "run.yaml", data={"store": ""})
+        monkeypatch.setattr(sys, "argv", ["artel", verb, str(file)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capfd.readouterr().err
+        assert (ended.value.code, said.startswith(f"artel: {place}: ")) == (2, True), said
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]

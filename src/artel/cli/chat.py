@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -58,8 +57,6 @@ def chat(
     from artel.using import Talk, TalkSettings, open_model
 
     settings = TalkSettings(history, new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is no UTF-8 is told with its line, not raised
     if script is None and not sys.stdin.isatty():
         script = "-"
     lines = None if script is None else _lines(script)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import Annotated
 
 import typer
@@ -84,6 +85,7 @@ def main() -> None:
     """Run the command line and exit."""
     be_utf8()
     open_streams()
+    threading.excepthook = _thread_failed
     status = _run()
     try:
         sys.stdout.flush()
@@ -116,6 +118,13 @@ def _run() -> int:
             os._exit(FAULT)
         return 1
     return 0
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """What no thread should raise is told and written down as an error of the whole is."""
+    if failed.exc_value is not None:
+        name = failed.thread.name if failed.thread is not None else "a thread"
+        write_lines([f"artel: {line}" for line in fault_lines(failed.exc_value, name)])
 
 
 def _end(error: ArtelError) -> int:

@@ -91,10 +91,10 @@ def train(
     leads = _LED not in os.environ and (os.environ.get("RANK", "0") == "0" if meeting is None else meeting.leads)
     if leads:
         folder.check_claim()  # before the lock, which is a file too
+        check_cache()
     with lock(folder.lock, wait=False) if leads else nullcontext():
         if leads:
             folder.claim()
-            check_cache()
             tell(f"{folder.path}: checking the run, its model and its texts")
             _await_processes(folder)
             world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))

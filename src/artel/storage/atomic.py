@@ -82,7 +82,9 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
     """Remove the partial files and folders right in `folder` whose process (on this host) is dead; which they were."""
     folder = Path(folder)
     removed = []
-    for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
+    with disk_errors(folder):
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    for entry in entries:
         match = _PARTIAL.fullmatch(entry.name)
         # Process ids of other hosts mean nothing here: their partial work, on a shared disk, may be alive.
         if match is None or match[2] != _host() or _alive(int(match[1])):

@@ -41,8 +41,8 @@ def machine_error(error: BaseException) -> ArtelError | None:
               "model, data.block or train.micro_batch, fewer prepare.workers"  # fmt: skip
         return WorkError([Problem("memory", what, fix)])
     if isinstance(error, OSError) and error.errno in DISK_ERRORS - {errno.ENOENT}:
-        place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else "the disk"
-        return disk_error(error, place)
+        place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        return disk_error(error, place, "cannot be read or written")
     return None
 
 

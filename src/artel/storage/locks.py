@@ -71,6 +71,10 @@ def _taken(path: Path, shared: bool) -> int | None:
             return number
     except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError as error:  # of a disk far away that knows no locks (ENOLCK, EOPNOTSUPP), or fails
+        os.close(number)
+        what = f"cannot be locked: {error.strerror}"
+        raise WorkError([Problem(str(path), what, "choose a folder on a disk that knows locks (flock)")]) from None
     except BaseException:
         os.close(number)
         raise

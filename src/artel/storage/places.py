@@ -72,8 +72,8 @@ def disk_errors(where: Path | str) -> Iterator[None]:
         raise disk_error(error, where) from error
 
 
-def disk_error(error: OSError, where: Path | str) -> ArtelError:
-    """What a disk refused at `where`, one of DISK_ERRORS, as words with a remedy."""
+def disk_error(error: OSError, where: Path | str, what: str = "cannot be written") -> ArtelError:
+    """What a disk refused at `where`, one of DISK_ERRORS, as words with a remedy; `what` it would not have done."""
     detail = os.strerror(error.errno or 0)
     if isinstance(error.filename, str | bytes) and os.fsdecode(error.filename) != os.fspath(where):
         detail += f" ({os.fsdecode(error.filename)})"
@@ -82,7 +82,7 @@ def disk_error(error: OSError, where: Path | str) -> ArtelError:
         return WorkError([Problem(str(where), f"the disk is full: {detail}", f"free space there, or {other}")])
     if error.errno in _REFUSED:
         fix = "choose a folder that can be written (run, data.store, ARTEL_CACHE), or change its permissions"
-        return InputError([Problem(str(where), f"cannot be written: {detail}", fix)])
+        return InputError([Problem(str(where), f"{what}: {detail}", fix)])
     if error.errno == errno.EFBIG:
         fix = f"lift the limit on the size of a file (ulimit -f), or {other}"
         return WorkError([Problem(str(where), f"a file there may not become so large: {detail}", fix)])

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from artel.errors import InputError, Problem
 from artel.objectives import Objective
 from artel.parallel import Layout, Processes
 from artel.storage import write_file
@@ -60,6 +61,14 @@ def judged_before(
 
 
 def _read(file: Path, digest: str) -> dict[str, torch.Tensor] | None:
+    try:
+        return _read_whole(file, digest)
+    except (OSError, SafetensorError) as error:
+        fix = "put a copy of it back, or begin anew with --restart: the model is no longer what it was"
+        raise InputError([Problem(str(file), f"is damaged: {error}", fix)]) from None
+
+
+def _read_whole(file: Path, digest: str) -> dict[str, torch.Tensor] | None:
     with safe_open(file, framework="pt") as tensors:
         if (tensors.metadata() or {}).get("store") != digest:
             return None

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from artel.config import TrainConfig
 from artel.config.sections import CheckpointConfig
 from artel.errors import InputError, Problem
-from artel.storage import discard, point
+from artel.storage import discard, disk_errors, point
 from artel.training.checkpoint import Progress, checkpoint_path, list_checkpoints
 from artel.training.optimizer import state_bytes
 from artel.training.pieces import trained_tensors
@@ -61,8 +61,9 @@ def checkpoint_bytes(model: PreTrainedModel, train: TrainConfig, stages: int) ->
 
 def check_space(folder: Path, expected: int, tell: Callable[[str], None]) -> None:
     """Say what a checkpoint takes and what is free; raise InputError where not even one fits."""
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(place).free
+    with disk_errors(folder):
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(place).free
     tell(f"a checkpoint takes about {_words(expected)}; {_words(free)} are free in {folder}")
     if free < expected:
         what = f"a checkpoint takes about {_words(expected)}, and only {_words(free)} are free"
