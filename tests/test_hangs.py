@@ -175,7 +175,7 @@ def agent(tmp_path):
             monitor_interval=0.2,
             local_addr="localhost",
         )
-        result = Agent(spec, hosts).run()
+        result = Agent(spec, hosts, lambda failures: None).run()
         files = [(tmp_path / str(rank)).stat() for rank in range(2)]
         return result, time.time() - max(file.st_mtime for file in files), [file.st_size for file in files]
 

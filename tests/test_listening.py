@@ -4,6 +4,7 @@ import base64
 import hashlib
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -213,6 +214,8 @@ def test_one_host_listens_on_loopback_alone_and_takes_nothing_from_there(tmp_pat
         end(launcher)
     assert launcher.returncode == 130, told
     assert not (tmp_path / "ran").exists()
+    assert len(re.findall(r"process \d on \S+: was ended by SIGKILL; starting again from the last", told)) == 1
+    assert "torch/distributed" not in told  # its own log of the same, for those who know its code
 
 
 def logged(folder):

@@ -8,10 +8,11 @@ cannot fail in that way for ever. One that hung (HUNG) has failed like any other
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -37,6 +38,9 @@ _NOT_ITS_FAULT = {LOST_OTHERS, _STOPPED, -signal.SIGTERM}  # SIGTERM: told to st
 # Processes that ended this much after the first were ended because of it.
 _SAME_MOMENT = 2
 
+# What they say of processes that end is said in words, once, by them and by their launcher.
+_LOGGERS = ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous")
+
 _SIGN_SECONDS = 5
 # A host that gives no sign for so long is lost, when the others may go on without it. A switch or a virtual machine
 # that is moved comes back sooner; TCP alone would wait a quarter of an hour.
@@ -44,12 +48,19 @@ SILENT_SECONDS = 120
 
 
 class Agent(LocalElasticAgent):
-    """Starts `spec.local_world_size` processes, watches them and the next host, and starts them again as allowed."""
+    """Starts `spec.local_world_size` processes, watches them and the next host, and starts them again as allowed.
 
-    def __init__(self, spec: WorkerSpec, hosts: Hosts) -> None:
+    Before it starts them again because some failed, `on_restart` is given the failures by rank.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, hosts: Hosts, on_restart: Callable[[Mapping[int, ProcessFailure]], None]
+    ) -> None:
+        for name in _LOGGERS:
+            logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
         # Workers write to this terminal; torch's own folder of their logs would only stay behind, empty.
         super().__init__(spec, DefaultLogsSpecs(os.devnull), shutdown_timeout=_STOP_SECONDS)
-        self._hosts = hosts
+        self._hosts, self._on_restart = hosts, on_restart
         self._signs = _Signs()
         self._signals = _Signals()
 
@@ -79,6 +90,8 @@ class Agent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
             self._judge(result)
+            if self._remaining_restarts > 0:
+                self._on_restart(result.failures)
         elif result.state == WorkerState.HEALTHY and self._hosts.elastic and self._signs.are_missing(worker_group):
             self._remaining_restarts += 1  # taken back at once: a lost host is no failure of this one
             return RunResult(state=WorkerState.UNHEALTHY)

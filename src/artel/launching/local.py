@@ -14,7 +14,9 @@ from artel.launching.run_secret import VARIABLE
 from artel.storage.faults import FAULT, fault_of_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from artel.training.run_folder import RunFolder
 
@@ -25,7 +27,7 @@ def launch(
     """Run `python -m artel ARGUMENTS` as `processes` processes here, and wait for them.
 
     With restarts, or where hosts may come and go, they are started again, and go on from the last checkpoint.
-    What is waited for is said by `announce`.
+    What is waited for, and why they are started again, is said by `announce`.
 
     Raises Interrupted when they were told to stop and saved, InputError or WorkError when one failed (what was wrong
     it has said itself), WorkError when the other hosts are not found or lost.
@@ -35,7 +37,10 @@ def launch(
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
-    from artel.launching.agent import PASSED_ON, Agent, cause
+    from artel.launching.agent import PASSED_ON, Agent
+
+    def on_restart(failures: Mapping[int, ProcessFailure]) -> None:
+        announce(f"{str(_why(failures, folder)).splitlines()[0]}; starting again from the last checkpoint")
 
     hosts = meeting.hosts
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # set again by each process; without it torchrun warns
@@ -52,7 +57,7 @@ def launch(
             monitor_interval=0.2,
             local_addr=meeting.local_address,
         )
-        result = Agent(spec, hosts).run()
+        result = Agent(spec, hosts, on_restart).run()
         if result is None:  # there were enough hosts without this one, to the end
             return
         # Hosts that may come and go are not told to stop when this one fails.
@@ -66,8 +71,14 @@ def launch(
     except (RendezvousError, DistError) as error:
         raise _parted(meeting, error) from None
     if result.is_failed():
-        rank, status = cause(result.failures)
-        raise _failed(rank, status, folder, result.failures[rank].pid)
+        raise _why(result.failures, folder)
+
+
+def _why(failures: Mapping[int, ProcessFailure], folder: RunFolder) -> ArtelError:
+    from artel.launching.agent import cause
+
+    rank, status = cause(failures)
+    return _failed(rank, status, folder, failures[rank].pid)
 
 
 def _parted(meeting: Meeting, error: Exception) -> WorkError:
