@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from printed.table import kind_of, printed
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -52,3 +54,10 @@ def test_the_rooms_in_the_architecture_are_those_in_the_house():
         re.findall(r"^\| `(\w+)/` \|", (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
     )
     assert rooms == {path.parent.name for path in (ROOT / "src/artel").glob("*/__init__.py")}
+
+
+def test_every_printed_command_is_run():
+    for command in printed():
+        assert kind_of(command.text), (
+            f"{command.where}: {command.text}\nis printed and not run: give it a Step in tests/printed/walks*.py"
+        )

@@ -26,10 +26,11 @@ DOCS = (
         (
             Step("artel config explain data", says="data.sources.0.path"),
             Step("artel data import corpus.bin STORE --tokenizer FOLDER", leaves="STORE/manifest.json"),
+            Step("artel data show run.yaml", says="sample 0"),
             Step("artel data show STORE --document 7", says="sample 7"),
             Step("artel data verify STORE", says="whole"),
         ),
-        needs=(inputs.gpt2(), inputs.token_file),
+        needs=(inputs.gpt2(), inputs.token_file, inputs.run_yaml()),
     ),
     Walk(
         "docs/clusters.md",
