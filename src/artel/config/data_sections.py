@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from artel.config.quantities import Bytes, Count, Length, Number, Seed, Vocabulary
+from artel.config.quantities import Bytes, Count, Length, Number, Seed, Vocabulary, at_most
 from artel.config.section import Name, Paths, Section, as_list, free, number_if_it_is_one, number_or_numbers
 
 
@@ -95,7 +95,9 @@ class SourceConfig(Section):
         default={}, description="chat, preference: what stands for {{name}} in the texts: {name: Artel, author: you}."
     )
     kind: Literal["text", "questions"] = Field("text", description="dummy: what to make.")
-    documents: Count = Field(1000, ge=1, description="dummy: how many documents to make.")
+    documents: Annotated[Count, at_most(10**8, "nobody needs so much made-up text")] = Field(
+        1000, ge=1, description="dummy: how many documents to make."
+    )
     seed: Seed = Field(0, description="dummy: the seed that the documents are made from.")
 
     @property

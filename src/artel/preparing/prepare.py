@@ -44,7 +44,7 @@ from artel.storage import (
 from artel.text import Ledger, check_sources, check_text, more_documents, read_documents, source_fingerprint
 from artel.text.grams import GRAMS
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
-from artel.tokens.manifest import FORMAT, stored_files
+from artel.tokens.manifest import FORMAT, PARTS, stored_files
 
 # Unfinished work that nobody went on with for so long is cleared away.
 _FORGOTTEN_SECONDS = 7 * 86400
@@ -199,6 +199,9 @@ def _without_texts(run: RunConfig, error: InputError, tell: Tell, verify: bool) 
 
 def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:
     """The new name of a store that is damaged; None where another process has made it anew meanwhile."""
+    if not _is_artels(folder):
+        what, fix = "stands where a store is to be written, and is none", "move it away, or choose another data.store"
+        raise InputError([Problem(str(folder), what, fix)])
     fault = damage(folder)
     if fault is None:
         return None
@@ -206,6 +209,12 @@ def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:
     _copy_note(folder).unlink(missing_ok=True)
     tell(f"{fault.where} {fault.what}: the store is set aside and made anew")
     return aside
+
+
+def _is_artels(folder: Path) -> bool:
+    """Whether all that lies in a folder has a name that a store's files have."""
+    names = {"manifest.json", "ledger.json", "rejected.jsonl", "tokenizer", *PARTS}
+    return folder.is_dir() and not folder.is_symlink() and {file.name for file in folder.iterdir()} <= names
 
 
 def tokenizer_name(run: RunConfig) -> str | None:

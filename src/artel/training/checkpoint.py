@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 
 import artel
 from artel.errors import ArtelError, InputError, Problem, WorkError
-from artel.storage import checksum, new_folder, remove_leftovers
+from artel.storage import check_regular_in, checksum, new_folder, remove_leftovers
 from artel.training.optimizer import Optimizer, Stepper
 from artel.training.piece_files import piece_shapes, read_pieces, told_by_first, write_pieces
 from artel.training.pieces import trained_tensors
@@ -211,6 +211,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def fault_of(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, as words after its name. Raises InputError where they cannot be read."""
+    try:
+        check_regular_in(path)
+    except InputError as error:
+        return f"is damaged ({error.problems[0].where} {error.problems[0].what})"
     try:
         sums = orjson.loads((path / SUMS).read_bytes())
         for name, expected in sums.items():
