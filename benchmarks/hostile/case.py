@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {
     "run": "run",
     "data": {"sources": [{"format": "dummy", "documents": 120}], "validation": 0.1, "block": 32, "store": "stores"},
     "tokenizer": {"train": {"vocab": 300}},
-    "model": {"config": {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2}},
+    "model": {"config": {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 128}},
     "train": {"steps": 3, "batch": 8, "learning_rate": 1e-3, "warmup": 1, "compile": "off", "precision": "fp32",
               "threads": 1, "micro_batch": 8},
     "prepare": {"workers": 1},

@@ -19,13 +19,19 @@ from safetensors.numpy import load_file
 from hostile.case import Place, Steps, add, case, check, ends, fails, refused, works
 from hostile.results import has_whole_model
 
-LONGER = ("train", "run.yaml", "train.steps=6")
-"""Goes on from step 4 of the run on the shelf."""
+AGAIN = ("train", "run.yaml")
+"""Goes on from step 3 of 4."""
 
 
 def checkpoints(place: Place) -> Path:
-    """Those of a run of four steps, `run`, as artel left them; the newest step's folder."""
+    """Those of a run of four steps, `run`, that was killed in its last one; the newest step's folder."""
     place.take("trained", ".")
+    shutil.rmtree(place / "run/model")
+    (place / "run/result.json").unlink()
+    shutil.rmtree(newest(place))
+    for name in ("latest", "best"):
+        (place / "run/checkpoints" / name).unlink()
+        (place / "run/checkpoints" / name).symlink_to(newest(place).name)
     return newest(place)
 
 
@@ -34,14 +40,13 @@ def newest(place: Place) -> Path:
 
 
 def goes_on(change: Callable[[Place, Path], object], right: set[int], place: Place) -> Steps:
-    """Status 0 is right only with a whole model of finite weights at step 6."""
+    """Status 0 is right only with a whole model of finite weights at step 4."""
     step = checkpoints(place)
     change(place, step)
-    done = yield ends(right, *LONGER)
+    done = yield ends(right, *AGAIN)
     if done.status == 0:
         check(has_whole_model(place), "no model was left")
-        result = json.loads((place / "run/result.json").read_text())
-        check(result.get("steps", result.get("step", 6)) == 6, result)
+        check(json.loads((place / "run/result.json").read_text())["model_step"] == 4, "it is not of step 4")
         tensors = load_file(place / "run/model/model.safetensors")
         check(all(bool(np.isfinite(tensor).all()) for tensor in tensors.values()), "weights are not finite")
 
@@ -109,7 +114,7 @@ _CHANGES: dict[str, Callable[[Place, Path], object]] = {
     "step-of-nothing": lambda place, step: (step.parent / "step-000000999").mkdir(),
     "step-of-a-name-that-forges": lambda place, step: (step.parent / "step-\nFORGED\x1b[2J").mkdir(),
     "step-of-1e30": lambda place, step: shutil.copytree(step, step.parent / f"step-{10**30}"),
-    "leftover-of-a-kill": lambda place, step: shutil.copytree(step, step.parent / ".step-000000005.partial-1"),
+    "leftover-of-a-kill": lambda place, step: shutil.copytree(step, step.parent / ".step-000000004.partial-1"),
 }  # fmt: skip
 for _name, _change in _CHANGES.items():
     add("checkpoints", _name, partial(goes_on, _change, {0, 1, 2}))
@@ -137,7 +142,7 @@ def weights_of_nan_are_not_gone_on_with(place: Place) -> Steps:
     size = int.from_bytes(whole[:8], "little") + 8
     nan = np.full((len(whole) - size) // 4, np.nan, "<f4").tobytes()
     _summed(step, "model.safetensors", whole[:size] + nan)
-    yield ends({1, 2}, *LONGER)
+    yield ends({1, 2}, *AGAIN)
 
 
 @case("checkpoints")
@@ -145,7 +150,7 @@ def none_is_whole(place: Place) -> Steps:
     checkpoints(place)
     for step in (place / "run/checkpoints").glob("step-*"):
         (step / "model.safetensors").write_bytes(b"")
-    yield ends({1, 2}, *LONGER)
+    yield ends({1, 2}, *AGAIN)
 
 
 @case("checkpoints")
@@ -153,25 +158,25 @@ def folder_is_a_file(place: Place) -> Steps:
     checkpoints(place)
     shutil.rmtree(place / "run/checkpoints")
     place.write("run/checkpoints", "mine")
-    yield ends({1, 2}, *LONGER)
+    yield ends({1, 2}, *AGAIN)
 
 
 @case("checkpoints")
 def of_another_model(place: Place) -> Steps:
     checkpoints(place)
-    yield refused(*LONGER, "model.config.n_embd=32")
+    yield refused(*AGAIN, "model.config.n_embd=32")
 
 
 @case("checkpoints")
 def of_another_text(place: Place) -> Steps:
     checkpoints(place)
-    yield refused(*LONGER, "data.sources.0.documents=90")
+    yield refused(*AGAIN, "data.sources.0.documents=90")
 
 
 @case("checkpoints")
 def goes_on_as_it_was(place: Place) -> Steps:
     checkpoints(place)
-    yield works(*LONGER)
+    yield works(*AGAIN)
     check(has_whole_model(place), "no model was left")
 
 

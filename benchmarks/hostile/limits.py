@@ -51,7 +51,7 @@ def limited(limits: dict[str, int], verb: str, right: set[int], place: Place) ->
         check(not list((place / "run").glob("model/config.json")), "half a model was left")
 
 
-for _size in (0, 20_000):
+for _size in (4096, 20_000):
     add("limits", f"files-of-{_size}-prepare", partial(limited, {"FSIZE": _size}, "prepare", {0, 1, 2}))
     add("limits", f"files-of-{_size}-train", partial(limited, {"FSIZE": _size}, "train", {0, 1, 2}), quick=False)
 for _size in (400, 2500):

@@ -34,7 +34,7 @@ def make(runner: Runner, name: str) -> None:
 
 
 def _trained(place: Place) -> Steps:
-    yield works("train", place.run({"train": {"steps": 4}, "checkpoint": {"every": 2, "keep": 2}}))
+    yield works("train", place.run({"train": {"steps": 4}, "checkpoint": {"every": 1, "keep": 4}}))
     (place.shelf / "model").symlink_to("trained/run/model")
     (place.shelf / "store").symlink_to(f"trained/stores/{store_of(place).name}")
     place.work.rename(place.shelf / "trained")
@@ -49,6 +49,6 @@ def _adapter(place: Place) -> Steps:
     place.write("a.jsonl", json_lines(CHATS))
     place.take("model", "base")
     changes = {"objective": "chat", "data": {"sources": [{"path": "a.jsonl", "format": "chat"}], "block": 64}}
-    lora = {"model": {"config": None, "from": "base", "lora": {"rank": 2}}, "tokenizer": None}
+    lora = {"model": {"config": None, "from": "base", "lora": {"rank": 2}}, "tokenizer": {"train": None}}
     yield works("train", place.run(merged(changes, {"chat": {"template": "plain"}}), lora))
     place.work.rename(place.shelf / "adapter")

@@ -212,7 +212,7 @@ def port_where_nobody_listens(place: Place) -> Steps:
 def model_of_a_hub_that_lies(place: Place) -> Steps:
     address = serve(place, always(head(Content_Length=len(BODY), X_Repo_Commit="../../executed") + BODY))
     environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": address}
-    run = place.run({"model": {"config": None, "from": "some/model"}, "tokenizer": None})
+    run = place.run({"model": {"config": None, "from": "some/model"}, "tokenizer": {"train": None}})
     yield ends({1, 2}, "train", run, environment=environment, fresh=True)
 
 

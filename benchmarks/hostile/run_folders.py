@@ -74,14 +74,14 @@ def own_folder_gone_on_with_notes(place: Place) -> Steps:
 def here_with_the_base_model(place: Place) -> Steps:
     place.take_foreign("model")
     place.write("model/notes.txt", "mine")
-    keys = {"run": ".", "model": {"config": None, "from": "./model"}, "tokenizer": None}
+    keys = {"run": ".", "model": {"config": None, "from": "./model"}, "tokenizer": {"train": None}}
     yield ends({0, 2}, "train", place.run(keys))
 
 
 @case("run folders")
 def here_with_the_base_model_restart(place: Place) -> Steps:
     place.take_foreign("model")
-    keys = {"run": ".", "model": {"config": None, "from": "./model"}, "tokenizer": None}
+    keys = {"run": ".", "model": {"config": None, "from": "./model"}, "tokenizer": {"train": None}}
     yield ends({0, 2}, "train", place.run(keys), "--restart")
 
 
@@ -94,7 +94,7 @@ def here_with_a_run_file_called_config_yaml(place: Place) -> Steps:
 @case("run folders")
 def base_model_within_the_run(place: Place) -> Steps:
     place.take_foreign("model", "run/base")
-    keys = {"model": {"config": None, "from": "run/base"}, "tokenizer": None}
+    keys = {"model": {"config": None, "from": "run/base"}, "tokenizer": {"train": None}}
     yield ends({0, 2}, "train", place.run(keys))
     yield ends({0, 2}, "train", "run.yaml", "--restart")
 

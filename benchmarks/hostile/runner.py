@@ -26,7 +26,7 @@ from hostile.case import Case, Command, Outcome, Place, Skip, Wrong
 POLL = 0.05
 MEASURED = 0.4
 """Seconds between two looks at what processes hold."""
-MOST = 8 << 30
+MOST = 5 << 30
 """Bytes at which the processes of a case are ended, for the sake of the machine."""
 _TRACEBACK = re.compile(
     r"^Traceback \(most recent|panicked at|fault of artel|^Fatal Python error|core dumped|^  File \".*\", line \d+",

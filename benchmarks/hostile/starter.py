@@ -36,7 +36,8 @@ _IMPORTED = (
 
 def serve(path: str) -> None:
     """Answer requests until the socket's other side, this process's standard input, is closed."""
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "OMP_NUM_THREADS": "1",
+                   "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # fmt: skip
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.freeze()  # no collection in a fork walks through what all of them share

@@ -14,12 +14,18 @@ from typing import Any
 import numpy as np
 import orjson
 import xxhash
+import yaml
 from mutations import change_bytes, change_json
 
-from hostile.case import Place, Steps, add, case, check, ends, refused, works
+from hostile.case import TINY, Place, Steps, add, case, check, ends, refused, works
 from hostile.results import has_whole_model, logged_losses, store_of
 
-FROM = {"data": {"sources": [], "from_store": "store"}, "tokenizer": None}
+
+def run(place: Place) -> str:
+    """A run file that trains from `store`."""
+    tree = {**TINY, "data": {"from_store": "store", "block": 32}, "tokenizer": {"train": None}}
+    place.write("run.yaml", yaml.safe_dump(tree))
+    return "run.yaml"
 
 
 def signed(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -42,7 +48,7 @@ def used(change: Callable[[Path], object], right: set[int], place: Place) -> Ste
     store = place.take_foreign("store")
     change(store)
     yield ends(right, "data", "verify", "store")
-    done = yield ends(right, "train", place.run(FROM))
+    done = yield ends(right, "train", run(place))
     if done.status == 0:
         check(has_whole_model(place), "no model was left")
         check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")
@@ -116,6 +122,7 @@ def _origins(store: Path) -> None:
     signed(store, lambda manifest: None)
 
 
+add("stores", "as-it-was-made", partial(used, lambda store: None, {0}))
 _EITHER: dict[str, Callable[[Path], object]] = {
     "tokens-beyond-the-vocabulary": _tokens(65_000),
     "ends-that-fall": _ends(lambda ends_of: ends_of[::-1]),
@@ -133,7 +140,7 @@ def either(change: Callable[[Path], object], place: Place) -> Steps:
     change(store)
     yield ends({0, 2}, "data", "verify", "store")
     yield ends({0, 2}, "data", "show", "store")
-    done = yield ends({0, 1, 2}, "train", place.run(FROM))
+    done = yield ends({0, 1, 2}, "train", run(place))
     if done.status == 0:
         check(has_whole_model(place), "no model was left")
         check(bool(np.isfinite(logged_losses(place)).all()), f"losses {logged_losses(place)}")
