@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from artel.errors import InputError, WorkError
-from artel.launching import choose_interface_of_worker
+from artel.launching import choose_interface_of_process
 from artel.launching.run_secret import run_secret
 from artel.launching.signed_store import ForeignValue, SignedStore
 from artel.parallel.store import process_store, serve_store
@@ -160,11 +160,12 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
         (ONE | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, LOOPBACK),  # torchrun's store stays where it is
         (ONE | {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}, LOOPBACK),  # "hosts" on one machine
         ({"RANK": "0", "WORLD_SIZE": "1"}, LOOPBACK),
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, LOOPBACK),  # alone, where DeepSpeed wants a process group all the same
     ],
 )
 def test_processes_of_one_host_are_told_loopback(environment, changes):
     with patch.dict(os.environ, environment, clear=True):
-        choose_interface_of_worker()
+        choose_interface_of_process()
         assert dict(os.environ) == environment | changes
 
 

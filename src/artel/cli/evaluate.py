@@ -36,7 +36,7 @@ def evaluate(
     """
     quiet_libraries()
     from artel.errors import InputError, Problem
-    from artel.launching import choose_interface_of_worker, is_worker
+    from artel.launching import choose_interface_of_process
     from artel.parallel import open_processes
     from artel.storage import check_new
     from artel.using import evaluate as judge
@@ -53,8 +53,7 @@ def evaluate(
     if tasks:
         _run_tasks(models, tasks.split(","), task_folder, limit, as_json)
         return
-    if is_worker():
-        choose_interface_of_worker()
+    choose_interface_of_process()
     with open_processes(None) as processes:
         judged = [judge(open_model(name), data, overrides, processes, tell) for name in models]
         if predictions is not None and processes.first:

@@ -194,15 +194,14 @@ def _check_beginning(run: RunConfig, from_deepspeed: Path | None) -> None:
 def _work(run: RunConfig) -> dict[str, Any]:
     tell("starting to train")
     quiet_libraries()
-    from artel.launching import choose_interface_of_worker, end_with_launcher, is_worker, lost_others_told
+    from artel.launching import choose_interface_of_process, end_with_launcher, lost_others_told
     from artel.parallel import open_processes
     from artel.preparing import prepare
     from artel.storage import lock
     from artel.training.loop import train as train_run
     from artel.training.run_folder import RunFolder
 
-    if is_worker():
-        choose_interface_of_worker()
+    choose_interface_of_process()
     held = lock(RunFolder(Path(run.run)).processes_lock, wait=False, shared=True)
     with open_processes(run.train.threads) as processes, lost_others_told(), held:
         if _LED in os.environ:  # who starts the run anew knows of this process only from now on

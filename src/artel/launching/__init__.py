@@ -2,7 +2,7 @@
 
 from artel.launching.accelerate import take_over
 from artel.launching.hosts import Hosts
-from artel.launching.interface import choose_interface, choose_interface_of_worker
+from artel.launching.interface import choose_interface, choose_interface_of_process
 from artel.launching.local import launch
 from artel.launching.meeting import Meeting
 from artel.launching.started import read_launcher
@@ -12,7 +12,7 @@ __all__ = [
     "Hosts",
     "Meeting",
     "choose_interface",
-    "choose_interface_of_worker",
+    "choose_interface_of_process",
     "end_with_launcher",
     "is_worker",
     "launch",

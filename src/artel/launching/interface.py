@@ -62,21 +62,23 @@ def use_loopback() -> None:
     os.environ |= {_GLOO: name, _NCCL: f"={name}"}
 
 
-def choose_interface_of_worker() -> None:
+def choose_interface_of_process() -> None:
     """For a process of a run: loopback where all are on this host, else the interface by which the first is reached.
+
+    Also for one that is alone: DeepSpeed wants a process group all the same.
 
     MASTER_ADDR becomes an address that rank 0 can listen at, and that the others of its host reach. A store that the
     launcher already holds stays where it is. Raises InputError when there is no way to the first host.
     """
     environment = os.environ
-    processes, here = int(environment["WORLD_SIZE"]), int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    processes, here = int(environment.get("WORLD_SIZE", "1")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
     addresses = Addresses("127.0.0.1", "127.0.0.1")
     if processes == here:
         use_loopback()
     elif "MASTER_ADDR" in environment:
         addresses = choose_interface(environment["MASTER_ADDR"], int(environment.get("MASTER_PORT", "29500")))
     if "MASTER_ADDR" in environment and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        environment["MASTER_ADDR"] = addresses.own if environment["RANK"] == "0" else addresses.master
+        environment["MASTER_ADDR"] = addresses.own if environment.get("RANK", "0") == "0" else addresses.master
 
 
 def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
