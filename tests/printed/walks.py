@@ -236,7 +236,17 @@ README = (
                 "--nproc 2 run=runs/split",
                 leaves="runs/split/model",
             ),
-            Step("artel doctor run.yaml --parallel --nproc 4 parallel.pipeline=2", "--nproc 2"),
+        ),
+        needs=(inputs.run_yaml(),),
+    ),
+    Walk(
+        "a layout beside one process",
+        (Step("artel doctor run.yaml --parallel --nproc 4 parallel.pipeline=2", "--nproc 2"),),
+        needs=(inputs.run_yaml(),),
+    ),
+    Walk(
+        "other launchers and several hosts",
+        (
             Step(
                 "torchrun --nproc-per-node 2 -m artel train run.yaml", "run=runs/torchrun", leaves="runs/torchrun/model"
             ),
