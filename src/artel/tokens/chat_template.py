@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from artel.errors import InputError, Problem
+from artel.tokens.template_limits import EndlessTemplate, in_time, try_template
 from artel.tokens.tokenizer import Tokenizer
 
 # https://github.com/openai/openai-python/blob/v0.28.1/chatml.md, as most open models write it.
@@ -86,11 +88,15 @@ def read_template(file: str, where: str = "chat.template") -> str:
 def render(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
     """The messages as one text, with the opening of an answer where it is asked for. Raises TemplateRefuses."""
     try:
-        return tokenizer.hf.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=add_generation_prompt
+        return in_time(
+            lambda: tokenizer.hf.apply_chat_template(
+                messages, chat_template=template, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
         )
+    except EndlessTemplate:
+        raise InputError([Problem("chat.template", "does not end for a conversation", "write chatml")]) from None
     # What templates compute with messages fails in Python's own ways too: a missing key, text added to nothing.
-    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+    except Exception as error:
         raise TemplateRefuses(str(error) or type(error).__name__) from None
 
 
@@ -154,16 +160,31 @@ def _own(tokenizer: Tokenizer, where: str) -> str:
     return CHATML if set(CHATML_TOKENS) <= _added_tokens(tokenizer).keys() else PLAIN
 
 
+# Growth that depends on the contents shows with it.
+_LONGER = "word " * 400
+
+
 def _check(template: str, where: str, name: str) -> None:
-    """Raise InputError when the template is no Jinja; whether it takes these messages is another matter."""
+    """Raise InputError when the template is no Jinja, or has no measure; that it takes messages is another matter."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    def write() -> str:
+        texts = []
+        for content in ("a", _LONGER):
+            turns = [{"role": role, "content": content} for role in ("user", "assistant", "user")]
+            for messages in (turns[:1], turns, [{"role": "system", "content": content}, *turns]):
+                with suppress(TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+                    texts += render_jinja_template([messages], chat_template=template, add_generation_prompt=True)[0]
+        return max(texts, key=len, default="")
+
+    if template not in (CHATML, PLAIN):
+        try_template(write, where, name)
     try:
         render_jinja_template([[{"role": "user", "content": "a"}]], chat_template=template)
     except TemplateSyntaxError as error:
         what = f"{name}:{error.lineno}: {error.message}"
         raise InputError([Problem(where, what, "mend it, or write chatml")]) from None
-    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+    except Exception:
         pass
 
 

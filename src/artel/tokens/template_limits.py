@@ -1,0 +1,119 @@
+"""Limits of time and memory for chat templates: they are programs, and come with models that others made.
+
+A template is first tried in a process of its own with little time and memory: so are found those that never end and
+those that write without measure. One that only a certain conversation sets off is ended after a while, by an exception
+raised within it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from artel.errors import InputError, Problem
+
+_MEMORY = 2**30
+"""Bytes that a trial may take beyond what this process has."""
+_TEXT = 2**24
+"""Characters that a few short messages may become."""
+_TRIAL_SECONDS = 10
+_SECONDS = 60.0
+"""For one conversation; the longest take milliseconds."""
+_FIX = "mend it, or write chat.template: chatml"
+
+
+class EndlessTemplate(Exception):
+    """Raised within a template that takes longer than `_SECONDS`."""
+
+
+def try_template(write: Callable[[], str], where: str, name: str) -> None:
+    """Run `write`, which renders a template, in a process of its own.
+
+    Raises InputError where it takes more than its limits. That the template refuses what it is given is no matter here.
+    """
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads are not forked: the child needs none
+        child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _tried(write, writing)
+    os.close(writing)
+    try:
+        ended, _, _ = select.select([reading], [], [], 3 * _TRIAL_SECONDS)  # by the clock: the machine may be busy
+        said = os.read(reading, 100).decode() if ended else "end"
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if said != "fine":
+        what = {
+            "memory": f"takes more than {_MEMORY // 2**30} GiB of memory for a few words",
+            "text": f"makes more than {_TEXT:,} characters of a few words",
+            "recursion": "calls itself without end",
+        }.get(said, f"does not end within {_TRIAL_SECONDS} s for a few words")
+        raise InputError([Problem(where, f"{name} {what}", _FIX)])
+
+
+def _tried(write: Callable[[], str], writing: int) -> None:
+    """In the child: limit it, write, and say how that went. It ends here; a limit of time ends it without a word."""
+    said = "fine"
+    try:
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _lower(resource.RLIMIT_AS, pages * resource.getpagesize() + _MEMORY)
+        _lower(resource.RLIMIT_CPU, _TRIAL_SECONDS + int(time.process_time()) + 1)
+        if len(write()) > _TEXT:
+            said = "text"
+    except MemoryError:
+        said = "memory"
+    except RecursionError:
+        said = "recursion"
+    except BaseException:  # what it refuses is said where it is used
+        pass
+    finally:
+        os.write(writing, said.encode())
+        os._exit(0)
+
+
+def _lower(limit: int, value: int) -> None:
+    _, most = resource.getrlimit(limit)
+    resource.setrlimit(limit, (value if most == resource.RLIM_INFINITY else min(value, most), most))
+
+
+_running: dict[int, float] = {}
+"""Threads that render, and since when."""
+_watch: threading.Thread | None = None
+
+
+def in_time(write: Callable[[], str]) -> str:
+    """What `write` gives. Raises EndlessTemplate within it when it takes too long."""
+    global _watch
+    if _watch is None or not _watch.is_alive():  # also in a forked process, which has no threads but its own
+        _watch = threading.Thread(target=_watching, name="chat templates", daemon=True)
+        _watch.start()
+    thread = threading.get_ident()
+    _running[thread] = time.monotonic()
+    try:
+        return write()
+    finally:
+        if _running.pop(thread, None) is None:  # it was raised, or is about to be: here, and nowhere later
+            for _ in range(500):
+                time.sleep(0.01)
+
+
+def _watching() -> None:
+    while True:
+        time.sleep(1)
+        late = time.monotonic() - _SECONDS
+        for thread in [thread for thread, since in list(_running.items()) if since < late]:
+            if _running.pop(thread, None) is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(EndlessTemplate))

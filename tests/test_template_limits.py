@@ -1,0 +1,73 @@
+"""Chat templates without measure are named, by a process with limits that tries them; those in use are let through."""
+
+import time
+
+import pytest
+
+from artel.config import TokenizerTraining
+from artel.errors import InputError
+from artel.tokens import chat_template, template_limits, train_tokenizer
+from artel.tokens.chat_template import TemplateRefuses, read_template, render, template_of
+from templates import MISTRAL, QWEN
+
+LOOP = "{% for a in range(99999) %}"
+ENDLESS = f"{LOOP * 3}{'{% endfor %}' * 3}"
+BOMBS = {
+    "a product": ("{{ 'a' * 10**10 }}", "memory"),
+    "doubling": (
+        "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "memory",
+    ),
+    "a filter": ("{{ 'a' | center(10**10) }}", "memory"),
+    "by the length": ("{{ 'a' * (messages[0].content | length) ** 4 }}", "memory"),
+    "much text": ("{{ 'word ' * 4000000 }}", "16,777,216 characters"),
+    "nested loops": (ENDLESS, "does not end"),
+    "calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "calls itself without end"),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_template_without_measure_is_named(name, tmp_path, monkeypatch):
+    template, says = BOMBS[name]
+    monkeypatch.setattr(template_limits, "_TRIAL_SECONDS", 1 if says == "does not end" else 60)
+    file = tmp_path / "chat.jinja"
+    file.write_text(template)
+    with pytest.raises(InputError, match=says) as caught:
+        read_template(str(file))
+    assert str(file) in str(caught.value)
+
+
+def test_a_tokenizers_own_template_is_tried(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer.hf, "chat_template", BOMBS["calls itself"][0])
+    with pytest.raises(InputError, match="the tokenizer's chat template calls itself"):
+        template_of(tokenizer, "auto")
+
+
+def test_templates_in_use_pass_and_what_refuses_is_refused_where_it_is_used(tokenizer, tmp_path):
+    for template in [QWEN, MISTRAL, "{{ raise_exception('no') }}", "{{ nothing.at.all }}", "{{ 1 / 0 }}"]:
+        file = tmp_path / "chat.jinja"
+        file.write_text(template)
+        assert read_template(str(file)) == template
+    with pytest.raises(TemplateRefuses, match="division by zero"):
+        render(tokenizer, "{{ 1 / 0 }}", [{"role": "user", "content": "a"}], False)
+    with pytest.raises(TemplateRefuses, match="recursion"):
+        render(tokenizer, BOMBS["calls itself"][0], [{"role": "user", "content": "a"}], False)
+
+
+def test_a_conversation_that_sets_a_template_off_ends(tokenizer, monkeypatch):
+    """What the trial's words do not set off: the exception comes within the template, and nothing comes later."""
+    monkeypatch.setattr(template_limits, "_SECONDS", 1.0)
+    template = "{% if 'now' in messages[0].content %}" + ENDLESS + "{% endif %}fine"
+    chat_template._check(template, "chat.template", "it")
+    message = {"role": "user", "content": "later"}
+    assert render(tokenizer, template, [message], False) == "fine"
+    with pytest.raises(InputError, match=r"chat\.template: does not end"):
+        render(tokenizer, template, [{**message, "content": "now"}], False)
+    assert render(tokenizer, template, [message], False) == "fine"
+    time.sleep(0)  # an exception that came late would come here
+    assert not template_limits._running
