@@ -6,6 +6,8 @@ import random
 import time
 import tracemalloc
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from artel.errors import ArtelError, InputError
 from artel.text import html_to_text
 from artel.text.clean import clean
 from artel.text.encodings import NotText, decode, detect_encoding, other_encoding
-from reading import documents, items, read_texts
+from reading import checked, documents, items, read_texts
 from stores import stored
 
 LINES = "".join(f'{{"text": "Строка {number}, и в ней слова"}}\n' for number in range(3000)).encode()
@@ -270,3 +272,30 @@ def test_guessed_encodings_are_counted_by_source(tmp_path):
     (tmp_path / "out").mkdir()
     _, ledger = stored(tmp_path / "out", data={**data, "validation": 0.0})
     assert ledger["encodings"] == found
+
+
+def test_a_tag_of_countless_attributes_is_not_parsed():
+    for separator in (b" ", b"/", b"\n"):
+        page = b"<p>a<i " + separator.join(b"a%d=1" % number for number in range(200_000)) + b">b"
+        with pytest.raises(NotText, match=r"has a tag with 200,00\d attributes"):
+            html_to_text(page)
+    picture = b"<p>a<img class=x src='data:image/png;base64," + b"AB/+ " * 100_000 + b"'>b" + b" word" * 20_000
+    assert html_to_text(picture).startswith("ab word word")
+
+
+def test_a_window_that_takes_too_much_memory_is_named(tmp_path):
+    parameters = zstandard.ZstdCompressionParameters(window_log=31, compression_level=1, write_content_size=0)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "a.txt.zst").write_bytes(packer.compress(b"hello\n" * 1000) + packer.flush())
+    for source in ({"document": "line"}, {"document": "file"}, {"format": "warc"}):
+        with pytest.raises(InputError, match="is packed with a window of over 128 MB; pack it anew"):
+            read_texts(tmp_path / "a.txt.zst", **source)
+
+
+@pytest.mark.parametrize("format", ["parquet", "chat", "preference"])
+def test_two_columns_of_one_name_are_told_before_anything_is_read(tmp_path, format):
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+    table = pyarrow.Table.from_arrays(columns, names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet has 2 columns 'text'; rename them"):
+        checked(tmp_path / "a.parquet", format=format)

@@ -66,7 +66,18 @@ def page_source(data: bytes, content_type: str, profile: Literal["none", "lib.ru
     if (tags := code.count(b"<")) > MOST_TAGS:
         what = f"has {tags:,} tags, and of a page no more than {MOST_TAGS:,} are read; cut it up, or leave it out"
         raise NotText("too_many_tags", what)
+    if len(code) > _LONG_PAGE:
+        most = max((_attributes(piece) for piece in code.split(b">") if len(piece) > _LONG_TAG), default=0)
+        if most > _MOST_ATTRIBUTES:
+            what = f"has a tag with {most:,} attributes; take it out, or leave the page out"
+            raise NotText("too_many_attributes", what)
     return code
+
+
+def _attributes(piece: bytes) -> int:
+    """How many attributes the tag at the end of a piece has: the parser compares each with all before it."""
+    tag = _TAG.search(piece)
+    return len(_QUOTED.sub(b"", piece[tag.start() :]).replace(b"/", b" ").split()) if tag else 0
 
 
 def _found_in_utf_8(data: bytes, content_type: str) -> bytes:
@@ -233,6 +244,10 @@ _GONE_IDS, _BLOCK_IDS = _ids(_GONE), _ids(_BLOCKS)
 (_PRE_ID,) = _ids(frozenset({"pre"}))
 # The tree takes up to 600 bytes for each: so many take 600 MB.
 MOST_TAGS = 1_000_000
+# Smaller pages and tags take it few seconds, whatever attributes they have.
+_LONG_PAGE, _LONG_TAG, _MOST_ATTRIBUTES = 100_000, 20_000, 5_000
+_TAG = re.compile(rb"<[a-zA-Z]")
+_QUOTED = re.compile(rb"\"[^\"]*\"|'[^']*'")
 # Pages with fewer tags take the parser less than a second, whatever they are; browsers nest 512 deep.
 _MANY_TAGS = 20_000
 _DEEP = 2_000

@@ -60,6 +60,8 @@ DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
 
 
 def damaged(error: Exception) -> BadLine:
+    if "too much memory" in str(error):  # zstd's words
+        return BadLine("window", "is packed with a window of over 128 MB; pack it anew with zstd --long=27 or without")
     return BadLine("truncated", f"the compressed file is damaged here: {error}; fetch or pack it anew")
 
 

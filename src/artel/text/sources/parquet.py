@@ -82,7 +82,7 @@ def check_parquet(file: Path, source: SourceConfig, where: str) -> list[Problem]
     """What is wrong with a parquet file before any of its rows is read; `where` is the source's key in the run file."""
     try:
         with _opened(file, str(file)) as table:
-            wrong = _wrong_column(table, source) if source.format in ("auto", "parquet") else ""
+            wrong = _wrong_column(table, source) if source.format in ("auto", "parquet") else _twice(table)
             return [Problem(f"{where}.field", f"{file} {wrong}", _FIX_COLUMN)] if wrong else []
     except InputError as error:
         return list(error.problems)
@@ -124,11 +124,18 @@ def _wrong_column(table: Any, source: SourceConfig) -> str:
     """Why the texts cannot be taken from the column that the source names; empty when they can."""
     schema = table.schema_arrow
     if schema.names.count(source.field) > 1:
-        return f"has {schema.names.count(source.field)} columns {source.field!r}; rename them, so that each has its own"
+        return _twice(table)
     if source.field not in schema.names:
         return f"has no column {source.field!r} (it has: {', '.join(schema.names) or 'none'})"
     kind = schema.field(source.field).type
     return "" if _encoding(kind, source) else f"has {kind}, not text, in the column {source.field!r}"
+
+
+def _twice(table: Any) -> str:
+    """What is said of columns of one name: which of them is meant is known to nobody."""
+    names = table.schema_arrow.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    return "" if twice is None else f"has {names.count(twice)} columns {twice!r}; rename them"
 
 
 def _encoding(kind: Any, source: SourceConfig) -> str:
