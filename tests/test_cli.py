@@ -114,3 +114,15 @@ def test_what_a_device_has_not_is_told_before_any_text_is_prepared(tmp_path):
     assert "fp8 needs a GPU" in done.stderr
     assert "only adamw's are rounded" in done.stderr
     assert not (tmp_path / "stores").exists()
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_a_library_that_lacks_a_kernel_says_nothing():
+    """bitsandbytes, which peft imports, looks for a kernel of another package on processors with AVX-512 in bf16."""
+    code = (
+        "import logging; from artel.cli.common import quiet_libraries; quiet_libraries(); import bitsandbytes\n"
+        "print(logging.getLogger('bitsandbytes.backends.cpu.ops').isEnabledFor(logging.WARNING))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert done.stdout.strip() == "False"
+    assert "kernels" not in done.stderr

@@ -56,7 +56,7 @@ def lines_left(run, folder):
     from artel.preparing.prepare import _tokenizer
 
     workspace = Workspace.of(folder, run)
-    _tokenizer(run, workspace, lambda _: None)
+    _tokenizer(workspace, lambda _: None)
     return Tasks(workspace)
 
 

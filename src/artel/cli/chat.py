@@ -53,6 +53,7 @@ def chat(
 
     Example: artel chat runs/assistant --system "You answer briefly."
     """
+    tell("loading the model")
     quiet_libraries()
     from artel.using import Talk, TalkSettings, open_model
 

@@ -34,6 +34,7 @@ def evaluate(
 
     Example: artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt
     """
+    tell(f"loading {', '.join(name for name in names if '=' not in name)}")
     quiet_libraries()
     from artel.errors import InputError, Problem
     from artel.launching import choose_interface_of_process

@@ -38,6 +38,7 @@ def generate(
 
     Example: artel generate runs/tolstoy --prompt "Пьер закашлялся и" --max-new-tokens 150
     """
+    tell(f"loading {name}")
     quiet_libraries()
     from artel.config import load_run
     from artel.errors import InputError, Problem
