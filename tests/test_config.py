@@ -275,3 +275,13 @@ def test_a_configuration_of_ten_megabytes_is_none(tmp_path):
         file.truncate(10_000_001)
     with pytest.raises(InputError, match=r"has 10,000,001 bytes"):
         load_run(str(tmp_path / "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [("run=s3://bucket/run", "checkpoint.copy_to"), ("tokenizer.train.special=['']", "at least 1 character")],
+)
+def test_values_that_cannot_be_meant(tmp_path, override, says):
+    (tmp_path / "run.yaml").write_text(MINIMAL)
+    with pytest.raises(InputError, match=says):
+        load_run(str(tmp_path / "run.yaml"), [override])

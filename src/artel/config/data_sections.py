@@ -348,7 +348,7 @@ class TokenizerTraining(Section):
     pad: str | None = Field(
         None, min_length=1, description="The padding token; <|pad|>, for encoders <pad>, when null."
     )
-    special: list[str] = Field(default=[], description="Further special tokens.")
+    special: list[Annotated[str, Field(min_length=1)]] = Field(default=[], description="Further special tokens.")
     minimum_frequency: Count = Field(2, ge=1, description="Merges seen fewer times than this are not made.")
     sample: Bytes = Field(
         2_000_000_000, ge=1, description="Bytes of training text, at most, that the tokenizer is trained on."

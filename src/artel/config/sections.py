@@ -291,3 +291,12 @@ class RunConfig(Section):
     track: list[Literal["console", "jsonl", "tensorboard", "wandb"]] = free(
         ["console", "jsonl"], "Where figures go; tensorboard and wandb are extras."
     )
+
+    @field_validator("run")
+    @classmethod
+    def _on_a_disk(cls, folder: str) -> str:
+        if "://" in folder:
+            raise ValueError(
+                f"{folder!r} is no folder; write one of a disk, and checkpoint.copy_to: s3://BUCKET/PREFIX"
+            )
+        return folder

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from artel.config import RunConfig, WrongRunFile, is_doubtful, located
+from artel.config.load import read_file
 from artel.config.sections import ParallelConfig
 from artel.errors import InputError, Problem
 from artel.models import check_model, check_pretrained, pick_precision
@@ -81,6 +82,9 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
     train = run.train
     texts = ("data.sources", "data.validation", "data.max_document", "data.from_store", "data.store", "run")
     yield Check(texts, lambda: check_texts(run))
+    if run.parallel.deepspeed is not None:
+        file = Path(run.parallel.deepspeed)
+        yield Check(("parallel.deepspeed",), lambda: read_file(file))
     yield Check(("track",), lambda: check_trackers(list(run.track)))
     yield Check(("train.optimizer", "train.weights", "train.precision"), lambda: check_optimizer(train))
     if start.here:
