@@ -73,7 +73,7 @@ _WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "template-that-is-not-there": ({"objective": "chat", "chat": {"template": "nowhere.jinja"}}, ("nowhere.jinja",)),
     "tensor-of-three": ({"parallel": {"tensor": 3}}, ("parallel",)),
     "pipeline-of-more-than-layers": ({"parallel": {"pipeline": 64}}, ("parallel",)),
-    "deepspeed-file-that-is-not-there": ({"parallel": {"deepspeed": "nowhere.json"}}, ("parallel.deepspeed",)),
+    "deepspeed-file-that-is-not-there": ({"parallel": {"deepspeed": "nowhere.json"}}, ("nowhere.json",)),
     "three-of-a-kind": ({"train": {"batch": 0, "warmup": -1}, "seed": "x"}, ("train.batch", "train.warmup", "seed")),
     "tracker-with-a-path": ({"track": ["../../executed"]}, ("track",)),
 }
@@ -180,9 +180,9 @@ for _seed in range(8):
 @case("run files")
 def deepspeed_file_that_is_hostile(place: Place) -> Steps:
     place.write("ds.json", b"[" * 100_000)
-    yield refused("config", "check", place.run({"parallel": {"deepspeed": "ds.json"}}))
+    yield refused("train", place.run({"parallel": {"deepspeed": "ds.json"}}))
     place.write("ds.json", json.dumps({"train_batch_size": 10**30, "zero_optimization": {"stage": -1}}))
-    yield refused("config", "check", place.run({"parallel": {"deepspeed": "ds.json"}}))
+    yield refused("train", place.run({"parallel": {"deepspeed": "ds.json"}}))
 
 
 @case("run files")
