@@ -18,6 +18,8 @@ from artel.models.folder import cannot_load
 from artel.preparing import has_store, tokenizer_name
 from artel.tokens import Tokenizer, load_tokenizer
 
+_FEW = 1000  # ids of a tokenizer of which nothing is known: some models cannot be built with a handful
+
 
 def is_within_reach(name: str | None) -> bool:
     """Whether a model's or a tokenizer's files are read without a network; a wrong folder's name is, too."""
@@ -80,6 +82,8 @@ def _known_tokenizer(run: RunConfig) -> Tokenizer:
     trained = run.tokenizer.train
     if trained is None and tokenizer_name(run) is None and not run.data.from_store:
         trained = TokenizerTraining()
-    size = 1 if trained is None else trained.vocab
+    written = (run.model.config or {}).get("vocab_size")
+    unknown = min(_FEW, written) if isinstance(written, int) else _FEW
+    size = unknown if trained is None else trained.vocab
     ids: Any = SimpleNamespace(bos_token_id=0, pad_token_id=0, cls_token_id=0, sep_token_id=0)
     return cast(Tokenizer, SimpleNamespace(vocabulary=size, end_id=0, hf=ids))
