@@ -46,7 +46,7 @@ def stopped(name: str, word: str, right: set[int], place: Place) -> Steps:
 
 
 for _name in ("INT", "TERM", "HUP", "KILL", "USR1"):
-    right = {0, 1, 130, 143} if _name in ("INT", "TERM") else {0, 1, 130, *(-number for number in range(1, 32))}
+    right = {0, 1, 130, -2} if _name == "INT" else {0, 1, 130, *(-number for number in range(1, 32))}
     for _when, _word in (("text", "turning text"), ("steps", "steps of")):
         add("signals", f"{_name.lower()}-during-{_when}", partial(stopped, _name, _word, right), quick=False)
 
