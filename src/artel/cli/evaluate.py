@@ -34,7 +34,9 @@ def evaluate(
 
     Example: artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt
     """
-    tell(f"loading {', '.join(name for name in names if '=' not in name)}")
+    models, overrides = [name for name in names if "=" not in name], [name for name in names if "=" in name]
+    if models:
+        tell(f"loading {', '.join(models)}")
     quiet_libraries()
     from artel.errors import InputError, Problem
     from artel.launching import choose_interface_of_process
@@ -43,8 +45,6 @@ def evaluate(
     from artel.using import evaluate as judge
     from artel.using import open_model
 
-    models = [name for name in names if "=" not in name]
-    overrides = [name for name in names if "=" in name]
     if not models:
         raise InputError([Problem("MODEL", "names no model", "artel evaluate runs/NAME")])
     if predictions is not None and len(models) > 1:
