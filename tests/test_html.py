@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selectolax.lexbor import LexborHTMLParser
 
-from artel.config import SourceConfig
+from artel.config import DataConfig, SourceConfig
 from artel.text import html_to_text
 from artel.text.html import _BLOCKS, _GONE, _flat, page_source
 from artel.text.main_text import main_text
@@ -138,9 +138,12 @@ def test_any_page_has_a_main_text_or_none(pieces):
 def test_a_page_without_main_text_is_dropped_and_not_a_bad_one(tmp_path):
     source = SourceConfig(path=["x"], extract="main")
     file = written(tmp_path, "a.html", "<html><body><script>var home</script></body></html>")
-    assert list(read_html(file, "a.html", "", "set", source)) == [Dropped("no_main_text", "set")]
+    assert list(read_html(file, "a.html", "", "set", source, DataConfig())) == [Dropped("no_main_text", "set")]
     file = written(tmp_path, "b.html", f"<html><body><article><h1>Title</h1>{MAIN}</article></body></html>")
-    (record,) = read_html(file, "b.html", "", "set", source)
+    (record,) = read_html(file, "b.html", "", "set", source, DataConfig())
     assert isinstance(record, Record)
     lines = source.model_copy(update={"document": "line"})
-    assert [item.origin for item in read_html(file, "b.html", "", "set", lines)] == ["b.html:1", "b.html:2"]
+    assert [item.origin for item in read_html(file, "b.html", "", "set", lines, DataConfig())] == [
+        "b.html:1",
+        "b.html:2",
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
@@ -115,30 +116,49 @@ def other_encoding(line: bytes, encoding: str) -> str:
     sees. Told are UTF-8, and the Cyrillic encodings among one another. Of 52,000 lines of six novels and of Universal
     Dependencies, written in the three encodings, none is taken for another's; of each other's lines 98 % are found.
     """
-    if line.isascii() or not is_table(encoding):
-        return ""
-    cyrillic = _CYRILLIC_NAMES.get(codecs.lookup(encoding).name, "")
-    letters = len(line.translate(None, _ASCII))
-    # Of Russian in its own encoding a quarter is left, of any other text, and in any other, more.
-    if cyrillic and 2 * len(line.translate(None, _COMMON[cyrillic])) <= letters:
-        return ""
-    if _IN_UTF_8.search(line) is not None:
+    check = line_check(encoding)
+    return "" if check is None else check(line)
+
+
+@cache
+def line_check(encoding: str) -> Callable[[bytes], str] | None:
+    """`other_encoding` of lines of one file; None where a character takes several bytes, and cannot be read wrongly."""
+    if not is_table(encoding):
+        return None
+    cyrillic = _CYRILLIC_NAMES.get(codecs.lookup(encoding).name)
+    if cyrillic is None:
+        return _as_utf_8
+    common = _COMMON[cyrillic]
+
+    def check(line: bytes) -> str:
+        letters = len(line.translate(None, _ASCII))
+        # Of Russian in its own encoding a quarter is left, of any other text, and in any other, more.
+        if 2 * len(line.translate(None, common)) <= letters:
+            return ""
+        if _as_utf_8(line):
+            return "utf-8"
+        scores = {name: _russian(line.decode(name, "replace")) for name in _CYRILLIC}
+        best = max(scores, key=lambda name: scores[name])
+        # By half of this Ukrainian, weighed by the letters of Russian, reads better in another encoding than its own.
+        return best if scores[best] > scores[cyrillic] + 5 + letters / 10 else ""
+
+    return check
+
+
+def _as_utf_8(line: bytes) -> str:
+    """`utf-8` where a line is that beyond doubt: by two characters at least, for one may be a letter and a sign."""
+    if not line.isascii() and _IN_UTF_8.search(line) is not None:
         with suppress(UnicodeDecodeError):
-            if len(line) - len(line.decode()) > 1:  # two characters at least: one may be a letter and a sign
+            if len(line) - len(line.decode()) > 1:
                 return "utf-8"
-    if not cyrillic:
-        return ""
-    scores = {name: _russian(line.decode(name, "replace")) for name in _CYRILLIC}
-    best = max(scores, key=lambda name: scores[name])
-    # By half of this Ukrainian, weighed by the letters of Russian, reads better in another encoding than its own.
-    return best if scores[best] > scores[cyrillic] + 5 + letters / 10 else ""
+    return ""
 
 
 def check_lines(data: bytes, encoding: str) -> None:
     """Raise NotText for a text in an encoding of one byte that has a line of another one."""
-    if not data.isascii() and is_table(encoding):
+    if (check := line_check(encoding)) is not None:
         for number, line in enumerate(data.split(b"\n"), 1):
-            if other := other_encoding(line, encoding):
+            if other := check(line):
                 raise NotText("other_encoding", f"its line {number} {not_of(encoding, other)}")
 
 

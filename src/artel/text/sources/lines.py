@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import io
 import lzma
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,16 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import zstandard
 
 from artel.errors import InputError, Problem
-from artel.text.encodings import (
-    SAMPLE,
-    NotText,
-    decode,
-    detect_encoding,
-    is_table,
-    not_of,
-    one_line_end,
-    other_encoding,
-)
+from artel.text.encodings import SAMPLE, NotText, decode, detect_encoding, line_check, not_of, one_line_end
 from artel.text.sources.names import PACKED, file_name
 
 if TYPE_CHECKING:
@@ -80,11 +72,11 @@ def read_lines(
             raise ValueError(f"{origin} in {name} cannot be divided")
         yield from _wide_lines(file, origin, name, largest)
         return
-    may_differ = is_table(name)
+    check = line_check(name)
     for number, line in read_byte_lines(file, origin, largest, span):
         if isinstance(line, BadLine):
             yield number, line
-        elif may_differ and (other := other_encoding(line, name)):
+        elif check is not None and (other := check(line)):
             yield number, BadLine("other_encoding", not_of(name, other))
         else:
             try:
@@ -221,7 +213,7 @@ def read_whole(file: Path, origin: str, largest: int) -> bytes:
     """
     packed = file_name(origin).endswith(PACKED)
     with unpacked(file, origin) if packed else file.open("rb", buffering=0) as stream:
-        size = -1 if packed else file.stat().st_size
+        size = -1 if packed else os.fstat(stream.fileno()).st_size
         if size > largest:
             raise too_large(origin, f"{size:,} bytes are", largest)
         pieces: list[bytes] = []

@@ -12,7 +12,7 @@ import orjson
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
-from artel.text.encodings import SAMPLE, NotText, detect_encoding, is_table, not_of, other_encoding
+from artel.text.encodings import SAMPLE, NotText, detect_encoding, line_check, not_of
 from artel.text.records import Pair, Record, Rejected
 from artel.text.sources.lines import DAMAGED, BadLine, damaged, read_lines, unpacked
 from artel.text.sources.names import PACKED, file_name, packed_too, unpacked_name
@@ -241,8 +241,8 @@ def _values(row: list[str], width: int, places: list[int], encoding: str) -> tup
         return BadLine(
             "unreadable", f"is not {encoding}: byte {byte:#04x}; mend it, or name the encoding of the source"
         )
-    if is_table(encoding):
-        for other in (other_encoding(value.encode(encoding), encoding) for value in values):
+    if (check := line_check(encoding)) is not None:
+        for other in (check(value.encode(encoding)) for value in values):
             if other:
                 return BadLine("other_encoding", not_of(encoding, other))
     return values

@@ -67,8 +67,9 @@ def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig
             file = fetch_remote(RemoteFile(each.address, each.size, each.version), cache_folder() / "remote")
             yield from _read(file, each, "", name, source, data, note)
         else:
-            with unchanged(Path(each.address), each.version):
-                yield from _read(Path(each.address), each, "", name, source, data, note)
+            here = Path(each.address)
+            with unchanged(here, each.version):
+                yield from _read(here, each, "", name, source, data, note)
 
 
 def _read(
@@ -94,12 +95,13 @@ def _read(
 
 def _is_of_lines(kind: str, what: Input, source: SourceConfig) -> bool:
     """Whether the encoding of a file is to be guessed by its first megabyte, as it is of files of lines."""
-    if source.encoding != "auto" or file_name(what.address).endswith(".parquet"):
+    if source.encoding != "auto":
         return False
+    if kind == "text":
+        return what.is_cut or source.document in ("line", "paragraph")
     if kind == "pairs":
         return not source.outputs  # which have an encoding of their own
-    is_text_of_lines = kind == "text" and (what.is_cut or source.document in ("line", "paragraph"))
-    return is_text_of_lines or kind in ("jsonl", "csv", "nq", "chat", "preference")
+    return kind in ("jsonl", "csv", "nq", "chat", "preference") and not file_name(what.address).endswith(".parquet")
 
 
 _BY_FIELDS = {
