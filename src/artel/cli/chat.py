@@ -57,6 +57,10 @@ def chat(
     quiet_libraries()
     from artel.using import Talk, TalkSettings, open_model
 
+    try:
+        system.encode()
+    except UnicodeEncodeError:
+        raise InputError([Problem("--system", "is not UTF-8", "write it in UTF-8")]) from None
     settings = TalkSettings(history, new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
     if script is None and not sys.stdin.isatty():
         script = "-"

@@ -48,7 +48,7 @@ def generate(
 
     if overrides and not untrained:
         raise InputError([Problem("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")])
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _given("--prompt", prompt)
     opened = open_untrained(load_run(name, overrides or []), tell) if untrained else open_model(name)
     if isinstance(opened.objective, SpanQA):
         _answer(opened, opened.objective, text, _read(context), as_json)
@@ -86,17 +86,31 @@ def _fill(opened: Opened, text: str, as_json: bool) -> None:
         tell("  ".join(f"{token.strip()} {share:.3f}" for token, share in mask))
 
 
+def _given(flag: str, value: str) -> str:
+    """What was given with a flag, or on standard input. Raises InputError for what is no text."""
+    from artel.errors import InputError, Problem
+
+    try:
+        text = sys.stdin.read() if value == "-" else value
+        text.encode()
+    except UnicodeError as error:
+        place = f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else "half a character, or a broken byte"
+        raise InputError([Problem(flag, f"is not UTF-8 ({place})", "write it in UTF-8")]) from None
+    return text
+
+
 def _read(text_or_file: str) -> str:
     from artel.errors import InputError, Problem
 
     if not text_or_file:
         raise InputError([Problem("--context", "a question needs a text to be answered from", "give a text or a file")])
-    if text_or_file == "-":
-        return sys.stdin.read()
     try:
         return Path(text_or_file).read_text(encoding="utf-8")
-    except OSError:  # no such file, or a name that no file can have: it is the text itself
-        return text_or_file
+    except UnicodeDecodeError as error:
+        what = f"{text_or_file} is not UTF-8 (byte {error.start})"
+        raise InputError([Problem("--context", what, "save it as UTF-8")]) from None
+    except (OSError, ValueError):  # no such file, or a name that no file can have: it is the text itself
+        return _given("--context", text_or_file)
 
 
 def _answer(opened: Opened, objective: SpanQA, question: str, context: str, as_json: bool) -> None:

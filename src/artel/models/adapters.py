@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -57,10 +56,16 @@ def read_adapter(name: str) -> AdapterFolder | None:
     folder = Path(name)
     if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
         return None
+    where = str(folder / CONFIG)
+    if not (folder / _WEIGHTS).is_file():
+        what, fix = f"there is no {_WEIGHTS} beside it", "give the folder with all of its files"
+        if (folder / "adapter_model.bin").is_file():
+            what += ", only adapter_model.bin, a pickle, which could hold code"
+            fix = "where you trust it, load it with peft and save it again: save_pretrained writes safetensors"
+        raise InputError([Problem(where, what, fix)])
     require_peft()
     from peft import PeftConfig, PeftType
 
-    where = str(folder / CONFIG)
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except Exception as error:  # JSON, and whatever peft's own checks raise
@@ -68,7 +73,7 @@ def read_adapter(name: str) -> AdapterFolder | None:
     if config.peft_type != PeftType.LORA:
         raise InputError([Problem(where, f"is an adapter of type {config.peft_type}", "artel knows LoRA only")])
     base = config.base_model_name_or_path
-    if not base:
+    if not base or not isinstance(base, str):
         raise InputError([Problem(where, "names no base model", 'add "base_model_name_or_path": its folder or hub id')])
     if base.startswith(("/", ".", "~")) and not Path(base).is_dir():
         fix = "write its new place there as base_model_name_or_path"
@@ -188,10 +193,8 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> None:
         state = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(file).items()}
         _inject(model, copy.deepcopy(adapter.config))
         found = set_peft_model_state_dict(model, state, adapter_name=_NAME)
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        first = " ".join(str(error).split())[:300]
-        fix = f"it belongs to {adapter.base}; is that still the same model?"
-        raise InputError([Problem(str(file), f"does not fit its base model: {first}", fix)]) from None
+    except Exception as error:  # safetensors, PyTorch and peft's own checks, each in its own way
+        raise _unfit(adapter, error) from None
     if found.unexpected_keys:
         what = f"has tensors that {adapter.base} has no place for: {', '.join(found.unexpected_keys[:3])} …"
         raise InputError([Problem(str(file), what, "base_model_name_or_path must be the model it was trained on")])
@@ -200,12 +203,22 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> None:
 def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedModel:
     """The base model, in float32, with a saved adapter's changes added to its weights.
 
-    Embeddings that were tied and are trained with the adapter come out apart, and the configuration says so.
+    Embeddings that were tied and are trained with the adapter come out apart, and the configuration says so. Raises
+    InputError where they do not fit.
     """
     from peft import PeftModel
 
-    with _without_advice():
-        return PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
+    try:
+        with _without_advice():
+            return PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
+    except Exception as error:  # as above
+        raise _unfit(adapter, error) from None
+
+
+def _unfit(adapter: AdapterFolder, error: Exception) -> InputError:
+    first = " ".join(str(error).split())[:300]
+    fix = f"it belongs to {adapter.base}; is that still the same model?"
+    return InputError([Problem(str(adapter.folder / _WEIGHTS), f"does not fit its base model: {first}", fix)])
 
 
 @contextmanager

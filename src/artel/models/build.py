@@ -29,7 +29,7 @@ from artel.models.adapters import (
     load_adapter,
     require_peft,
 )
-from artel.models.folder import cannot_load, check_folder, read_config
+from artel.models.folder import cannot_load, check_folder, in_words, read_config
 from artel.models.heads import check_head, model_class, own_classes
 from artel.models.initial import initialise_again
 from artel.models.lacking import check_lacking, check_vocabulary, has_embeddings
@@ -183,15 +183,17 @@ def from_scratch(
     """The model of a configuration, on the meta device; of none given the default's. Raises InputError."""
     wanted = wanted or _default(auto_class)
     config = _configuration(wanted, tokenizer, auto_class)
-    build = model_class(config, auto_class, heads)._from_config
     given = {config.attribute_map.get(key, key) for key in wanted}
     try:
+        build = model_class(config, auto_class, heads)._from_config
         with torch.device("meta"):
             longest = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
             if longest not in given and hasattr(config, "max_position_embeddings"):
                 config.max_position_embeddings = block + _position_offset(build(config))
             model = build(config)
-    except (ValueError, TypeError, AssertionError, RuntimeError, AttributeError, KeyError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # each architecture refuses sizes in its own way
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
             [Problem("model.config", f"{config.model_type} cannot be built: {first}", "check its sizes")]
@@ -311,8 +313,8 @@ def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str
     try:
         return CONFIG_MAPPING[model_type](**values)
     except Exception as error:  # each configuration checks its own way; huggingface_hub wraps what it finds
-        first = " ".join(str(error).split())[:300]
-        raise InputError([Problem("model.config", f"{model_type} refuses it: {first}", "check its values")]) from None
+        what = f"{model_type} refuses it: {in_words(error)}"
+        raise InputError([Problem("model.config", what, "check its values")]) from None
 
 
 def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], known: set[str]) -> dict[str, int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,20 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
         raise cannot_load(name, error) from None
 
 
+_WRONG_TYPE = re.compile(r"Field '(\w+)' expected (.+?), got \w+ \(value: (.*?)\)")
+"""How a configuration refuses a value's type."""
+
+
+def in_words(error: Exception) -> str:
+    """What a library said, in one line; a value of the wrong type shortly."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    wrong = _WRONG_TYPE.search(said)
+    return f"{wrong[1]} is {wrong[3][:100]}, which is no {wrong[2]}" if wrong else said[:300]
+
+
 def cannot_load(name: str, error: Exception) -> InputError:
     """What transformers said of a model that it could not load, as a message with a remedy."""
-    first = " ".join(str(error).split())[:300]
+    first = in_words(error)
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     remote = f"a hub id needs network{offline}; or give a folder"
     fix = "check its config.json and weights" if Path(name).is_dir() else remote
@@ -98,7 +110,7 @@ def in_pieces(folder: Path) -> bool:
 def _read(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError([Problem(str(file), f"cannot be read: {error}", "it must be JSON")]) from None
     if not isinstance(values, dict):
         raise InputError([Problem(str(file), "is not a JSON object", "give a folder written by save_pretrained")])
@@ -118,6 +130,10 @@ def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
     if weights is not None and Path(str(weights)).name != weights:
         what = f"says that its weights are in {str(weights)[:200]}, which is no file beside its config.json"
         raise InputError([Problem("model.from", f"{name} {what}", "take transformers_weights out of it")])
+    classes = values.get("architectures")
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(kind, str) for kind in classes)):
+        what = f"its config.json says architectures: {str(classes)[:100]}, which is no list of names"
+        raise InputError([Problem("model.from", f"{name}: {what}", "take it out, or name the class that wrote it")])
     code = values.get("auto_map")
     if runs_code:
         check_whose(values, name)

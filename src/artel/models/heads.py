@@ -14,7 +14,10 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from artel.errors import InputError, Problem
 
 # A layer takes milliseconds to be set up, even without weights; the deepest published have 1,000 (arXiv:2203.00555).
-_MOST_LAYERS = 1_000
+# The others are a hundred times the largest published.
+_SIZES = {
+    "num_hidden_layers": 1_000, "hidden_size": 10**7, "num_attention_heads": 10**5, "vocab_size": 10**8,
+}  # fmt: skip
 
 # What each head is for, and architectures that have it, to be named when another is asked for it.
 _PURPOSE = {
@@ -38,16 +41,26 @@ def own_classes(config: PreTrainedConfig, *, runs_code: bool) -> dict[str, str]:
     return dict(getattr(config, "auto_map", None) or {}) if runs_code else {}
 
 
+def check_sizes(config: PreTrainedConfig) -> None:
+    """Raise InputError for sizes of a configuration that nothing can have, by the names that its architecture uses."""
+    text = config.get_text_config()
+    problems = []
+    for name, most in _SIZES.items():
+        size = getattr(text, name, None)
+        if isinstance(size, bool | str | float) or (isinstance(size, int) and not 0 < size <= most):
+            own = text.attribute_map.get(name, name)
+            problems.append(Problem("model.config", f"{own} is {size!r}", f"write a number from 1 to {most:,}"))
+    if problems:
+        raise InputError(problems)
+
+
 def model_class(config: PreTrainedConfig, auto_class: str, heads: dict[str, int], *, runs_code: bool = False) -> Any:
     """The model class for a configuration, with linear `heads` (name -> outputs) as modules of those names.
 
     With `runs_code` it may be of the model's own code, which is run to get it. Raises InputError for a configuration
-    with more layers than anything can build in time.
+    whose sizes are no sizes, or of more layers than anything can build in time.
     """
-    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
-    if isinstance(layers, int) and layers > _MOST_LAYERS:
-        raise InputError([Problem("model", f"its configuration says {layers:,} layers", f"up to {_MOST_LAYERS:,} are "
-                                  "built: check its number of layers")])  # fmt: skip
+    check_sizes(config)
     own = own_classes(config, runs_code=runs_code).get(auto_class)
     if own is not None:
         base = get_class_from_dynamic_module(own, config.name_or_path)

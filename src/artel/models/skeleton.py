@@ -31,7 +31,7 @@ from artel.models.build import (
 )
 from artel.models.conversion import Loading, plan_loading
 from artel.models.folder import cannot_load, read_config
-from artel.models.heads import model_class
+from artel.models.heads import check_sizes, model_class
 from artel.models.lacking import check_lacking
 from artel.models.materialise import Weights
 from artel.models.tensor_files import TensorFiles, check_shapes, find_files
@@ -123,6 +123,7 @@ def check_whole(name: str) -> None:
 
 
 def _check_saved(name: str, config: PreTrainedConfig, kind: Any, *, learns: bool) -> None:
+    check_sizes(config)
     try:
         model = _untied(config, kind)
         _, loading = _plan(model, name, config)

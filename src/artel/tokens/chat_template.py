@@ -154,7 +154,11 @@ def _own(tokenizer: Tokenizer, where: str) -> str:
         if "default" not in own:
             what = f"the tokenizer has the templates {', '.join(own)}, and none is the default"
             raise InputError([Problem(where, what, "write chatml, or the path of a Jinja file")])
-        return own["default"]
+        own = own["default"]
+    if own and not isinstance(own, str):
+        raise InputError(
+            [Problem(where, f"the tokenizer's chat template is {str(own)[:100]}, no text", "write chatml")]
+        )
     if own:
         return own
     return CHATML if set(CHATML_TOKENS) <= _added_tokens(tokenizer).keys() else PLAIN
@@ -177,6 +181,8 @@ def _check(template: str, where: str, name: str) -> None:
                     texts += render_jinja_template([messages], chat_template=template, add_generation_prompt=True)[0]
         return max(texts, key=len, default="")
 
+    if template.encode(errors="replace").decode() != template:
+        raise InputError([Problem(where, f"{name} holds half a character", "mend it, or write chatml")])
     if template not in (CHATML, PLAIN):
         try_template(write, where, name)
     try:

@@ -130,11 +130,19 @@ class Tokenizer:
 
     @contextmanager
     def _special_tokens_read(self, wanted: bool) -> Iterator[None]:
-        """Whether special tokens written in a text are read as such (`tokenizers` names it the other way round)."""
+        """Whether special tokens written in a text are read as such (`tokenizers` names it the other way round).
+
+        Raises InputError where its pattern goes back and forth in a text: the library's panic after a second.
+        """
         before = self._backend.encode_special_tokens
         self._backend.encode_special_tokens = not wanted
         try:
             yield
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            what, fix = f"the tokenizer cannot cut a text: {_first_line(error)}", "check the patterns in tokenizer.json"
+            raise InputError([Problem(self._where, what, fix)]) from None
         finally:
             self._backend.encode_special_tokens = before
 

@@ -128,7 +128,7 @@ def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer
 def _purpose(folder: str) -> Literal["causal", "masked", "span_qa"]:
     """The objective whose head a model folder has, by the class that wrote it."""
     config, _ = read_config(folder)
-    written_by = (getattr(config, "architectures", None) or [""])[0]
+    written_by = (config.architectures or [""])[0]
     if written_by.endswith("ForMaskedLM"):
         return "masked"
     return "span_qa" if written_by.endswith("ForQuestionAnswering") else "causal"

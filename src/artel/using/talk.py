@@ -222,6 +222,8 @@ class Talk:
 def _end_ids(model: PreTrainedModel) -> set[int]:
     """The ids that a model's own generation_config.json ends a text at; Llama 3 has several there."""
     ends = getattr(model.generation_config, "eos_token_id", None)
-    if ends is None:
-        return set()
-    return set(ends) if isinstance(ends, list) else {int(ends)}
+    numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(isinstance(number, int) for number in numbers):
+        what = f"its generation_config.json ends a text at {str(ends)[:100]}, which is no token's id"
+        raise InputError([Problem(model.name_or_path, what, "write eos_token_id as a number, or numbers in a list")])
+    return set(numbers)
