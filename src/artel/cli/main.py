@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +32,7 @@ from artel.cli.parsing import Verbs
 from artel.cli.streams import be_utf8, leave_out, newest_told, open_streams, show, write_lines
 from artel.errors import ArtelError, OutOfMemory, Problem, WorkError
 from artel.launching.worker import LostOthers
+from artel.printable import in_a_line
 from artel.storage.faults import FAULT, fault_lines, machine_error
 
 app = typer.Typer(
@@ -98,9 +99,12 @@ def main() -> None:
 def _run() -> int:
     """Do what the command line says; the exit status. Every error is told, none with a traceback."""
     try:
-        app()
+        return app(standalone_mode=False) or 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except typer.Abort:
+        write_lines(["artel: aborted"])
+        return 1
     except KeyboardInterrupt:
         write_lines(["artel: interrupted"])
         return 130
@@ -108,6 +112,8 @@ def _run() -> int:
         leave_out()
         return 1
     except BaseException as error:  # panics of libraries in Rust are no Exception
+        if hasattr(error, "format_message"):
+            return _refuse(error)
         known = machine_error(error)
         if known is not None:
             return _end(known)
@@ -117,7 +123,13 @@ def _run() -> int:
         if "ARTEL_LED" in os.environ:  # at once: before those that lost this process, which end without delay
             os._exit(FAULT)
         return 1
-    return 0
+
+
+def _refuse(error: Any) -> int:
+    """What is wrong with the command line, as typer shows it; its words may be names of files that a shell found."""
+    error.message = in_a_line(error.message)
+    error.show()
+    return int(error.exit_code)
 
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:

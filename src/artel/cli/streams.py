@@ -31,6 +31,8 @@ def open_streams() -> None:
     One that was closed (`>&-`) would be the next file that is opened, and what is printed would go into that. Closed
     standard output stays one that cannot be written: a result that was asked for is not lost in silence.
     """
+    global _newest
+    _newest = ""
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
