@@ -1,6 +1,7 @@
 """Hostile, damaged and careless inputs, given to artel as people give them: writes benchmarks/hostile.md.
 
-    python benchmarks/hostile.py [--family F] [--case C] [--short] [--jobs N] [--list] [--keep] [--out FILE]
+    python benchmarks/hostile.py [--family F] [--case C] [--short] [--jobs N] [--minutes M] [--list] [--keep]
+                                 [--out FILE]
 
 Each case (hostile/, by family) makes a folder of its own, gives commands there and says what is right for each: refused
 (2), failed in words (1), works (0), and then what the ledger, the store or the model must hold. The harness alone
@@ -30,6 +31,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0, help="chooses those of the short form")
     options.add_argument("--jobs", type=int, default=1)
     options.add_argument("--seconds", type=float, default=90.0, help="after which a command is ended: it hangs")
+    options.add_argument("--minutes", type=float, help="begin no further case after these; their order is by chance")
     options.add_argument("--list", action="store_true", help="print the cases' names, and run none")
     options.add_argument("--keep", action="store_true", help="keep the folders of cases that are not right")
     options.add_argument("--out", type=Path, help="the table; hostile.md beside this file when all cases are run")
@@ -42,11 +44,12 @@ def main() -> int:
     if arguments.list:
         print("\n".join(case.name for case in cases))
         return 0
-    verdicts = judge_all(cases, arguments.jobs, seconds=arguments.seconds, keep=arguments.keep)
+    limit = {"minutes": arguments.minutes, "seed": arguments.seed} if arguments.minutes else {}
+    verdicts = judge_all(cases, arguments.jobs, seconds=arguments.seconds, keep=arguments.keep, **limit)
     print("\n".join(summary(verdicts)))
     out = arguments.out or (Path(__file__).with_suffix(".md") if len(cases) == len(all_cases()) else None)
     if out:
-        out.write_text(table(verdicts, " ".join(["python", "benchmarks/hostile.py", *sys.argv[1:]])))
+        out.write_text(table(verdicts, len(all_cases()), " ".join(["python", "benchmarks/hostile.py", *sys.argv[1:]])))
     return int(any(verdict.faults for verdict in verdicts))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,13 +24,27 @@ def short_form(seed: int, of_each: int = 3) -> list[Case]:
 
 
 def judge_all(
-    cases: Sequence[Case], jobs: int, *, patience: float = 30.0, seconds: float = 90.0, keep: bool = False
+    cases: Sequence[Case],
+    jobs: int,
+    *,
+    patience: float = 30.0,
+    seconds: float = 90.0,
+    keep: bool = False,
+    minutes: float = math.inf,
+    seed: int = 0,
 ) -> list[Verdict]:
-    """The verdicts, in the order of the cases; those that are not right are printed as they come."""
+    """The verdicts, in the order of the cases; those that are not right are printed as they come.
+
+    With `minutes` the cases come by chance, and none begins after these.
+    """
+    end = time.monotonic() + 60 * minutes
+    turns = list(cases) if math.isinf(minutes) else random.Random(seed).sample(list(cases), len(cases))
     runner = Runner(patience=patience, seconds=seconds, keep=keep)
     try:
 
-        def judge(case: Case) -> Verdict:
+        def judge(case: Case) -> Verdict | None:
+            if time.monotonic() > end:
+                return None
             verdict = runner.judge(case)
             print(f"{case.name}: {verdict.text} ({verdict.seconds:.1f} s)", flush=True)
             for kind, what in verdict.faults:
@@ -36,6 +52,7 @@ def judge_all(
             return verdict
 
         with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(judge, cases))
+            verdicts = {verdict.case: verdict for verdict in pool.map(judge, turns) if verdict is not None}
+            return [verdicts[case.name] for case in cases if case.name in verdicts]
     finally:
         runner.close()

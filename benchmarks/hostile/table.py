@@ -32,7 +32,7 @@ def summary(verdicts: Sequence[Verdict]) -> list[str]:
     return rows
 
 
-def table(verdicts: Sequence[Verdict], command: str) -> str:
+def table(verdicts: Sequence[Verdict], cases: int, command: str) -> str:
     """As Markdown."""
     day = datetime.date.today().strftime("%d.%m.%Y")
     lines = [
@@ -40,6 +40,7 @@ def table(verdicts: Sequence[Verdict], command: str) -> str:
         "",
         f"`{command}`, {day}, on {os.cpu_count()} cores. What each case is: `hostile/`; what is judged, and by what:",
         "`hostile.py`. Seconds are of the whole case, memory of the largest moment of its processes.",
+        *([] if len(verdicts) == cases else [f"**{len(verdicts)} of {cases} cases were run**, chosen by chance."]),
         "",
         *summary(verdicts),
         "",
