@@ -3,8 +3,10 @@
 import base64
 import inspect
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -335,3 +337,26 @@ def test_what_counts_as_a_secret(text, shown):
     assert hide_secrets(text) == shown
     assert hide_secrets({"a": [text, 3]}) == {"a": [shown, 3]}
     assert text in (shown, "") or text not in str(Problem(text, text, text))
+
+
+def test_no_library_downloads_kernels(tmp_path):
+    """bitsandbytes asks the package `kernels` for code of a hub while it is imported, on processors with bf16."""
+    (tmp_path / "kernels.py").write_text("import pathlib\npathlib.Path('loaded').touch()\n")
+    script = (
+        "from artel.cli.common import quiet_libraries\n"
+        "quiet_libraries()\n"
+        "import bitsandbytes\n"
+        "from transformers.utils import is_kernels_available\n"
+        "assert not is_kernels_available()\n"
+        "try:\n"
+        "    import kernels\n"
+        "except ImportError:\n"
+        "    print('not there')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "not there\n"
+    assert not (tmp_path / "loaded").exists()

@@ -79,7 +79,9 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
     logging.getLogger("DeepSpeed").addFilter(_to_standard_error)
-    # peft imports bitsandbytes also where nothing is quantized; it then says that it lacks another package's kernel.
+    # bitsandbytes and transformers download code with the package `kernels` and run it, where it is installed: as if
+    # it were not. peft imports bitsandbytes also where nothing is quantized; it then says that it lacks that package.
+    sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     from transformers.utils import logging as transformers_logging
 
