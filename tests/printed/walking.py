@@ -18,7 +18,8 @@ from printed.walks import Step, Walk
 
 def cases(walks: tuple[Walk, ...]) -> list:
     """Parameters of a test, a walk each."""
-    marks = {True: [pytest.mark.long], False: []}
+    limit = pytest.mark.timeout(3000)  # each command has its own; this one is for a walk on a machine that is busy
+    marks = {True: [pytest.mark.long, limit], False: [limit]}
     return [pytest.param(walk, id=walk.name.replace(" ", "-"), marks=marks[walk.long]) for walk in walks]
 
 
