@@ -1,4 +1,4 @@
-"""The harness of benchmarks/hostile.py finds what is wrong."""
+"""benchmarks/hostile.py in short: a few quick cases of each family; and the harness finds what is wrong."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,13 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from hostile.case import Case, check, ends, refused, works
 from hostile.families import FAMILIES, all_cases
-from hostile.judging import judge_all
+from hostile.judging import judge_all, short_form
+
+
+def test_a_few_of_each_family():
+    verdicts = judge_all(short_form(19477), 2, patience=300, seconds=300)
+    assert {verdict.family for verdict in verdicts} == set(FAMILIES)
+    assert not {verdict.case: (verdict.faults, verdict.commands) for verdict in verdicts if verdict.faults}
 
 
 def test_there_are_150_and_more_of_every_kind():
