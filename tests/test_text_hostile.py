@@ -17,7 +17,7 @@ from artel.config import CleanConfig
 from artel.errors import ArtelError, InputError
 from artel.text import html_to_text
 from artel.text.clean import clean
-from artel.text.encodings import NotText, decode, detect_encoding, other_encoding
+from artel.text.encodings import NotText, decode, detect_encoding, foreign_lines, other_encoding
 from reading import checked, documents, items, read_texts
 from stores import stored
 
@@ -254,6 +254,20 @@ def test_no_line_of_a_novel_is_taken_for_another_encodings(shared_data, tmp_path
     assert [line for line in lines if other_encoding(line, encoding)] == []
     ukrainian = "Вони наділені розумом і совістю. Її ґанок. ЄС і США підписали угоду".encode(encoding, "ignore")
     assert other_encoding(ukrainian, encoding) == ""
+
+
+@pytest.mark.parametrize("encoding", [*FOUR[:3], "windows-1252"])
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_a_block_has_the_foreign_lines_that_are_found_one_by_one(encoding, end):
+    chance = random.Random(encoding)
+    words = [*" ".join(FOREIGN).split(), "Ёж", "café", "2024", "", "—", "«ЧАСТЬ»"]
+    lines = [
+        " ".join(chance.choices(words, k=chance.randrange(8))).encode(chance.choice([*FOUR, encoding]), "ignore")
+        for _ in range(2000)
+    ]
+    expected = {number: other for number, line in enumerate(lines) if (other := other_encoding(line, encoding))}
+    assert len(expected) > 100
+    assert foreign_lines(b"\n".join(lines) + end, encoding) == expected
 
 
 def test_guessed_encodings_are_counted_by_source(tmp_path):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+
+import numpy as np
 
 # A mark says more than any guess; UTF-32 before UTF-16, whose mark it begins with.
 _MARKS = (
@@ -21,6 +23,8 @@ _CYRILLIC = ("windows-1251", "koi8-r", "cp866")
 # Control characters that no text holds. Form feed, tab, line feeds and escape do occur in real files.
 _BINARY = bytes([*range(0x09), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 SAMPLE = 1_000_000
+BLOCK = 1 << 17
+"""Bytes of lines that are looked at together."""
 
 
 class NotText(Exception):
@@ -71,6 +75,10 @@ def detect_encoding(data: bytes, *, cut: bool = False) -> str:
 
 def _of_most_lines(sample: bytes) -> str:
     """The encoding in which most bytes beyond ASCII read as Russian, line by line: a file may have several."""
+    whole = max(_CYRILLIC, key=lambda name: _russian(sample.decode(name, "replace")))
+    doubtful = sum(len(line.translate(None, _ASCII)) for _, line in _doubtful_lines(sample, whole))
+    if 4 * doubtful < len(sample.translate(None, _ASCII)):
+        return whole
     votes: Counter[str] = Counter()
     for line in sample.split(b"\n"):
         if not line.isascii():
@@ -132,8 +140,7 @@ def line_check(encoding: str) -> Callable[[bytes], str] | None:
 
     def check(line: bytes) -> str:
         letters = len(line.translate(None, _ASCII))
-        # Of Russian in its own encoding a quarter is left, of any other text, and in any other, more.
-        if 2 * len(line.translate(None, common)) <= letters:
+        if 2 * len(line.translate(None, common)) <= letters:  # as in `_doubtful_lines`
             return ""
         if _as_utf_8(line):
             return "utf-8"
@@ -154,12 +161,50 @@ def _as_utf_8(line: bytes) -> str:
     return ""
 
 
+def foreign_lines(block: bytes, encoding: str) -> dict[int, str]:
+    """The lines of a block, numbered from 0, that are in another encoding, and in which (`other_encoding`).
+
+    One pass over the block says which lines need a look of their own: few, where it is in its file's encoding.
+    """
+    check = line_check(encoding)
+    if check is None or block.isascii():
+        return {}
+    cyrillic = _CYRILLIC_NAMES.get(codecs.lookup(encoding).name)
+    if cyrillic is not None:
+        lines = _doubtful_lines(block, cyrillic)
+    else:
+        lines = enumerate(block.split(b"\n")) if _IN_UTF_8.search(block) else iter(())
+    return {number: other for number, line in lines if (other := check(line))}
+
+
+def _doubtful_lines(block: bytes, cyrillic: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a block, with their numbers from 0, in which under half of the letters beyond ASCII are common ones.
+
+    Of Russian in its own encoding three quarters are common, of any other text, and in any other, fewer.
+    """
+    if block.isascii():
+        return
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+    starts = np.concatenate(([0], ends + 1))
+    if starts[-1] == len(block):
+        starts = starts[:-1]
+    weights = np.frombuffer(block.translate(_WEIGHTS[cyrillic]), np.int8)
+    for number in np.flatnonzero(np.add.reduceat(weights, starts, dtype=np.int32) > 0).tolist():
+        end = ends[number] if number < len(ends) else len(block)
+        yield number, block[starts[number] : end]
+
+
 def check_lines(data: bytes, encoding: str) -> None:
     """Raise NotText for a text in an encoding of one byte that has a line of another one."""
-    if (check := line_check(encoding)) is not None:
-        for number, line in enumerate(data.split(b"\n"), 1):
-            if other := check(line):
-                raise NotText("other_encoding", f"its line {number} {not_of(encoding, other)}")
+    if line_check(encoding) is None:
+        return
+    start = 0
+    while start < len(data):
+        stop = data.find(b"\n", start + BLOCK) + 1 or len(data)
+        for number, other in foreign_lines(data[start:stop], encoding).items():
+            line = data.count(b"\n", 0, start) + number + 1
+            raise NotText("other_encoding", f"its line {line} {not_of(encoding, other)}")
+        start = stop
 
 
 @cache
@@ -182,6 +227,11 @@ _IN_UTF_8 = re.compile(rb"[\xc2-\xf4][\x80-\xbf]")
 _CYRILLIC_NAMES = {codecs.lookup(name).name: name for name in _CYRILLIC}
 # ASCII, and the letters that make four fifths of Russian.
 _COMMON = {name: _ASCII + "оеанитслвркдмуп".encode(name) for name in _CYRILLIC}
+# By which the bytes of a line are added up: -1 (as a byte 255) for those letters, 1 for any other beyond ASCII.
+_WEIGHTS = {
+    name: bytes(0 if byte < 128 else 255 if byte in common else 1 for byte in range(256))
+    for name, common in _COMMON.items()
+}
 
 
 def is_text_encoding(name: str) -> bool:

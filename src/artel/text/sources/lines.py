@@ -9,6 +9,7 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -16,7 +17,17 @@ from typing import TYPE_CHECKING, Protocol
 import zstandard
 
 from artel.errors import InputError, Problem
-from artel.text.encodings import SAMPLE, NotText, decode, detect_encoding, line_check, not_of, one_line_end
+from artel.text.encodings import (
+    BLOCK,
+    SAMPLE,
+    NotText,
+    decode,
+    detect_encoding,
+    foreign_lines,
+    is_table,
+    not_of,
+    one_line_end,
+)
 from artel.text.sources.names import PACKED, file_name
 
 if TYPE_CHECKING:
@@ -72,17 +83,57 @@ def read_lines(
             raise ValueError(f"{origin} in {name} cannot be divided")
         yield from _wide_lines(file, origin, name, largest)
         return
-    check = line_check(name)
-    for number, line in read_byte_lines(file, origin, largest, span):
-        if isinstance(line, BadLine):
-            yield number, line
-        elif check is not None and (other := check(line)):
-            yield number, BadLine("other_encoding", not_of(name, other))
-        else:
-            try:
-                yield number, decode(line.rstrip(b"\r\n"), name)
-            except NotText as error:
-                yield number, BadLine(error.reason, error.detail)
+    lines = read_byte_lines(file, origin, largest, span)
+    if is_table(name):
+        yield from _lines_of_table(lines, name)
+    else:
+        for number, line in lines:
+            yield number, line if isinstance(line, BadLine) else _decoded(line, name)
+
+
+def _decoded(line: bytes, name: str) -> str | BadLine:
+    try:
+        return decode(line.rstrip(b"\r\n"), name)
+    except NotText as error:
+        return BadLine(error.reason, error.detail)
+
+
+def _lines_of_table(lines: Iterator[tuple[int, bytes | BadLine]], name: str) -> Iterator[tuple[int, str | BadLine]]:
+    """The lines in an encoding of one byte, decoded a block at a time; those in another encoding are bad."""
+    for block in _blocks(lines):
+        content = b"".join(line for _, line in block if isinstance(line, bytes))
+        foreign = foreign_lines(content, name)
+        texts: list[str] = []
+        if not foreign and b"\r" not in content and not isinstance(block[-1][1], BadLine):
+            with suppress(UnicodeDecodeError):  # told of its line below
+                texts = content.decode(name).split("\n")
+        if texts:
+            yield from zip((number for number, _ in block), texts, strict=False)
+            continue
+        for at, (number, line) in enumerate(block):
+            if at in foreign:
+                yield number, BadLine("other_encoding", not_of(name, foreign[at]))
+            else:
+                yield number, line if isinstance(line, BadLine) else _decoded(line, name)
+
+
+def _blocks(lines: Iterator[tuple[int, bytes | BadLine]]) -> Iterator[list[tuple[int, bytes | BadLine]]]:
+    """The lines in blocks of some size; what reading raises comes after the lines before it."""
+    block: list[tuple[int, bytes | BadLine]] = []
+    size = 0
+    try:
+        for each in lines:
+            block.append(each)
+            size += len(each[1]) if isinstance(each[1], bytes) else 0
+            if size >= BLOCK:
+                yield block
+                block, size = [], 0
+    except InputError:
+        if block:
+            yield block
+        raise
+    if block:
+        yield block
 
 
 def read_byte_lines(
