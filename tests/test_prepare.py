@@ -114,18 +114,26 @@ def test_forgotten_work_is_removed_and_work_in_use_is_not(tmp_path):
     assert (forgotten.exists(), used.exists()) == (False, True)
 
 
-def test_text_is_prepared_without_torch(tmp_path):
-    """It takes seconds to import, and with it half of transformers."""
-    (tmp_path / "a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))
-    code = (
+def test_the_command_imports_no_torch_and_is_refused_beside_its_text(tmp_path):
+    """It takes seconds to import, and with it half of transformers: a process of its own checks the model."""
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Document {number} of a text." for number in range(50)))
+    run = {"data": {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8},
+           "tokenizer": {"train": {"vocab": 270}},
+           "model": {"config": {"model_type": "gpt2", "n_embd": 100, "n_head": 3}}}  # fmt: skip
+    (tmp_path / "wrong.yaml").write_text(json.dumps(run))
+    run["model"]["config"] = {"model_type": "gpt2", "n_embd": 32, "n_head": 2}
+    (tmp_path / "right.yaml").write_text(json.dumps(run))
+    script = (
         "import sys\n"
-        "from artel.config.load import run_from\n"
-        "from artel.preparing import prepare\n"
-        f"data = {{'sources': [{{'path': {str(tmp_path / 'a.txt')!r}, 'document': 'paragraph'}}], 'validation': 0.1,"
-        f" 'store': {str(tmp_path / 'stores')!r}}}\n"
-        "prepared = prepare(run_from({'data': data, 'tokenizer': {'train': {'vocab': 280}}}, [], {(): 'run.yaml'}))\n"
-        "assert prepared.open().train.documents > 50\n"
+        "from artel.cli.main import app\n"
+        "app(['prepare', sys.argv[1]], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
+    wrong = subprocess.run(
+        [sys.executable, "-m", "artel", "prepare", "wrong.yaml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("must be divisible by num_heads") == 1
+    right = subprocess.run([sys.executable, "-c", script, "right.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert right.returncode == 0, right.stderr
+    assert [folder.suffix for folder in (tmp_path / "stores").iterdir() if folder.is_dir()] == [""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from artel.cli.beside import Refused, checking_beside
 from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, read_run, tell, tell_of_secrets
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
         check_cache()
     tell_of_secrets(run)
     try:
-        prepared = prepare_store(run, tell, verify=True, before_making=lambda: _check(run))
+        prepared = prepare_store(run, tell, verify=True, while_making=lambda: checking_beside(name, overrides or []))
+    except Refused:
+        raise
     except InputError:
         _check(run)  # with what is wrong with the texts, all else
         raise
@@ -52,7 +55,7 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
 
 
 def _check(run: RunConfig) -> None:
-    """Only where text is to be read: a store that is found needs no PyTorch, which takes seconds to import."""
+    """At once: the text is not read anyway."""
     quiet_libraries()
     from artel.planning import Start, check_run
 

@@ -39,6 +39,8 @@ class Start:
     """Processes on each host; None: all of them."""
     here: bool = True
     """Whether this machine trains it: its device and its memory are then looked at."""
+    texts: bool = True
+    """Whether the texts are looked at, too; else that is done already."""
     hub: bool = False
     """Whether a hub may be asked for a configuration that is not in the cache."""
 
@@ -81,7 +83,8 @@ def _problems(run: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> li
 def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]:
     train = run.train
     texts = ("data.sources", "data.validation", "data.max_document", "data.from_store", "data.store", "run")
-    yield Check(texts, lambda: check_texts(run))
+    if start.texts:
+        yield Check(texts, lambda: check_texts(run))
     if run.parallel.deepspeed is not None:
         file = Path(run.parallel.deepspeed)
         yield Check(("parallel.deepspeed",), lambda: read_file(file))

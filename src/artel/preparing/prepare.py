@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,9 @@ from artel.text.grams import GRAMS
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.manifest import FORMAT, PARTS, stored_files
 
+Check = Callable[..., None]
+"""Raises what is found wrong with the run meanwhile; with `wait=True` it waits for all of that."""
+
 # Unfinished work that nobody went on with for so long is cleared away.
 _FORGOTTEN_SECONDS = 7 * 86400
 
@@ -76,14 +79,15 @@ def prepare(
     tell: Tell = lambda _: None,
     *,
     verify: bool = False,
-    before_making: Callable[[], None] = lambda: None,
+    while_making: Callable[[], AbstractContextManager[Check]] = lambda: nullcontext(lambda **_: None),
 ) -> Prepared:
     """The token store of a run: found when its inputs were seen before, else made. Raises InputError, WorkError.
 
     With `verify` a store that is found is read through (as fast as the disk); one that is damaged is told, set aside
     and made anew, the same byte for byte. Where the texts are gone, the store that the run began with is taken.
-    RUN/rejected.jsonl has the records that could not be used, also where they are too many. `before_making` is called
-    where a store must be made, before any text is read.
+    RUN/rejected.jsonl has the records that could not be used, also where they are too many. `while_making` is entered
+    where a store must be made; what it gives is asked now and then, and with `wait=True` before the store is written:
+    what it raises ends the work.
     """
     refuse_overlaps(run)
     if run.run:
@@ -109,12 +113,12 @@ def prepare(
             if address and not folder.exists():
                 _fetch(folder, address, tell)
             if not _is_whole(folder):
-                before_making()
                 if address:  # a right that is missing is told now, not when all is done
                     write_bytes(f"{address}.begun", b"")
                 remove_leftovers(stores)
                 _remove_forgotten(stores)
-                _make(run, folder, key, tell)
+                with while_making() as check:
+                    _make(run, folder, key, tell, check)
                 made = True
             if not _is_whole(folder, address):
                 tell(f"writing the store to {address}")
@@ -308,7 +312,7 @@ def _remove_forgotten(stores: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
+def _make(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check) -> None:
     """The store of a run into `folder`, stage by stage; what an earlier start finished is not done again."""
     # These stand on torch, and a store that is found does not need it.
     from artel.preparing.assembly import write_store
@@ -324,7 +328,13 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
         tasks = Tasks(workspace)
         if tasks.left(stage):
             tell(what)
-            run_stage(tasks, stage, run.prepare, News(tell, what))
+            news = News(tell, what)
+
+            def progress(done: int, count: int) -> None:
+                check()
+                news(done, count)
+
+            run_stage(tasks, stage, run.prepare, progress)
 
     def read_texts() -> Verdict:
         tokenizer = _tokenizer(workspace, tell)
@@ -351,6 +361,7 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell) -> None:
             verdict = read_texts()
         with still(tell, lambda: "choosing what is kept"):
             verdict.write(workspace.verdict, lambda file: _keep_rejected(run, file))
+    check(wait=True)
     work("shards", "writing the store")
     _check_unchanged(run, key, workspace)
     tokenizer = load_tokenizer(str(workspace.tokenizer))
