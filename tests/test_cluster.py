@@ -53,10 +53,10 @@ def test_two_processes_here(tmp_path, texts, expected):
 
 def lines_left(run, folder):
     """A workspace of which the first stage is to be done."""
-    from artel.preparing.prepare import _tokenizer
+    from artel.preparing.run_tokenizer import run_tokenizer
 
     workspace = Workspace.of(folder, run)
-    _tokenizer(workspace, lambda _: None)
+    run_tokenizer(workspace, print, print)
     return Tasks(workspace)
 
 

@@ -7,9 +7,6 @@ before anything in it runs. Code that comes with a model is run only where the r
 from __future__ import annotations
 
 import copy
-import difflib
-import inspect
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,8 @@ from artel.models.adapters import (
     load_adapter,
     require_peft,
 )
-from artel.models.folder import cannot_load, check_folder, in_words, read_config
+from artel.models.configuration import configuration, known_keys
+from artel.models.folder import cannot_load, check_folder, read_config
 from artel.models.heads import check_head, model_class, own_classes
 from artel.models.initial import initialise_again
 from artel.models.lacking import check_lacking, check_vocabulary, has_embeddings
@@ -44,9 +42,6 @@ _ROBERTA = {
     "model_type": "roberta", "type_vocab_size": 1, "layer_norm_eps": 1e-5,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
-
-
-_LOOKED_FOR = re.compile(r"""getattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
 
 
 @dataclass(slots=True)
@@ -182,7 +177,7 @@ def from_scratch(
 ) -> Built:
     """The model of a configuration, on the meta device; of none given the default's. Raises InputError."""
     wanted = wanted or _default(auto_class)
-    config = _configuration(wanted, tokenizer, auto_class)
+    config = configuration(wanted, tokenizer, auto_class)
     given = {config.attribute_map.get(key, key) for key in wanted}
     try:
         build = model_class(config, auto_class, heads)._from_config
@@ -211,7 +206,7 @@ def check_model(wanted: ModelConfig, auto_class: str) -> None:
     if wanted.quantise != "none":
         require_bitsandbytes()
     if wanted.config is not None:
-        _, problems = _known_keys(wanted.config)
+        _, problems = known_keys(wanted.config)
         if problems:
             raise InputError(problems)
         check_head(wanted.config["model_type"], auto_class, "model.config.model_type")
@@ -263,68 +258,6 @@ def without_weights(
     """The model without weights, for questions about its structure."""
     with torch.device("meta"):
         return model_class(config, auto_class, heads, runs_code=runs_code)._from_config(copy.deepcopy(config))
-
-
-def _known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
-    """The keys that the model type has, and a problem for each key in `wanted` that it has not."""
-    keys = {key: value for key, value in wanted.items() if key != "model_type"}
-    model_type = wanted["model_type"]
-    if model_type not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 1)
-        fix = f"did you mean {near[0]}?" if near else "see the model types of transformers"
-        raise InputError([Problem("model.config.model_type", f"transformers knows no {model_type!r}", fix)])
-    plain = CONFIG_MAPPING[model_type]()
-    known = {*plain.to_dict(), *plain.attribute_map, *_read_by_code(type(plain))}
-    problems = []
-    for key in keys.keys() - known:
-        near = difflib.get_close_matches(key, sorted(known), 1)
-        fix = f"did you mean {near[0]}?" if near else f"see transformers' {type(plain).__name__}"
-        problems.append(Problem(f"model.config.{key}", f"{model_type} has no such key", fix))
-    for key in keys.keys() & known:
-        value, default = keys[key], getattr(plain, key, None)
-        if isinstance(value, int | float) and isinstance(default, int | float) and value < 0 <= default:
-            problems.append(Problem(f"model.config.{key}", f"{value} is below zero", f"{default} is its default"))
-    return known, problems
-
-
-def _read_by_code(kind: type[PreTrainedConfig]) -> set[str]:
-    """Keys that a model's code looks for though its configuration has no default for them (Qwen3-MoE's head_dim)."""
-    place = Path(inspect.getfile(kind))
-    code = place.with_name(place.name.replace("configuration_", "modeling_", 1))
-    return set(_LOOKED_FOR.findall(code.read_text("utf-8"))) if code != place and code.is_file() else set()
-
-
-def _configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:
-    keys = {key: value for key, value in wanted.items() if key != "model_type"}
-    model_type = wanted["model_type"]
-    known, problems = _known_keys(wanted)
-    vocabulary = keys.get("vocab_size", tokenizer.vocabulary)
-    if not isinstance(vocabulary, int) or vocabulary < tokenizer.vocabulary:
-        problems.append(
-            Problem("model.config.vocab_size", f"{vocabulary} is less than the tokenizer's {tokenizer.vocabulary}",
-                    "leave it out: the tokenizer's size is taken")
-        )  # fmt: skip
-    if problems:
-        raise InputError(problems)
-    ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], known)
-    values = {**ids, **keys, "vocab_size": vocabulary}
-    if "is_decoder" in known and auto_class == "AutoModelForCausalLM":
-        values.setdefault("is_decoder", True)  # an encoder's architecture with a causal mask
-    try:
-        return CONFIG_MAPPING[model_type](**values)
-    except Exception as error:  # each configuration checks its own way; huggingface_hub wraps what it finds
-        what = f"{model_type} refuses it: {in_words(error)}"
-        raise InputError([Problem("model.config", what, "check its values")]) from None
-
-
-def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], known: set[str]) -> dict[str, int | None]:
-    """A configuration's ids of special tokens; the end's for one that it must have and the tokenizer has not."""
-    ids: dict[str, int | None] = {"eos_token_id": tokenizer.end_id}
-    ids |= {name: getattr(tokenizer.hf, name) for name in ("bos_token_id", "pad_token_id")}
-    ids |= {name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in known}
-    fields = getattr(kind, "__dataclass_fields__", {})
-    needed = {name for name in ids if name in fields and fields[name].type is int}
-    return ids | {name: tokenizer.end_id for name in needed if ids[name] is None}
 
 
 def pretrained_config(name: str, auto_class: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:

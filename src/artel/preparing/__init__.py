@@ -2,7 +2,8 @@
 
 from artel.preparing.claim import check_claim, check_there, claim, identity
 from artel.preparing.overlap import overlap_problems, refuse_overlaps
-from artel.preparing.prepare import Prepared, check_texts, has_store, prepare, remember, tokenizer_name
+from artel.preparing.prepare import Prepared, check_texts, has_store, prepare, remember
+from artel.preparing.run_tokenizer import tokenizer_name
 
 __all__ = [
     "Prepared",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from artel.preparing.kept import damage, remember_store, remembered_store, set_a
 from artel.preparing.mixture import depends_on_seed
 from artel.preparing.news import News, Tell, still
 from artel.preparing.overlap import overlap_problems, refuse_overlaps
+from artel.preparing.run_tokenizer import run_tokenizer, tokenizer_files
 from artel.preparing.workspace import Workspace
 from artel.secrets import hide_secrets
 from artel.storage import (
@@ -41,9 +42,9 @@ from artel.storage import (
     write_bytes,
     write_file,
 )
-from artel.text import Ledger, check_sources, check_text, more_documents, read_documents, source_fingerprint
+from artel.text import check_sources, check_text, more_documents, source_fingerprint
 from artel.text.grams import GRAMS
-from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
+from artel.tokens import Tokenizer, TokenStore, load_tokenizer
 from artel.tokens.manifest import FORMAT, PARTS, stored_files
 
 Check = Callable[..., None]
@@ -158,7 +159,7 @@ def remember(run: RunConfig, prepared: Prepared) -> None:
 
 def store_key(run: RunConfig) -> str:
     """One short text for everything that the store's content depends on; cheap, no file is read."""
-    files = {"files": source_fingerprint(run.data), "tokenizer_files": _tokenizer_files(run)}
+    files = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
     return _digest({**_settings(run), **files})
 
 
@@ -219,22 +220,6 @@ def _is_artels(folder: Path) -> bool:
     """Whether all that lies in a folder has a name that a store's files have."""
     names = {"manifest.json", "ledger.json", "rejected.jsonl", "tokenizer", *PARTS}
     return folder.is_dir() and not folder.is_symlink() and {file.name for file in folder.iterdir()} <= names
-
-
-def tokenizer_name(run: RunConfig) -> str | None:
-    """The folder or hub id that the tokenizer is taken from; None when it is trained."""
-    if run.tokenizer.train is not None:
-        return None
-    return run.tokenizer.from_ or run.model.from_
-
-
-def _tokenizer_files(run: RunConfig) -> list[Any]:
-    name = tokenizer_name(run)
-    if name is None or not Path(name).is_dir():
-        return [name]
-    wanted = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "spiece", "chat_template")
-    files = sorted(file for file in Path(name).iterdir() if file.name.startswith(wanted))
-    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
 def _template_file(run: RunConfig) -> list[Any]:
@@ -337,7 +322,7 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check) -> N
             run_stage(tasks, stage, run.prepare, progress)
 
     def read_texts() -> Verdict:
-        tokenizer = _tokenizer(workspace, tell)
+        tokenizer = run_tokenizer(workspace, tell, lambda file: _keep_rejected(run, file))
         if tokenizer.spacing_is_lost:
             tell("this tokenizer loses the spaces of a text (tokenizer.train.pattern: whitespace)")
         if run.data.dedup.lines != "none" and Tasks(workspace).left("text"):
@@ -378,51 +363,6 @@ def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:
         shutil.rmtree(workspace.path)
         what, fix = "files came, went or changed while they were prepared", "start again when nothing writes there"
         raise WorkError([Problem("data.sources", what, fix)])
-
-
-def _tokenizer(workspace: Workspace, tell: Tell) -> Tokenizer:
-    """The run's tokenizer as the objective uses it, from the workspace, where it is put first."""
-    from artel.objectives import objective_of, objective_type
-
-    run = workspace.run
-    if not workspace.tokenizer.exists():
-        kind = objective_type(run)
-        rejected = workspace.path / "rejected.jsonl"
-        try:
-            tokenizer = _new_tokenizer(run, kind.encoder, kind.special_tokens(run), rejected, tell)
-        except InputError:
-            if rejected.is_file() and rejected.stat().st_size:  # too many of them: no verdict will list them
-                _keep_rejected(run, rejected)
-            raise
-        objective_of(run, tokenizer)
-        with new_folder(workspace.tokenizer) as partial:
-            tokenizer.save(partial)
-    return load_tokenizer(str(workspace.tokenizer))
-
-
-def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], rejected: Path, tell: Tell) -> Tokenizer:
-    name = tokenizer_name(run)
-    if name is not None:
-        where = "tokenizer.from" if run.tokenizer.from_ else "model.from"
-        return load_tokenizer(name, where, runs_code=name == run.model.trust_remote_code)
-    from artel.config import TokenizerTraining
-
-    tell("training the tokenizer")
-    wanted = run.tokenizer.train or TokenizerTraining()
-    wanted = wanted.model_copy(update={"special": list(dict.fromkeys([*special, *wanted.special]))})
-    with rejected.open("wb") as stream:
-        ledger = Ledger(on_reject=lambda each: stream.write(orjson.dumps(each.to_json()) + b"\n"))
-        read = 0
-
-        def texts() -> Iterator[str]:
-            nonlocal read
-            for document in read_documents(run.data, ledger, wanted.sample):
-                read += 1
-                if document.part == "train":
-                    yield document.record.text
-
-        with still(tell, lambda: f"training the tokenizer: {read:,} documents read"):
-            return train_tokenizer(texts(), wanted, encoder=encoder)
 
 
 def _check_parts(run: RunConfig, manifest: dict[str, Any]) -> None:
