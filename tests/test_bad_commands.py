@@ -1,0 +1,88 @@
+"""Command lines that are wrong: names that are no run, keys written as options, numbers that nothing takes."""
+
+import sys
+
+import pytest
+import yaml
+
+import artel as artel_package
+from artel.cli.main import main
+from helpers import TINY, artel, write_run
+
+
+def test_names_that_are_no_run(tmp_path):
+    for name, says in (
+        ("nowhere.yaml", "no such file"),
+        ("demoo", "did you mean demo?"),
+        (str(tmp_path), "config.yaml"),
+    ):
+        done = artel("train", name)
+        assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
+# A command line, and what its message says: keys written as options, names that are nearly those of runs and recipes,
+# numbers that nothing takes.
+COMMANDS = {
+    "train run.yaml --train.steps 10": ["write train.steps=10"],
+    "train run.yaml --train.steps=10": ["write train.steps=10"],
+    "train run.yaml --lr 3e-4 --nproc 2": ["write train.learning_rate=3e-4"],
+    "train run.yaml --learning-rate": ["write train.learning_rate=…"],
+    "prepare run.yaml --max_seq_length=5": ["write data.block=5"],
+    "config check run.yaml --data.blocks=5": ["write data.block=5"],
+    "launch slurm run.yaml --batch-size 3": ["write train.batch=3"],
+    "train run.yaml --nprok 2": ["No such option: --nprok"],
+    "generate runs/mine --max-length 2": ["No such option: --max-length"],
+    "generate novel-smal": ["no such run or model folder", "did you mean novel-small?"],
+    "generate novel-small": ["is a recipe", "artel train novel-small"],
+    "generate mine": ["did you mean runs/mine?"],
+    "chat runs/mime": ["did you mean runs/mine?"],
+    "report mine": ["did you mean runs/mine?"],
+    "evaluate runs/min --data run.yaml": ["did you mean runs/mine?"],
+    "export novel-smal new": ["did you mean novel-small?"],
+    "train runs/mime": ["did you mean runs/mine?"],
+    f"train {'x' * 300}": ["longer than the 255"],
+    f"generate {'x' * 300}": ["longer than the 255"],
+    f"generate runs/mine --seed {2**64}": ["--seed", str(2**63 - 1)],
+    f"chat runs/mine --seed {2**64}": ["seed", "out of range"],
+    f"chat runs/mine --new-tokens {10**400}": ["new_tokens", "out of range"],
+    f"generate runs/mine --max-new-tokens {10**12}": ["--max-new-tokens", str(10**8)],
+    "train run.yaml --nproc 1000000": ["GiB in 1,000,000 processes here", "start fewer processes"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[:60])
+def test_what_a_command_line_means(command, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+    write_run(tmp_path / "run.yaml")
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").write_text(yaml.safe_dump(TINY))
+    monkeypatch.setattr(sys, "argv", ["artel", *command.split()])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    told = capfd.readouterr()
+    assert (exit_.value.code, "Traceback" in told.err, told.out) == (2, False, ""), told
+    for says in COMMANDS[command]:
+        assert says in told.err
+
+
+def test_the_version_is_told(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["artel", "--version"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert (exit_.value.code, capfd.readouterr().out) == (0, f"artel {artel_package.__version__}\n")
+
+
+def test_generate_and_report_on_nothing(tmp_path):
+    (tmp_path / "run.yaml").write_text("seed: 1")
+    for arguments, says in (
+        (["generate", str(tmp_path / "none")], "is not a folder"),
+        (["generate", "no/such"], "needs network"),
+        (["generate", str(tmp_path / "run.yaml")], "is a file, not a run"),
+        (["report", str(tmp_path)], "no such file"),
+        (["recipes", "cp", "demo", str(tmp_path / "run.yaml")], "is there already"),
+    ):
+        done = artel(*arguments)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+        assert says in done.stderr
