@@ -137,3 +137,21 @@ def test_the_command_imports_no_torch_and_is_refused_beside_its_text(tmp_path):
     right = subprocess.run([sys.executable, "-c", script, "right.yaml"], cwd=tmp_path, capture_output=True, text=True)
     assert right.returncode == 0, right.stderr
     assert [folder.suffix for folder in (tmp_path / "stores").iterdir() if folder.is_dir()] == [""]
+
+
+def test_ctrl_c_while_processes_are_started_is_not_lost(tmp_path):
+    """Python drops what is raised in a hook of a fork, and logging has hooks: the command went on to its end."""
+    (tmp_path / "a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))
+    data = {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8}
+    (tmp_path / "run.yaml").write_text(json.dumps({"data": data, "tokenizer": {"train": {"vocab": 270}}}))
+    script = (
+        "import os, signal, sys\n"
+        "from artel.cli.main import main\n"
+        "once = [signal.SIGINT]\n"
+        "os.register_at_fork(before=lambda: once and os.kill(os.getpid(), once.pop()))\n"
+        "sys.argv = ['artel', 'prepare', 'run.yaml']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr

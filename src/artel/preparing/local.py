@@ -53,20 +53,29 @@ def run_here(tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progres
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_work, args=(tasks, stage, numbers, feed, os.getpid())) for _ in range(count)]
     try:
-        for process in processes:
-            process.start()
+        _start(processes)
         os.close(numbers)
         numbers = -1
         _feed(processes, feed, tasks, stage, left, progress)
     finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-        for process in processes:
+        started = [process for process in processes if process.pid is not None]
+        for process in started:
+            process.kill()
+        for process in started:
             process.join()
         for number in (numbers, feed):
             if number >= 0:
                 os.close(number)
+
+
+def _start(processes: Sequence[BaseProcess]) -> None:
+    """Start them; Ctrl-C waits until all are there: what is raised in a hook of a fork (logging has some) is lost."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for process in processes:
+            process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _feed(
@@ -98,9 +107,13 @@ def _work(tasks: Tasks, stage: Stage, numbers: int, feed: int, starter: int) -> 
     os.close(feed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter is interrupted too, and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     encode_in_one_thread()  # each process is one of several
     threading.Thread(target=end_with, args=(starter,), daemon=True).start()
-    while (number := _NUMBER.unpack(os.read(numbers, _NUMBER.size))[0]) >= 0:
+    while len(written := os.read(numbers, _NUMBER.size)) == _NUMBER.size:  # else the starter was interrupted
+        number = _NUMBER.unpack(written)[0]
+        if number < 0:
+            break
         try:
             tasks.do(stage, number)
         except BaseException as error:  # those of the machine and faults of ours too: who waits for this process tells
