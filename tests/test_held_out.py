@@ -95,6 +95,20 @@ def test_conversations_and_groups(tmp_path):
         assert "paragraph" not in problem.fix
 
 
+@pytest.mark.parametrize(
+    ("document", "advice"), [("paragraph", "document=line"), ("auto", "document=paragraph, or line")]
+)
+def test_a_short_text_that_is_one_document_is_told_how_it_is_cut(tmp_path, document, advice):
+    """A paragraph a line, none empty: cut by paragraphs it stays one document."""
+    file = written(tmp_path, "lines.txt", "".join(f"line {number} of some words\n" for number in range(60)))
+    source = {"path": str(file), "document": document}
+    with pytest.raises(InputError) as refused:
+        prepare(run_of(tmp_path, data={"sources": [source], "validation": 1e-9}))
+    assert [f"data.sources.0.{advice}" in problem.fix for problem in refused.value.problems] == [True]
+    source["document"] = "line"
+    assert prepare(run_of(tmp_path, data={"sources": [source], "validation": 1e-9})).open().validation.samples
+
+
 _LINES = "words of a novel and more of them, line upon line\n" * 12
 NOVEL = "\n\n".join(f"{number}. {_LINES}The end." for number in range(160))
 

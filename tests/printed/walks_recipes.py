@@ -127,8 +127,9 @@ RECIPES = (
         "Tolstoy",
         (
             Step(
-                "artel train tolstoy-fast data.sources.0.path=novel.txt data.block=256 tokenizer.train.vocab=4096 "
-                "model.config.n_layer=4 model.config.n_embd=192 model.config.n_head=6 train.steps=200",
+                "artel train tolstoy-fast data.sources.0.path=novel.txt data.sources.0.document=auto data.block=256 "
+                "tokenizer.train.vocab=4096 model.config.n_layer=4 model.config.n_embd=192 "
+                "model.config.n_head=6 train.steps=200",
                 SMALL_GPT2,
                 leaves="runs/tolstoy-fast/model",
             ),

@@ -142,8 +142,9 @@ def judge(data: DataConfig, ledger: Ledger) -> None:
 def more_documents(data: DataConfig) -> str:
     """What to write or to give so that there are more documents, by what they are."""
     for number, source in enumerate(data.sources):
-        if source.yields == "text" and source.format in ("auto", "text") and source.document in ("auto", "file"):
-            return f"cut the text into more documents (data.sources.{number}.document=paragraph)"
+        if source.yields == "text" and source.format in ("auto", "text") and source.document != "line":
+            cuts = "line" if source.document == "paragraph" else "paragraph, or line where no line between is empty"
+            return f"cut the text into more documents (data.sources.{number}.document={cuts})"
     kinds = sorted({"documents" if source.yields == "text" else source.yields for source in data.sources})
     return f"give more {' and '.join(kinds)}"
 
