@@ -59,9 +59,14 @@ def read_parquet(
                     yield found
                     continue
                 try:
-                    yield Record(decode(value, encoding), where, found)
+                    text = decode(value, encoding)
                 except NotText as error:
                     yield Rejected(where, error.reason, error.detail, found)
+                    continue
+                del value  # may be large, and what is made of the text takes memory too
+                yield Record(text, where, found)
+                del text
+            del batch  # before the next one is read
         if row != table.metadata.num_rows:
             raise _damaged(origin, f"it ends after {row:,} of {table.metadata.num_rows:,} rows")
 
@@ -154,8 +159,9 @@ def _bytes(column: Any) -> Iterator[bytes | None]:
 
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    for value in column.cast(pyarrow.large_binary()):
-        yield value.as_py()
+    values = column.cast(pyarrow.large_binary())
+    for number in range(len(values)):
+        yield values[number].as_py()
 
 
 def _rows(batch: Any) -> Iterator[Any]:
