@@ -54,6 +54,12 @@ def test_every_shell_takes_a_command_alike(tmp_path):
             assert words_of(command.text, tmp_path)[0], command.where
 
 
+def test_what_is_appended_behind_a_redirection_reaches_the_command(tmp_path):
+    words, output = words_of("artel train demo --json > runs/demo.json train.steps=2 'a b'", tmp_path)
+    assert words == ["artel", "train", "demo", "--json", "train.steps=2", "a b"]
+    assert output == "runs/demo.json"
+
+
 def test_every_block_of_yaml_is_a_run_file():
     blocks = {
         f"{path.name}: {block}": yaml.safe_load(block)

@@ -19,10 +19,13 @@ _LIMIT = 500  # a command takes a few seconds, on a machine that is busy with ot
 
 def words_of(command: str, folder: Path) -> tuple[list[str], str | None]:
     """What bash makes of a command: the words that reach the program, and the file that its output goes to."""
-    command, _, output = command.partition(" > ")
+    command, _, behind = command.partition(" > ")
+    output, _, more = behind.strip().partition(" ")  # what the test appends stands behind the file's name
     functions = "".join(f"{name}() {{ printf '%s\\0' {name} \"$@\"; }}; " for name in PROGRAMS)
-    done = subprocess.run(["bash", "-c", functions + command], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.split("\0")[:-1], output.strip() or None
+    done = subprocess.run(
+        ["bash", "-c", f"{functions}{command} {more}"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split("\0")[:-1], output or None
 
 
 def run(command: str, folder: Path, home: Path, typed: str, extra: dict[str, str]) -> subprocess.CompletedProcess[str]:
