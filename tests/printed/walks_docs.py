@@ -5,7 +5,7 @@ from __future__ import annotations
 from printed import inputs
 from printed.walks import SMALL_GPT2, Step, Walk
 
-_ONE_FILE = "data.sources.1.path={stdlib}/abc.py"
+_ONE_FILE = 'data.sources.1.path="{stdlib}/abc.py"'
 _BENCH = "--steps 1 --rounds 1 --batch 1 --length 16 --time-limit 1"
 
 DOCS = (
