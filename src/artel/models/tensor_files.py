@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,11 @@ from artel.errors import InputError, Problem
 
 # In the order in which transformers looks for them.
 _NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
+
+
+_DIFFER = "the weights and config.json are of different models"
+# Weights of 2 bits lie sixteen in a number.
+_PACKED = 16
 
 
 class TensorFiles:
@@ -81,7 +87,8 @@ def find_files(name: str, config: PreTrainedConfig) -> TensorFiles:
 def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> None:
     """Raise InputError where a tensor of a folder or hub id has another shape than in `model`, which may be on meta.
 
-    It is asked before a model of a wrong configuration, and of any size, is made. Only tensors whose names are those of
+    It is asked before a model of a wrong configuration, and of any size, is made; so far fewer numbers than such a
+    model has are refused, too. Only tensors whose names are those of
     the model are looked at, and only where that costs no reading.
     """
     files = find_files(name, config)
@@ -92,4 +99,9 @@ def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig) ->
         for parameter, tensor in model.named_parameters():
             if parameter in there and files.shape(parameter) != tuple(tensor.shape):
                 what = f"{name}: {parameter} is {files.shape(parameter)}, by its config.json {tuple(tensor.shape)}"
-                raise InputError([Problem("model.from", what, "the weights and config.json are of different models")])
+                raise InputError([Problem("model.from", what, _DIFFER)])
+        saved = sum(math.prod(files.shape(key)) for key in there)
+    built = sum(tensor.numel() for tensor in model.parameters())
+    if built > _PACKED * saved:
+        what = f"{name} has {saved:,} numbers, by its config.json {built:,} parameters"
+        raise InputError([Problem("model.from", what, _DIFFER)])
