@@ -1,7 +1,12 @@
 """Compiled layers: the same numbers, and a run that goes on where they cannot be compiled."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -75,3 +80,26 @@ def test_the_choice_has_its_reason(monkeypatch):
     assert "half a minute" in compile_choice("auto", CPU, 10).why
     monkeypatch.setenv("PATH", "")
     assert "no C++ compiler" in compile_choice("auto", CPU, 10_000).why
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_no_compiler(tmp_path):
+    """A terminal sends it to all processes; a library that was cut off stayed in PyTorch's cache for ever."""
+    file = write_run(tmp_path / "run.yaml", train={"compile": "on", "precision": "auto"})
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled"), "ARTEL_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "artel", "train", str(file)]
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
+    lines = []
+    for line in run.stderr:
+        lines.append(line)
+        if "compiling the layers" in line:
+            end = time.monotonic() + 120
+            while time.monotonic() < end and subprocess.run(["pgrep", "-g", str(run.pid), "cc1plus"]).returncode:
+                time.sleep(0.01)
+            os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(60) == 130, lines
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert again.returncode == 0
+    assert not [
+        line for line in [*lines, *again.stderr.splitlines()] if "cannot be compiled" in line or "built" in line
+    ]

@@ -35,6 +35,7 @@ def check(name: RunName, overrides: Overrides = None, as_json: AsJson = False) -
     from artel.planning import check_run
 
     check_run(run)
+    tell(f"{name}: nothing is wrong; every key of the run:")
     if as_json:
         print_json(hide_secrets(run.model_dump(mode="json", by_alias=True)))
     else:

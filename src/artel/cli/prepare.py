@@ -20,7 +20,6 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
     from artel.errors import InputError
     from artel.preparing import prepare as prepare_store
     from artel.storage import check_cache, write_file
-    from artel.text import in_words
     from artel.training.run_folder import RunFolder
 
     run = read_run(name, overrides)
@@ -39,19 +38,12 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
     ledger = prepared.ledger()
     folder.claim()
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
-    documents, tokens, split = ledger["documents"], ledger["tokens"], ledger["parts"]
     for note in () if prepared.made else prepared.notes():
         tell(note)
-    tell(
-        f"{documents['read']:,} documents read, {documents['kept']:,} kept, {in_words(documents['dropped']) or 'none'} "
-        f"dropped · {tokens['train']:,} training tokens in {split['train']['documents']:,} documents, "
-        f"{tokens['validation']:,} validation tokens in {split['validation']['documents']:,}"
-        f"{'' if prepared.made else ' (made before)'}",
-        str(prepared.folder),
-    )
+    tell(prepared.summary(), str(prepared.folder))
     if as_json:
-        result = {"documents": documents, "tokens": tokens, "bytes": ledger["bytes"], "store": str(prepared.folder)}
-        print_json({**result, "made": prepared.made})
+        result = {name: ledger[name] for name in ("documents", "tokens", "bytes")}
+        print_json({**result, "store": str(prepared.folder), "made": prepared.made})
 
 
 def _check(run: RunConfig) -> None:

@@ -171,6 +171,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     check_run(run, Start(world, here, hub=True), [beginning])  # text and model together, before hours of tokenizing
     tell_of_secrets(run)
     prepared = prepare(run, tell, verify=restart or not is_done(run))
+    tell(prepared.summary())
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         if run.checkpoint.copy_to is not None:  # first: where they cannot be removed, they would come back
             remove_copies(run.checkpoint.copy_to)

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
-from artel.models.cpu_code import library
+from artel.models.cpu_code import library, uninterrupted_compilers
 
 OFF = "off"
 _LONG = 1000  # steps
@@ -103,7 +103,8 @@ def try_compiled(model: PreTrainedModel, step: Callable[[], object]) -> str | No
     Why they could not be compiled, or None. What fails without compiling as well is raised.
     """
     try:
-        step()
+        with uninterrupted_compilers():
+            step()
     except Exception as error:  # each part of the compiler has kinds of its own, and so has each architecture
         reason = " ".join(str(error).split())[:300] or type(error).__name__
     else:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -39,6 +42,19 @@ def library(name: str) -> ctypes.CDLL | None:
     """The functions of `name`.cpp, built at the first call; None, with a warning, where they cannot be."""
     with _building:
         return _library(name)
+
+
+@contextmanager
+def uninterrupted_compilers() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal, and would end C++ compilers within a file that PyTorch then keeps.
+
+    They have the mask of the thread that starts them; what comes meanwhile is delivered to it at the end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
@@ -72,5 +88,6 @@ def _build(command: list[str], built: Path) -> None:
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         made = Path(folder) / built.name
-        subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True, timeout=_LONGEST)
+        with uninterrupted_compilers():
+            subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True, timeout=_LONGEST)
         made.replace(built)

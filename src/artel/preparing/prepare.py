@@ -42,7 +42,7 @@ from artel.storage import (
     write_bytes,
     write_file,
 )
-from artel.text import check_sources, check_text, more_documents, source_fingerprint
+from artel.text import check_sources, check_text, in_words, more_documents, source_fingerprint
 from artel.text.grams import GRAMS
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
 from artel.tokens.manifest import FORMAT, PARTS, stored_files
@@ -73,6 +73,18 @@ class Prepared:
     def notes(self) -> list[str]:
         """What was decided about the text, and what of it could not be used, in sentences."""
         return self.ledger().get("notes", [])
+
+    def summary(self) -> str:
+        """In a line: documents read, kept and dropped, by reason, and the tokens of both parts."""
+        ledger = self.ledger()
+        documents, tokens, split = ledger["documents"], ledger["tokens"], ledger["parts"]
+        return (
+            f"{documents['read']:,} documents read, {documents['kept']:,} kept, "
+            f"{in_words(documents['dropped']) or 'none'} dropped · "
+            f"{tokens['train']:,} training tokens in {split['train']['documents']:,} documents, "
+            f"{tokens['validation']:,} validation tokens in {split['validation']['documents']:,}"
+            f"{'' if self.made else ' (made before)'}"
+        )
 
 
 def prepare(

@@ -129,8 +129,9 @@ class ConsoleTracker(Tracker):
         self._header = False
         self._loss = float("nan")
         self._step, self._steps = step, steps
-        self._shown = self._started = time.monotonic()
-        self._first_step = step
+        self._shown = time.monotonic()
+        self._first: tuple[int, float] | None = None
+        """The first step of this start, which compiles and warms up, and when it was done."""
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
@@ -141,6 +142,7 @@ class ConsoleTracker(Tracker):
 
     def step(self, step: int) -> None:
         self._step = step
+        self._first = self._first or (step, time.monotonic())
         if not self._bar.disable and (self._is_due(_BAR_SECONDS) or step == self._steps):
             self._bar.update(self._task, description="training", completed=step)
 
@@ -160,11 +162,11 @@ class ConsoleTracker(Tracker):
             self._console.print(f"step {figures['step']:,} of {self._steps:,} · {text}{self._left(figures['step'])}")
 
     def _left(self, step: int) -> str:
-        """How long the rest takes when it goes as fast as up to here, validations and all."""
-        done = step - self._first_step
-        if done <= 0 or step >= self._steps:
+        """How long the rest takes when it goes as fast as since the first step, validations and all."""
+        first, when = self._first or (step, 0.0)
+        if step <= first or step >= self._steps:
             return ""
-        seconds = (time.monotonic() - self._started) / done * (self._steps - step)
+        seconds = (time.monotonic() - when) / (step - first) * (self._steps - step)
         return f" · {timedelta(seconds=round(seconds))} left"
 
     def _is_due(self, seconds: float) -> bool:
