@@ -75,7 +75,9 @@ class Runner:
         self._patience, self._seconds, self._keep = patience, seconds, keep
         self._number, self._lock, self._making = 0, threading.Lock(), threading.RLock()
         path = Path(__file__).parents[1]
-        self._python = os.environ | {"PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
+        self._python = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(path), os.environ.get("PYTHONPATH")]))
+        }
         self._socket = str(self.folder / "starter")
         self._starter = subprocess.Popen(
             [sys.executable, "-m", "hostile.starter", self._socket],

@@ -39,9 +39,9 @@ def check_cache() -> None:
     """Raise InputError or WorkError where nothing can be written into the cache folder: before any work is done."""
     folder = cache_folder()
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        # Rights alone do not tell: a disk may be full, of another machine, or read-only for all.
-        with tempfile.TemporaryFile(dir=folder, prefix=".check-") as file:
+        # It is made when it is needed. Rights alone do not tell: a disk may be full, or read-only for all.
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+        with tempfile.TemporaryFile(dir=there, prefix=".check-") as file:
             file.write(b"artel")
 
 
