@@ -59,8 +59,13 @@ def run(command: str, folder: Path, home: Path, typed: str, extra: dict[str, str
 
 def _program(name: str) -> list[str]:
     """How a program is found here: the environment of the tests need not be on PATH."""
-    modules = {"artel": "artel", "torchrun": "torch.distributed.run", "deepspeed": "deepspeed.launcher.runner",
-               "accelerate": "accelerate.commands.accelerate_cli"}  # fmt: skip
+    modules = {
+        "artel": "artel",
+        "pip": "pip",
+        "torchrun": "torch.distributed.run",
+        "deepspeed": "deepspeed.launcher.runner",
+        "accelerate": "accelerate.commands.accelerate_cli",
+    }
     return (
         [sys.executable, "-m", modules[name]] if name in modules else [sys.executable] if name == "python" else [name]
     )
