@@ -61,11 +61,11 @@ def _program(name: str) -> list[str]:
     """How a program is found here: the environment of the tests need not be on PATH."""
     modules = {
         "artel": "artel",
-        "pip": "pip",
         "torchrun": "torch.distributed.run",
         "deepspeed": "deepspeed.launcher.runner",
         "accelerate": "accelerate.commands.accelerate_cli",
     }
-    return (
-        [sys.executable, "-m", modules[name]] if name in modules else [sys.executable] if name == "python" else [name]
-    )
+    beside = Path(sys.executable).with_name(name)
+    if name in modules:
+        return [sys.executable, "-m", modules[name]]
+    return [str(beside) if beside.is_file() else name]
