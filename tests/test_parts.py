@@ -278,7 +278,7 @@ def test_from_s3_to_s3(tmp_path, bucket, s3_server, monkeypatch):
     told = []
     third = prepare(run_of(tmp_path, data=data), told.append)
     assert (third.made, third.folder) == (False, second.folder)
-    assert "the listing of" in told[0]
+    assert any("the listing of" in line for line in told)  # a line of life may stand before it
 
 
 def test_a_store_that_may_not_be_written_is_told_first(tmp_path, bucket):

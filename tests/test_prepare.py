@@ -145,8 +145,9 @@ def test_ctrl_c_while_processes_are_started_is_not_lost(tmp_path):
     data = {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8}
     (tmp_path / "run.yaml").write_text(json.dumps({"data": data, "tokenizer": {"train": {"vocab": 270}}}))
     script = (
-        "import os, signal, sys\n"
+        "import os, signal, sys, threading\n"
         "from artel.cli.main import main\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()  # which may get the signal as well\n"
         "once = [signal.SIGINT]\n"
         "os.register_at_fork(before=lambda: once and os.kill(os.getpid(), once.pop()))\n"
         "sys.argv = ['artel', 'prepare', 'run.yaml']\n"

@@ -91,6 +91,6 @@ def quiet_libraries() -> None:
 def _to_standard_error(record: logging.LogRecord) -> bool:
     """A filter that lets all through: DeepSpeed, which accelerate imports, would warn on standard output."""
     for handler in logging.getLogger(record.name).handlers:
-        if isinstance(handler, logging.StreamHandler):
+        if type(handler) is logging.StreamHandler:  # one that writes files, or keeps what is logged, stays as it is
             handler.setStream(sys.stderr)
     return True

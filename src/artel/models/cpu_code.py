@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 import xxhash
 
+from artel.interrupts import interrupted_after
 from artel.storage import cache_folder
 
 _SOURCES = Path(__file__).parent
@@ -48,13 +49,14 @@ def library(name: str) -> ctypes.CDLL | None:
 def uninterrupted_compilers() -> Iterator[None]:
     """Ctrl-C reaches all processes of a terminal, and would end C++ compilers within a file that PyTorch then keeps.
 
-    They have the mask of the thread that starts them; what comes meanwhile is delivered to it at the end.
+    They have the mask of the thread that starts them. This process, which would end them, is interrupted at the end.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with interrupted_after():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:

@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Literal
 
 from artel.errors import ArtelError, Problem, WorkError
+from artel.interrupts import interrupted_after
 from artel.preparing.tasks import Stage, Tasks
 from artel.storage.faults import told_of_worker
 from artel.tokens.fast import encode_in_one_thread
@@ -70,12 +71,9 @@ def run_here(tasks: Tasks, stage: Stage, workers: int | Literal["auto"], progres
 
 def _start(processes: Sequence[BaseProcess]) -> None:
     """Start them; Ctrl-C waits until all are there: what is raised in a hook of a fork (logging has some) is lost."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with interrupted_after():
         for process in processes:
             process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _feed(
@@ -107,7 +105,6 @@ def _work(tasks: Tasks, stage: Stage, numbers: int, feed: int, starter: int) -> 
     os.close(feed)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starter is interrupted too, and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     encode_in_one_thread()  # each process is one of several
     threading.Thread(target=end_with, args=(starter,), daemon=True).start()
     while len(written := os.read(numbers, _NUMBER.size)) == _NUMBER.size:  # else the starter was interrupted

@@ -1,0 +1,27 @@
+"""Ctrl-C at moments when it must wait."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def interrupted_after() -> Iterator[None]:
+    """Ctrl-C that comes during the block takes effect at its end.
+
+    The signal is handled, not masked: a process of several threads gets it by any that does not mask it.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only there an interrupt is raised
+        yield
+        return
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
