@@ -93,6 +93,10 @@ FOLDERS = {
     "layers in words": (keys(CONFIG, n_layer="two"), "n_layer"),
     "heads below none": (keys(CONFIG, n_head=-2), "n_head is -2"),
     "a width of terabytes": (keys(CONFIG, n_embd=10**12), "n_embd is 1000000000000"),
+    "weights packed in no known way": (
+        keys(CONFIG, quantization_config={"quant_method": "evil"}),
+        "quantized by 'evil'",
+    ),
     "another model's type": (keys(CONFIG, model_type="llama"), "different models"),
     "no model's type": (keys(CONFIG, model_type="nothing"), None),
     "a class that is a number": (keys(CONFIG, architectures=5), "no list of names"),
@@ -158,7 +162,7 @@ def test_a_damaged_folder_is_used_or_refused_in_words(name, whole, tmp_path, mon
         assert all(says in text or "adapter" in name for text in said), said
 
 
-def test_a_pattern_that_goes_back_and_forth(whole, tmp_path):
+def test_a_pattern_that_goes_back_and_forth(whole, tmp_path, capfd):
     folder = shutil.copytree(whole, tmp_path / "model")
     values = json.loads((folder / TOKENS).read_text())
     split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
@@ -168,6 +172,7 @@ def test_a_pattern_that_goes_back_and_forth(whole, tmp_path):
     for encode in (tokenizer.encode, tokenizer.encode_with_places):
         with pytest.raises(InputError, match="cannot cut a text: Onig: Regex search error: retry-limit"):
             list(encode(["a" * 30 + "!"]))
+    assert "panicked" not in capfd.readouterr().err
 
 
 def test_prompts_that_are_no_text(whole, tmp_path):

@@ -17,7 +17,7 @@ import yaml
 
 from artel.config import load_run
 from artel.errors import InputError
-from artel.launching import Hosts, read_launcher, take_over
+from artel.launching import Hosts, check_worker, read_launcher, take_over
 from artel.launching.started import first_host, tasks_of_node
 from cluster_slurm import free_ports
 from helpers import ENVIRONMENT, artel, largest_difference, losses, start, wait_for_step, write_run
@@ -118,6 +118,28 @@ def test_not_every_variable_of_slurm_means_tasks(changes):
 )
 def test_the_first_host_of_a_list(nodes, first):
     assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"RANK": "x", "LOCAL_RANK": "-1"}, ["RANK: is 'x', no number", "LOCAL_RANK: is '-1', no number"]),
+        ({"RANK": "2"}, ["RANK: is 2, which must be less than WORLD_SIZE, 2"]),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, ["RANK: is 0, which must be less than WORLD_SIZE, 0"]),
+        ({"MASTER_PORT": "99999"}, ["MASTER_PORT: is 99999, and ports are 1 to 65535"]),
+        ({"MASTER_ADDR": "\nFORGED"}, ["MASTER_ADDR: is '\\nFORGED', no name or address of a host"]),
+        ({"SLURM_JOB_ID": "job"}, ["SLURM_JOB_ID: is 'job', no number"]),
+        ({"MASTER_ADDR": "fe80::1%eth0", "MASTER_PORT": "29500"}, []),
+    ],
+)
+def test_variables_that_no_launcher_sets(changes, says):
+    with patch.dict(os.environ, {"RANK": "1", "WORLD_SIZE": "2", **changes}, clear=True):
+        try:
+            check_worker()
+            said = []
+        except InputError as error:
+            said = error.problems
+    assert [f"{problem.where}: {problem.what}" for problem in said] == says
 
 
 def test_tasks_of_a_node():

@@ -66,13 +66,26 @@ def test_a_tokenizer_is_trained_on_pieces_that_have_the_same_words(shared_data, 
     assert [len(piece) for piece in training._pieces("x" * 5000)] == [2000, 2000, 1000]  # one word
 
 
+def rows_at_once(file, column):
+    with parquet._opened(file, "a") as opened:
+        return parquet._rows_at_once(file, opened, [column])
+
+
 def test_rows_of_parquet_are_taken_by_their_size(tmp_path):
     table = pyarrow.table({"text": ["x" * (1 << 20) + str(number) for number in range(80)], "other": range(80)})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=False, row_group_size=40)
-    with parquet._opened(tmp_path / "a.parquet", "a") as opened:
-        assert parquet._rows_at_once(opened, ["text"]) == 31
-        assert parquet._rows_at_once(opened, ["other"]) == 128
+    assert rows_at_once(tmp_path / "a.parquet", "text") == 31
+    assert rows_at_once(tmp_path / "a.parquet", "other") == 128
     assert len(read(parquet.read_parquet, tmp_path / "a.parquet")) == 80
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_rows_of_parquet_that_repeat_a_large_value(tmp_path, version):
+    """The file has each value once: 20 MB, by which 128 rows are 2.5 GB."""
+    table = pyarrow.table({"text": ["x" * 20_000_000] * 100, "other": ["short"] * 100})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", compression="zstd", data_page_version=version)
+    assert rows_at_once(tmp_path / "a.parquet", "text") == 6
+    assert rows_at_once(tmp_path / "a.parquet", "other") == 128
 
 
 def test_a_file_is_no_larger_than_the_bytes_that_are_read_of_it(tmp_path):

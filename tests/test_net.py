@@ -191,3 +191,18 @@ def test_a_cache_that_cannot_be_written_is_told_before_any_work(tmp_path, monkey
         said = capfd.readouterr().err
         assert (ended.value.code, said.startswith(f"artel: {place}: ")) == (2, True), said
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
+
+
+def test_ctrl_c_while_the_command_is_imported(tmp_path):
+    script = (
+        "import sys\n"
+        "from artel.__main__ import main\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'artel.cli.main':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "artel: interrupted\n")

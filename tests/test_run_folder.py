@@ -108,6 +108,28 @@ def test_what_lies_beside_a_run_stays(artel):
     assert "is complete" in said
 
 
+def test_a_user_s_file_in_the_model_of_a_run_is_never_removed(artel):
+    """--restart and a longer run, which would replace the model, refuse; one that comes meanwhile is kept beside it."""
+    file = run_file()
+    assert artel("train", file)[0] == 0
+    note = Path("run/model/notes.txt")
+    note.write_text("mine")
+    before = contents(Path())
+    for words in (["--restart"], ["train.steps=9"]):
+        status, said = artel("train", file, *words)
+        assert status == 2
+        assert "artel: run/model/notes.txt: is in the run's model, which is about to be removed" in said
+        assert {name: content for name, content in contents(Path()).items() if "lock" not in name} == {
+            name: content for name, content in before.items() if "lock" not in name
+        }
+    note.unlink()
+    Path("run/result.json").unlink()  # as if the run had been killed while it wrote its model
+    note.write_text("mine")
+    assert artel("train", file)[0] == 0
+    assert note.read_text() == "mine"
+    assert Path("run/result.json").is_file()
+
+
 def test_every_name_of_a_run_s_folder_is_on_the_list():
     folder = RunFolder(Path("x"))
     paths = [getattr(folder, name) for name in dir(RunFolder) if isinstance(getattr(RunFolder, name), property)]

@@ -124,6 +124,25 @@ def test_too_large_a_body_is_refused_also_when_its_length_is_unsaid_or_it_is_cac
         fetch(site.address + "/page", tmp_path, max_bytes=3)
 
 
+def test_two_lengths_are_refused(tmp_path: Path) -> None:
+    body = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 9\r\nConnection: close\r\n\r\nsome text"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:  # closed: the test is over
+                    return
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(body)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(WorkError, match="the server says 2 lengths: 2, 9"):
+            fetch(f"http://127.0.0.1:{server.getsockname()[1]}/a", tmp_path)
+
+
 def test_addresses_and_networks_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     for url in ("ftp://host/file", "http://", "http://host:port/", "http://[::1/"):

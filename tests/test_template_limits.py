@@ -1,5 +1,6 @@
 """Chat templates without measure are named, by a process with limits that tries them; those in use are let through."""
 
+import os
 import time
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_template_without_measure_is_named(name, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=says) as caught:
         read_template(str(file))
     assert str(file) in str(caught.value)
+
+
+def test_files_that_are_no_templates(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "book").write_text("words " * 300_000)
+    for name, says in {"pipe": "a named pipe", "zero": "a device", "book": "1,800,000 bytes"}.items():
+        with pytest.raises(InputError, match=says) as caught:
+            read_template(str(tmp_path / name))
+        assert caught.value.problems[0].where == "chat.template"
 
 
 def test_a_tokenizers_own_template_is_tried(tokenizer, monkeypatch):

@@ -1,5 +1,8 @@
 """Order, batches, blocks and the token store."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -138,6 +141,29 @@ def test_blocks_predict_every_token_but_the_first_once(store):
     assert (targets == stream[1 : 1 + len(targets)]).all()
     assert len(blocks) * 4 + blocks.left_over == len(stream)
     assert 1 <= blocks.left_over <= 4
+
+
+def test_tokens_beyond_the_vocabulary_are_found(store):
+    opened, _ = store
+    opened.verify(408)
+    with pytest.raises(InputError, match=r"00001\.tokens: holds the token 407, and its tokenizer has 407"):
+        opened.verify(407)
+
+
+def test_a_file_that_is_cut_while_it_is_read_ends_in_words(store):
+    """Memory-mapped: the process would end by SIGBUS."""
+    opened, _ = store
+    script = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from artel.tokens import TokenStore\n"
+        "store = TokenStore(Path(sys.argv[1]))\n"
+        "os.truncate(store.folder / 'train/00000.tokens', 0)\n"
+        "print(store.train.sample(0).ids)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(opened.folder)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "became shorter" in done.stderr
 
 
 def test_a_flipped_bit_is_found_and_named(store):

@@ -57,6 +57,8 @@ class Command:
     """A Python of its own and no fork."""
     prefix: tuple[str, ...] = ()
     """Put before the command, as unshare."""
+    unheard: bool = False
+    """It may end without a word: nobody could read one, or nobody reads on."""
     stdout: str | None = None
     """A file that standard output goes to."""
     memory: int = 2 * GB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,8 @@ def no_more_processes(place: Place) -> Steps:
     for each in (place.root, place.work, place.cache, place.home, *place.root.parents[:2]):
         each.chmod(0o777)
     prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "prlimit", "--nproc=3")
+    if subprocess.run([*prefix, sys.executable, "-c", ""], capture_output=True).returncode:
+        raise Skip("somebody else may not run this Python")
     yield ends({0, 1, 2}, "prepare", place.run({"prepare": {"workers": 4}}), prefix=prefix)
 
 
@@ -128,13 +131,17 @@ def _file(place: Place) -> str:
 _FOLDERS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "cache-is-a-file": lambda place: {"ARTEL_CACHE": _file(place)},
     "cache-read-only": lambda place: {"ARTEL_CACHE": str(read_only(place, "disk"))},
-    "cache-full": lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))},
     "cache-is-a-fifo": lambda place: {"ARTEL_CACHE": (os.mkfifo(place / "pipe"), str(place / "pipe"))[1]},
     "home-read-only": lambda place: {"ARTEL_CACHE": None, "HOME": str(read_only(place, "disk"))},
     "home-is-dev-null": lambda place: {"ARTEL_CACHE": None, "HOME": "/dev/null"},
 }
 for _name, _environment in _FOLDERS.items():
     add("limits", _name, partial(in_a_folder, _environment, "prepare", {2}))
+add(
+    "limits",
+    "cache-full",
+    partial(in_a_folder, lambda place: {"ARTEL_CACHE": str(small_disk(place, "disk", "4k"))}, "prepare", {1}),
+)
 _WORKS: dict[str, Callable[[Place], dict[str, str | None]]] = {
     "no-home": lambda place: {"HOME": None},
     "temporary-folder-read-only": lambda place: {"TMPDIR": str(read_only(place, "disk"))},
@@ -197,9 +204,10 @@ for _name, _arguments in {
 
 
 def closed(redirection: str, verb: tuple[str, ...], right: set[int], place: Place) -> Steps:
-    """A standard stream that is closed."""
+    """A standard stream that is closed, or takes nothing."""
     place.run()
-    done = yield ends(right, *verb, prefix=("sh", "-c", f'exec "$@" {redirection}', "-"))
+    prefix = ("sh", "-c", f'exec "$@" {redirection}', "-")
+    done = yield ends(right, *verb, prefix=prefix, unheard="2>" in redirection)
     if done.status == 0 and verb[0] == "prepare":
         check(ledger(place)["kept"] > 0, ledger(place))
 

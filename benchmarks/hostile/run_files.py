@@ -13,6 +13,7 @@ import yaml
 from mutations import bomb, change_yaml
 
 from hostile.case import TINY, Place, Steps, add, case, check, ends, refused, source, works
+from hostile.made import CHATS, json_lines
 
 CHAIN = ("config", "check")
 
@@ -70,7 +71,6 @@ _WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "tokenizer-that-is-not-there": ({"tokenizer": {"train": None, "from": "./nowhere"}}, ("tokenizer.from",)),
     "model-that-is-not-there": ({"model": {"config": None, "from": "./nowhere"}}, ("nowhere",)),
     "text-that-is-not-there": (source("nowhere.txt"), ("data.sources.0.path",)),
-    "template-that-is-not-there": ({"objective": "chat", "chat": {"template": "nowhere.jinja"}}, ("nowhere.jinja",)),
     "tensor-of-three": ({"parallel": {"tensor": 3}}, ("parallel",)),
     "pipeline-of-more-than-layers": ({"parallel": {"pipeline": 64}}, ("parallel",)),
     "deepspeed-file-that-is-not-there": ({"parallel": {"deepspeed": "nowhere.json"}}, ("nowhere.json",)),
@@ -81,6 +81,13 @@ _BOTH = ("batch-1e18", "layers-by-a-wrong-name", "heads-that-do-not-divide", "ma
          "tokenizer-that-is-not-there", "three-of-a-kind", "store-of-300")  # fmt: skip
 for _name, (_changes, _says) in _WRONG.items():
     add("run files", _name, partial(wrong, _changes, _says, _name in _BOTH))
+
+
+@case("run files")
+def template_that_is_not_there(place: Place) -> Steps:
+    place.write("chat.jsonl", json_lines(CHATS))
+    keys = source("chat.jsonl", format="chat") | {"objective": "chat", "chat": {"template": "nowhere.jinja"}}
+    yield refused("config", "check", place.run(keys), says=("nowhere.jinja",))
 
 
 def text_of_a_run(content: bytes | str, verb: tuple[str, ...], place: Place) -> Steps:

@@ -140,8 +140,9 @@ for _name in ("INT", "TERM"):
 def reader_gone(arguments: str, place: Place) -> Steps:
     """What reads our output went away."""
     place.take("trained", ".")
-    yield ends({0, 1}, *arguments.split(), prefix=("sh", "-c", '"$@" | true', "-"))
-    yield ends({0, 1, 141}, *arguments.split(), prefix=("bash", "-c", 'set -o pipefail; "$@" | head -c 1', "-"))
+    yield ends({0, 1}, *arguments.split(), prefix=("sh", "-c", '"$@" | true', "-"), unheard=True)
+    pipe = ("bash", "-c", 'set -o pipefail; "$@" | head -c 1', "-")
+    yield ends({0, 1, 141}, *arguments.split(), prefix=pipe, unheard=True)
 
 
 for _arguments in (

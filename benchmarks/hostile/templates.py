@@ -118,7 +118,7 @@ def texts_that_are_templates(place: Place) -> Steps:
     rows = [
         {
             "messages": [
-                {"role": "user", "content": "{{ 'a' * 10**10 }}{% include 'x' %}"},
+                {"role": "user", "content": f"{number} {{{{ 'a' * 10**10 }}}}{{% include 'x' %}}"},
                 {"role": "assistant", "content": f"answer {number} {{{{ 7 * 7 }}}}"},
             ]
         }

@@ -1,6 +1,17 @@
-"""`python -m artel` is the same as the command `artel`."""
+"""The command `artel`; `python -m artel` is the same."""
 
-from artel.cli.main import main
+import sys
+
+
+def main() -> None:
+    """Run the command line and exit, also where Ctrl-C comes while it is still being imported."""
+    try:
+        from artel.cli.main import main as run
+    except KeyboardInterrupt:
+        print("artel: interrupted", file=sys.stderr)
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

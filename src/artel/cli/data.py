@@ -85,10 +85,10 @@ def verify(
 
     Example: artel data verify ~/.cache/artel/stores/0a1b2c
     """
-    from artel.tokens import TokenStore
+    from artel.tokens import TokenStore, load_tokenizer
 
     store = TokenStore(Path(name))
-    store.verify()
+    store.verify(load_tokenizer(str(store.folder / "tokenizer")).vocabulary)
     tell(f"{name}: whole, {store.train.tokens:,} training and {store.validation.tokens:,} validation tokens")
     if as_json:
         print_json({"store": name, "digest": store.digest, "whole": True})

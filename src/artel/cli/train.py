@@ -56,7 +56,16 @@ def train(
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is there: it warns of hosts without names
     from artel.config import load_run
-    from artel.launching import Hosts, Meeting, end_with_launcher, is_worker, launch, read_launcher, take_over
+    from artel.launching import (
+        Hosts,
+        Meeting,
+        check_worker,
+        end_with_launcher,
+        is_worker,
+        launch,
+        read_launcher,
+        take_over,
+    )
     from artel.preparing import prepare
     from artel.storage import check_cache, lock
     from artel.training.run_folder import RunFolder, is_done
@@ -66,6 +75,7 @@ def train(
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
     if nnodes is None and rdzv_endpoint is None:
         read_launcher(nproc)
+    check_worker()
     if _LED in os.environ:
         end_with_launcher(int(os.environ[_LED]))
     values = list(overrides or [])
@@ -167,8 +177,10 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):
         tell(f"{folder.path} has begun, and goes on from its own checkpoint; --restart begins from {from_deepspeed}")
         from_deepspeed = None
-    beginning = Check(("model", "train", "parallel"), lambda: _check_beginning(run, from_deepspeed))
-    check_run(run, Start(world, here, hub=True), [beginning])  # text and model together, before hours of tokenizing
+    further = [Check(("model", "train", "parallel"), lambda: _check_beginning(run, from_deepspeed))]
+    if restart:
+        further.append(Check(("run",), folder.check_model_is_artels))
+    check_run(run, Start(world, here, hub=True), further)  # text and model together, before hours of tokenizing
     tell_of_secrets(run)
     prepared = prepare(run, tell, verify=restart or not is_done(run))
     tell(prepared.summary())

@@ -5,12 +5,13 @@ from artel.launching.hosts import Hosts
 from artel.launching.interface import choose_interface, choose_interface_of_process
 from artel.launching.local import launch
 from artel.launching.meeting import Meeting
-from artel.launching.started import read_launcher
+from artel.launching.started import check_worker, read_launcher
 from artel.launching.worker import end_with_launcher, is_worker, lost_others_told
 
 __all__ = [
     "Hosts",
     "Meeting",
+    "check_worker",
     "choose_interface",
     "choose_interface_of_process",
     "end_with_launcher",

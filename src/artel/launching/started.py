@@ -24,14 +24,21 @@ _MPI = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
 )
 
+_NUMBERS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_PORT", "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
+    *(name for names in _MPI for name in names),
+)  # fmt: skip
+
 
 def read_launcher(nproc: int | None) -> None:
     """Set RANK, WORLD_SIZE and their kin, or with `nproc` NNODES and its kin, as srun or an MPI says it.
 
     Nothing changes when a launcher has set them already, or when this is the only task. Raises InputError when
-    --nproc does not go with the tasks, or when the first host cannot be told.
+    --nproc does not go with the tasks, when the first host cannot be told, or for numbers that no launcher sets.
     """
     environment = os.environ
+    _check_numbers(environment)
     if is_worker() and "LOCAL_SIZE" in environment:  # deepspeed's name for it
         environment.setdefault("LOCAL_WORLD_SIZE", environment["LOCAL_SIZE"])
     if is_worker() or "NNODES" in environment:
@@ -47,6 +54,38 @@ def read_launcher(nproc: int | None) -> None:
                             "LOCAL_RANK": environment.get(local_rank, "0")}  # fmt: skip
             _set_meeting(environment, here == environment[size])
             return
+
+
+def check_worker() -> None:
+    """Raise InputError where the variables that torchrun sets cannot be those of a process of a run."""
+    environment = os.environ
+    _check_numbers(environment)
+    if not is_worker():
+        return
+    rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    problems = []
+    if rank >= world:
+        problems.append(_wrong("RANK", f"is {rank:,}, which must be less than WORLD_SIZE, {world:,}"))
+    if not 0 < int(environment.get("MASTER_PORT", "29500")) < 2**16:
+        problems.append(_wrong("MASTER_PORT", f"is {environment['MASTER_PORT']}, and ports are 1 to 65535"))
+    if not re.fullmatch(r"[\w.:%-]+", environment.get("MASTER_ADDR", "localhost")):
+        problems.append(_wrong("MASTER_ADDR", f"is {environment['MASTER_ADDR'][:100]!r}, no name or address of a host"))
+    if problems:
+        raise InputError(problems)
+
+
+def _check_numbers(environment: os._Environ[str]) -> None:
+    problems = [
+        _wrong(name, f"is {environment[name][:100]!r}, no number")
+        for name in _NUMBERS
+        if name in environment and not re.fullmatch(r"\d{1,18}", environment[name], re.ASCII)
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def _wrong(name: str, what: str) -> Problem:
+    return Problem(name, what, "launchers set it, as torchrun or srun: unset it, or let one of them start artel")
 
 
 def _read_step(environment: os._Environ[str], nproc: int | None) -> None:

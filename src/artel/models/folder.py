@@ -134,12 +134,25 @@ def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
     if classes is not None and not (isinstance(classes, list) and all(isinstance(kind, str) for kind in classes)):
         what = f"its config.json says architectures: {str(classes)[:100]}, which is no list of names"
         raise InputError([Problem("model.from", f"{name}: {what}", "take it out, or name the class that wrote it")])
+    _check_quantization(values.get("quantization_config"), name)
     code = values.get("auto_map")
     if runs_code:
         check_whose(values, name)
     elif code and values.get("model_type") not in CONFIG_MAPPING:
         what = f"{name} is a model of its own code, which transformers does not have and artel does not run unasked"
         raise InputError([Problem("model.from", what, remedy(name))])
+
+
+def _check_quantization(saved: Any, name: str) -> None:
+    """Raise InputError for weights in a format that transformers does not know: it would take them for plain ones."""
+    if saved is None:
+        return
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # which takes its time to import
+
+    method = str(saved.get("quant_method", "bitsandbytes") if isinstance(saved, dict) else saved)
+    if method != "bitsandbytes" and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        what = f"{name}: its config.json says that it is quantized by {method[:100]!r}, which transformers lacks"
+        raise InputError([Problem("model.from", what, "take quantization_config out if its weights are plain ones")])
 
 
 def _check_inside(index: Path, weights: Any) -> None:

@@ -126,7 +126,11 @@ def _check_saved(name: str, config: PreTrainedConfig, kind: Any, *, learns: bool
     check_sizes(config)
     try:
         model = _untied(config, kind)
+        if not learns and getattr(config, "quantization_config", None) is None:
+            check_shapes(model, name, config)  # packed ones have others
         _, loading = _plan(model, name, config)
+    except InputError:
+        raise
     except Exception as error:  # each architecture refuses sizes in its own way, each format of files likewise
         raise cannot_load(name, error) from None
     check_lacking(model, name, loading.info.missing_keys, learns=learns)

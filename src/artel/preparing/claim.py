@@ -1,6 +1,7 @@
 """A run's folder is marked as artel's from its first moment, and only there artel writes over or removes anything.
 
-RUN/.artel-run.json     {"artel": version, "id": random, "names": [...]}: the names that are artel's in this folder
+RUN/.artel-run.json     {"artel": version, "id": random, "names": [...], "model": [...]}: the names that are artel's in
+                        this folder, and those in its model/
 
 None of these names was there when the mark was made, so whatever has one is artel's. A folder that has one of them
 without the mark is refused: it is the user's. Runs that began before there were marks are known by what artel wrote
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import orjson
 
 import artel
 from artel.errors import InputError, Problem, WorkError
-from artel.storage import write_file
+from artel.storage import check_regular_in, write_file
 
 MARK = ".artel-run.json"
 CHECKPOINTS, MODEL = "checkpoints", "model"
@@ -35,6 +37,7 @@ _ELSEWHERE = "choose another folder (run=…), or move it away"
 
 def check_claim(folder: Path) -> None:
     """Raise InputError where a name of artel's in a run's folder is taken by what it did not make. Writes nothing."""
+    check_regular_in(folder)
     known = _known(folder)
     taken = [name for name in NAMES if name not in known and not _is_free(folder / name)]
     if taken and set(taken) - set(_LOCKS) and _began_before_marks(folder):
@@ -58,12 +61,33 @@ def claim(folder: Path) -> None:
     if known >= set(NAMES):
         return
     check_claim(folder)
-    mark = {
+    _write(folder, _read(folder) | {
         "artel": artel.__version__,
         "id": identity(folder) or secrets.token_hex(8),
         "names": sorted({*known, *NAMES}),
-    }
-    write_file(folder / MARK, orjson.dumps(mark, option=orjson.OPT_INDENT_2))
+    })  # fmt: skip
+
+
+def note_model(folder: Path, names: Iterable[str]) -> None:
+    """Remember which files artel has written into a run's model/. Raises what a disk does."""
+    _write(folder, _read(folder) | {"model": sorted(names)})
+
+
+def foreign_in_model(folder: Path) -> list[Path]:
+    """What lies in a run's model/ and artel did not write. Nothing, where an earlier version wrote that folder."""
+    written = _read(folder).get("model")
+    model = folder / MODEL
+    return [] if written is None or not model.is_dir() else sorted(
+        path for path in model.iterdir() if path.name not in written
+    )  # fmt: skip
+
+
+def check_model_is_artels(folder: Path) -> None:
+    """Raise InputError for files in a run's model/ that artel did not write, before it removes or replaces that."""
+    what = "is in the run's model, which is about to be removed, and artel did not write it"
+    problems = [Problem(str(path), what, "move it away") for path in foreign_in_model(folder)]
+    if problems:
+        raise InputError(problems)
 
 
 def identity(folder: Path) -> str:
@@ -78,6 +102,10 @@ def check_there(folder: Path, its_identity: str) -> None:
     what = "the run's folder was removed or moved while the run was at work; nothing more is written there"
     fix = "where it was moved, move it back: the same command goes on from its last checkpoint"
     raise WorkError([Problem(str(folder), what, fix)])
+
+
+def _write(folder: Path, mark: dict[str, Any]) -> None:
+    write_file(folder / MARK, orjson.dumps(mark, option=orjson.OPT_INDENT_2))
 
 
 def _known(folder: Path) -> set[str]:

@@ -26,6 +26,7 @@ from artel.interrupts import interrupted_after
 from artel.preparing.tasks import Stage, Tasks
 from artel.storage.faults import told_of_worker
 from artel.tokens.fast import encode_in_one_thread
+from artel.tokens.panics import unprinted_panics
 
 _NUMBER = struct.Struct("<i")
 # Numbers of tasks that lie in the pipe at a time: few, so that they are not all taken when one of them fails.
@@ -107,6 +108,13 @@ def _work(tasks: Tasks, stage: Stage, numbers: int, feed: int, starter: int) -> 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     encode_in_one_thread()  # each process is one of several
     threading.Thread(target=end_with, args=(starter,), daemon=True).start()
+    with unprinted_panics():  # here for all texts: for each it would take too long
+        status = _work_off(tasks, stage, numbers)
+    os._exit(status)
+
+
+def _work_off(tasks: Tasks, stage: Stage, numbers: int) -> int:
+    """Do the tasks whose numbers come; the exit status."""
     while len(written := os.read(numbers, _NUMBER.size)) == _NUMBER.size:  # else the starter was interrupted
         number = _NUMBER.unpack(written)[0]
         if number < 0:
@@ -119,8 +127,8 @@ def _work(tasks: Tasks, stage: Stage, numbers: int, feed: int, starter: int) -> 
                 tasks.workspace.note_error(f"{stage}-{number}", known)
             except ArtelError:  # the disk is full: it is said here
                 print(f"artel: {known.in_a_line}", file=sys.stderr, flush=True)
-            os._exit(1)
-    os._exit(0)
+            return 1
+    return 0
 
 
 def end_with(starter: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.storage import cache_folder, is_remote
+from artel.storage import cache_folder, folder_fault, is_remote
 from artel.text import reaches_of
 
 Outputs = list[tuple[str, Path]]
@@ -47,6 +47,14 @@ def overlap_problems(run: RunConfig, outputs: Outputs | None = None) -> list[Pro
         own = [(key, folder) for key, folder in outputs if key not in ("data.store", "ARTEL_CACHE")]
         problems += _lies_in_output(given.where, [Path(given.path)], own)
     return problems
+
+
+def output_problems(run: RunConfig) -> list[Problem]:
+    """Outputs of a run that cannot be written. One that is there may hold all that is needed, but for the run's own."""
+    faults = [
+        (key, folder, folder_fault(folder)) for key, folder in _outputs(run) if key == "run" or not folder.is_dir()
+    ]
+    return [Problem(key, f"{folder} {fault}", "write another folder") for key, folder, fault in faults if fault]
 
 
 def refuse_overlaps(run: RunConfig, outputs: Outputs | None = None) -> None:

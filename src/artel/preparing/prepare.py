@@ -25,7 +25,7 @@ from artel.preparing.claim import check_claim, claim, identity
 from artel.preparing.kept import damage, remember_store, remembered_store, set_aside
 from artel.preparing.mixture import depends_on_seed
 from artel.preparing.news import News, Tell, still
-from artel.preparing.overlap import overlap_problems, refuse_overlaps
+from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
 from artel.preparing.run_tokenizer import run_tokenizer, tokenizer_files
 from artel.preparing.workspace import Workspace
 from artel.secrets import hide_secrets
@@ -147,8 +147,8 @@ def prepare(
 
 
 def check_texts(run: RunConfig) -> None:
-    """Raise InputError where input and output overlap, and for wrong sources of a run that has no store of them yet."""
-    problems = overlap_problems(run)
+    """Raise InputError for outputs that cannot be written or lie in inputs, and for wrong sources that are needed."""
+    problems = [*output_problems(run), *overlap_problems(run)]
     try:
         check_sources(run.data)
     except InputError as error:
@@ -252,7 +252,7 @@ def _given(run: RunConfig, folder: Path, verify: bool) -> Prepared:
     try:
         store = TokenStore(folder)
         if verify:
-            store.verify()
+            store.verify(load_tokenizer(str(folder / "tokenizer")).vocabulary)
     except InputError as error:
         fix = "give the folder that artel data import or artel prepare printed; a damaged one must be made anew"
         raise InputError([Problem(where, f"{each.where} {each.what}", fix) for each in error.problems]) from None

@@ -1,10 +1,11 @@
 """Reading and writing anywhere: downloads, whole-or-absent writes, checksums, locks."""
 
 from artel.storage.atomic import check_new, discard, new_folder, point, remove_leftovers, write_file
+from artel.storage.bus_errors import say_bus_errors
 from artel.storage.checksums import checksum
 from artel.storage.fetch import Fetched, fetch
 from artel.storage.locks import lock
-from artel.storage.places import cache_folder, check_cache, disk_errors
+from artel.storage.places import cache_folder, check_cache, disk_errors, folder_fault
 from artel.storage.regular import check_regular, check_regular_in, special_kind
 from artel.storage.remote import RemoteFile, fetch_remote, list_remote
 from artel.storage.remote_access import is_remote
@@ -33,6 +34,7 @@ __all__ = [
     "fetch",
     "fetch_remote",
     "finished_folders",
+    "folder_fault",
     "is_remote",
     "list_remote",
     "lock",
@@ -43,6 +45,7 @@ __all__ = [
     "read_bytes",
     "remove_leftovers",
     "remove_remote_folder",
+    "say_bus_errors",
     "special_kind",
     "write_bytes",
     "write_file",

@@ -97,6 +97,7 @@ def _download(url: str, unfinished: Unfinished, max_bytes: int | None, timeout: 
         asked |= {"Range": f"bytes={unfinished.size}-", "If-Range": about["validator"]}
     try:
         with open_paced(_request(url, asked), timeout) as response:
+            _check_length(url, response.headers)
             total = _begin(response, unfinished)
             if max_bytes is not None and total is not None and total > max_bytes:
                 unfinished.start({})
@@ -121,6 +122,13 @@ def _download(url: str, unfinished: Unfinished, max_bytes: int | None, timeout: 
         raise _translated(url, error, timeout) from error
     except (UnicodeError, ValueError) as error:
         raise InputError([Problem(url, f"is not an address: {error}", "write http://… or https://…")]) from error
+
+
+def _check_length(url: str, headers: Message) -> None:
+    """Raise WorkError where a server says two lengths: Python takes the first, and the rest is lost in silence."""
+    lengths = sorted(set(headers.get_all("Content-Length", [])))
+    if len(lengths) > 1:
+        raise WorkError([Problem(url, f"the server says {len(lengths)} lengths: {', '.join(lengths)}", _FIX_ADDRESS)])
 
 
 def _begin(response: http.client.HTTPResponse, unfinished: Unfinished) -> int | None:

@@ -35,14 +35,25 @@ def cache_folder() -> Path:
         raise InputError([Problem(name, what, "set ARTEL_CACHE to a folder that can be written")]) from None
 
 
+def folder_fault(folder: Path) -> str:
+    """Why a folder cannot be made, or cannot be written into, as far as rights say; empty where they allow it."""
+    there = _nearest(folder)
+    if not there.is_dir():
+        return f"cannot be a folder: {there} is none"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"cannot be written: {there} is not yours to write into"
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+
+
 def check_cache() -> None:
     """Raise InputError or WorkError where nothing can be written into the cache folder: before any work is done."""
     folder = cache_folder()
-    with disk_errors(folder):
-        # It is made when it is needed. Rights alone do not tell: a disk may be full, or read-only for all.
-        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
-        with tempfile.TemporaryFile(dir=there, prefix=".check-") as file:
-            file.write(b"artel")
+    # It is made when it is needed. Rights alone do not tell: a disk may be full, or read-only for all.
+    with disk_errors(folder), tempfile.TemporaryFile(dir=_nearest(folder), prefix=".check-") as file:
+        file.write(b"artel")
 
 
 def _as_os_error(error: Exception) -> OSError | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from artel.errors import InputError, Problem
+from artel.storage.regular import special_kind
 from artel.tokens.template_limits import EndlessTemplate, in_time, try_template
 from artel.tokens.tokenizer import Tokenizer
 
@@ -53,6 +54,8 @@ class TurnEnd:
 
 
 NAMED = ("auto", "chatml", "plain")
+_LARGEST_FILE = 2**20
+"""Bytes; those of models have 30,000 at most."""
 
 
 def template_of(tokenizer: Tokenizer, wanted: str, where: str = "chat.template") -> str:
@@ -73,11 +76,18 @@ def template_of(tokenizer: Tokenizer, wanted: str, where: str = "chat.template")
 
 def read_template(file: str, where: str = "chat.template") -> str:
     """The Jinja template in a file. Raises InputError when the file is missing or what it holds is no Jinja."""
+    fix = "write auto, chatml, plain, or the path of a Jinja file"
     try:
-        template = Path(file).expanduser().read_text(encoding="utf-8")
+        path = Path(file).expanduser()
+        status = path.stat()
+        if kind := special_kind(status.st_mode):
+            raise InputError([Problem(where, f"{file} is {kind}, not a regular file", fix)])
+        if status.st_size > _LARGEST_FILE:
+            what = f"{file} has {status.st_size:,} bytes, more than the {_LARGEST_FILE:,} of any template"
+            raise InputError([Problem(where, what, fix)])
+        template = path.read_text(encoding="utf-8")
     except OSError as error:
-        what = f"{file} cannot be read: {error.strerror}"
-        raise InputError([Problem(where, what, "write auto, chatml, plain, or the path of a Jinja file")]) from None
+        raise InputError([Problem(where, f"{file} cannot be read: {error.strerror}", fix)]) from None
     except UnicodeDecodeError as error:
         what = f"{file} is not UTF-8 (byte {error.start})"
         raise InputError([Problem(where, what, "save it as UTF-8")]) from None

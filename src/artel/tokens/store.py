@@ -30,7 +30,7 @@ import orjson
 import xxhash
 
 from artel.errors import InputError, Problem
-from artel.storage import check_regular, checksum
+from artel.storage import check_regular, checksum, say_bus_errors
 from artel.tokens.manifest import Facts, read_manifest, sample_files, stored_files
 
 SOURCES = "sources.jsonl"
@@ -156,6 +156,18 @@ class DamagedStore(InputError):
     """A store is not as it was written."""
 
 
+class _Largest:
+    """The largest number of a file that is read in pieces of whole numbers."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype = dtype
+        self.found = -1
+
+    def __call__(self, piece: memoryview) -> None:
+        whole = len(piece) - len(piece) % self._dtype.itemsize
+        self.found = max(self.found, int(np.frombuffer(piece[:whole], self._dtype).max(initial=0)))
+
+
 class TokenStore:
     """An opened store. Opening checks that every file is there in its size; `verify` reads all checksums.
 
@@ -174,6 +186,7 @@ class TokenStore:
         except ValueError as error:
             raise self._damaged("manifest.json", str(error)) from None
         parts = self.manifest["parts"]
+        say_bus_errors()
         try:
             for file, size, _ in self._files(stored_files(self.manifest)):
                 if not file.is_file() or file.stat().st_size != size:
@@ -193,13 +206,21 @@ class TokenStore:
                 digest.update(f"{file.relative_to(self.folder)} {found}\n".encode())
         return digest.hexdigest()
 
-    def verify(self) -> None:
-        """Read every file and compare its checksum. Raises DamagedStore that names a file."""
+    def verify(self, vocabulary: int | None = None) -> None:
+        """Read every file, compare its checksum, and with `vocabulary` find ids that are not below it.
+
+        Raises DamagedStore that names a file.
+        """
         for file, _, expected in self._files(stored_files(self.manifest)):
+            tokens = file.suffix == ".tokens" and vocabulary is not None
+            largest = _Largest(np.dtype(self.manifest["dtype"]).newbyteorder("<"))
             try:
-                found = checksum(file)
+                found = checksum(file, largest) if tokens else checksum(file)
             except OSError as error:
                 raise self._refused(file, error) from None
+            if tokens and vocabulary is not None and largest.found >= vocabulary:
+                what = f"holds the token {largest.found:,}, and its tokenizer has {vocabulary:,}"
+                raise self._damaged(str(file.relative_to(self.folder)), what)
             if found != expected:
                 raise self._damaged(
                     str(file.relative_to(self.folder)), "does not have the checksum it was written with"

@@ -24,7 +24,8 @@ _MEMORY = 2**30
 """Bytes that a trial may take beyond what this process has."""
 _TEXT = 2**24
 """Characters that a few short messages may become."""
-_TRIAL_SECONDS = 10
+_TRIAL_SECONDS = 5
+"""Of the processor; three times as many by the clock."""
 _SECONDS = 60.0
 """For one conversation; the longest take milliseconds."""
 _FIX = "mend it, or write chat.template: chatml"

@@ -21,6 +21,7 @@ from artel.errors import InputError, Problem
 from artel.storage import check_regular_in
 from artel.tokens.fast import Encoder
 from artel.tokens.own_code import check_whose, remedy
+from artel.tokens.panics import unprinted_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -137,7 +138,8 @@ class Tokenizer:
         before = self._backend.encode_special_tokens
         self._backend.encode_special_tokens = not wanted
         try:
-            yield
+            with unprinted_panics():
+                yield
         except BaseException as error:
             if type(error).__name__ != "PanicException":
                 raise
@@ -264,7 +266,8 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
     if not folder.is_dir() and (folder.exists() or name.startswith((".", "/", "~"))):
         raise InputError([Problem(where, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")])
     try:
-        hf = _open_own(name) if runs_code else _open(name, folder)
+        with unprinted_panics():
+            hf = _open_own(name) if runs_code else _open(name, folder)
     except (InputError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the hub, the file system, JSON and Rust (a panic of it is no Exception)

@@ -339,7 +339,8 @@ def close_run(run: Run) -> Result:
     }
     if run.processes.first:
         weights = None if whole else full_weights(saved)
-        save_model(run.layout.model, run.tokenizer, run.folder.model, weights)
+        foreign = run.folder.foreign_in_model()
+        run.folder.note_model(save_model(run.layout.model, run.tokenizer, run.folder.model, weights, kept=foreign))
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
         name = shlex.quote(str(run.folder.path))
         run.trackers.close()  # the bar ends before what is said of the end

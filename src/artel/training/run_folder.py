@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,16 @@ import orjson
 
 from artel.config import RunConfig, dump_run, load_run, result_differences
 from artel.errors import InputError, Problem
-from artel.preparing import Prepared, check_claim, check_there, claim, identity
+from artel.preparing import (
+    Prepared,
+    check_claim,
+    check_model_is_artels,
+    check_there,
+    claim,
+    foreign_in_model,
+    identity,
+    note_model,
+)
 from artel.storage import disk_errors, remove_leftovers, write_file
 
 
@@ -91,6 +101,18 @@ class RunFolder:
         """Make the folder, and mark it as a run's. Raises InputError as `check_claim` does."""
         claim(self.path)
 
+    def check_model_is_artels(self) -> None:
+        """Raise InputError where files of a user lie in `model`: it is about to be removed, or replaced."""
+        check_model_is_artels(self.path)
+
+    def foreign_in_model(self) -> list[Path]:
+        """What lies in `model` and artel did not write."""
+        return foreign_in_model(self.path)
+
+    def note_model(self, names: Iterable[str]) -> None:
+        """Remember which files artel has written into `model`."""
+        note_model(self.path, names)
+
     def identity(self) -> str:
         """What tells this folder from one that is made anew in its place."""
         return identity(self.path)
@@ -125,7 +147,9 @@ class RunFolder:
         """Remove what an earlier run wrote here, and nothing else that may lie in the folder, which is claimed.
 
         Of `checkpoints` the checkpoints are removed, also where it is a link to another disk; any other link alone is.
+        Raises InputError where a user's files lie in `model`.
         """
+        self.check_model_is_artels()
         with disk_errors(self.path):
             for path in [
                 *written_checkpoints(self.checkpoints),
@@ -168,6 +192,7 @@ def check_same_run(config: RunConfig, prepared: Prepared) -> None:
         if _differs_in_length(before, config):
             from artel.training.lengthening import change_length
 
+            folder.check_model_is_artels()
             if change_length(folder.config, before, config, prepared, folder.model):
                 folder.result.unlink(missing_ok=True)
         else:

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from artel.storage import say_bus_errors
 from artel.training.overseer import LATEST, SIGNAL, TICK, headline, stacks_file, tell, write
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def watched(run: Run) -> Iterator[None]:
         return
     if not faulthandler.is_enabled():
         faulthandler.enable()  # nccl's own watchdog aborts: then the stacks are on standard error at least
+        say_bus_errors()
     _watching = _Watchdog(run, seconds)
     try:
         yield

@@ -12,6 +12,7 @@ import orjson
 
 from artel.config import near_name
 from artel.errors import InputError, Problem
+from artel.storage import check_regular
 from artel.tokens import StorePart, Tokenizer
 
 _MOST_PROBLEMS = 20
@@ -23,6 +24,7 @@ def read_metrics(path: Path, tell: Callable[[str], None] = lambda _: None) -> li
 
     Raises InputError where there are none, where they cannot be read, and for lines that no run writes.
     """
+    check_regular(path)
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

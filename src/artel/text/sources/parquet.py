@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
@@ -18,6 +18,8 @@ from artel.text.sources.sets import column_of_sets, set_of
 _ROWS = 128
 # Bytes of rows taken at once, by what the file says of its columns: rows of 1 MB come 32 at a time.
 _ROWS_BYTES = 1 << 25
+# Bytes of rows taken at once, where all of them repeat the largest value there is.
+_REPEATED_BYTES = 1 << 27
 # Bytes of a column read ahead. A row group of 300 MB of text (226 in the file) then takes 34 MB of memory; without,
 # pyarrow loads the group's whole column: 253 MB.
 _BUFFER = 1 << 20
@@ -42,7 +44,7 @@ def read_parquet(
         if of_sets in table.schema_arrow.names and of_sets not in columns:
             columns.append(of_sets)
         row = 0
-        for batch in table.iter_batches(_rows_at_once(table, columns), columns=columns):
+        for batch in table.iter_batches(_rows_at_once(file, table, columns), columns=columns):
             fields = _rows(batch.drop_columns([source.field])) if len(columns) > 1 else None
             for value in _bytes(batch.column(source.field)):
                 where = f"{origin}[{row}]"
@@ -75,7 +77,7 @@ def parquet_rows(file: Path, origin: str) -> Iterator[tuple[str, Any]]:
     """(`file[row]`, the row as a dict of its columns), or a BadLine where a row holds text that is none."""
     with _opened(file, origin) as table:
         row = 0
-        for batch in table.iter_batches(_rows_at_once(table, table.schema_arrow.names)):
+        for batch in table.iter_batches(_rows_at_once(file, table, table.schema_arrow.names)):
             for entry in _rows(batch):
                 yield f"{origin}[{row}]", entry
                 row += 1
@@ -108,16 +110,40 @@ def _opened(file: Path, origin: str) -> Iterator[Any]:
         raise _damaged(origin, " ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
-def _rows_at_once(table: Any, columns: list[str]) -> int:
-    """So many that they take about `_ROWS_BYTES` where the rows of a group are of one size."""
+def _rows_at_once(path: Path, table: Any, columns: list[str]) -> int:
+    """So many that they take about `_ROWS_BYTES` where the rows of a group are of one size, and never far more."""
     rows = _ROWS
-    for number in range(table.num_row_groups):
-        group = table.metadata.row_group(number)
-        chunks = [group.column(column) for column in range(group.num_columns)]
-        of_columns = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
-        size = sum(chunk.total_uncompressed_size for chunk in of_columns)
-        rows = min(rows, max(1, _ROWS_BYTES * group.num_rows // max(size, 1)))
+    with path.open("rb", buffering=0) as file:
+        for number in range(table.num_row_groups):
+            group = table.metadata.row_group(number)
+            chunks = [group.column(column) for column in range(group.num_columns)]
+            of_columns = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+            size = sum(chunk.total_uncompressed_size for chunk in of_columns)
+            rows = min(rows, max(1, _ROWS_BYTES * group.num_rows // max(size, 1)))
+            repeated = sum(_dictionary_size(file, chunk) for chunk in of_columns)
+            rows = min(rows, max(1, _REPEATED_BYTES // max(repeated, 1)))
     return rows
+
+
+def _dictionary_size(file: IO[bytes], chunk: Any) -> int:
+    """Bytes of the values that a chunk of a column has once and its rows may all repeat; 0 where it has no such page.
+
+    They are in the page's header, a Thrift struct in its compact form that begins with the fields type and
+    uncompressed_page_size: https://parquet.apache.org/docs/file-format/metadata/
+    """
+    at = chunk.dictionary_page_offset
+    if at is None:
+        return 0
+    file.seek(at)
+    head = file.read(16)
+    size, shift = 0, 0
+    if head[:1] == b"\x15" and head[2:3] == b"\x15":  # two fields, each an i32, the type of one byte
+        for byte in head[3:]:
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+    return size // 2  # zigzag
 
 
 def _damaged(origin: str, what: str) -> InputError:
@@ -159,9 +185,9 @@ def _bytes(column: Any) -> Iterator[bytes | None]:
 
     if pyarrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    values = column.cast(pyarrow.large_binary())
-    for number in range(len(values)):
-        yield values[number].as_py()
+    for number in range(len(column)):
+        buffer = column[number].as_buffer()
+        yield None if buffer is None else buffer.to_pybytes()
 
 
 def _rows(batch: Any) -> Iterator[Any]:

@@ -1,0 +1,55 @@
+"""Panics of libraries in Rust: they come as exceptions, and Rust prints them as well, before anyone can catch them."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.Lock()
+_depth = 0
+_screen, _kept = -1, -1
+"""Standard error while the block runs, and what takes its place."""
+_PANIC = re.compile(rb"\n?thread '[^\n]*' (\(\d+\) )?panicked at .*", re.DOTALL)
+
+
+@contextmanager
+def unprinted_panics() -> Iterator[None]:
+    """What is written to standard error during the block comes at its end, without the panics. For short blocks."""
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _enter() -> None:
+    global _depth, _screen, _kept
+    with _lock:
+        _depth += 1
+        if _depth == 1 and hasattr(os, "memfd_create"):
+            try:
+                _screen = os.dup(2)
+            except OSError:  # standard error is closed
+                return
+            _kept = os.memfd_create("standard error")
+            os.dup2(_kept, 2)
+
+
+def _leave() -> None:
+    global _depth, _screen, _kept
+    with _lock:
+        _depth -= 1
+        if _depth or _screen < 0:
+            return
+        os.dup2(_screen, 2)
+        os.close(_screen)
+        with open(_kept, "rb") as file:
+            file.seek(0)
+            written = _PANIC.sub(b"", file.read())
+        _screen = _kept = -1
+    if written:
+        with open(2, "wb", closefd=False) as screen:
+            screen.write(written)
