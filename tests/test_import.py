@@ -9,8 +9,8 @@ import yaml
 
 from artel.config import TokenizerTraining
 from artel.errors import InputError
-from artel.preparing import imported
-from artel.preparing.imported import import_tokens, open_token_files, text_size
+from artel.preparing.imported import import_tokens, text_size
+from artel.preparing.token_files import open_token_files
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
 from helpers import TINY, artel
 
@@ -111,7 +111,8 @@ def test_streams_are_cut_at_end_tokens(tokenizer, ids, tmp_path, form):
 
 
 def test_documents_longer_than_a_piece_and_across_pieces(tokenizer, ids, tmp_path, monkeypatch):
-    monkeypatch.setattr(imported, "_PIECE", 50)
+    for module in ("imported", "token_files"):
+        monkeypatch.setattr(f"artel.preparing.{module}.PIECE", 50)
     stream = np.concatenate([np.append(text, end_of(tokenizer)) for text in ids])
     stream.astype("<u2").tofile(tmp_path / "train.bin")
     write_megatron(tmp_path / "corpus", [[text] for text in ids])
@@ -122,6 +123,19 @@ def test_documents_longer_than_a_piece_and_across_pieces(tokenizer, ids, tmp_pat
         assert (store.train.documents, made.ledger["documents"]["kept"]) == (len(TEXTS), len(TEXTS))
         assert store.train.samples > store.train.documents
         assert store.train.bytes == sum(len(text.encode()) for text in TEXTS)
+
+
+def test_a_share_that_catches_no_document_holds_out_one(tokenizer, ids, tmp_path):
+    end = end_of(tokenizer)
+    np.concatenate([[*document, end] for document in ids[:3]]).astype("<u2").tofile(tmp_path / "a.bin")
+    said = []
+    import_tokens(str(tmp_path / "a.bin"), tmp_path / "store", str(tokenizer), 0.0001, said.append)
+    assert "--validation 0.0001 catches none of the 3 documents: one is held out" in said
+    held, kept = texts_of(tmp_path / "store", "validation"), texts_of(tmp_path / "store")
+    assert (len(held), sorted(held + kept)) == (1, sorted(TEXTS[:3]))
+    TokenStore(tmp_path / "store").verify()
+    ids[0].astype("<u2").tofile(tmp_path / "one.bin")
+    assert "none can be held out" in refusal(tmp_path / "one.bin", tokenizer, tmp_path / "other", 0.5)
 
 
 def test_validation_by_share_is_the_same_for_every_form_and_by_path(tokenizer, ids, tmp_path):

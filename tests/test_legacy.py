@@ -89,6 +89,16 @@ def test_a_wrong_value_is_refused(tmp_path, changes):
         load_run(str(write_json(tmp_path / "old.json", **changes)))
 
 
+def test_a_file_of_deepspeeds_is_no_run(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_batch_size": "auto", "zero_optimization": {"stage": 3}}')
+    for refuse in (lambda: load_run(str(file)), lambda: convert(file.read_text(), str(file))):
+        with pytest.raises(
+            InputError, match=r"is a file of DeepSpeed's, not a run\n.*parallel: \{deepspeed: .*ds\.json\}"
+        ):
+            refuse()
+
+
 def test_a_models_configuration_is_no_run(tmp_path, shared_data):
     bare = tmp_path / "bare.json"
     bare.write_text('{"hidden_size": 32, "vocab_size": 100}')

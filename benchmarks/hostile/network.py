@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import os
+import pickle
 import socket
 import struct
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import psutil
+
 from hostile.case import GB, SMALL, Place, Steps, add, case, check, ends, merged, source, works
-from hostile.results import ledger, prepared_texts
+from hostile.results import has_whole_model, ledger, prepared_texts
 from hostile.servers import Answer, always, head, serve
 
 BODY = b"words of a text that came by the network\n" * 40
@@ -230,3 +235,34 @@ def bucket_that_lies(place: Place) -> Steps:
                    "AWS_DEFAULT_REGION": "us-east-1", "AWS_MAX_ATTEMPTS": "1"}  # fmt: skip
     done = yield ends({1, 2}, "prepare", place.run(keys("s3://bucket/a.txt")), environment=environment, fresh=True)
     check("S3CRET" not in done.err, done.err)
+
+
+class _Evil:
+    def __init__(self, trap: str) -> None:
+        self.trap = trap
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.trap}",)
+
+
+def _strangers(place: Place, met: list[int], pid: int) -> None:
+    """Everything that the run listens at is spoken to: with a pickle, with letters, with nothing."""
+    run = psutil.Process(pid)
+    words = (pickle.dumps(_Evil(str(place.trap))), b"\xff" * 5000, b"")
+    for process in (run, *run.children(recursive=True)):
+        for opened in process.net_connections("inet"):
+            if opened.status == psutil.CONN_LISTEN:
+                met.append(opened.laddr.port)
+                for each in words:
+                    with suppress(OSError), socket.create_connection(tuple(opened.laddr)[:2], timeout=2) as stranger:
+                        stranger.sendall(each)
+
+
+@case("network", quick=False)
+def strangers_at_a_run_of_two(place: Place) -> Steps:
+    met: list[int] = []
+    keys = {"train": {"steps": 100}, "checkpoint": {"every": 50, "keep": 2}}
+    meeting = (lambda err: "steps of" in err, partial(_strangers, place, met))
+    yield works("train", place.run(keys), "--nproc", 2, actions=(meeting,), fresh=True, seconds=200)
+    check(has_whole_model(place), "no model was left")
+    check(bool(met), "nobody listened")

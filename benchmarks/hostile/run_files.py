@@ -77,8 +77,8 @@ _WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "three-of-a-kind": ({"train": {"batch": 0, "warmup": -1}, "seed": "x"}, ("train.batch", "train.warmup", "seed")),
     "tracker-with-a-path": ({"track": ["../../executed"]}, ("track",)),
 }
-_BOTH = ("batch-1e18", "layers-by-a-wrong-name", "heads-that-do-not-divide", "masked-by-gpt2", "model-of-a-tetrabyte",
-         "tokenizer-that-is-not-there", "three-of-a-kind", "store-of-300")  # fmt: skip
+_BOTH = ("batch-1e18", "vocab-1e12", "layers-by-a-wrong-name", "heads-that-do-not-divide", "masked-by-gpt2",
+         "model-of-a-tetrabyte", "tokenizer-that-is-not-there", "three-of-a-kind", "store-of-300")  # fmt: skip
 for _name, (_changes, _says) in _WRONG.items():
     add("run files", _name, partial(wrong, _changes, _says, _name in _BOTH))
 

@@ -29,7 +29,7 @@ def convert(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
         tree = json.loads(text)
     except ValueError as error:
         raise InputError([Problem(place, f"is not valid JSON: {error}", "check its commas and quotes")]) from None
-    refuse_model_config(tree, place)
+    refuse_other_json(tree, place)
     if not is_old_json(tree):
         fix = f"its keys are: {', '.join(_OLD_JSON)}; a run file needs no conversion"
         raise InputError([Problem(place, "is not the JSON of the masked-LM script", fix)])
@@ -51,8 +51,11 @@ def is_old_json(tree: dict[str, Any]) -> bool:
     return "data" not in tree and len(tree.keys() & _OLD_JSON.keys()) >= 2
 
 
-def refuse_model_config(tree: dict[str, Any], place: str) -> None:
-    """Raises InputError when this is a transformers model's configuration."""
+def refuse_other_json(tree: dict[str, Any], place: str) -> None:
+    """Raises InputError when this is a transformers model's configuration, or a file of DeepSpeed's."""
+    if "data" not in tree and tree.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}:
+        fix = f"give a run file, and name this one there: parallel: {{deepspeed: {place}}}"
+        raise InputError([Problem(place, "is a file of DeepSpeed's, not a run", fix)])
     told = "model_type" in tree or "architectures" in tree or {"hidden_size", "vocab_size"} <= tree.keys()
     if told and "data" not in tree and "inputs_path" not in tree:
         fix = "give a run file, and name the model's folder there: model: {from: FOLDER}"

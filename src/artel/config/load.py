@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from artel.config.between_sections import section_problems
-from artel.config.legacy import from_old_json, is_impruver, is_old_json, refuse_model_config
+from artel.config.legacy import from_old_json, is_impruver, is_old_json, refuse_other_json
 from artel.config.legacy_trainer import drop_ddp
 from artel.config.overrides import lay_over
 from artel.config.quantities import OverLimit
@@ -63,7 +63,7 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
         fix = f"convert it: artel config convert {name} > run.yaml"
         raise InputError([Problem(place, "is a configuration of impruver, not a run file", fix)])
     tree, lines = parse(text, place)
-    refuse_model_config(tree, place)
+    refuse_other_json(tree, place)
     drop_ddp(tree, place)
     if is_old_json(tree):
         tree, lines = from_old_json(tree, place), {(): place}

@@ -62,7 +62,10 @@ def cannot_load(name: str, error: Exception) -> InputError:
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     remote = f"a hub id needs network{offline}; or give a folder"
     fix = "check its config.json and weights" if Path(name).is_dir() else remote
-    return InputError([Problem("model.from", f"{name} cannot be loaded: {first}", fix)])
+    what = f"{name} cannot be loaded: {first}"
+    if not Path(name).exists():
+        what = f"there is no folder {name} here, and as a model of the hub it cannot be loaded: {first}"
+    return InputError([Problem("model.from", what, fix)])
 
 
 def check_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from artel.errors import InputError, Problem, WorkError
 from artel.tokens import Tokenizer, load_tokenizer
@@ -130,7 +131,7 @@ def modelfile(tokenizer: Tokenizer, model: Path) -> str:
     Sampling is the model's own where its generation_config.json has it, else as `artel generate` does.
     """
     file = model / "generation_config.json"
-    own = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    own = _read_object(file) if file.is_file() else {}
     chatml = _writes_chatml(tokenizer)
     ends = own.get("eos_token_id") or []
     ids = [tokenizer.end_id, *(ends if isinstance(ends, list) else [ends])]
@@ -143,6 +144,17 @@ def modelfile(tokenizer: Tokenizer, model: Path) -> str:
     if chatml:
         lines.append(f'TEMPLATE """{_CHATML}"""')
     return "\n".join(lines) + "\n"
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """Raises InputError for what is no object of JSON."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError([Problem(str(file), f"is not JSON: {error}", "mend it, or remove it")]) from None
+    if not isinstance(values, dict):
+        raise InputError([Problem(str(file), "is no object of JSON", "mend it, or remove it")])
+    return values
 
 
 _CHATML = """{{- range .Messages }}<|im_start|>{{ .Role }}
