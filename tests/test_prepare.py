@@ -139,6 +139,81 @@ def test_the_command_imports_no_torch_and_is_refused_beside_its_text(tmp_path):
     assert [folder.suffix for folder in (tmp_path / "stores").iterdir() if folder.is_dir()] == [""]
 
 
+PLAIN = {"data": {"sources": [{"path": "a.txt", "document": "line"}], "store": "stores"},
+         "tokenizer": {"train": {"vocab": 262}}}  # fmt: skip
+
+
+def test_a_run_that_says_nothing_of_training_needs_no_process_beside(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))
+    (tmp_path / "run.yaml").write_text(json.dumps(PLAIN))
+    script = (
+        "import sys\n"
+        "import artel.cli.beside\n"
+        "from artel.cli.main import app\n"
+        "artel.cli.beside.subprocess = None\n"
+        "app(['prepare', 'run.yaml', *sys.argv[1:]], standalone_mode=False)\n"
+    )
+    for more, started in (([], False), (["train.batch=4"], True)):
+        done = subprocess.run([sys.executable, "-c", script, *more], cwd=tmp_path, capture_output=True, text=True)
+        assert ("'NoneType' object has no attribute 'Popen'" in done.stderr) == started, done.stderr
+        shutil.rmtree(tmp_path / "stores")
+
+
+def test_what_is_wrong_with_text_and_model_is_said_together(tmp_path):
+    lines = [json.dumps({"text": f"words {number}"} if number % 2 else {"other": number}) for number in range(60)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    run = {"data": {"sources": [{"path": "a.jsonl"}], "store": "stores", "block": 8}, "tokenizer": PLAIN["tokenizer"],
+           "model": {"config": {"model_type": "gpt2", "n_embd": 100, "n_head": 3}}}  # fmt: skip
+    (tmp_path / "run.yaml").write_text(json.dumps(run))
+    script = (  # nothing is found before the text is read
+        "import sys\n"
+        "from contextlib import nullcontext\n"
+        "import artel.cli.prepare\n"
+        "from artel.cli.main import main\n"
+        "artel.cli.prepare.checking_beside = lambda *_: nullcontext(lambda **_: None)\n"
+        "sys.argv = ['artel', 'prepare', 'run.yaml']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "more than data.max_bad" in done.stderr
+    assert "must be divisible by num_heads" in done.stderr
+
+
+def test_nothing_in_the_working_folder_is_imported(tmp_path):
+    """Not by the command, and not by the processes that it starts."""
+    (tmp_path / "a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))
+    (tmp_path / "run.yaml").write_text(json.dumps({**PLAIN, "train": {"batch": 4}}))
+    (tmp_path / "yaml.py").write_text("open('executed', 'w').close()\n")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "artel", "prepare", "run.yaml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, (tmp_path / "executed").exists()) == (0, False), done.stderr
+
+
+def test_the_process_beside_ends_with_the_one_that_started_it(tmp_path):
+    """It waits for ever here: the run file is a pipe that nobody writes to."""
+    os.mkfifo(tmp_path / "run.yaml")
+    script = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from artel.cli.beside import checking_beside\n"
+        "from artel.config import run_from\n"
+        "run = run_from({'data': {'sources': [{'path': 'a.txt'}]}, 'train': {'batch': 4}}, [], {})\n"
+        "with checking_beside(run, 'run.yaml', []):\n"
+        "    print(Path(f'/proc/self/task/{os.getpid()}/children').read_text(), flush=True)\n"
+        "    signal.pause()\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    beside = Path(f"/proc/{int(starter.stdout.readline())}/stat")
+    starter.kill()
+    starter.wait()
+    end = time.monotonic() + 100
+    while beside.exists() and beside.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_ctrl_c_while_processes_are_started_is_not_lost(tmp_path):
     """Python drops what is raised in a hook of a fork, and logging has hooks: the command went on to its end."""
     (tmp_path / "a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))

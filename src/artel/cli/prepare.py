@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artel.cli.beside import Refused, checking_beside
+from artel.cli.beside import Refused, checking_beside, says_nothing_of_training
 from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, read_run, tell, tell_of_secrets
+from artel.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from artel.config import RunConfig
@@ -17,7 +18,6 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
 
     Example: artel prepare run.yaml data.block=512
     """
-    from artel.errors import InputError
     from artel.preparing import prepare as prepare_store
     from artel.storage import check_cache, write_file
     from artel.training.run_folder import RunFolder
@@ -29,12 +29,13 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
         check_cache()
     tell_of_secrets(run)
     try:
-        prepared = prepare_store(run, tell, verify=True, while_making=lambda: checking_beside(name, overrides or []))
+        prepared = prepare_store(
+            run, tell, verify=True, while_making=lambda: checking_beside(run, name, overrides or [])
+        )
     except Refused:
         raise
-    except InputError:
-        _check(run)  # with what is wrong with the texts, all else
-        raise
+    except InputError as error:  # with what is wrong with the texts, all else
+        raise InputError(dict.fromkeys([*error.problems, *_problems(run)])) from None
     ledger = prepared.ledger()
     folder.claim()
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
@@ -46,9 +47,15 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
         print_json({**result, "store": str(prepared.folder), "made": prepared.made})
 
 
-def _check(run: RunConfig) -> None:
-    """At once: the text is not read anyway."""
+def _problems(run: RunConfig) -> tuple[Problem, ...]:
+    """What the checks find, at once: the text is not read anyway."""
+    if says_nothing_of_training(run):
+        return ()
     quiet_libraries()
     from artel.planning import Start, check_run
 
-    check_run(run, Start(here=False))
+    try:
+        check_run(run, Start(here=False))
+    except InputError as error:
+        return tuple(error.problems)
+    return ()

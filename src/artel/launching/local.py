@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from typing import TYPE_CHECKING
 
 from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Problem, WorkError
+from artel.interpreter import python_of
 from artel.launching.meeting import Meeting
 from artel.launching.run_secret import VARIABLE
 from artel.storage.faults import FAULT, fault_of_process
@@ -47,12 +47,13 @@ def launch(
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in PASSED_ON)
     try:
         handler = meeting.handler(folder, announce)
+        program, *options = python_of("artel")
         spec = WorkerSpec(
             role="artel",
             local_world_size=processes,
             rdzv_handler=handler,
-            entrypoint=sys.executable,
-            args=("-m", "artel", *arguments),
+            entrypoint=program,
+            args=(*options, *arguments),
             max_restarts=hosts.restarts,
             monitor_interval=0.2,
             local_addr=meeting.local_address,

@@ -25,8 +25,8 @@ from artel.errors import ArtelError, Problem, WorkError
 from artel.interrupts import interrupted_after
 from artel.preparing.tasks import Stage, Tasks
 from artel.storage.faults import told_of_worker
+from artel.storage.panics import unprinted_panics
 from artel.tokens.fast import encode_in_one_thread
-from artel.tokens.panics import unprinted_panics
 
 _NUMBER = struct.Struct("<i")
 # Numbers of tasks that lie in the pipe at a time: few, so that they are not all taken when one of them fails.

@@ -6,6 +6,8 @@ import ctypes
 import os
 import signal
 
+from artel.storage.panics import screen
+
 _WORDS = (
     b"artel: a file that was being read (a token store, a model's weights) became shorter, or its disk failed\n"
     b"    put it back as it was; the same command then goes on from the last checkpoint\n"
@@ -14,7 +16,7 @@ _WORDS = (
 
 def _end(number: int) -> None:
     """The thread that reads is the one that gets the signal: it holds Python's lock or no lock at all."""
-    os.write(2, _WORDS)
+    os.write(screen(), _WORDS)
     os._exit(1)
 
 

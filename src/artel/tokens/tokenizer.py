@@ -19,9 +19,9 @@ import xxhash
 
 from artel.errors import InputError, Problem
 from artel.storage import check_regular_in
+from artel.storage.panics import unprinted_panics
 from artel.tokens.fast import Encoder
 from artel.tokens.own_code import check_whose, remedy
-from artel.tokens.panics import unprinted_panics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

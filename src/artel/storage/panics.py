@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _lock = threading.Lock()
 _depth = 0
@@ -25,16 +25,24 @@ def unprinted_panics() -> Iterator[None]:
         _leave()
 
 
+def screen() -> int:
+    """The file that standard error is, also within such a block."""
+    return 2 if _screen < 0 else _screen
+
+
 def _enter() -> None:
     global _depth, _screen, _kept
     with _lock:
         _depth += 1
-        if _depth == 1 and hasattr(os, "memfd_create"):
+        if _depth > 1 or not hasattr(os, "memfd_create"):
+            return
+        with suppress(OSError):  # no more files may be opened: panics are then printed
+            _kept = os.memfd_create("standard error")
             try:
                 _screen = os.dup(2)
             except OSError:  # standard error is closed
+                os.close(_kept)
                 return
-            _kept = os.memfd_create("standard error")
             os.dup2(_kept, 2)
 
 

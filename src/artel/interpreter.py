@@ -1,0 +1,15 @@
+"""Python, started once more as this process was."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def python_of(module: str) -> list[str]:
+    """The command that runs a module; it imports nothing from the working folder unless this process does."""
+    has_working_folder = sys.path[:1] in (
+        [""],
+        [str(Path.cwd())],
+    )  # python -m puts it first, the command artel does not
+    return [sys.executable, *([] if has_working_folder else ["-P"]), "-m", module]
