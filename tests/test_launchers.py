@@ -57,6 +57,8 @@ def test_hosts_by_flags_and_by_environment(monkeypatch):
         ({"count": "2", "rank": 2, "address": "a"}, "--node-rank: 2 is not a host of 2"),
         ({"count": "2", "endpoint": "a:b"}, "--rdzv-endpoint: 'a:b' is not an address and port"),
         ({"count": "2", "endpoint": "a:1", "address": "a"}, "give one of them"),
+        ({"count": "2", "address": "a", "port": 99999}, "--master-port: is 99999"),
+        ({"count": "2", "address": "a", "port": 0}, "--master-port: is 0"),
     ],
 )
 def test_hosts_that_cannot_be(monkeypatch, asked, told):
@@ -65,6 +67,20 @@ def test_hosts_that_cannot_be(monkeypatch, asked, told):
     with pytest.raises(InputError) as error:
         Hosts.read(**asked)
     assert told in str(error.value)
+
+
+def test_a_port_of_the_environment_is_checked_where_hosts_meet(monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "99999")
+    with pytest.raises(InputError, match="MASTER_PORT: is 99999"):
+        Hosts.read("2", 1, "node1")
+    monkeypatch.setenv("MASTER_PORT", "tcp://10.0.0.1:80")  # of a service named "master" in Kubernetes
+    assert Hosts.read("1", 0).count == 1
+
+
+def test_evaluate_refuses_what_no_launcher_sets(tmp_path):
+    done = artel("evaluate", "runs/none", cwd=tmp_path, env={"WORLD_SIZE": "abc"})
+    assert done.returncode == 2
+    assert "WORLD_SIZE: is 'abc', no number" in done.stderr
 
 
 # What others have started -------------------------------------------------------------------------------------------
@@ -128,12 +144,21 @@ def test_the_first_host_of_a_list(nodes, first):
         ({"RANK": "0", "WORLD_SIZE": "0"}, ["RANK: is 0, which must be less than WORLD_SIZE, 0"]),
         ({"MASTER_PORT": "99999"}, ["MASTER_PORT: is 99999, and ports are 1 to 65535"]),
         ({"MASTER_ADDR": "\nFORGED"}, ["MASTER_ADDR: is '\\nFORGED', no name or address of a host"]),
+        ({"MASTER_PORT": "tcp://10.0.0.1:80"}, ["MASTER_PORT: is 'tcp://10.0.0.1:80', no number"]),
+        # of a service named "master" in Kubernetes
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "tcp://10.0.0.1:80"}, []),
+        ({"RANK": None}, ["WORLD_SIZE: is 2, and RANK is not set"]),
+        ({"RANK": None, "WORLD_SIZE": "0"}, ["WORLD_SIZE: is 0, and RANK is not set"]),
+        ({"RANK": None, "WORLD_SIZE": "1"}, []),
+        ({"WORLD_SIZE": None}, ["RANK: is 1, and WORLD_SIZE is not set"]),
         ({"SLURM_JOB_ID": "job"}, ["SLURM_JOB_ID: is 'job', no number"]),
         ({"MASTER_ADDR": "fe80::1%eth0", "MASTER_PORT": "29500"}, []),
     ],
 )
 def test_variables_that_no_launcher_sets(changes, says):
-    with patch.dict(os.environ, {"RANK": "1", "WORLD_SIZE": "2", **changes}, clear=True):
+    environment = {"RANK": "1", "WORLD_SIZE": "2", **changes}
+    environment = {name: value for name, value in environment.items() if value is not None}
+    with patch.dict(os.environ, environment, clear=True):
         try:
             check_worker()
             said = []

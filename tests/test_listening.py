@@ -19,7 +19,8 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from artel.errors import InputError, WorkError
-from artel.launching import choose_interface_of_process
+from artel.launching import choose_interface, choose_interface_of_process
+from artel.launching.interface import _means_this_host
 from artel.launching.run_secret import run_secret
 from artel.launching.signed_store import ForeignValue, SignedStore
 from artel.parallel.store import process_store, serve_store
@@ -130,7 +131,12 @@ def test_the_secret_is_its_owners_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("ARTEL_SECRET", "a secret of the cluster's own")
     assert run_secret(tmp_path / "elsewhere", False, 0, said.append) == b"a secret of the cluster's own"
     monkeypatch.setenv("ARTEL_SECRET", "short")
-    with pytest.raises(InputError, match="has 5 characters, which can be guessed"):
+    with pytest.raises(InputError, match="has 5 bytes, which can be guessed"):
+        run_secret(file, True, 1, said.append)
+    monkeypatch.delenv("ARTEL_SECRET")
+    file.chmod(0o600)
+    file.write_bytes(b"\n")
+    with pytest.raises(InputError, match=r"\.secret: has 0 bytes, which can be guessed"):
         run_secret(file, True, 1, said.append)
     assert said == []
 
@@ -167,6 +173,18 @@ def test_processes_of_one_host_are_told_loopback(environment, changes):
     with patch.dict(os.environ, environment, clear=True):
         choose_interface_of_process()
         assert dict(os.environ) == environment | changes
+
+
+def test_names_of_loopback_are_not_those_of_the_host():
+    names = ("127.0.0.1", "::1", "localhost", "localhost.localdomain", "ip6-localhost", "localhost4.localdomain4")
+    assert all(map(_means_this_host, names))
+    assert not any(map(_means_this_host, ("192.0.2.1", "node1", "localhosts", "node1.localhost.org")))
+
+
+@pytest.mark.parametrize("name", ["a..b", f"{'a' * 64}.b"])
+def test_no_name_of_a_host_is_told(name):
+    with pytest.raises(InputError, match=f"--master-addr: there is no way to {name}: "):
+        choose_interface(name, 29500)
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])

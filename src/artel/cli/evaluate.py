@@ -39,7 +39,7 @@ def evaluate(
         tell(f"loading {', '.join(models)}")
     quiet_libraries()
     from artel.errors import InputError, Problem
-    from artel.launching import choose_interface_of_process
+    from artel.launching import check_worker, choose_interface_of_process
     from artel.parallel import open_processes
     from artel.storage import check_new
     from artel.using import evaluate as judge
@@ -54,6 +54,7 @@ def evaluate(
     if tasks:
         _run_tasks(models, tasks.split(","), task_folder, limit, as_json)
         return
+    check_worker()
     choose_interface_of_process()
     with open_processes(None) as processes:
         judged = [judge(open_model(name), data, overrides, processes, tell) for name in models]

@@ -61,7 +61,12 @@ class Hosts:
         if endpoint is None:
             rank = _number("NODE_RANK", "0", problems) if rank is None else rank
             address = environment.get("MASTER_ADDR", "") if address is None else address
-            port = _number("MASTER_PORT", str(_PORT), problems) if port is None else port
+            place = "--master-port"
+            if port is None:
+                place = "MASTER_PORT"
+                port = _number("MASTER_PORT", str(_PORT), problems) if most > 1 else _PORT
+            if not 0 < port < 2**16:
+                problems.append(Problem(place, f"is {port}", "write a port: 1 to 65535"))
         else:
             if address is not None or port is not None:
                 problems.append(

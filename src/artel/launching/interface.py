@@ -23,6 +23,8 @@ from artel.errors import InputError, Problem
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 _OUTSIDE = "192.0.2.1"  # of TEST-NET-1 (RFC 5737): no host has it, so the way there is the default route
 _GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"  # nccl takes names as prefixes, but for those after a =
+# As distributions write them into /etc/hosts; localhost.localdomain and the like too.
+_LOCALHOST = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
 # Kubernetes knows a pod's name only some seconds after the pod begins.
 _NAME_SECONDS = 30
 
@@ -88,11 +90,9 @@ def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except OSError as error:
-        what, fix = (
-            f"there is no way to {host}: {error.strerror}",
-            "give the first host's address, as the others see it",
-        )
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name that a host can have, as a..b
+        reason = error.strerror if isinstance(error, OSError) else error
+        what, fix = f"there is no way to {host}: {reason}", "give the first host's address, as the others see it"
         raise InputError([Problem(flag, what, fix)]) from None
 
 
@@ -127,7 +127,7 @@ def _means_this_host(name: str) -> bool:
     try:
         return _is_loopback(name)
     except ValueError:
-        return name == "localhost"
+        return name.partition(".")[0] in _LOCALHOST
 
 
 def _interface_of(address: str) -> str | None:

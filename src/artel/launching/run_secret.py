@@ -26,10 +26,7 @@ def run_secret(file: Path, leads: bool, patience: float, announce: Callable[[str
     """
     text = os.environ.get(VARIABLE)
     if text is not None:
-        if len(text) < _SHORTEST:
-            fix = f"write {_SHORTEST} or more, as by: openssl rand -hex 32"
-            raise InputError([Problem(VARIABLE, f"has {len(text)} characters, which can be guessed", fix)])
-        return text.encode("utf-8", "surrogateescape")
+        return _checked(text.encode("utf-8", "surrogateescape"), VARIABLE)
     with disk_errors(file):
         if leads and not file.exists():
             _make(file)
@@ -37,7 +34,14 @@ def run_secret(file: Path, leads: bool, patience: float, announce: Callable[[str
         if file.stat().st_mode & 0o077:
             fix = f"remove it, and start all hosts again; where the disk knows no owners, {_FIX}"
             raise InputError([Problem(str(file), "others than its owner can read this secret", fix)])
-        return file.read_bytes()
+        return _checked(file.read_bytes(), str(file))
+
+
+def _checked(secret: bytes, where: str) -> bytes:
+    if len(secret.strip()) < _SHORTEST:
+        fix = f"write {_SHORTEST} or more, as by: openssl rand -hex 32"
+        raise InputError([Problem(where, f"has {len(secret.strip())} bytes, which can be guessed", fix)])
+    return secret
 
 
 def _make(file: Path) -> None:

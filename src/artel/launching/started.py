@@ -25,8 +25,8 @@ _MPI = (
 )
 
 _NUMBERS = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_PORT", "SLURM_STEP_ID",
-    "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
     *(name for names in _MPI for name in names),
 )  # fmt: skip
 
@@ -60,18 +60,30 @@ def check_worker() -> None:
     """Raise InputError where the variables that torchrun sets cannot be those of a process of a run."""
     environment = os.environ
     _check_numbers(environment)
-    if not is_worker():
-        return
-    rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    rank, world = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     problems = []
-    if rank >= world:
+    if "RANK" not in environment and world != 1:
+        problems.append(_wrong("WORLD_SIZE", f"is {world:,}, and RANK is not set"))
+    elif "WORLD_SIZE" not in environment and rank != 0:
+        problems.append(_wrong("RANK", f"is {rank:,}, and WORLD_SIZE is not set"))
+    elif rank >= world:
         problems.append(_wrong("RANK", f"is {rank:,}, which must be less than WORLD_SIZE, {world:,}"))
-    if not 0 < int(environment.get("MASTER_PORT", "29500")) < 2**16:
-        problems.append(_wrong("MASTER_PORT", f"is {environment['MASTER_PORT']}, and ports are 1 to 65535"))
-    if not re.fullmatch(r"[\w.:%-]+", environment.get("MASTER_ADDR", "localhost")):
-        problems.append(_wrong("MASTER_ADDR", f"is {environment['MASTER_ADDR'][:100]!r}, no name or address of a host"))
+    elif world > 1:  # one process meets nobody, and Kubernetes sets MASTER_PORT for a service of that name
+        problems += _meeting_problems(environment)
     if problems:
         raise InputError(problems)
+
+
+def _meeting_problems(environment: os._Environ[str]) -> list[Problem]:
+    problems = []
+    port, address = environment.get("MASTER_PORT", "29500"), environment.get("MASTER_ADDR", "localhost")
+    if not re.fullmatch(r"\d{1,18}", port, re.ASCII):
+        problems.append(_wrong("MASTER_PORT", f"is {port[:100]!r}, no number"))
+    elif not 0 < int(port) < 2**16:
+        problems.append(_wrong("MASTER_PORT", f"is {port}, and ports are 1 to 65535"))
+    if not re.fullmatch(r"[\w.:%-]+", address):
+        problems.append(_wrong("MASTER_ADDR", f"is {address[:100]!r}, no name or address of a host"))
+    return problems
 
 
 def _check_numbers(environment: os._Environ[str]) -> None:
