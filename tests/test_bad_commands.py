@@ -1,12 +1,16 @@
 """Command lines that are wrong: names that are no run, keys written as options, numbers that nothing takes."""
 
+import os
 import sys
+import threading
 
 import pytest
 import yaml
 
 import artel as artel_package
-from artel.cli.main import main
+from artel.cli.generate import _read
+from artel.cli.main import _thread_failed, main
+from artel.errors import InputError
 from helpers import TINY, artel, write_run
 
 
@@ -86,3 +90,33 @@ def test_generate_and_report_on_nothing(tmp_path):
         done = artel(*arguments)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
         assert says in done.stderr
+
+
+def test_a_model_that_was_fetched_may_have_the_name_of_a_run(tmp_path):
+    """And what is wrong with it is said of it."""
+    folder = tmp_path / "hub" / "models--gpt2"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "runs" / "gpt2").mkdir(parents=True)
+    (tmp_path / "runs" / "gpt2" / "config.yaml").write_text(yaml.safe_dump(TINY))
+    done = artel("generate", "gpt2", cwd=tmp_path, env={"HF_HUB_CACHE": str(tmp_path / "hub")})
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert "did you mean" not in done.stderr
+    assert "gpt2 makes 0 tokens" in done.stderr  # that is what is wrong with this one
+
+
+def test_a_context_is_a_regular_file_or_the_text_itself(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is a named pipe, not a regular file"):
+        _read(str(tmp_path / "pipe"))
+    for text in ("Anna came home.", "x" * 5000, "a\0b"):
+        assert _read(text) == text
+
+
+def test_the_end_of_a_thread_is_no_fault(capfd):
+    for end, says in ((SystemExit(1), ""), (ValueError("wrong"), "ValueError: wrong")):
+        _thread_failed(threading.ExceptHookArgs((type(end), end, None, None)))
+        assert says in (told := capfd.readouterr().err)
+        assert bool(told) == bool(says)

@@ -90,6 +90,7 @@ def test_json_and_mistakes_of_a_script(with_marks, chat_here):
     ("options", "message"),
     [
         (["--script", "none.txt"], "--script: none.txt cannot be read"),
+        (["--script", "/dev/zero"], "/dev/zero: is a device, not a regular file"),
         (["--top-p", "2", "--seed", "-1"], "top_p: 2 is out of range"),
     ],
 )

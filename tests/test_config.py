@@ -5,6 +5,7 @@ import re
 from itertools import pairwise
 
 import pytest
+import yaml
 
 from artel.config import RunConfig, TrainConfig, dump_run, load_run, recipe_names, result_differences, run_from
 from artel.config.load import read_file
@@ -261,6 +262,16 @@ def test_a_tokenizer_trained_anew_for_a_pretrained_model_is_asked_for_by_name():
     assert replaced.tokenizer.train is not None
     with pytest.raises(InputError, match="no meaning without both"):
         load_run("tolstoy-scratch", ["tokenizer.replace=true"])
+
+
+def test_a_run_that_began_before_its_tokenizer_had_to_be_asked_for_can_be_opened(tmp_path):
+    tree = yaml.safe_load(dump_run(load_run("tolstoy-scratch", ["model.from=x", "tokenizer.replace=true"])))
+    del tree["tokenizer"]["replace"]
+    for name in ("config.yaml", "run.yaml"):
+        (tmp_path / name).write_text(yaml.safe_dump(tree))
+    assert load_run(str(tmp_path)).tokenizer.replace
+    with pytest.raises(InputError, match=r"tokenizer\.replace: true"):
+        load_run(str(tmp_path / "run.yaml"))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])

@@ -62,6 +62,16 @@ def test_figures_on_a_file_are_those_computed_with_transformers_alone(trained, t
 
 
 @pytest.mark.long
+def test_data_of_another_run_leaves_that_runs_folder_alone(trained):
+    listed = trained[1] / "rejected.jsonl"
+    listed.write_text("{}\n")  # of an earlier start
+    before = {path: path.stat().st_mtime_ns for path in trained[1].rglob("*")}
+    done = artel("evaluate", trained[0] / "model", "--data", trained[1])
+    assert done.returncode == 0, done.stderr
+    assert {path: path.stat().st_mtime_ns for path in trained[1].rglob("*")} == before
+    listed.unlink()
+
+
 def test_tasks_of_the_harness_run_on_files_of_your_own(trained, tmp_path):
     """A multiple-choice task made of two lines; the harness's own results come out as JSON."""
     lines = [{"question": f"Count: one, two, three, {word}", "choices": [" four.", " river."], "answer": 0}

@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 
 from artel.config import load_run
 from artel.training.checkpoint import Progress
-from artel.training.lengthening import _why_not
+from artel.training.lengthening import _refused, _why_not
 from artel.training.schedule import Length
+from artel.using import export
 from helpers import artel, losses, write_run
 
 SHORT = {"batch": 8, "compile": "off"}
@@ -54,6 +55,21 @@ def test_a_run_of_another_length_is_the_run_that_began_so_long(tmp_path, schedul
     assert json.loads((folder / "result.json").read_text())["steps"] == longer
     again = artel("train", changed, f"train.steps={longer}")
     assert (again.returncode, "is complete" in again.stderr) == (0, True)
+    if kept == steps:  # as if it were at work still: what is exported is its checkpoint
+        expected = weights(folder)
+        (folder / "result.json").unlink()
+        (folder / "model" / "model.safetensors").write_bytes(b"of a shorter run")
+        export(str(folder), tmp_path / "out" / "model", merge=False, gguf=None, llama_cpp=None, tell=lambda _: None)
+        assert weights(tmp_path / "out") == expected
+
+
+def test_the_command_that_trains_on_leaves_out_a_tokenizer_that_took_the_place_of_another(tmp_path):
+    begun = ["model.from=x", "tokenizer.replace=true"]
+    run = load_run("tolstoy-scratch", begun)
+    fix = _refused(tmp_path / "a" / "config.yaml", run, 2, 9, "why", tmp_path).problems[0].fix
+    _, _, _, *values = shlex.split(fix.partition("of its own: ")[2])
+    again = load_run("tolstoy-scratch", [*begun, *values])
+    assert (again.tokenizer.train, again.tokenizer.replace, again.train.steps) == (None, False, 7)
 
 
 def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tmp_path):

@@ -15,6 +15,7 @@ from artel.cli.common import AsJson, print_json, quiet_libraries, tell, tell_err
 from artel.cli.streams import write_out
 from artel.errors import ArtelError, InputError, Problem
 from artel.printable import in_lines
+from artel.storage import check_regular
 
 if TYPE_CHECKING:
     from artel.using import Talk
@@ -85,6 +86,7 @@ def _lines(script: str) -> Iterable[str]:
     """The lines of a file at once, or of standard input as they come."""
     if script == "-":
         return (line.removesuffix("\n") for line in sys.stdin)
+    check_regular(Path(script))
     try:
         return Path(script).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:

@@ -101,10 +101,12 @@ def _given(flag: str, value: str) -> str:
 
 def _read(text_or_file: str) -> str:
     from artel.errors import InputError, Problem
+    from artel.storage import check_regular
 
     if not text_or_file:
         raise InputError([Problem("--context", "a question needs a text to be answered from", "give a text or a file")])
     try:
+        check_regular(Path(text_or_file))
         return Path(text_or_file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         what = f"{text_or_file} is not UTF-8 (byte {error.start})"

@@ -134,7 +134,7 @@ def _refuse(error: Any) -> int:
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:
     """What no thread should raise is told and written down as an error of the whole is."""
-    if failed.exc_value is not None:
+    if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):  # which ends the thread alone
         name = failed.thread.name if failed.thread is not None else "a thread"
         write_lines([f"artel: {line}" for line in fault_lines(failed.exc_value, name)])
 

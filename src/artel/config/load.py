@@ -65,6 +65,7 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     tree, lines = parse(text, place)
     refuse_other_json(tree, place)
     drop_ddp(tree, place)
+    _allow_replacing(tree, place)
     if is_old_json(tree):
         tree, lines = from_old_json(tree, place), {(): place}
     try:
@@ -73,6 +74,18 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
         error.rest = error.rest and _named(error.rest, stem)
         raise
     return _named(run, stem)
+
+
+def _allow_replacing(tree: dict[str, Any], place: str) -> None:
+    """Let a run that began before there was `tokenizer.replace` have the tokenizer that it has trained.
+
+    The config.yaml of a run's folder has every key of its time.
+    """
+    tokenizer, model = tree.get("tokenizer"), tree.get("model")
+    if Path(place).name == "config.yaml" and isinstance(tokenizer, dict) and isinstance(model, dict):
+        is_of_a_run = tree.keys() >= {"run", "data", "train", "checkpoint"} and tokenizer.keys() >= {"from", "train"}
+        if is_of_a_run and tokenizer["train"] and model.get("from") is not None:
+            tokenizer.setdefault("replace", True)
 
 
 def _named(run: RunConfig, stem: str) -> RunConfig:

@@ -79,6 +79,7 @@ def _refused(file: Path, before: RunConfig, done: int, steps: int, reason: str, 
     values += [] if before.model.trust_remote_code is None else [f"model.trust_remote_code={place}"]
     values += [] if before.tokenizer.train is None else ["tokenizer.train=null"]
     values += [] if before.tokenizer.from_ is None else ["tokenizer.from=null"]
+    values += ["tokenizer.replace=false"] if before.tokenizer.replace else []
     values.append(f"train.steps={max(1, steps - done)}")
     commands = [*begin, ["artel", "train", name, *values]]
     line = " && ".join(shlex.join(command) for command in commands)

@@ -127,6 +127,11 @@ class RunFolder:
         return self.result.is_file() and self.model.is_dir()
 
     @property
+    def has_newest_model(self) -> bool:
+        """Whether `model` is there, and newer than every checkpoint: the run was not made longer and is at work."""
+        return self.model.is_dir() and (self.is_complete or not (self.checkpoints / "latest").exists())
+
+    @property
     def secret(self) -> Path:
         """By which the hosts of the run know what is theirs; nobody else's to read, and the same for ever."""
         return self.path / ".secret"

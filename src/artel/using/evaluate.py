@@ -94,13 +94,14 @@ def _judged_run(opened: Opened, data: str | None, overrides: list[str]) -> RunCo
         raise InputError([Problem(opened.name, "is not a run, so it has no validation part", "add --data FILE")])
     if data is None:
         return load_run(opened.name, overrides)
+    # Never the folder of another run: what cannot be used of this text is no news of that one.
     own_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
     if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
         run = load_run(data, overrides)
         if run.objective != opened.objective.run.objective:
             raise InputError([Problem(opened.name, f"learned {opened.objective.run.objective}, {data} is for "
                                       f"{run.objective}", "judge it on data of its own kind")])  # fmt: skip
-        return run.model_copy(update={"tokenizer": own_tokenizer, "model": ModelConfig()})
+        return run.model_copy(update={"run": "", "tokenizer": own_tokenizer, "model": ModelConfig()})
     base = opened.objective.run
     source = _source_like(base, data)
     # All of it is judged, repeated documents too: a score must not depend on what else lies in the file.
@@ -108,7 +109,6 @@ def _judged_run(opened: Opened, data: str | None, overrides: list[str]) -> RunCo
     values["data"] |= {"sources": [source.model_dump(mode="json")], "validation": 0.0, "dedup": {"exact": False}}
     values["data"]["block"] = _block(opened)
     run = run_from(values, overrides, {(): data})
-    # Not the folder of the model's run: what cannot be used of this text is no news of that one.
     return run.model_copy(update={"run": "", "data": run.data.model_copy(update={"validation": 1.0})})
 
 

@@ -103,7 +103,7 @@ def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:
     run_folder, folder = RunFolder(Path(name)), Path(name)
     if run_folder.config.is_file():
         run = load_run(name)
-        return (run_folder.model if run_folder.model.is_dir() else open_model(name)), run
+        return (run_folder.model if run_folder.has_newest_model else open_model(name)), run
     if in_pieces(folder):
         return assemble(folder), None
     if read_adapter(name) is not None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
@@ -43,8 +45,7 @@ def open_model(name: str) -> Opened:
     folder = RunFolder(Path(name))
     if folder.config.is_file():
         run = load_run(name)
-        is_newest = folder.is_complete or not (folder.checkpoints / "latest").exists()
-        if folder.model.is_dir() and is_newest:  # else the run was made longer, and is at work
+        if folder.has_newest_model:
             return _open_folder(name, str(folder.model), run)
         if (folder.checkpoints / "latest").exists():
             return open_checkpoint(run, prepare(run), folder.checkpoints / "latest")
@@ -55,7 +56,7 @@ def open_model(name: str) -> Opened:
     try:
         return _open_folder(name, name, None)
     except InputError:
-        near = None if folder.path.is_dir() else near_name(name)
+        near = None if folder.path.is_dir() or _is_cached(name) else near_name(name)
         if near is None:
             raise
         what = "there is no such run or model folder, nor a model of that name to be had from the hub"
@@ -63,16 +64,28 @@ def open_model(name: str) -> Opened:
 
 
 def check_run_name(name: str) -> None:
-    """Refuse, before a hub is asked for it, the name of a recipe, or that of a run without its folder runs/."""
+    """Refuse, before a hub is asked for it, the name of a recipe, or that of a run without its folder runs/.
+
+    A model that was fetched from the hub before may have the name of either.
+    """
     fault = name_fault(name)
     if fault is not None:
         raise InputError([Problem(f"{name[:100]}…", fault, "give a run's folder, a model folder or a hub id")])
-    near = None if Path(name).exists() else near_name(name)
+    near = None if Path(name).exists() or _is_cached(name) else near_name(name)
     if near is not None and name in (near, Path(near).name):
         if near in recipe_names():
             fix = f"train it first: artel train {near}; or write with it as it begins: artel generate --untrained"
             raise InputError([Problem(name, "is a recipe, and no model of it has been trained here", fix)])
-        raise InputError([Problem(name, "there is no such folder", f"did you mean {near}?")])
+        fix = f"did you mean {near}? else fetch the hub's model first: hf download {name}"
+        raise InputError([Problem(name, "there is no such folder", fix)])
+
+
+def _is_cached(name: str) -> bool:
+    """Whether a model of that name has been fetched from the hub."""
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:  # no name of the hub's
+        return False
 
 
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:
