@@ -1,12 +1,15 @@
 """What is held out for validation: by hash, at least one document, and of one long text a share of it."""
 
 import json
+import shutil
+from functools import partial
 
 import pytest
 
+from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
-from artel.preparing import prepare
-from artel.text.sources import all_inputs
+from artel.preparing import prepare, workspace
+from artel.text.sources import all_inputs, parts_of, read_part
 from artel.text.split import is_held_out, split_hash
 from helpers import artel, write_run
 from reading import message, rows_of, written
@@ -51,6 +54,37 @@ def test_a_share_that_catches_no_document_holds_out_those_of_the_lowest_hashes(t
     file = written(tmp_path, "caught.txt", "\n".join([*none, caught]))
     texts, _, ledger = held(tmp_path, data={"sources": [{"path": str(file), "document": "line"}], "validation": 0.05})
     assert (texts, ledger["notes"]) == ([caught], [])
+
+
+def test_a_start_that_is_killed_while_it_holds_out_goes_on(tmp_path, monkeypatch):
+    """Wherever it stops, the next start makes the same: also of `rows`, whose one long text stays cut."""
+    lines = [f"line {number}" for number in range(400)]
+    none = [line for line in lines if not is_held_out(split_hash(line), 0.05)][:90]
+    file = written(tmp_path, "lines.txt", "\n".join(none))
+    sections = {"data": {"sources": [{"path": str(file), "document": "line", "rows": "[:60]"}], "validation": 0.05}}
+    expected = held(tmp_path / "whole", **sections)[0]
+    for name in ("tokenizer", "text", "held-out.json"):
+
+        def kill(path, *rest, real, name=name, **options):
+            if path.name == name and path.parent.suffix == ".parts":
+                raise KeyboardInterrupt
+            return real(path, *rest, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(workspace, "write_file", partial(kill, real=workspace.write_file))
+            patch.setattr(workspace.shutil, "rmtree", partial(kill, real=shutil.rmtree))
+            with pytest.raises(KeyboardInterrupt):
+                held(tmp_path / name, **sections)
+        assert held(tmp_path / name, **sections)[0] == expected
+
+
+def test_a_text_of_rows_is_cut_as_it_was_planned(tmp_path):
+    """Though more is held out in the second reading, so that the text would be no longer than that."""
+    file = written(tmp_path, "long.txt", "\n".join(f"line {number}" for number in range(20_000)))
+    other = written(tmp_path, "other.txt", file.read_text() * 2)
+    sources = [SourceConfig(path=[str(file)], rows="[:]"), SourceConfig(path=[str(other)])]
+    data = DataConfig(sources=sources, validation=0.01)
+    assert len(list(read_part(parts_of(data)[0], data.model_copy(update={"validation": 0.9})))) > 5
 
 
 def test_what_is_held_out_is_as_if_the_larger_share_had_been_asked_for(tmp_path):

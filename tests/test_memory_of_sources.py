@@ -79,6 +79,14 @@ def test_rows_of_parquet_are_taken_by_their_size(tmp_path):
     assert len(read(parquet.read_parquet, tmp_path / "a.parquet")) == 80
 
 
+def test_a_group_without_rows_says_nothing_of_their_size(tmp_path):
+    table = pyarrow.table({"text": ["short"] * 200})
+    with pyarrow.parquet.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+        for rows in (table, table.slice(0, 0), table):
+            writer.write_table(rows)
+    assert rows_at_once(tmp_path / "a.parquet", "text") == 128
+
+
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_rows_of_parquet_that_repeat_a_large_value(tmp_path, version):
     """The file has each value once: 20 MB, by which 128 rows are 2.5 GB."""

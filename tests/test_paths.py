@@ -32,6 +32,10 @@ def test_each_file_is_read_once_whatever_links_there_are(tmp_path, pattern):
     (folder / "out").symlink_to(tmp_path / "elsewhere")
     (folder / "1.txt").symlink_to(folder / "one.txt")  # the file itself is read, not the link, though that sorts first
     (folder / "broken.txt").symlink_to(tmp_path / "nowhere")
+    (folder / "itself.txt").symlink_to("itself.txt")
+    written(tmp_path, "beside.txt", "beside")
+    for name, to in (("parent", tmp_path), ("all", "/")):
+        (folder / name).symlink_to(to)
     found = items(pattern.format(folder))
     assert sorted(item.text for item in found) == ["one", "three", "two"]
     assert not any(item.origin.endswith("1.txt") for item in found)

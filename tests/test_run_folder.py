@@ -111,8 +111,14 @@ def test_what_lies_beside_a_run_stays(artel):
 def test_a_user_s_file_in_the_model_of_a_run_is_never_removed(artel):
     """--restart and a longer run, which would replace the model, refuse; one that comes meanwhile is kept beside it."""
     file = run_file()
-    assert artel("train", file)[0] == 0
     note = Path("run/model/notes.txt")
+    RunFolder(Path("run")).claim()  # as a run that has no model yet
+    lay(Path("run"), {"model/notes.txt": b"mine"})
+    status, said = artel("train", file, "--restart")
+    assert (status, "artel: run/model/notes.txt: is in the run's model" in said) == (2, True), said
+    assert note.read_text() == "mine"
+    shutil.rmtree("run")
+    assert artel("train", file)[0] == 0
     note.write_text("mine")
     before = contents(Path())
     for words in (["--restart"], ["train.steps=9"]):
@@ -209,7 +215,14 @@ def test_a_damaged_result_or_mark_is_told(artel):
         assert (status, f"artel: {Path('run/result.json')}: is damaged" in said) == (2, True), said
     Path("run", "result.json").unlink()  # as the message says
     assert artel("train", file)[0] == 0
-    for content in (b"", b"{}", b'{"id": 3, "names": []}', b"[" * 100000):
+    for content in (
+        b"",
+        b"{}",
+        b'{"id": 3, "names": []}',
+        b"[" * 100000,
+        b'{"id": "a", "names": [], "model": 5}',
+        b"[]",
+    ):
         Path("run", MARK).write_bytes(content)
         status, said = artel("train", file)
         assert (status, f"{MARK}: is not the mark that artel wrote" in said) == (2, True), said

@@ -231,8 +231,8 @@ def test_lines_that_are_not_in_the_encoding_of_their_file_are_counted_and_listed
     line = {"csv": lambda number: number + 1, "paragraph": lambda number: 2 * number - 1}.get(
         kind, lambda number: number
     )
-    expected = [(f"{file}:{line(number)}", f"is {encoding}, and the file as a whole {main}; convert it, or name the "
-                 "encoding of the source") for number, encoding in foreign.items()]  # fmt: skip
+    expected = [(f"{file}:{line(number)}", f"is {encoding}, and the file as a whole {main}; convert it")
+                for number, encoding in foreign.items()]  # fmt: skip
     assert [(each["origin"], each["detail"]) for each in told["rejected"]] == expected
     with pytest.raises(InputError, match=r"of 300 records .* cannot be used, more than data\.max_bad"):
         read_texts(file, **source or {})
@@ -243,6 +243,7 @@ def test_a_document_with_a_line_in_another_encoding_is_named(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"".join([*lines, FOREIGN[0].encode("cp866"), b"\n", *lines]))
     with pytest.raises(InputError, match=r"a\.txt: its line 5 is cp866, and the file as a whole koi8-r; convert it"):
         read_texts(tmp_path / "a.txt")
+    assert len(read_texts(tmp_path / "a.txt", encoding="koi8-r")[0]) == 1  # as the message says: it overrules
 
 
 @pytest.mark.parametrize("encoding", [*FOUR[:3], "windows-1252"])
@@ -252,6 +253,12 @@ def test_no_line_of_a_novel_is_taken_for_another_encodings(shared_data, tmp_path
         text = "naïve Zoë “quoted” café – Füße müssen größer, à peine, señor; © ® Ã× · «oui»\n" * 100
     lines = [line.encode(encoding, "ignore") for line in text.split("\n")]
     assert [line for line in lines if other_encoding(line, encoding)] == []
+    short = "— Ф-фу!|Жжжжж|ъъъъъ ъъъъъ|ХХХ|ХХХV|Хэ-хэ-хэ!|Фу, цыц, эй!|Жжжжжжжжжжжжжжжжжж! Ж-ж-ж…"
+    if encoding == "windows-1252":
+        short = "the café…”|Il est tombé…”|né»…|café”—|«né»…"
+    assert {
+        line: other_encoding(line.encode(encoding, "ignore"), encoding) for line in short.split("|")
+    } == dict.fromkeys(short.split("|"), "")
     ukrainian = "Вони наділені розумом і совістю. Її ґанок. ЄС і США підписали угоду".encode(encoding, "ignore")
     assert other_encoding(ukrainian, encoding) == ""
 
@@ -295,6 +302,13 @@ def test_a_tag_of_countless_attributes_is_not_parsed():
             html_to_text(page)
     picture = b"<p>a<img class=x src='data:image/png;base64," + b"AB/+ " * 100_000 + b"'>b" + b" word" * 20_000
     assert html_to_text(picture).startswith("ab word word")
+
+
+@pytest.mark.parametrize("name", ["script", "STYLE"])
+def test_what_stands_in_a_script_is_no_tag(name):
+    script = "for(i=0;i<n;i++){}" + "'word' , " * 24_000
+    for page in (script + "<" * 1_000_001, script):
+        assert html_to_text(f"<p>a<{name} type=x>{page}</{name}\n>b<p>c<{name}>x<y</{name}>".encode()) == "ab\nc"
 
 
 def test_a_window_that_takes_too_much_memory_is_named(tmp_path):

@@ -22,7 +22,7 @@ import orjson
 
 import artel
 from artel.errors import InputError, Problem, WorkError
-from artel.storage import check_regular_in, write_file
+from artel.storage import check_regular, write_file
 
 MARK = ".artel-run.json"
 CHECKPOINTS, MODEL = "checkpoints", "model"
@@ -37,7 +37,7 @@ _ELSEWHERE = "choose another folder (run=…), or move it away"
 
 def check_claim(folder: Path) -> None:
     """Raise InputError where a name of artel's in a run's folder is taken by what it did not make. Writes nothing."""
-    check_regular_in(folder)
+    check_regular(*(folder / name for name in (*NAMES, MARK)))
     known = _known(folder)
     taken = [name for name in NAMES if name not in known and not _is_free(folder / name)]
     if taken and set(taken) - set(_LOCKS) and _began_before_marks(folder):
@@ -61,7 +61,9 @@ def claim(folder: Path) -> None:
     if known >= set(NAMES):
         return
     check_claim(folder)
-    _write(folder, _read(folder) | {
+    # In a folder that is new to artel no model is its own yet; what an earlier version wrote there is not known.
+    mark = _read(folder) or ({} if _began_before_marks(folder) else {"model": []})
+    _write(folder, mark | {
         "artel": artel.__version__,
         "id": identity(folder) or secrets.token_hex(8),
         "names": sorted({*known, *NAMES}),
@@ -116,17 +118,20 @@ def _read(folder: Path) -> dict[str, Any]:
     file = folder / MARK
     try:
         mark = orjson.loads(file.read_bytes())
-        names = mark["names"]
-        if isinstance(mark["id"], str) and isinstance(names, list) and all(isinstance(name, str) for name in names):
+        if isinstance(mark["id"], str) and _are_names(mark["names"]) and _are_names(mark.get("model", [])):
             return mark
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise InputError([Problem(str(file), f"cannot be read: {error.strerror}", "check its permissions")]) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     fix = "remove it if all in this folder is artel's, or choose another folder (run=…)"
     raise InputError([Problem(str(file), "is not the mark that artel wrote there", fix)])
+
+
+def _are_names(names: object) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) for name in names)
 
 
 def _is_free(path: Path) -> bool:

@@ -36,7 +36,7 @@ from artel.text.sources import all_inputs, cut_notes
 _PARTS_AT_LEAST, _SMALL_PART = 16, 4_000_000
 
 # Of what lies in a workspace: one that an artel of another form began is begun anew.
-_FORM = 2
+_FORM = 3
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,12 @@ class Workspace:
     def hold_out(self, fraction: float, note: str) -> Workspace:
         """The workspace anew, with another share held out than the run says: all is read and trained again."""
         run = self.run.model_copy(update={"data": self.run.data.model_copy(update={"validation": fraction})})
-        write_file(self.path / "held-out.json", orjson.dumps({"fraction": fraction, "note": note}))
+        self.exact.unlink(missing_ok=True)
         for name in ("tokenizer", "lines", "earlier", "text", "near"):
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
-        self.exact.unlink(missing_ok=True)
+        # Last: a start that was killed before goes on with the share of the run, and comes here again.
+        write_file(self.path / "held-out.json", orjson.dumps({"fraction": fraction, "note": note}))
         return Workspace.of(self.path, run)
 
     @property

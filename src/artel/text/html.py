@@ -63,15 +63,34 @@ def page_source(data: bytes, content_type: str, profile: Literal["none", "lib.ru
         code = _lib_ru(code)
     # Removed before parsing: an unclosed comment would swallow the rest of the page.
     code = _without_comments(code)
+    if _too_much(code) is not None:
+        code = _without_scripts(code)
+        if (wrong := _too_much(code)) is not None:
+            raise wrong
+    return code
+
+
+def _too_much(code: bytes) -> NotText | None:
+    """What is wrong with a page that would take the parser minutes, or all memory."""
     if (tags := code.count(b"<")) > MOST_TAGS:
         what = f"has {tags:,} tags, and of a page no more than {MOST_TAGS:,} are read; cut it up, or leave it out"
-        raise NotText("too_many_tags", what)
+        return NotText("too_many_tags", what)
     if len(code) > _LONG_PAGE:
         most = max((_attributes(piece) for piece in code.split(b">") if len(piece) > _LONG_TAG), default=0)
         if most > _MOST_ATTRIBUTES:
             what = f"has a tag with {most:,} attributes; take it out, or leave the page out"
-            raise NotText("too_many_attributes", what)
-    return code
+            return NotText("too_many_attributes", what)
+    return None
+
+
+def _without_scripts(code: bytes) -> bytes:
+    """The page without what stands in its scripts and styles, which is no text and looks like tags."""
+    pieces: list[bytes] = []
+    at = 0
+    while (start := _SCRIPT.search(code, at)) and (end := _SCRIPT_END[start[1].lower()].search(code, start.end())):
+        pieces += code[at : start.start()], b"<%s></%s" % (start[1], start[1])
+        at = end.end()
+    return b"".join(pieces) + code[at:]
 
 
 def _attributes(piece: bytes) -> int:
@@ -247,6 +266,8 @@ MOST_TAGS = 1_000_000
 # Smaller pages and tags take it few seconds, whatever attributes they have.
 _LONG_PAGE, _LONG_TAG, _MOST_ATTRIBUTES = 100_000, 20_000, 5_000
 _TAG = re.compile(rb"<[a-zA-Z]")
+_SCRIPT = re.compile(rb"<(script|style)(?=[\s/>])", re.IGNORECASE)
+_SCRIPT_END = {name: re.compile(b"</" + name, re.IGNORECASE) for name in (b"script", b"style")}
 _QUOTED = re.compile(rb"\"[^\"]*\"|'[^']*'")
 # Pages with fewer tags take the parser less than a second, whatever they are; browsers nest 512 deep.
 _MANY_TAGS = 20_000

@@ -46,23 +46,25 @@ class Part:
     where: str
     """The source's key in the run file."""
     inputs: tuple[Input, ...]
-    """None of them: the source as a whole."""
+    """None of a source without files, which is made up."""
+    of_rows: bool = False
 
     @property
     def size(self) -> int:
-        return sum(each.size for each in self.inputs)
+        """Bytes; 0 where only records of it are taken, as many as nobody knows yet (`rows`)."""
+        return 0 if self.of_rows else sum(each.size for each in self.inputs)
 
     def to_json(self) -> dict[str, Any]:
         rows = [[each.path, each.address, each.size, each.version, each.span and [each.span.start, each.span.stop],
                  each.is_cut] for each in self.inputs]  # fmt: skip
-        return {"where": self.where, "inputs": rows}
+        return {"where": self.where, "inputs": rows, "of_rows": self.of_rows}
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Part:
         inputs = []
         for path, address, size, version, span, is_cut in told["inputs"]:
             inputs.append(Input(path, address, size, version, Span(*span) if span else None, is_cut))
-        return cls(told["where"], tuple(inputs))
+        return cls(told["where"], tuple(inputs), told["of_rows"])
 
 
 def source_of(data: DataConfig, where: str) -> SourceConfig:
@@ -125,7 +127,7 @@ def parts_of(data: DataConfig, size: int | None = None) -> list[Part]:
     parts: list[Part] = []
     for where, source, inputs in all_inputs(data):
         if source.rows or source.format == "dummy":
-            parts.append(Part(where, ()))
+            parts.append(Part(where, tuple(inputs), bool(source.rows)))
             continue
         together: list[Input] = []
         held = 0

@@ -116,6 +116,8 @@ def _rows_at_once(path: Path, table: Any, columns: list[str]) -> int:
     with path.open("rb", buffering=0) as file:
         for number in range(table.num_row_groups):
             group = table.metadata.row_group(number)
+            if group.num_rows == 0:
+                continue
             chunks = [group.column(column) for column in range(group.num_columns)]
             of_columns = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
             size = sum(chunk.total_uncompressed_size for chunk in of_columns)

@@ -15,7 +15,7 @@ from artel.text.sources.dummy import read_dummy
 from artel.text.sources.dummy_questions import read_dummy_questions
 from artel.text.sources.find import format_of
 from artel.text.sources.html import read_html
-from artel.text.sources.inputs import Input, Part, all_inputs, source_of
+from artel.text.sources.inputs import Input, Part, source_of
 from artel.text.sources.jsonl import read_jsonl
 from artel.text.sources.lines import Note, line_encoding
 from artel.text.sources.names import file_name, is_url
@@ -36,25 +36,14 @@ def read_part(part: Part, data: DataConfig, note: Note = lambda *_: None) -> Ite
     `note` is called for each file whose encoding is guessed, by the part with its beginning.
     """
     source = source_of(data, part.where)
-    items = _read_inputs(part.inputs, source, data, note)
-    if not part.inputs:
-        items = _read_whole(source, part.where, data, note)
-    elif source.include or source.exclude:
-        items = of_sets(items, source)
-    yield from items
 
-
-def _read_whole(source: SourceConfig, where: str, data: DataConfig, note: Note) -> Items:
     def read(note: Note = lambda *_: None) -> Items:
-        items: Items
+        items = _read_inputs(part.inputs, source, data, note)
         if source.format == "dummy":
             items = read_dummy(source) if source.kind == "text" else read_dummy_questions(source)
-        else:
-            inputs = next(inputs for key, _, inputs in all_inputs(data) if key == where)
-            items = _read_inputs(inputs, source, data, note)
         return of_sets(items, source) if source.include or source.exclude else items
 
-    return taken(source, where, read, lambda: read(note)) if source.rows else read(note)
+    yield from taken(source, part.where, read, lambda: read(note)) if source.rows else read(note)
 
 
 def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig, note: Note) -> Items:

@@ -33,7 +33,7 @@ def read_text(
             encoding = source.encoding if source.encoding != "auto" else detect_encoding(content)
             if source.encoding == "auto":
                 note(set_name, encoding)
-            check_lines(content, encoding)
+                check_lines(content, encoding)
             yield Record(decode(content, encoding), origin, set_name)
         except NotText as error:
             yield Rejected(origin, error.reason, error.detail, set_name)

@@ -44,6 +44,8 @@ def _state(file: Path) -> tuple[int, int, int, int]:
 
 def _changed(file: Path, size: int) -> WorkError:
     now = _state(file)[0]
-    what = "is gone" if now < 0 else f"changed: it had {size:,} bytes and now has {now:,}"
+    same = "its bytes are as many as before, and its time of change, or the file of that name, is another"
+    sizes = same if now == size else f"it had {size:,} bytes and now has {now:,}"
+    what = "is gone" if now < 0 else f"changed: {sizes}"
     fix = "start again when it is no longer written, or give a copy of it: nothing was made of what was read"
     return WorkError([Problem(str(file), f"{what}, while it was read", fix)])

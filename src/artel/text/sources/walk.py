@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 from collections.abc import Iterable, Iterator
@@ -13,10 +14,11 @@ def files_in(folder: Path, *, hidden: bool = True) -> Iterator[Path]:
     """All that stands in a folder and the folders in it, but for folders.
 
     A folder that links lead to is entered once, after those that need no link: a link to its own parent, which a glob
-    follows until the kernel forbids it, adds nothing. Without `hidden` names that begin with a dot are left out.
+    follows until the kernel forbids it, adds nothing, nor does one to a folder above, which has far more than is meant.
+    Without `hidden` names that begin with a dot are left out.
     """
     folders, links = [os.fspath(folder)], list[str]()
-    entered = set[str]()
+    entered = set(map(str, Path(os.path.realpath(folder)).parents))
     while folders or links:
         at = folders.pop() if folders else links.pop(0)
         real = os.path.realpath(at)
@@ -27,10 +29,19 @@ def files_in(folder: Path, *, hidden: bool = True) -> Iterator[Path]:
             for entry in entries:
                 if not hidden and entry.name.startswith("."):
                     continue
-                if entry.is_dir():
+                if _is_folder(entry):
                     (links if entry.is_symlink() else folders).append(entry.path)
                 else:
                     yield Path(entry.path)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False  # a link to itself is as one that leads nowhere
 
 
 def files_matching(pattern: str) -> Iterator[Path]:
