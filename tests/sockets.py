@@ -1,10 +1,20 @@
 """Which addresses processes listen at, as /proc has it: what `ss -ltnp` shows."""
 
 import ipaddress
+import socket
 import struct
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has it turned on."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 def listening(pids):

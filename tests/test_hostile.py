@@ -72,7 +72,9 @@ def one_that_is_silent(place):
 
 
 def much_memory(place):
-    yield shell('exec python -c "import time; a = bytearray(300_000_000); time.sleep(1)"', memory=200_000_000)
+    yield shell(
+        f'exec {sys.executable} -c "import time; a = bytearray(300_000_000); time.sleep(1)"', memory=200_000_000
+    )
 
 
 def without_a_word(place):

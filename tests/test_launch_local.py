@@ -22,7 +22,8 @@ def empty_folder(tmp_path, monkeypatch):
 def in_folder(folder, *arguments):
     """The command, with its temporary files and its stores beside the working folder."""
     beside = folder.parent
-    done = artel(*arguments, env={"TMPDIR": str(beside / "temporary"), "ARTEL_CACHE": str(beside / "cache")})
+    places = {"TMPDIR": str(beside / "temporary"), "ARTEL_CACHE": str(beside / "cache")}
+    done = artel(*arguments, env=places, timeout=400)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -228,6 +228,6 @@ def test_ctrl_c_while_processes_are_started_is_not_lost(tmp_path):
         "sys.argv = ['artel', 'prepare', 'run.yaml']\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr

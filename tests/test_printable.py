@@ -77,6 +77,7 @@ def test_a_name_of_a_file_and_a_json_key_forge_no_line(tmp_path, monkeypatch, ca
 
 
 def test_the_status_line_of_a_server_forges_no_line(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -85,7 +86,7 @@ def test_the_status_line_of_a_server_forges_no_line(tmp_path, monkeypatch, capfd
                 connection.recv(65536)
                 connection.sendall(b"HTTP/1.1 404 gone\x1b[2J\x9b2J\x0bartel: done\r\nContent-Length: 0\r\n\r\n")
 
-        serving = threading.Thread(target=answer)
+        serving = threading.Thread(target=answer, daemon=True)
         serving.start()
         source = {"path": f"http://127.0.0.1:{server.getsockname()[1]}/a.txt"}
         file = write_run(tmp_path / "run.yaml")
@@ -94,7 +95,8 @@ def test_the_status_line_of_a_server_forges_no_line(tmp_path, monkeypatch, capfd
         file.write_text(yaml.safe_dump(run))
         monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
         status, _, err = run_here(monkeypatch, capfd, "prepare", file)
-        serving.join()
+        serving.join(100)
+        assert not serving.is_alive(), err
     assert status == 2
     assert lines_of_ours(err) == []
     assert r"answers 404 gone\x1b[2J\x9b2J\x0bartel: done" in err

@@ -124,7 +124,8 @@ def test_too_large_a_body_is_refused_also_when_its_length_is_unsaid_or_it_is_cac
         fetch(site.address + "/page", tmp_path, max_bytes=3)
 
 
-def test_two_lengths_are_refused(tmp_path: Path) -> None:
+def test_two_lengths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     body = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 9\r\nConnection: close\r\n\r\nsome text"
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -72,13 +72,15 @@ def test_templates_in_use_pass_and_what_refuses_is_refused_where_it_is_used(toke
 
 def test_a_conversation_that_sets_a_template_off_ends(tokenizer, monkeypatch):
     """What the trial's words do not set off: the exception comes within the template, and nothing comes later."""
-    monkeypatch.setattr(template_limits, "_SECONDS", 1.0)
     template = "{% if 'now' in messages[0].content %}" + ENDLESS + "{% endif %}fine"
     chat_template._check(template, "chat.template", "it")
     message = {"role": "user", "content": "later"}
     assert render(tokenizer, template, [message], False) == "fine"
-    with pytest.raises(InputError, match=r"chat\.template: does not end"):
-        render(tokenizer, template, [{**message, "content": "now"}], False)
+    with monkeypatch.context() as short:
+        short.setattr(template_limits, "_SECONDS", 1.0)
+        with pytest.raises(InputError, match=r"chat\.template: does not end"):
+            render(tokenizer, template, [{**message, "content": "now"}], False)
     assert render(tokenizer, template, [message], False) == "fine"
-    time.sleep(0)  # an exception that came late would come here
+    for _ in range(20):  # an exception that came late would come here, within 5 ms of running
+        time.sleep(0.005)
     assert not template_limits._running

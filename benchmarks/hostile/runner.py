@@ -206,6 +206,9 @@ class Runner:
             **{name: value for name, value in self._python.items() if name != "COLUMNS"},
             "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1", "ARTEL_CACHE": str(place.cache), "HOME": str(place.home),
             "OMP_NUM_THREADS": "1", "TMPDIR": str(place.root), "HF_HOME": str(place.root / "hub"),
+            "no_proxy": "127.0.0.1",
+            # Under a limit on files, Python 3.11 would leave its compiled files in the clone as short as that.
+            "PYTHONDONTWRITEBYTECODE": "1",
             **command.environment,
         }  # fmt: skip
         return {name: value for name, value in variables.items() if value is not None}

@@ -42,7 +42,7 @@ def library() -> Iterator[dict[str, str]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Library)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield {"http_proxy": f"http://127.0.0.1:{server.server_address[1]}"}
+        yield {"http_proxy": f"http://127.0.0.1:{server.server_address[1]}", "no_proxy": "", "NO_PROXY": ""}
     finally:
         server.shutdown()
         server.server_close()

@@ -34,6 +34,8 @@ def run(command: str, folder: Path, home: Path, typed: str, extra: dict[str, str
     `typed` is what stands on standard input; `extra` are variables beside.
     """
     words, output = words_of(command, folder)
+    if output is not None:
+        (folder / output).unlink(missing_ok=True)
     variables = dict(re.findall(r"(?:^|\s)([A-Z_]+)=(\S+)(?=.*\sartel )", command))
     environment = {**ENVIRONMENT, "HOME": str(home), "OMP_NUM_THREADS": "1", **extra, **variables}
     for name in ("ARTEL_CACHE", "XDG_CACHE_HOME"):
@@ -52,7 +54,7 @@ def run(command: str, folder: Path, home: Path, typed: str, extra: dict[str, str
             [*_program(words[0]), *words[1:]], cwd=folder, env=environment, input=typed or None, capture_output=True,
             text=True, timeout=_LIMIT, **({} if typed else {"stdin": subprocess.DEVNULL})
         )  # fmt: skip
-    if output is not None:
+    if output is not None and done.stdout:  # an empty file is none of what a step leaves
         (folder / output).write_text(done.stdout, encoding="utf-8")
     return done
 
