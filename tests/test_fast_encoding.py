@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from artel.config import TokenizerTraining
 from artel.tokens import Tokenizer, by_words, load_tokenizer, train_tokenizer
-from artel.tokens.fast import encode_in_one_thread
+from artel.tokens.fast import _EVERY, Encoder, encode_in_one_thread
 
 fastokens = pytest.importorskip("fastokens", reason="the extra fast is not installed")
 
@@ -251,6 +251,19 @@ def test_an_error_hands_over_to_tokenizers(quick):
     assert tokenizer.encoder == "tokenizers"
     assert tokenizer.encoder_note.startswith(f"{name} failed ('utf-")
     assert ids_of(tokenizer, ["a"]) == wanted_ids(tokenizer, ["a"])
+
+
+def test_an_error_in_the_comparison_hands_over_too(monkeypatch):
+    def encode(texts):
+        if texts == ["abc"]:  # the beginning that is compared
+            raise ValueError("a panic")
+        return [np.array([1])] * len(texts)
+
+    monkeypatch.setattr("artel.tokens.fast._LONGEST_COMPARED", 3)
+    encoder = Encoder(lambda texts: [np.array([2])] * len(texts), lambda: None)
+    encoder._decided, encoder._quick, encoder.name, encoder._texts = True, encode, "fastokens", _EVERY - 1
+    assert [ids.tolist() for ids in encoder.encode(["abcdef"])] == [[2]]
+    assert encoder.note.startswith("fastokens failed (a panic)")
 
 
 def test_without_it_the_note_says_how_to_get_it():

@@ -1,15 +1,25 @@
 """Model folders without all of their weights, or with NaN among them: used by nobody; a new head is learned."""
 
+import json
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    CONFIG_MAPPING,
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.models import build_model, check_pretrained
+from artel.models.heads import check_sizes
 from artel.models.sampling import Sampling, write, write_tokens
 from artel.models.skeleton import build_skeleton
 from artel.tokens import train_tokenizer
@@ -109,6 +119,41 @@ def test_a_new_head_is_learned_and_not_used(tokenizer, tmp_path):
     change(encoder, without("layer.1.output.dense.weight"))
     with pytest.raises(InputError, match=r"has no weights for bert\.encoder\.layer\.1\.output\.dense\.weight\n"):
         build_model(wanted, tokenizer, **kind)
+
+
+def test_a_new_head_beside_a_body_without_a_name_of_its_own_is_learned(tokenizer, tmp_path):
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+    folder = tmp_path / "t5"
+    T5ForConditionalGeneration(T5Config(vocab_size=tokenizer.vocabulary, **sizes)).save_pretrained(folder)
+    tokenizer.save(folder)
+    wanted = ModelConfig.model_validate({"from": str(folder)})
+    check_pretrained(wanted, ANSWERS)
+    built = build_model(wanted, tokenizer, auto_class=ANSWERS, block=8, seed=0)
+    assert "initialised anew: qa_outputs.bias, qa_outputs.weight" in built.notes[0]
+    change(folder, without("encoder.block.0.layer.1.DenseReluDense.wi.weight"))
+    with pytest.raises(InputError, match=r"has no weights for encoder\.block\.0\.layer\.1\.DenseReluDense\.wi"):
+        check_pretrained(wanted, ANSWERS)
+
+
+def test_packed_weights_have_names_of_their_own(folder, tmp_path):
+    """Of a GPTQ folder nothing is missing, though no weight has its usual name; it is exported as it is."""
+
+    def pack(weights):
+        for name in [name for name in weights if name.endswith("c_attn.weight")]:
+            weights[name.replace("weight", "qweight")] = weights.pop(name).int()
+
+    change(folder, pack)
+    values = json.loads((folder / "config.json").read_text())
+    values["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(values))
+    check_pretrained(ModelConfig.model_validate({"from": str(folder)}), CAUSAL)
+    export(str(folder), tmp_path / "out", merge=False, gguf=None, llama_cpp=None, tell=print)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_sizes_that_each_layer_has_for_itself_are_not_looked_at():
+    for kind in ("dots3_note", "dots3_note_text"):
+        check_sizes(CONFIG_MAPPING[kind]())
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from artel.config import load_run
 from artel.training.checkpoint import Progress
 from artel.training.lengthening import _refused, _why_not
+from artel.training.occasions import Validate
 from artel.training.schedule import Length
 from artel.using import export
 from helpers import artel, losses, write_run
@@ -72,6 +74,19 @@ def test_the_command_that_trains_on_leaves_out_a_tokenizer_that_took_the_place_o
     assert (again.tokenizer.train, again.tokenizer.replace, again.train.steps) == (None, False, 7)
 
 
+def test_a_validation_at_the_end_alone_does_not_count_toward_patience(tmp_path):
+    """A run that began so long would not have had it."""
+    config = load_run("demo", ["checkpoint.best=loss", "validate.patience=3"])
+    progress = Progress(step=5, best=1.0, validations_since_best=1)
+    run = SimpleNamespace(config=config, progress=progress, objective=SimpleNamespace(better={"loss": "lower"}),
+                          step=5, length=SimpleNamespace(steps=5))  # fmt: skip
+    counts = []
+    for is_due in (True, False):
+        Validate()._compare(run, {"loss": 2.0}, is_due)
+        counts.append(progress.validations_since_best)
+    assert counts == [2, 2]
+
+
 def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tmp_path):
     run = write_run(tmp_path / "a run.yaml", train={**SHORT, "steps": None, "epochs": 0.2})
     assert artel("train", run).returncode == 0
@@ -103,6 +118,7 @@ def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tm
         ({"schedule": "constant"}, (42, 80), {"step": 10}, None),
         ({"schedule": "constant"}, (42, 80), {"step": 11}, "of fewer samples"),
         ({"schedule": "constant"}, (80, 40), {"step": 11}, "it has done 11 steps"),
+        ({"schedule": "constant"}, (80, 42), {"step": 11}, "step 11, which is done, would be of fewer samples in it"),
         ({"schedule": "constant"}, (40, 80), {"step": 8, "stopped_early": True}, "validate.patience"),
         ({"schedule": "wsd", "decay": 0.5}, (80, 160), {"step": 10}, None),
         ({"schedule": "wsd", "decay": 0.5}, (80, 160), {"step": 11}, None),  # the rate of step 11 is still 1

@@ -41,6 +41,7 @@ WRONG = {
     "a key of the model that there is not": (config(n_layers=2), ["n_layers: gpt2 has no such key"]),
     "heads that do not divide the width": (config(n_embd=100, n_head=3), ["model.config: gpt2 cannot be built"]),
     "below zero": (config(n_layer=-1), ["model.config.n_layer: -1 is below zero"]),
+    "below zero, but for ids": (config(n_layer=-1, bos_token_id=-1), ["model.config.n_layer: -1 is below zero"]),
     "a word for a number": (config(n_layer="two"), ["n_layer"]),
     "layers without end": (config(n_layer=10**6), ["model.config: n_layer is 1000000"]),
     "positions below the block": (config(n_positions=16), ["data.block: 32 tokens are more than the model's 16"]),

@@ -34,6 +34,8 @@ def known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
         fix = f"did you mean {near[0]}?" if near else f"see transformers' {type(plain).__name__}"
         problems.append(Problem(f"model.config.{key}", f"{model_type} has no such key", fix))
     for key in keys.keys() & known:
+        if key.endswith("_token_id"):  # -1 is a way to say that there is none
+            continue
         value, default = keys[key], getattr(plain, key, None)
         if isinstance(value, int | float) and isinstance(default, int | float) and value < 0 <= default:
             problems.append(Problem(f"model.config.{key}", f"{value} is below zero", f"{default} is its default"))

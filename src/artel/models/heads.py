@@ -10,6 +10,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
 
 from artel.errors import InputError, Problem
 
@@ -46,7 +47,10 @@ def check_sizes(config: PreTrainedConfig) -> None:
     text = config.get_text_config()
     problems = []
     for name, most in _SIZES.items():
-        size = getattr(text, name, None)
+        try:
+            size = getattr(text, name, None)
+        except AmbiguousGlobalPerLayerAttributeError:  # each layer has its own
+            continue
         if isinstance(size, bool | str | float) or (isinstance(size, int) and not 0 < size <= most):
             own = text.attribute_map.get(name, name)
             problems.append(Problem("model.config", f"{own} is {size!r}", f"write a number from 1 to {most:,}"))

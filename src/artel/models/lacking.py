@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
 
-from transformers import PreTrainedModel
+import torch
+from transformers import MODEL_MAPPING, PreTrainedModel
 
 from artel.errors import InputError, Problem
 from artel.tokens import Tokenizer
@@ -22,7 +24,7 @@ def check_lacking(
     do; a name stands for all modules that end with it.
     """
     lacking = sorted(key for key in missing if not any(_is_inside(key, module) for module in elsewhere))
-    if learns:
+    if learns and lacking:
         body = _body(model)
         lacking = [key for key in lacking if key in body]
     if not lacking:
@@ -75,13 +77,27 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) ->
 def _body(model: PreTrainedModel) -> set[str]:
     """Names of the tensors of a model without its heads."""
     base, output = model.base_model, model.get_output_embeddings()
+    heads = _modules_beside_body(model) if base is model else set()
     body = next(module_name for module_name, module in model.named_modules() if module is base)
     head = next((module_name for module_name, module in model.named_modules() if module is output), None)
     return {
         key
         for key in model.state_dict()
-        if key.startswith(f"{body}." if body else "") and not (head is not None and key.startswith(f"{head}."))
+        if key.startswith(f"{body}." if body else "")
+        and not (head is not None and key.startswith(f"{head}."))
+        and key.partition(".")[0] not in heads
     }
+
+
+def _modules_beside_body(model: PreTrainedModel) -> set[str]:
+    """Modules of a model that its architecture without a head has not, where it has all the others (T5)."""
+    bare = MODEL_MAPPING.get(type(model.config), None)
+    if not (isinstance(bare, type) and issubclass(bare, PreTrainedModel)) or isinstance(model, bare):
+        return set()
+    with torch.device("meta"):
+        body = {name for name, _ in bare(copy.deepcopy(model.config)).named_children()}
+    own = {name for name, _ in model.named_children()}
+    return own - body if body < own else set()
 
 
 def _list(names: list[str]) -> str:

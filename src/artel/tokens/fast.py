@@ -66,15 +66,16 @@ class Encoder:
                 self._decide(texts)
         if self._quick is None:
             return self._exact(texts)
+        one_in_many = slice((-1 - self._texts) % _EVERY, None, _EVERY)
         try:
             found = self._quick(texts)
+            compared = self._short(texts[one_in_many], found[one_in_many])
         except BaseException as error:
             if not _is_failure(error):
                 raise
             self._leave(f"{self.name} failed ({_first_line(error)})")
             return self._exact(texts)
-        one_in_many = slice((-1 - self._texts) % _EVERY, None, _EVERY)
-        different = self._difference(*self._short(texts[one_in_many], found[one_in_many]))
+        different = self._difference(*compared)
         if different is not None:
             self.doubtful = self._texts
             self._leave(f"{self.name} gave other ids for {different}")

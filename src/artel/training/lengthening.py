@@ -61,7 +61,9 @@ def _why_not(before: RunConfig, now: RunConfig, old: Length, new: Length, progre
     ):
         schedule = before.train.schedule
         return f"its learning rate went the way of a run of {old.steps:,} steps (train.schedule: {schedule})"
-    if done * old.batch > min(old.total, new.total):
+    if done * old.batch > new.total:
+        return f"step {done:,}, which is done, would be of fewer samples in it"
+    if done * old.batch > old.total:
         return f"the last of its steps, {done:,}, was of fewer samples than the others"
     return None
 

@@ -209,7 +209,8 @@ class Run:
 
     def check_folder(self) -> None:
         """Raise WorkError where the run's folder is gone: before anything is written into another in its place."""
-        self.folder.check_there(self.mark)
+        if self.mark:  # empty on a host whose network disk did not show it yet: the others look
+            self.folder.check_there(self.mark)
 
     def count_step(self, seconds: float) -> None:
         self.progress.step += 1

@@ -67,7 +67,10 @@ class Validate:
 
     def __call__(self, run: Run) -> None:
         wanted = run.config.validate_
-        if len(run.validation.samples) == 0 or not (run.is_due(wanted.every, self._clock) or run.is_over):
+        if len(run.validation.samples) == 0:
+            return
+        is_due = run.is_due(wanted.every, self._clock)
+        if not (is_due or run.is_over):
             return
         run.guard.settle(run)
         run.trackers.busy("evaluating", 0.0)
@@ -76,12 +79,13 @@ class Validate:
         run.progress.validation = figures
         run.newest_validation = run.step
         run.check_folder()
-        self._compare(run, figures)
+        self._compare(run, figures, is_due)
         run.trackers.validation(
             {"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "validation": figures}
         )
 
-    def _compare(self, run: Run, figures: dict[str, float]) -> None:
+    def _compare(self, run: Run, figures: dict[str, float], is_due: bool) -> None:
+        """One at the end alone does not count toward `patience`: a run made longer later would not have had it."""
         name, progress = run.config.checkpoint.best, run.progress
         if name is None or name not in figures:
             return
@@ -90,7 +94,7 @@ class Validate:
             progress.best, progress.best_step, progress.best_validation = figures[name], run.step, figures
             progress.validations_since_best = 0
             return
-        progress.validations_since_best += 1
+        progress.validations_since_best += is_due
         patience = run.config.validate_.patience
         if patience is not None and progress.validations_since_best >= patience and run.step < run.length.steps:
             progress.stopped_early = True
