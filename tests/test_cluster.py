@@ -139,6 +139,13 @@ def test_the_script_for_slurm(tmp_path):
     assert "#SBATCH --partition=cpu" in array.get_launch_file_contents(array.get_sbatch_args(1), "launch")
 
 
+def test_a_path_that_no_script_can_name_is_told(tmp_path):
+    folder = tmp_path / 'a"b'
+    work = Work(str(folder), "near", [0], str(folder), str(folder), 1)
+    with pytest.raises(InputError, match=r"data\.store: .* has a quote or a backslash"):
+        Array(work, 1, PrepareConfig(engine="slurm").slurm).submit()
+
+
 def test_without_slurm_nothing_is_read(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     run = written(run_of(tmp_path, data={"sources": [{"path": str(tmp_path / "a.txt")}]}, prepare={"engine": "slurm"}),

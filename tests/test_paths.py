@@ -1,5 +1,6 @@
 """Paths of texts: links that go round, what is no file, and input and output that lie in one another."""
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 from artel.config.load import run_from
 from artel.errors import InputError
 from artel.preparing import check_texts, prepare, refuse_overlaps
+from artel.preparing.prepare import store_key
 from helpers import artel
-from reading import checked, items, read_texts, written
+from reading import checked, items, message, read_texts, written
 from stores import run_of
 
 
@@ -73,6 +75,29 @@ def test_only_regular_files_are_read(tmp_path, monkeypatch):
     written(tmp_path, "empty.txt", "")  # has no bytes either, and is a file
     written(tmp_path, "good.txt", "good")
     assert read_texts(tmp_path / "*.txt")[0] == ["good"]
+
+
+def test_homes(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "a.txt", "a")
+    template = written(tmp_path, "a.jinja", "{{ messages }}")
+    assert read_texts("~/a.txt")[0] == ["a"]
+    written(tmp_path, "a.jsonl", json.dumps({"messages": [message("user", "a"), message("assistant", "b")]}))
+    talks = {"sources": [{"path": "~/a.jsonl", "format": "chat"}]}
+    chat = {"objective": "chat", "chat": {"template": "~/a.jinja"}, "data": talks}
+    before = store_key(run_of(tmp_path, **chat))
+    template.write_text("{{ messages[0] }}")
+    assert store_key(run_of(tmp_path, **chat)) != before
+    pairs = {"path": "~/a.txt", "format": "pairs", "outputs": "~nosuchuser/b"}
+    for where, sections in {
+        "data.sources.0.path": {"data": {"sources": [{"path": "~nosuchuser/b"}]}},
+        "data.validation": {"data": {"sources": [{"path": "~/a.txt"}], "validation": "~nosuchuser/b"}},
+        "data.sources.0.outputs": {"data": {"sources": [pairs]}, "objective": "masked"},
+        "chat.template": {**chat, "chat": {"template": "~nosuchuser/b"}},
+    }.items():
+        with pytest.raises(InputError, match=rf"^{where}: ~nosuchuser/b: there is no such home"):
+            prepare(run_of(tmp_path, **sections))
 
 
 OVERLAPS = {

@@ -95,6 +95,9 @@ class Array(SlurmPipelineExecutor):
         with _silence():
             try:
                 self.launch_job()
+            except ValueError as error:  # of the path of its logs; what else goes into the script is checked before
+                fix = "choose another folder for stores (data.store, ARTEL_CACHE)"
+                raise InputError([Problem("data.store", str(error), fix)]) from None
             except subprocess.CalledProcessError:
                 script = self.logging_dir.resolve_paths("launch_script.slurm")
                 told = _run("sbatch", "--test-only", script).stderr.strip().splitlines()

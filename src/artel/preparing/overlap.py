@@ -107,4 +107,4 @@ def _would_be_read(key: str, folder: Path, where: str, path: str) -> Problem:
 
 
 def _real(path: Path | str) -> Path:
-    return Path(os.path.realpath(Path(path).expanduser()))
+    return Path(os.path.realpath(path))

@@ -35,6 +35,7 @@ from artel.storage import (
     is_remote,
     lock,
     new_folder,
+    own_path,
     pull_folder,
     push_folder,
     read_bytes,
@@ -235,7 +236,7 @@ def _is_artels(folder: Path) -> bool:
 
 
 def _template_file(run: RunConfig) -> list[Any]:
-    file = Path(run.chat.template)
+    file = own_path(run.chat.template, "chat.template")
     return [file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else []
 
 

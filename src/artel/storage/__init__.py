@@ -5,7 +5,7 @@ from artel.storage.bus_errors import say_bus_errors
 from artel.storage.checksums import checksum
 from artel.storage.fetch import Fetched, fetch
 from artel.storage.locks import lock
-from artel.storage.places import cache_folder, check_cache, disk_errors, folder_fault
+from artel.storage.places import cache_folder, check_cache, disk_errors, folder_fault, own_path
 from artel.storage.regular import check_regular, check_regular_in, special_kind
 from artel.storage.remote import RemoteFile, fetch_remote, list_remote
 from artel.storage.remote_access import is_remote
@@ -39,6 +39,7 @@ __all__ = [
     "list_remote",
     "lock",
     "new_folder",
+    "own_path",
     "point",
     "pull_folder",
     "push_folder",

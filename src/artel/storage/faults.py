@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import artel
@@ -86,10 +87,11 @@ def told_of_worker(error: BaseException, doing: str) -> ArtelError:
 
 def fault_of_process(number: int) -> str | None:
     """The newest file that a process of this machine wrote its error into."""
-    found = sorted(_faults().glob(f"*-process-{number}.txt")) or sorted(
-        Path(tempfile.gettempdir()).glob(f"*-process-{number}.txt")
-    )
-    return str(found[-1]) if found else None
+    for folder in (_faults, lambda: Path(tempfile.gettempdir())):
+        with suppress(OSError, ArtelError):  # as in `write_fault`
+            if found := sorted(folder().glob(f"*-process-{number}.txt")):
+                return str(found[-1])
+    return None
 
 
 def _faults() -> Path:

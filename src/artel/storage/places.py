@@ -20,19 +20,30 @@ _BROKEN = {errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO}
 DISK_ERRORS = frozenset(_FULL | _REFUSED | _FILES | _BROKEN | {errno.EFBIG, errno.ENOENT})
 
 
+def own_path(path: str, where: str) -> Path:
+    """A path as its user writes it, at the key or option `where`; `~` is a home folder. Raises InputError."""
+    if "\0" in path:
+        raise InputError([Problem(where, f"{path} has a NUL, which no path has", "leave it out")])
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        what, fix = f"{path}: there is no such home", "write the path in full, or ./~ where a name begins so"
+        raise InputError([Problem(where, what, fix)]) from None
+
+
 def cache_folder() -> Path:
     """$ARTEL_CACHE, else $XDG_CACHE_HOME/artel, else ~/.cache/artel. It need not exist yet.
 
     Raises InputError where there is no home folder.
     """
     own, common = os.environ.get("ARTEL_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return own_path(own, "ARTEL_CACHE")
     try:
-        if own:
-            return Path(own).expanduser()
         return (Path(common) if common else Path.home() / ".cache") / "artel"
     except RuntimeError:
-        name, what = ("ARTEL_CACHE", f"{own}: there is no such home") if own else ("HOME", "there is no home folder")
-        raise InputError([Problem(name, what, "set ARTEL_CACHE to a folder that can be written")]) from None
+        fix = "set ARTEL_CACHE to a folder that can be written"
+        raise InputError([Problem("HOME", "there is no home folder", fix)]) from None
 
 
 def folder_fault(folder: Path) -> str:

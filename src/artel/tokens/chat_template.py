@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from artel.errors import InputError, Problem
+from artel.storage.places import own_path
 from artel.storage.regular import special_kind
 from artel.tokens.template_limits import EndlessTemplate, in_time, try_template
 from artel.tokens.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def read_template(file: str, where: str = "chat.template") -> str:
     """The Jinja template in a file. Raises InputError when the file is missing or what it holds is no Jinja."""
     fix = "write auto, chatml, plain, or the path of a Jinja file"
     try:
-        path = Path(file).expanduser()
+        path = own_path(file, where)
         status = path.stat()
         if kind := special_kind(status.st_mode):
             raise InputError([Problem(where, f"{file} is {kind}, not a regular file", fix)])

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from artel.config.quantities import read_count, read_number
 from artel.errors import InputError, Problem
 from artel.models import Sampling, position_limit, write_ids
-from artel.storage import check_new, write_file
+from artel.storage import check_new, own_path, write_file
 from artel.tokens.chat_template import CHATML, TemplateRefuses, TurnEnd, prompt_ids, template_of, turn_end
 from artel.using.open import Opened
 
@@ -141,7 +141,7 @@ class Talk:
         """
         if not self.exchanges:
             raise InputError([Problem("save", "nothing has been said yet", "write a message first")])
-        file = Path(path).expanduser().absolute()
+        file = own_path(path, "save").absolute()
         if file not in self._saved:
             check_new(file)
         line = json.dumps({"messages": self.messages}, ensure_ascii=False)

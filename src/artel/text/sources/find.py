@@ -12,7 +12,7 @@ from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
-from artel.storage import is_remote, list_remote, special_kind
+from artel.storage import is_remote, list_remote, own_path, special_kind
 from artel.text.encodings import NotText, is_text_encoding
 from artel.text.sources.conversations import check_converter
 from artel.text.sources.names import file_name, is_url, packed_too, unpacked_name
@@ -107,6 +107,8 @@ def _find(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list
     try:
         files, problems = _find_here(source, path, where)
         return files, problems + _check_names(files, where)
+    except InputError as error:
+        return [], list(error.problems)
     except OSError as error:  # a name that is too long, a folder that may not be looked into
         name = error.filename or path[:200]
         return [], [Problem(where, f"{name} cannot be read: {error.strerror}", "check the name and permissions")]
@@ -122,13 +124,13 @@ def _check_names(files: list[Path], where: str) -> list[Problem]:
     return problems
 
 
-def given_path(path: str) -> Path:
-    """The file, folder or glob that a path of a run file names on this machine."""
-    return Path(path.replace("{stdlib}", sysconfig.get_path("stdlib"))).expanduser()
+def given_path(path: str, where: str) -> Path:
+    """The file, folder or glob that a path of a run file names on this machine. Raises InputError."""
+    return own_path(path.replace("{stdlib}", sysconfig.get_path("stdlib")), where)
 
 
 def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list[Problem]]:
-    given = given_path(path)
+    given = given_path(path, where)
     name = str(given)
     if given.is_dir():
         any_of = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)

@@ -11,7 +11,7 @@ from typing import Any
 
 from artel.config import DataConfig, SourceConfig
 from artel.secrets import hide_secrets
-from artel.storage import cache_folder, fetch, is_remote, list_remote
+from artel.storage import cache_folder, fetch, is_remote, list_remote, own_path
 from artel.text.sources.conversations import converter_file
 from artel.text.sources.find import all_sources, files_of, format_of
 from artel.text.sources.lines import Span, can_be_divided
@@ -156,7 +156,7 @@ def source_fingerprint(data: DataConfig) -> list[Any]:
         for each in inputs_of(source, where, data):
             is_here = not (is_url(each.address) or is_remote(each.address))
             found.append([str(Path(each.address).resolve()) if is_here else each.address, each.size, each.version])
-        outputs = Path(source.outputs).expanduser()
+        outputs = own_path(source.outputs, f"{where}.outputs")
         for file in (*converter_file(source, where), *([outputs] if source.outputs and outputs.is_file() else [])):
             found.append([str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns])
     return found

@@ -12,6 +12,7 @@ import orjson
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem
+from artel.storage import own_path
 from artel.text.encodings import SAMPLE, NotText, detect_encoding, line_check, not_of
 from artel.text.records import Pair, Record, Rejected
 from artel.text.sources.lines import DAMAGED, BadLine, damaged, read_lines, unpacked
@@ -31,9 +32,10 @@ def read_pairs(
 ) -> Iterator[Record | Rejected]:
     """A record a row. What is learned is the output; pairs of one input fall into one part of the data."""
     try:
-        if source.outputs and Path(source.outputs).expanduser().resolve() != file.resolve():
-            with unchanged(Path(source.outputs).expanduser()):
-                yield from _two_files(file, origin, set_name, source, data)
+        outputs = own_path(source.outputs, "outputs") if source.outputs else file
+        if outputs.resolve() != file.resolve():
+            with unchanged(outputs):
+                yield from _two_files(file, outputs, origin, set_name, source, data)
             return
         for where, row in _rows(file, origin, (("input", source.input), ("output", source.output)), source, data):
             if isinstance(row, BadLine):
@@ -45,10 +47,9 @@ def read_pairs(
 
 
 def _two_files(
-    file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig
+    file: Path, other: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig
 ) -> Iterator[Record | Rejected]:
     """A row that cannot be read in either file costs this pair only: the rows after it still belong together."""
-    other = Path(source.outputs).expanduser()
     if not other.is_file():
         raise InputError([Problem(source.outputs, "there is no such file", "name the file of outputs: outputs: FILE")])
     inputs = _rows(file, origin, (("input", source.input),), source, data)

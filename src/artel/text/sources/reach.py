@@ -11,7 +11,7 @@ from pathlib import Path
 
 from artel.config import DataConfig
 from artel.errors import InputError
-from artel.storage import is_remote
+from artel.storage import is_remote, own_path
 from artel.text.sources.find import all_sources, files_of, given_path
 from artel.text.sources.names import is_url
 from artel.text.sources.walk import may_hold
@@ -29,7 +29,7 @@ class Reach:
 
     def holds(self, folder: Path) -> bool:
         """Whether files in `folder`, a real path that need not exist, would be among those of the source."""
-        given = given_path(self.path)
+        given = given_path(self.path, self.where)
         parts = given.parts
         fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
         if given.is_dir():
@@ -51,4 +51,6 @@ def reaches_of(data: DataConfig) -> Iterator[Reach]:
                 with suppress(InputError):
                     yield Reach(key, path, tuple(files_of(source, path, key)))
         if source.outputs and where != "data.validation":
-            yield Reach(f"{where}.outputs", source.outputs, (Path(source.outputs).expanduser(),))
+            key = f"{where}.outputs"
+            with suppress(InputError):
+                yield Reach(key, source.outputs, (own_path(source.outputs, key),))
