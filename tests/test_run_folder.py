@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from artel.errors import WorkError
 from artel.parallel import open_processes
 from artel.preparing import prepare
 from artel.preparing.claim import MARK, NAMES
-from artel.training.loop import train
+from artel.training.loop import Run, train
 from artel.training.run_folder import RunFolder
 from helpers import write_run
 
@@ -247,3 +248,12 @@ def test_a_folder_that_is_gone_while_a_run_is_at_work_ends_it(artel, what):
         train(config, prepared, processes, lambda _: None, occasions=[take_away])
     assert raised.value.exit_code == 1
     assert (set(contents(folder)) if folder.exists() else None) == ({MARK} if what == "made anew" else None)
+
+
+def test_a_host_that_did_not_see_the_mark_leaves_looking_to_the_others(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.claim()
+    Run.check_folder(SimpleNamespace(folder=folder, mark=""))
+    Run.check_folder(SimpleNamespace(folder=folder, mark=folder.identity()))
+    with pytest.raises(WorkError, match="was removed or moved"):
+        Run.check_folder(SimpleNamespace(folder=folder, mark="another"))
