@@ -11,6 +11,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import WorkError
 from artel.preparing import news, prepare
 from artel.text.sources import parts_of, read_part
+from artel.text.sources.unchanged import unchanged
 from reading import parquet, warc, written
 from stores import run_of, stored
 
@@ -111,3 +112,9 @@ def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
     prepare(run, told.append)
     assert any(re.match(r"training the tokenizer: \d+ documents read \(\d+ s\)", line) for line in told)
     assert "turning text into tokens: 0 of 1 parts" in told
+
+
+def test_a_change_that_leaves_the_size_is_not_told_by_the_size(tmp_path):
+    file = written(tmp_path, "a.txt", "text")
+    with pytest.raises(WorkError, match="its bytes are as many as before, and its time of change"), unchanged(file):
+        os.utime(file, ns=(0, 0))
