@@ -120,6 +120,55 @@ def test_a_right_run_passes_and_so_does_one_for_a_cluster(tmp_path, monkeypatch)
     check_run(described(config(**HUGE) | {"parallel": {"data": "fsdp"}}))  # over as many machines as it takes
 
 
+def test_what_train_refuses_later_is_said_before(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no sbatch
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "metrics.jsonl").write_text("{}")
+    for wrong, says in [
+        ({"prepare": {"engine": "slurm"}}, r"prepare\.engine"),
+        ({"run": "mine"}, r"metrics\.jsonl: is there, and artel did not make it"),
+        *(({"model": {"config": None, "from": name}, "tokenizer": {"train": None}}, r"model\.from")
+          for name in ("my model", "my--model", "модель")),
+    ]:  # fmt: skip
+        with pytest.raises(InputError, match=says):
+            check_run(described(wrong), Start(1, 1))
+    with pytest.raises(InputError, match=r"data\.from_store: nowhere"):
+        check_run(run_from({**TINY, "data": {"from_store": "nowhere"}, "tokenizer": {}}, [], {}))
+
+
+def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, capfd, monkeypatch):
+    """Nor of this machine by a verb that starts the run elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    wrong = merged(TINY, config(**HUGE) | {"parallel": {"data": "fspd"}})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(wrong))
+    assert not any("GiB" in line for line in said(["config", "check", "run.yaml"], capfd, monkeypatch))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(TINY, config(**HUGE) | {"log": {"evry": 1}})))
+    assert any("GiB" in line for line in said(["config", "check", "run.yaml"], capfd, monkeypatch))
+    elsewhere = said(["launch", "slurm", "run.yaml", "--dry-run"], capfd, monkeypatch)
+    assert (len(elsewhere), "evry" in elsewhere[0]) == (1, True), elsewhere
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["--data.sources.1.path=x"], "write data.sources.1.path=x"),
+        (["--min_lr", "6e-5"], "write train.minimum_learning_rate=…: a fraction of the peak"),
+        (["--gradient_accumulation_steps", "4"], "write train.batch=…: samples that one optimizer step sees"),
+        (["--load_in_8bit", "true"], "write model.quantise=…: int8"),
+        (["--lr", "1e-3"], "write train.learning_rate=1e-3"),
+        (["-r"], ""),
+    ],
+)
+def test_an_option_that_is_a_key_brings_no_value_of_another_unit(words, advice, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["artel", "train", "run.yaml", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    err = capfd.readouterr().err
+    assert end.value.code == 2
+    assert advice in err if advice else "model.lora" not in err
+
+
 def described(wrong):
     return run_from(merged(TINY, wrong), [], {(): "run.yaml"})
 

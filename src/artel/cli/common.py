@@ -36,8 +36,11 @@ def tell_error(error: ArtelError, place: str = "") -> None:
         tell(f"{place}{first}", *rest)
 
 
-def read_run(name: str, overrides: list[str] | None = None) -> RunConfig:
-    """The run of a verb's arguments. Raises InputError with all that is wrong with the run, not with its file alone."""
+def read_run(name: str, overrides: list[str] | None = None, *, here: bool = True) -> RunConfig:
+    """The run of a verb's arguments, trained `here` or elsewhere.
+
+    Raises InputError with all that is wrong with the run, not with its file alone.
+    """
     from artel.config import WrongRunFile, load_run
     from artel.errors import InputError
 
@@ -45,9 +48,9 @@ def read_run(name: str, overrides: list[str] | None = None) -> RunConfig:
         return load_run(name, overrides or [])
     except WrongRunFile as error:
         quiet_libraries()
-        from artel.planning import further_problems
+        from artel.planning import Start, further_problems
 
-        raise InputError(dict.fromkeys([*error.problems, *further_problems(error)])) from None
+        raise InputError(dict.fromkeys([*error.problems, *further_problems(error, Start(here=here))])) from None
 
 
 def tell_of_secrets(run: RunConfig) -> None:

@@ -58,7 +58,7 @@ def slurm(
     from artel.launching.slurm import Job, slurm_script, submit
 
     values = list(overrides or [])
-    run = read_run(name, values)
+    run = read_run(name, values, here=False)
     on_host = nproc or gpus or 1
     _check(run, nodes * on_host, on_host)
     folder = Path(run.run)

@@ -32,8 +32,10 @@ def _takes_keys(ctx: typer.Context | None) -> bool:
 def _refuse_key(option: str, words: list[str]) -> None:
     """Raise InputError where an unknown option names a key of the run file; `words` is the command line."""
     from artel.config import RunConfig, meant_key
-    from artel.config.suggest import all_keys
+    from artel.config.suggest import all_keys, other_unit
 
+    if not option.startswith("--"):
+        return
     name = option.lstrip("-")
     dotted = meant_key(tuple(name.split(".")))
     if dotted is None or (name not in all_keys(RunConfig) and "." not in name and _is_far(name, dotted)):
@@ -47,7 +49,9 @@ def _refuse_key(option: str, words: list[str]) -> None:
             value = written.split("=", 1)[1]
         elif after and not after[0].startswith("-"):
             written, value = f"{written} {after[0]}", after[0]
-    raise InputError([Problem(written, "is no option but a key of the run file", f"write {dotted}={value}")])
+    about = other_unit(name)
+    advice = f"write {dotted}=…: {about}" if about else f"write {dotted}={value}"
+    raise InputError([Problem(written, "is no option but a key of the run file", advice)])
 
 
 def _is_far(name: str, dotted: str) -> bool:

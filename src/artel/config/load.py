@@ -10,6 +10,7 @@ import difflib
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def located(problem: Problem, run: RunConfig) -> Problem:
     if not run._places or not (known in _KEYS or known.startswith("model.config.")):
         return problem
     key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
-    return Problem(f"{line_of(key, run._places)}: {problem.where}", problem.what, problem.fix)
+    return replace(problem, where=f"{line_of(key, run._places)}: {problem.where}")
 
 
 _KEYS = frozenset(all_keys(RunConfig))

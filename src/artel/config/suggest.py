@@ -22,7 +22,7 @@ _FAR = 0.5
 
 def meant_key(key: Key) -> str | None:
     """The dotted key of a run file that an unknown `key` stands for; None where none is near."""
-    section, name = key[:-1], _normal(key[-1])
+    section, name = tuple(int(part) if str(part).isdecimal() else part for part in key[:-1]), _normal(key[-1])
     if name in OTHER_NAMES:
         return OTHER_NAMES[name]
     in_section = _names_in(section)
@@ -44,10 +44,20 @@ def key_advice(key: Key) -> str:
     if dotted is None:
         return f"its section has: {', '.join(_names_in(key[:-1]))}" if _names_in(key[:-1]) else ""
     if _normal(key[-1]) in OTHER_NAMES:
-        about = _ABOUT.get(dotted, "")
+        about = about_other_name(key[-1])
         return f"artel calls it {dotted}{about and f': {about}'}"
     section, _, name = dotted.rpartition(".")
     return f"did you mean {name if section == '.'.join(map(str, key[:-1])) else dotted}?"
+
+
+def about_other_name(name: str | int) -> str:
+    """How the values of another tool's key differ from those of artel's; empty where they are the same."""
+    return other_unit(name) or _ABOUT.get(OTHER_NAMES.get(_normal(name), ""), "")
+
+
+def other_unit(name: str | int) -> str:
+    """What artel's key takes, where a value of another tool's key would be wrong for it; empty elsewhere."""
+    return _OTHER_UNIT.get(_normal(name), "")
 
 
 # Where another tool's key means a part of what artel's means.
@@ -55,6 +65,15 @@ _ABOUT = {
     "train.batch": "samples that one optimizer step sees, those of all processes and accumulated ones together",
     "train.micro_batch": "and train.batch is what all processes see in one step, accumulated",
 }
+_BATCH = "samples that one optimizer step sees, not how often gradients are accumulated"
+_OTHER_UNIT = {
+    "load_in_4bit": "nf4", "load_in_8bit": "int8", "bf16": "bf16", "fp16": "fp16",
+    "min_lr": "a fraction of the peak, as 0.1",
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "beta1", "beta2"), "both numbers, as [0.9, 0.95]"),
+    **dict.fromkeys(
+        ("gradient_accumulation_steps", "grad_accum", "grad_accum_steps", "accumulate_grad_batches"), _BATCH
+    ),
+}  # fmt: skip
 
 
 def near_name(name: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from artel.config import RunConfig, WrongRunFile, is_doubtful, located
 from artel.config.load import read_file
-from artel.config.sections import ParallelConfig
+from artel.config.sections import ModelConfig, ParallelConfig
 from artel.errors import InputError, Problem
 from artel.models import check_model, check_pretrained, pick_precision
 from artel.objectives import objective_of, objective_type
@@ -23,7 +23,7 @@ from artel.parallel.grid import Grid, read_grid
 from artel.planning.machine import usable_cores
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
-from artel.preparing import check_texts
+from artel.preparing import check_claim, check_engine, check_from_store, check_texts, has_store
 from artel.training.optimizer import check_optimizer
 from artel.training.ready import check_layout
 from artel.training.tracking import check_trackers
@@ -52,11 +52,11 @@ class Check(NamedTuple):
     run: Callable[[], object]
 
 
-def further_problems(error: WrongRunFile) -> list[Problem]:
+def further_problems(error: WrongRunFile, start: Start | None = None) -> list[Problem]:
     """What else is wrong with a run whose run file is wrong, and does not follow from that."""
     if error.rest is None:
         return []
-    return _problems(error.rest, _checks(error.rest, Start(), error.doubtful), error.doubtful)
+    return _problems(error.rest, _checks(error.rest, start or Start(), error.doubtful), error.doubtful)
 
 
 def check_run(run: RunConfig, start: Start | None = None, further: Sequence[Check] = ()) -> None:
@@ -85,6 +85,11 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
     texts = ("data.sources", "data.validation", "data.max_document", "data.from_store", "data.store", "run")
     if start.texts:
         yield Check(texts, lambda: check_texts(run))
+        yield Check(("run",), lambda: check_claim(Path(run.run)))
+        if run.data.from_store:
+            yield Check(("data.from_store", "tokenizer", "objective", "model"), lambda: check_from_store(run))
+        elif not has_store(run):
+            yield Check(("prepare",), lambda: check_engine(run.prepare))
     if run.parallel.deepspeed is not None:
         file = Path(run.parallel.deepspeed)
         yield Check(("parallel.deepspeed",), lambda: read_file(file))
@@ -105,7 +110,9 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
         return
     yield Check(("model",), lambda: check_model(run.model, auto_class))
     model = ("model", "tokenizer", "data.block", "data.from_store")
-    yield Check(model, lambda: _check_sizes(run, auto_class, start))
+    yield Check(model, lambda: _check_sizes(run, auto_class))
+    if start.here:
+        yield Check(("parallel", "train", *model), lambda: _check_memory(run, auto_class, start))
     yield Check(("parallel", "train", *model), lambda: _check_layout(run, auto_class, start))
 
 
@@ -129,17 +136,32 @@ def _check_tokenizer(run: RunConfig) -> None:
         objective_of(run, tokenizer)
 
 
-def _check_sizes(run: RunConfig, auto_class: str, start: Start) -> None:
-    """Raise InputError for a model that cannot be built, lacks weights, takes no such inputs, or fits no memory."""
-    try:
-        check_model(run.model.model_copy(update={"lora": None, "freeze": []}), auto_class)
-    except InputError:  # said by a check of its own
+def _check_sizes(run: RunConfig, auto_class: str) -> None:
+    """Raise InputError for a model that cannot be built, lacks weights, or takes no such inputs."""
+    if _can_be_had(run.model, auto_class):
+        check_pretrained(run.model, auto_class)
+        outline_model(run, auto_class)
+
+
+def _check_memory(run: RunConfig, auto_class: str, start: Start) -> None:
+    """Raise InputError for a model that fits no memory here; one that is wrong is said to be so by other checks."""
+    grid = _grid(run, start)
+    if grid is None or not _can_be_had(run.model, auto_class):
         return
-    check_pretrained(run.model, auto_class)
-    model = outline_model(run, auto_class)
-    grid = _grid(run, start) if start.here else None
-    if grid is not None:
-        check_memory(model, run, grid, start.on_host or grid.world)
+    try:
+        model = outline_model(run, auto_class)
+    except InputError:
+        return
+    check_memory(model, run, grid, start.on_host or grid.world)
+
+
+def _can_be_had(wanted: ModelConfig, auto_class: str) -> bool:
+    """Whether there is such a model; where not, that is said by a check of its own."""
+    try:
+        check_model(wanted.model_copy(update={"lora": None, "freeze": []}), auto_class)
+    except InputError:
+        return False
+    return True
 
 
 def _grid(run: RunConfig, start: Start) -> Grid | None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig, TokenizerTraining
@@ -27,7 +28,10 @@ def is_within_reach(name: str | None) -> bool:
         return True
     if Path(name).exists() or name.count("/") > 1:
         return True  # no name that a hub could have
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return True  # nor this
 
 
 def tokenizer_here(run: RunConfig) -> Tokenizer | None:

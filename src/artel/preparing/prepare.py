@@ -43,7 +43,7 @@ from artel.storage import (
     write_bytes,
     write_file,
 )
-from artel.text import check_sources, check_text, in_words, more_documents, source_fingerprint
+from artel.text import check_text, in_words, more_documents, source_fingerprint
 from artel.text.grams import GRAMS
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
 from artel.tokens.manifest import FORMAT, PARTS, stored_files
@@ -151,12 +151,17 @@ def check_texts(run: RunConfig) -> None:
     """Raise InputError for outputs that cannot be written or lie in inputs, and for wrong sources that are needed."""
     problems = [*output_problems(run), *overlap_problems(run)]
     try:
-        check_sources(run.data)
+        check_text(run.data)
     except InputError as error:
         if not has_store(run):
             problems += error.problems
     if problems:
         raise InputError(problems)
+
+
+def check_from_store(run: RunConfig) -> None:
+    """Raise InputError where the store that a run names itself is none, or one of another kind of run."""
+    _given(run, Path(run.data.from_store or ""), verify=False)
 
 
 def has_store(run: RunConfig) -> bool:
