@@ -6,7 +6,7 @@ Of a model with adapters these, and the modules trained with them, are written, 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,20 +23,21 @@ def save_model(
     folder: Path,
     weights: dict[str, torch.Tensor] | None = None,
     kept: Sequence[Path] = (),
-) -> list[str]:
+    note: Callable[[list[str]], object] = lambda names: None,
+) -> None:
     """Write the folder whole or not at all; one of an earlier run is replaced, but for what is `kept` of it.
 
-    `weights` are those of a model that this process has not got whole, by name, tied ones once. Returns the names of
-    the files that were written.
+    `weights` are those of a model that this process has not got whole, by name, tied ones once. `note` gets the names
+    of the files that are written, before they are there.
     """
     with new_folder(folder, replace=True) as partial:
         write_model(model, tokenizer, partial, weights)
         names = [path.name for path in partial.iterdir()]
+        note(names)
         for path in kept:
             if path.name not in names:
                 copy = shutil.copytree if path.is_dir() and not path.is_symlink() else shutil.copy2
                 copy(path, partial / path.name)
-    return names
 
 
 def write_model(

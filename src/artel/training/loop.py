@@ -340,8 +340,10 @@ def close_run(run: Run) -> Result:
     }
     if run.processes.first:
         weights = None if whole else full_weights(saved)
-        foreign = run.folder.foreign_in_model()
-        run.folder.note_model(save_model(run.layout.model, run.tokenizer, run.folder.model, weights, kept=foreign))
+        save_model(
+            run.layout.model, run.tokenizer, run.folder.model, weights,
+            kept=run.folder.foreign_in_model(), note=run.folder.note_model,
+        )  # fmt: skip
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
         name = shlex.quote(str(run.folder.path))
         run.trackers.close()  # the bar ends before what is said of the end
