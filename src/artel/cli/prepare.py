@@ -18,11 +18,12 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
 
     Example: artel prepare run.yaml data.block=512
     """
+    from artel.config import located
     from artel.preparing import prepare as prepare_store
     from artel.storage import check_cache, write_file
     from artel.training.run_folder import RunFolder
 
-    run = read_run(name, overrides)
+    run = read_run(name, overrides, here=False)
     folder = RunFolder(Path(run.run))
     folder.check_claim()
     if not run.data.store:
@@ -35,7 +36,8 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
     except Refused:
         raise
     except InputError as error:  # with what is wrong with the texts, all else
-        raise InputError(dict.fromkeys([*error.problems, *_problems(run)])) from None
+        of_texts = [located(problem, run) for problem in error.problems]
+        raise InputError(dict.fromkeys([*of_texts, *_problems(run)])) from None
     ledger = prepared.ledger()
     folder.claim()
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
