@@ -122,11 +122,9 @@ def test_a_right_run_passes_and_so_does_one_for_a_cluster(tmp_path, monkeypatch)
 
 def test_what_train_refuses_later_is_said_before(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))  # no sbatch
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "metrics.jsonl").write_text("{}")
     for wrong, says in [
-        ({"prepare": {"engine": "slurm"}}, r"prepare\.engine"),
         ({"run": "mine"}, r"metrics\.jsonl: is there, and artel did not make it"),
         *(({"model": {"config": None, "from": name}, "tokenizer": {"train": None}}, r"model\.from")
           for name in ("my model", "my--model", "модель")),

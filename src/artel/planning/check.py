@@ -23,7 +23,7 @@ from artel.parallel.grid import Grid, read_grid
 from artel.planning.machine import usable_cores
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
-from artel.preparing import check_claim, check_engine, check_from_store, check_texts, has_store
+from artel.preparing import check_claim, check_from_store, check_texts
 from artel.training.optimizer import check_optimizer
 from artel.training.ready import check_layout
 from artel.training.tracking import check_trackers
@@ -88,8 +88,6 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
         yield Check(("run",), lambda: check_claim(Path(run.run)))
         if run.data.from_store:
             yield Check(("data.from_store", "tokenizer", "objective", "model"), lambda: check_from_store(run))
-        elif not has_store(run):
-            yield Check(("prepare",), lambda: check_engine(run.prepare))
     if run.parallel.deepspeed is not None:
         file = Path(run.parallel.deepspeed)
         yield Check(("parallel.deepspeed",), lambda: read_file(file))

@@ -9,7 +9,6 @@ from artel.preparing.claim import (
     identity,
     note_model,
 )
-from artel.preparing.engines import check_engine
 from artel.preparing.overlap import overlap_problems, refuse_overlaps
 from artel.preparing.prepare import Prepared, check_from_store, check_texts, has_store, prepare, remember
 from artel.preparing.run_tokenizer import tokenizer_name
@@ -17,7 +16,6 @@ from artel.preparing.run_tokenizer import tokenizer_name
 __all__ = [
     "Prepared",
     "check_claim",
-    "check_engine",
     "check_from_store",
     "check_model_is_artels",
     "check_texts",
