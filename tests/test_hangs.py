@@ -19,6 +19,8 @@ from artel.launching.local import _failed
 from artel.parallel.processes import threads_of
 from artel.storage import lock
 from artel.training import RunFolder
+from artel.training.overseer import IGNORED
+from artel.training.watchdog import _Overseer
 from helpers import ENVIRONMENT, artel, start, wait_for_step, write_run
 
 LIMIT = 240
@@ -108,6 +110,17 @@ def test_neither_who_is_slow_nor_who_was_stopped_hangs(alone):
 
 
 @pytest.mark.processes
+def test_an_overseer_that_is_interrupted_while_it_starts_goes_on(tmp_path):
+    """Ctrl-C reaches all processes of a terminal; this one would write a traceback of its imports."""
+    overseer = _Overseer(0, 60.0, 1.0, tmp_path)
+    for number in IGNORED:
+        os.kill(overseer._process.pid, number)
+    overseer._process.stdin.close()  # as when the process has ended
+    status = overseer._process.wait(LIMIT)
+    overseer.close()
+    assert status == 0
+
+
 def test_collectives_wait_as_long_as_they_are_told(alone):
     assert alone[1]["waits"] == 0, alone[2]
 

@@ -29,14 +29,16 @@ LATEST = 5
 """A look may be so many ticks late on a busy machine; what is later does not count."""
 SIGNAL = signal.SIGVTALRM
 """Of a timer that nobody uses; a process that does not expect it dies of it."""
+IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
+"""They are meant for the process, with which the overseer ends."""
 # A look at the thread comes after the thread's own of the same moment: it is given so many ticks to end by itself.
 _LONGER = 3
 _DIES_SECONDS = 10
 
 
 def main(process: int, rank: int, seconds: float, tick: float, stacks: int, folder: Path) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the process, with which this one ends
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     silent, before = 0.0, time.monotonic()
     while silent <= seconds + _LONGER * tick:
         told = _read(tick)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from artel.storage import say_bus_errors
-from artel.training.overseer import LATEST, SIGNAL, TICK, headline, stacks_file, tell, write
+from artel.training.overseer import IGNORED, LATEST, SIGNAL, TICK, headline, stacks_file, tell, write
 
 if TYPE_CHECKING:
     from artel.training.loop import Run
@@ -127,12 +128,17 @@ class _Overseer:
         faulthandler.register(SIGNAL, self._stacks, all_threads=True, chain=True)
         program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("overseer.py"))]
         about = [os.getpid(), rank, seconds, tick, self._stacks.fileno(), folder]
-        self._process = subprocess.Popen(
-            [*program, *map(str, about)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[self._stacks.fileno()],
-        )
+        # It inherits what is held back here, until it ignores it: Ctrl-C would end it while it is being imported.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+        try:
+            self._process = subprocess.Popen(
+                [*program, *map(str, about)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[self._stacks.fileno()],
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert self._process.stdin is not None
         self._ticks = self._process.stdin.fileno()
         os.set_blocking(self._ticks, False)
