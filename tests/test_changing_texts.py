@@ -118,3 +118,18 @@ def test_a_change_that_leaves_the_size_is_not_told_by_the_size(tmp_path):
     file = written(tmp_path, "a.txt", "text")
     with pytest.raises(WorkError, match="its bytes are as many as before, and its time of change"), unchanged(file):
         os.utime(file, ns=(0, 0))
+
+
+@pytest.mark.parametrize("when", ["before it is looked at", "before it is opened"])
+def test_a_file_that_is_gone_when_it_is_opened(tmp_path, when):
+    file = tmp_path / "a.txt"
+    if when == "before it is opened":
+        file.write_text("words")
+
+    def read():
+        with unchanged(file):
+            file.unlink(missing_ok=True)
+            return file.read_bytes()
+
+    with pytest.raises(WorkError, match=r"a\.txt: is gone, while it was read"):
+        read()

@@ -30,7 +30,10 @@ class unchanged:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if (error is None or isinstance(error, ArtelError)) and _state(self._file) != self._before:
+        if error is not None and not isinstance(error, ArtelError | OSError):
+            return
+        now = _state(self._file)
+        if now != self._before or (isinstance(error, FileNotFoundError) and now[0] < 0):
             raise _changed(self._file, self._before[0]) from error
 
 
