@@ -8,8 +8,6 @@ from pathlib import Path
 
 def python_of(module: str) -> list[str]:
     """The command that runs a module; it imports nothing from the working folder unless this process does."""
-    has_working_folder = sys.path[:1] in (
-        [""],
-        [str(Path.cwd())],
-    )  # python -m puts it first, the command artel does not
-    return [sys.executable, *([] if has_working_folder else ["-P"]), "-m", module]
+    # `python -m` puts the working folder first on the path, the command `artel` its own folder.
+    from_working_folder = sys.path[:1] in ([""], [str(Path.cwd())])
+    return [sys.executable, *([] if from_working_folder else ["-P"]), "-m", module]

@@ -69,7 +69,7 @@ DOCS = (
             Step(
                 "mpirun -np 8 artel train run.yaml",
                 instead="artel config check run.yaml",
-                why="an MPI; tests/test_launchers.py sets the variables that it does",
+                why="an MPI; tests/test_launch_environment.py sets the variables that it does",
             ),
             Step("artel launch slurm run.yaml --nodes 2 --gpus 8 --time 12:00:00", "--dry-run", says="#SBATCH"),
             Step(

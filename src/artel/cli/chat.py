@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -87,8 +86,7 @@ def _lines(script: str) -> Iterable[str]:
     """The lines of a file at once, or of standard input as they come."""
     if script == "-":
         return (line.removesuffix("\n") for line in sys.stdin)
-    if script != os.devnull:
-        check_regular(Path(script))
+    check_regular(Path(script))
     try:
         return Path(script).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -66,6 +68,14 @@ def cannot_load(name: str, error: Exception) -> InputError:
     if not Path(name).exists():
         what = f"there is no folder {name} here, and as a model of the hub it cannot be loaded: {first}"
     return InputError([Problem("model.from", what, fix)])
+
+
+def is_in_hub_cache(name: str) -> bool | None:
+    """Whether a model of that name has been fetched from the hub; None for what is no name that the hub could have."""
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return None
 
 
 def check_folder(folder: Path) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from transformers import PreTrainedModel
+
 from artel.config import RunConfig, WrongRunFile, is_doubtful, located
 from artel.config.load import read_file
-from artel.config.sections import ModelConfig, ParallelConfig
+from artel.config.sections import ParallelConfig
 from artel.errors import InputError, Problem
 from artel.models import check_model, check_pretrained, pick_precision
 from artel.objectives import objective_of, objective_type
@@ -108,9 +111,10 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
         return
     yield Check(("model",), lambda: check_model(run.model, auto_class))
     model = ("model", "tokenizer", "data.block", "data.from_store")
-    yield Check(model, lambda: _check_sizes(run, auto_class))
+    outline = cache(lambda: _outline(run, auto_class))  # built once for both
+    yield Check(model, outline)
     if start.here:
-        yield Check(("parallel", "train", *model), lambda: _check_memory(run, auto_class, start))
+        yield Check(("parallel", "train", *model), lambda: _check_memory(run, outline, start))
     yield Check(("parallel", "train", *model), lambda: _check_layout(run, auto_class, start))
 
 
@@ -134,32 +138,30 @@ def _check_tokenizer(run: RunConfig) -> None:
         objective_of(run, tokenizer)
 
 
-def _check_sizes(run: RunConfig, auto_class: str) -> None:
-    """Raise InputError for a model that cannot be built, lacks weights, or takes no such inputs."""
-    if _can_be_had(run.model, auto_class):
-        check_pretrained(run.model, auto_class)
-        outline_model(run, auto_class)
+def _outline(run: RunConfig, auto_class: str) -> PreTrainedModel | None:
+    """The run's model on the meta device; None where there is no such model, which is said by a check of its own.
+
+    Raises InputError where it cannot be built, lacks weights, or takes no such inputs.
+    """
+    try:
+        check_model(run.model.model_copy(update={"lora": None, "freeze": []}), auto_class)
+    except InputError:
+        return None
+    check_pretrained(run.model, auto_class)
+    return outline_model(run, auto_class)
 
 
-def _check_memory(run: RunConfig, auto_class: str, start: Start) -> None:
+def _check_memory(run: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
     """Raise InputError for a model that fits no memory here; one that is wrong is said to be so by other checks."""
     grid = _grid(run, start)
-    if grid is None or not _can_be_had(run.model, auto_class):
+    if grid is None:
         return
     try:
-        model = outline_model(run, auto_class)
+        model = outline()
     except InputError:
         return
-    check_memory(model, run, grid, start.on_host or grid.world)
-
-
-def _can_be_had(wanted: ModelConfig, auto_class: str) -> bool:
-    """Whether there is such a model; where not, that is said by a check of its own."""
-    try:
-        check_model(wanted.model_copy(update={"lora": None, "freeze": []}), auto_class)
-    except InputError:
-        return False
-    return True
+    if model is not None:
+        check_memory(model, run, grid, start.on_host or grid.world)
 
 
 def _grid(run: RunConfig, start: Start) -> Grid | None:

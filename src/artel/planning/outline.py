@@ -7,15 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.models.adapters import freeze
 from artel.models.build import check_positions, from_scratch, pretrained_config, without_weights
-from artel.models.folder import cannot_load
+from artel.models.folder import cannot_load, is_in_hub_cache
 from artel.preparing import has_store, tokenizer_name
 from artel.tokens import Tokenizer, load_tokenizer
 
@@ -28,10 +26,7 @@ def is_within_reach(name: str | None) -> bool:
         return True
     if Path(name).exists() or name.count("/") > 1:
         return True  # no name that a hub could have
-    try:
-        return isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except HFValidationError:
-        return True  # nor this
+    return is_in_hub_cache(name) is not False
 
 
 def tokenizer_here(run: RunConfig) -> Tokenizer | None:

@@ -22,6 +22,7 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.preparing.claim import check_claim, claim, identity
+from artel.preparing.from_store import check_from_store
 from artel.preparing.kept import damage, remember_store, remembered_store, set_aside
 from artel.preparing.mixture import depends_on_seed
 from artel.preparing.news import News, Tell, still
@@ -107,7 +108,8 @@ def prepare(
     if run.run:
         check_claim(Path(run.run))
     if run.data.from_store:
-        return _given(run, Path(run.data.from_store), verify)
+        check_from_store(run, verify=verify)
+        return Prepared(Path(run.data.from_store), made=False)
     try:
         with still(tell, lambda: "looking at the sources"):
             check_text(run.data, tell)
@@ -157,11 +159,6 @@ def check_texts(run: RunConfig) -> None:
             problems += error.problems
     if problems:
         raise InputError(problems)
-
-
-def check_from_store(run: RunConfig) -> None:
-    """Raise InputError where the store that a run names itself is none, or one of another kind of run."""
-    _given(run, Path(run.data.from_store or ""), verify=False)
 
 
 def has_store(run: RunConfig) -> bool:
@@ -250,33 +247,6 @@ def _is_whole(folder: Path, address: str = "") -> bool:
     if not (folder / "manifest.json").is_file():
         return False
     return not address or (_copy_note(folder).is_file() and _copy_note(folder).read_text() == address)
-
-
-def _given(run: RunConfig, folder: Path, verify: bool) -> Prepared:
-    """The store that a run names itself. Raises InputError: damaged, of another objective, of another tokenizer."""
-    where = "data.from_store"
-    try:
-        store = TokenStore(folder)
-        if verify:
-            store.verify(load_tokenizer(str(folder / "tokenizer")).vocabulary)
-    except InputError as error:
-        fix = "give the folder that artel data import or artel prepare printed; a damaged one must be made anew"
-        raise InputError([Problem(where, f"{each.where} {each.what}", fix) for each in error.problems]) from None
-    manifest = store.manifest
-    problems = []
-    if manifest["objective"] != run.objective:
-        what = f"{folder} holds samples of objective {manifest['objective']}, and the run's is {run.objective}"
-        problems.append(Problem(where, what, f"write objective: {manifest['objective']}, or give another store"))
-    name = run.tokenizer.from_
-    trusted = name == run.model.trust_remote_code
-    if run.tokenizer.train is not None or (
-        name and load_tokenizer(name, runs_code=trusted).fingerprint != manifest["tokenizer"]
-    ):
-        what = f"{folder} was made by its own tokenizer, and the run names another"
-        problems.append(Problem("tokenizer", what, "leave tokenizer out: the store has it"))
-    if problems:
-        raise InputError(problems)
-    return Prepared(folder, made=False)
 
 
 def _copy_note(folder: Path) -> Path:

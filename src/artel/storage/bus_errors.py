@@ -10,7 +10,7 @@ from artel.storage.panics import screen
 
 _WORDS = (
     b"artel: a file that was being read (a token store, a model's weights) became shorter, or its disk failed\n"
-    b"    put it back as it was; the same command then goes on from the last checkpoint\n"
+    b"    put the file back as it was; the same command then resumes from the last checkpoint\n"
 )
 
 

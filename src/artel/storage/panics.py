@@ -17,7 +17,10 @@ _PANIC = re.compile(rb"\n?thread '[^\n]*' (\(\d+\) )?panicked at .*", re.DOTALL)
 
 @contextmanager
 def unprinted_panics() -> Iterator[None]:
-    """What is written to standard error during the block comes at its end, without the panics. For short blocks."""
+    """Standard error of the block is held back until its end, and then written without the panics.
+
+    For short blocks, and for processes that say nothing of their own: what is held back is lost when one is killed.
+    """
     _enter()
     try:
         yield
@@ -59,5 +62,5 @@ def _leave() -> None:
             written = _PANIC.sub(b"", file.read())
         _screen = _kept = -1
     if written:
-        with open(2, "wb", closefd=False) as screen:
-            screen.write(written)
+        with open(2, "wb", closefd=False) as error:
+            error.write(written)

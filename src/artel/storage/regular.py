@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -18,11 +19,14 @@ def special_kind(mode: int) -> str:
 
 
 def check_regular(*files: Path) -> None:
-    """Raise InputError for those that are there and neither regular files nor folders, links followed."""
+    """Raise InputError for those that are there and neither regular files nor folders, links followed.
+
+    The null device passes: it ends at once, and people write it for an empty file.
+    """
     problems = []
     for file in files:
         try:
-            kind = special_kind(file.stat().st_mode)
+            kind = "" if file.samefile(os.devnull) else special_kind(file.stat().st_mode)
         except OSError:  # what is not there, or may not be looked at, is told by who reads it
             continue
         if kind:

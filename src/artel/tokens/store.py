@@ -161,11 +161,11 @@ class _Largest:
 
     def __init__(self, dtype: np.dtype) -> None:
         self._dtype = dtype
-        self.found = -1
+        self.number = -1
 
     def __call__(self, piece: memoryview) -> None:
         whole = len(piece) - len(piece) % self._dtype.itemsize
-        self.found = max(self.found, int(np.frombuffer(piece[:whole], self._dtype).max(initial=0)))
+        self.number = max(self.number, int(np.frombuffer(piece[:whole], self._dtype).max(initial=0)))
 
 
 class TokenStore:
@@ -212,19 +212,19 @@ class TokenStore:
         Raises DamagedStore that names a file.
         """
         for file, _, expected in self._files(stored_files(self.manifest)):
-            tokens = file.suffix == ".tokens" and vocabulary is not None
+            limit = vocabulary if file.suffix == ".tokens" else None
             largest = _Largest(np.dtype(self.manifest["dtype"]).newbyteorder("<"))
             try:
-                found = checksum(file, largest) if tokens else checksum(file)
+                found = checksum(file) if limit is None else checksum(file, largest)
             except OSError as error:
                 raise self._refused(file, error) from None
-            if tokens and vocabulary is not None and largest.found >= vocabulary:
-                what = f"holds the token {largest.found:,}, and its tokenizer has {vocabulary:,}"
-                raise self._damaged(str(file.relative_to(self.folder)), what)
             if found != expected:
                 raise self._damaged(
                     str(file.relative_to(self.folder)), "does not have the checksum it was written with"
                 )
+            if limit is not None and largest.number >= limit:
+                what = f"holds the token {largest.number:,}, and its tokenizer has {limit:,}"
+                raise self._damaged(str(file.relative_to(self.folder)), what)
 
     def _files(self, facts: Iterator[Facts]) -> Iterator[tuple[Path, int, str]]:
         return ((self.folder / name, size, found) for name, size, found in facts)

@@ -23,7 +23,6 @@ import xxhash
 
 from artel.config import RunConfig, dump_run
 from artel.config.quantities import Interval
-from artel.errors import InputError, Problem
 from artel.models import save_model, try_compiled
 from artel.models.ranges import marked
 from artel.models.speed import device_name, flops_a_token, peak_flops, tokens_a_second
@@ -31,7 +30,7 @@ from artel.objectives import Batch, Objective, objective_of
 from artel.parallel import Layout, Processes
 from artel.preparing import Prepared
 from artel.storage import write_file
-from artel.tokens import BalancedOrder, Order, Samples, StorePart, Tokenizer, micro_batches, step_numbers
+from artel.tokens import BalancedOrder, Order, Samples, Tokenizer, micro_batches, step_numbers
 from artel.training.bad_steps import Guard
 from artel.training.before import remember_before
 from artel.training.checkpoint import (
@@ -45,6 +44,7 @@ from artel.training.checkpoint import (
 )
 from artel.training.copies import fetch_newest
 from artel.training.feeding import held_garbage
+from artel.training.first_step import check_blocks, check_same_step, check_same_store
 from artel.training.host_memory import kept_host_memory
 from artel.training.judging import Validation
 from artel.training.micro_batch import Found, Limit
@@ -237,7 +237,7 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     if processes.first:
         folder.claim()
     samples, validation = objective.view(store.train), Validation(objective, store.validation)
-    _check_blocks(samples, store.train, validation, config)
+    check_blocks(samples, store.train, validation, config)
     objective.study(store.train)
     length = run_length(config, samples, store.train)
 
@@ -251,14 +251,14 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     resumed = bool(list_checkpoints(folder.checkpoints))
     remember_before(objective, store, layout, processes, ready.found.size, folder.before, resumed, tell)
     progress = load_checkpoint(folder.checkpoints, optimizer, tell) or Progress(store=store.digest)
-    _check_same_store(progress, store.digest)
+    check_same_store(progress, store.digest)
     if progress.warmup is None:
         progress.warmup = config.train.warmup.of(length.steps)
     if processes.first:
         if progress.step:
             commit(folder.checkpoints, progress, config.checkpoint)
         check_space(folder.checkpoints, checkpoint_bytes(layout.model, config.train, layout.grid.pipeline), tell)
-    _check_same_step(progress, layout, processes)
+    check_same_step(progress, layout, processes)
 
     tell(
         f"{len(samples):,} samples of up to {config.data.block} tokens · {length.steps:,} steps of "
@@ -353,43 +353,6 @@ def close_run(run: Run) -> Result:
             run.tell(f"    artel report {name}")
     run.processes.barrier()
     return result
-
-
-def _check_same_store(progress: Progress, digest: str) -> None:
-    if progress.step and progress.store != digest:
-        raise InputError(
-            [Problem("data", "the text is not what this run began with (the token store's digest differs)",
-                     "restore the text, choose another folder (run=…), or begin anew with --restart")]
-        )  # fmt: skip
-
-
-def _check_same_step(progress: Progress, layout: Layout, processes: Processes) -> None:
-    """All processes must have found the same checkpoint: the run's folder is one, seen by every host."""
-    if layout.add_up([float(progress.step)]) != [float(progress.step * processes.world)]:
-        raise InputError(
-            [Problem("run", f"process {processes.rank} found step {progress.step}, others found another",
-                     "put the run's folder on a disk that all hosts share")]
-        )  # fmt: skip
-
-
-def _check_blocks(samples: Samples, part: StorePart, validation: Validation, config: RunConfig) -> None:
-    problems = []
-    block = config.data.block
-    if len(samples) == 0:
-        problems.append(
-            Problem("data.block", f"the training text has {part.tokens:,} tokens, less than a block of {block:,} needs",
-                    f"write data.block: {max(2, part.tokens - 1)} or less, or give more text")
-        )  # fmt: skip
-    if validation.part.samples and len(validation.samples) == 0:
-        problems.append(
-            Problem("data.validation",
-                    f"the validation text has {validation.part.tokens:,} tokens, less than a block of {block:,} needs",
-                    "write a larger data.validation, a smaller data.block, or data.validation: 0")
-        )  # fmt: skip
-    if config.validate_.patience is not None and not validation.part.samples:
-        problems.append(Problem("validate.patience", "there is no validation part to go by", "give data.validation"))
-    if problems:
-        raise InputError(problems)
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:

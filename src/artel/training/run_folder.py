@@ -13,8 +13,8 @@ import orjson
 
 from artel.config import RunConfig, dump_run, load_run, result_differences
 from artel.errors import InputError, Problem
-from artel.preparing import (
-    Prepared,
+from artel.preparing import Prepared
+from artel.preparing.claim import (
     check_claim,
     check_model_is_artels,
     check_there,

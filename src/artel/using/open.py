@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
 from artel.errors import InputError, Problem
 from artel.models import build_adapted, build_model, pick_precision, read_adapter, read_config
+from artel.models.folder import is_in_hub_cache
 from artel.models.lacking import check_finite
 from artel.models.quantised import compute_in
 from artel.objectives import Objective, objective_of
@@ -56,7 +55,7 @@ def open_model(name: str) -> Opened:
     try:
         return _open_folder(name, name, None)
     except InputError:
-        near = None if folder.path.is_dir() or _is_cached(name) else near_name(name)
+        near = None if folder.path.is_dir() or is_in_hub_cache(name) else near_name(name)
         if near is None:
             raise
         what = "there is no such run or model folder, nor a model of that name to be had from the hub"
@@ -71,21 +70,13 @@ def check_run_name(name: str) -> None:
     fault = name_fault(name)
     if fault is not None:
         raise InputError([Problem(f"{name[:100]}…", fault, "give a run's folder, a model folder or a hub id")])
-    near = None if Path(name).exists() or _is_cached(name) else near_name(name)
+    near = None if Path(name).exists() or is_in_hub_cache(name) else near_name(name)
     if near is not None and name in (near, Path(near).name):
         if near in recipe_names():
             fix = f"train it first: artel train {near}; or write with it as it begins: artel generate --untrained"
             raise InputError([Problem(name, "is a recipe, and no model of it has been trained here", fix)])
         fix = f"did you mean {near}? else fetch the hub's model first: hf download {name}"
         raise InputError([Problem(name, "there is no such folder", fix)])
-
-
-def _is_cached(name: str) -> bool:
-    """Whether a model of that name has been fetched from the hub."""
-    try:
-        return isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except HFValidationError:  # no name of the hub's
-        return False
 
 
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:

@@ -1,0 +1,169 @@
+"""Which hosts and processes a run has, as flags and the variables of srun, an MPI, torchrun or deepspeed say it."""
+
+import os
+from unittest.mock import patch
+
+import pytest
+
+from artel.errors import InputError
+from artel.launching import Hosts, check_worker, read_launcher
+from artel.launching.started import first_host, tasks_of_node
+from helpers import artel
+
+# Which hosts --------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_by_flags_and_by_environment(monkeypatch):
+    for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    alone = Hosts.read(None)
+    assert (alone.least, alone.count, alone.rank, alone.fixed) == (1, 1, 0, True)
+    elastic = Hosts.read("1:4", endpoint="node1:4000")
+    assert (elastic.least, elastic.count, elastic.rank, elastic.where) == (1, 4, None, "node1:4000")
+    assert elastic.elastic
+    assert not elastic.fixed
+    assert Hosts.read("2", endpoint="[fe80::1]:4000").where == "[fe80::1]:4000"
+    assert Hosts.read("2", endpoint="node1").where == "node1:29500"
+    assert not Hosts.read("2", 1, "node1", restarts=1).fixed
+    for name, value in (("NNODES", "3"), ("NODE_RANK", "2"), ("MASTER_ADDR", "node1"), ("MASTER_PORT", "5")):
+        monkeypatch.setenv(name, value)
+    assert Hosts.read(None) == Hosts(3, 3, 2, "node1", 5)
+    assert Hosts.read("2", endpoint="node2:7") == Hosts(2, 2, None, "node2", 7)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"count": "two"}, "--nnodes: 'two' is not a number of hosts"),
+        ({"count": "0"}, "--nnodes: 0 hosts cannot run anything"),
+        ({"count": "4:1", "address": "a"}, "write 1:4"),
+        ({"count": "2"}, "--master-addr: is needed for several hosts"),
+        ({"count": "2", "rank": 2, "address": "a"}, "--node-rank: 2 is not a host of 2"),
+        ({"count": "2", "endpoint": "a:b"}, "--rdzv-endpoint: 'a:b' is not an address and port"),
+        ({"count": "2", "endpoint": "a:1", "address": "a"}, "give one of them"),
+        ({"count": "2", "address": "a", "port": 99999}, "--master-port: is 99999"),
+        ({"count": "2", "address": "a", "port": 0}, "--master-port: is 0"),
+    ],
+)
+def test_hosts_that_cannot_be(monkeypatch, asked, told):
+    for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError) as error:
+        Hosts.read(**asked)
+    assert told in str(error.value)
+
+
+def test_a_port_of_the_environment_is_checked_where_hosts_meet(monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "99999")
+    with pytest.raises(InputError, match="MASTER_PORT: is 99999"):
+        Hosts.read("2", 1, "node1")
+    monkeypatch.setenv("MASTER_PORT", "tcp://10.0.0.1:80")  # of a service named "master" in Kubernetes
+    assert Hosts.read("1", 0).count == 1
+
+
+def test_evaluate_refuses_what_no_launcher_sets(tmp_path):
+    done = artel("evaluate", "runs/none", cwd=tmp_path, env={"WORLD_SIZE": "abc"})
+    assert done.returncode == 2
+    assert "WORLD_SIZE: is 'abc', no number" in done.stderr
+
+
+# What others have started -------------------------------------------------------------------------------------------
+
+
+def read(nproc=None, **environment):
+    """What read_launcher makes of such an environment: what it adds."""
+    with patch.dict(os.environ, environment, clear=True):
+        read_launcher(nproc)
+        return {name: value for name, value in os.environ.items() if name not in environment}
+
+
+STEP = {"SLURM_JOB_ID": "70001", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+        "SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "4,3",
+        "SLURM_STEP_NODELIST": "gpu[007-008]"}  # fmt: skip
+
+
+def test_tasks_of_srun_are_processes():
+    ranks = {"RANK": "5", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
+    assert read(**STEP) == {**ranks, "MASTER_ADDR": "gpu007", "MASTER_PORT": str(15000 + 70001 % 16000)}
+    assert read(**STEP, MASTER_ADDR="10.0.0.1", MASTER_PORT="7") == ranks
+    assert read(**STEP, CUDA_VISIBLE_DEVICES="3")["LOCAL_RANK"] == "0"  # it sees only its own
+    assert read(**STEP, CUDA_VISIBLE_DEVICES="0,1,2")["LOCAL_RANK"] == "1"
+
+
+def test_tasks_of_srun_are_hosts_with_nproc():
+    step = {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    found = read(4, **step)
+    assert found == {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "gpu007", "MASTER_PORT": found["MASTER_PORT"]}
+    with pytest.raises(InputError, match="7 tasks on 2 hosts, and each would start 4 processes"):
+        read(4, **STEP)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_STEP_ID": str(0xFFFFFFFB)},  # a batch script
+        {"SLURM_STEP_ID": str(0xFFFFFFFA)},  # the shell of salloc
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"RANK": "0", "WORLD_SIZE": "2"},  # torchrun within a task
+        {"NNODES": "2"},
+    ],
+)
+def test_not_every_variable_of_slurm_means_tasks(changes):
+    assert read(**{**STEP, **changes}) == {}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("n[1,3-5],m7", "n1"), ("gpu[007-012,20]", "gpu007"), ("r[1-2]n[3-4]", "r1n3")],
+)
+def test_the_first_host_of_a_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"RANK": "x", "LOCAL_RANK": "-1"}, ["RANK: is 'x', no number", "LOCAL_RANK: is '-1', no number"]),
+        ({"RANK": "2"}, ["RANK: is 2, which must be less than WORLD_SIZE, 2"]),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, ["RANK: is 0, which must be less than WORLD_SIZE, 0"]),
+        ({"MASTER_PORT": "99999"}, ["MASTER_PORT: is 99999, and ports are 1 to 65535"]),
+        ({"MASTER_ADDR": "\nFORGED"}, ["MASTER_ADDR: is '\\nFORGED', no name or address of a host"]),
+        ({"MASTER_PORT": "tcp://10.0.0.1:80"}, ["MASTER_PORT: is 'tcp://10.0.0.1:80', no number"]),
+        # of a service named "master" in Kubernetes
+        ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "tcp://10.0.0.1:80"}, []),
+        ({"RANK": None}, ["WORLD_SIZE: is 2, and RANK is not set"]),
+        ({"RANK": None, "WORLD_SIZE": "0"}, ["WORLD_SIZE: is 0, and RANK is not set"]),
+        ({"RANK": None, "WORLD_SIZE": "1"}, []),
+        ({"WORLD_SIZE": None}, ["RANK: is 1, and WORLD_SIZE is not set"]),
+        ({"SLURM_JOB_ID": "job"}, ["SLURM_JOB_ID: is 'job', no number"]),
+        ({"MASTER_ADDR": "fe80::1%eth0", "MASTER_PORT": "29500"}, []),
+    ],
+)
+def test_variables_that_no_launcher_sets(changes, says):
+    environment = {"RANK": "1", "WORLD_SIZE": "2", **changes}
+    environment = {name: value for name, value in environment.items() if value is not None}
+    with patch.dict(os.environ, environment, clear=True):
+        try:
+            check_worker()
+            said = []
+        except InputError as error:
+            said = error.problems
+    assert [f"{problem.where}: {problem.what}" for problem in said] == says
+
+
+def test_tasks_of_a_node():
+    assert [tasks_of_node("4(x2),3", node) for node in range(3)] == [4, 4, 3]
+    with pytest.raises(InputError, match="does not say how many tasks"):
+        tasks_of_node("4(x2),3", 3)
+
+
+def test_processes_of_an_mpi():
+    open_mpi = {f"OMPI_COMM_WORLD_{name}": value for name, value in
+                (("RANK", "3"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))}  # fmt: skip
+    ranks = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert read(**open_mpi, MASTER_ADDR="a", MASTER_PORT="1") == ranks
+    with pytest.raises(InputError, match="does not say which is the first"):
+        read(**open_mpi)
+    intel = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    assert read(**intel)["MASTER_ADDR"] == "127.0.0.1"
+    assert read(PMI_RANK="0", PMI_SIZE="1") == {}
