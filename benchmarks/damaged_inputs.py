@@ -34,15 +34,15 @@ from artel.config import (
     result_differences,
     run_from,
 )
-from artel.config.legacy import convert
+from artel.config.converters.masked_lm_json import convert
 from artel.config.load import read_file
-from artel.config.shipped import recipe_text
+from artel.config.recipes import recipe_text
 from artel.models import build_model, check_model
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
-from artel.tokens.manifest import PARTS, read_manifest
-from artel.training.checkpoint import Content, Progress, load_checkpoint, write_shared, write_whole
-from artel.training.optimizer import Optimizer
+from artel.tokens.store.manifest import PARTS, read_manifest
+from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_shared, write_whole
+from artel.training.optim.optimizer import Optimizer
 
 Files = dict[str, bytes]
 TINY = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}

@@ -1,4 +1,4 @@
-"""What keeping host memory gains and costs a training step on a CPU (src/artel/training/host_memory.py).
+"""What keeping host memory gains and costs a training step on a CPU (src/artel/training/memory/cpu_allocator.py).
 
     python benchmarks/kept_memory.py [--steps 6] [--rounds 2] [--unequal]
 
@@ -53,7 +53,7 @@ def measure(name: str, steps: int, *, unequal: bool) -> dict[str, Any]:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from artel.training import host_memory
+    from artel.training.memory import cpu_allocator as host_memory
 
     if name == KEPT_SMALL:
         host_memory._may_promise = lambda: False

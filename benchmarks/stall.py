@@ -26,8 +26,8 @@ from artel.config.load import run_from
 from artel.parallel import open_processes
 from artel.preparing import prepare
 from artel.training import loop
-from artel.training.occasions import Save
-from artel.training.saver import Saver
+from artel.training.callbacks import Save
+from artel.training.checkpoint.async_saver import Saver
 
 WIDTH, VOCABULARY, POSITIONS = 1024, 500, 64
 LAYER = 12 * WIDTH**2 + 13 * WIDTH

@@ -6,9 +6,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import TokenizerTraining
+from artel.inference import Talk, TalkSettings, open_model
 from artel.tokens import Tokenizer, train_tokenizer
-from artel.tokens.chat_template import render, template_of
-from artel.using import Talk, TalkSettings, open_model
+from artel.tokens.tokenizer.chat_template import render, template_of
 
 # For commands in processes of their own, as the fixture `one_thread` is for tests in this one.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}

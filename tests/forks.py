@@ -20,7 +20,7 @@ from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["artel.cli.main", "artel.preparing", "artel.training.loop", "artel.using.evaluate",
+    ["artel.cli.main", "artel.preparing", "artel.training.loop", "artel.inference.evaluate",
      "transformers.models.gpt2.modeling_gpt2"]
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 
 from artel.config import DataConfig, SourceConfig
-from artel.preparing.verdict import Made
+from artel.preparing.selection import Made
 from artel.text import Ledger, Record, count_lines, read_documents
 from artel.text.sources import check_sources, parts_of, read_part
 

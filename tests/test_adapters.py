@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Robe
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.inference import open_model
 from artel.models import build_adapted, build_model, check_model, read_adapter, save_model
 from artel.tokens import train_tokenizer
-from artel.using import open_model
 from helpers import ENVIRONMENT, artel, kill, largest_difference, losses, start, torchrun, wait_for_step, write_run
 
 CASES = Path(__file__).parent / "workers" / "train_cases.py"

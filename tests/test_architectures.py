@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, DogeConfig, Llama4TextConfig, PhimoeConfig
 
 from artel.config import TokenizerTraining
+from artel.inference import open_model
 from artel.models import use_for_training
-from artel.models.build import from_scratch
+from artel.models.loading.build import from_scratch
 from artel.tokens import train_tokenizer
-from artel.using import open_model
 from helpers import artel, losses, write_run
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -12,7 +12,7 @@ from artel.config import DataConfig
 from artel.errors import InputError
 from artel.preparing import prepare
 from artel.text import Record, Rejected, html_to_text
-from artel.text.encodings import is_text_encoding
+from artel.text.reading.encodings import is_text_encoding
 from artel.text.sources import check_sources
 from reading import MESSAGES, items, parquet, read_in_spans, warc, written
 from stores import run_of

@@ -10,15 +10,15 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import load_run
-from artel.config.sections import TrainConfig
+from artel.config.schema.run import TrainConfig
 from artel.errors import InputError, WorkError
-from artel.models.compiling import repeated_layers
+from artel.models.compile import repeated_layers
 from artel.parallel import Processes
 from artel.preparing import prepare
-from artel.training.bf16_weights import hold_in_bf16
 from artel.training.loop import train
-from artel.training.optimizer import Optimizer
-from artel.training.ready import check_layout
+from artel.training.model_setup import check_layout
+from artel.training.optim.bf16_adamw import hold_in_bf16
+from artel.training.optim.optimizer import Optimizer
 from helpers import losses, write_run
 from ranks import run_ranks
 

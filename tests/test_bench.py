@@ -10,12 +10,12 @@ from itertools import islice
 import orjson
 import pytest
 
+from artel.diagnostics.bench import MEASURES, Settings, measure_prepare
+from artel.diagnostics.bench.inputs import taken
+from artel.diagnostics.bench.processes import run
+from artel.diagnostics.bench.texts import documents, pages
 from artel.errors import InputError, WorkError
 from artel.text import html_to_text
-from artel.using.bench import MEASURES, Settings, measure_prepare
-from artel.using.bench.inputs import taken
-from artel.using.bench.processes import run
-from artel.using.bench.texts import documents, pages
 from helpers import artel
 
 

@@ -14,10 +14,10 @@ from artel.cli.main import main
 from artel.config import load_run
 from artel.parallel import open_processes
 from artel.preparing import prepare
-from artel.preparing.kept import damage
-from artel.training.checkpoint import full_weights, load_checkpoint
+from artel.preparing.known_stores import damage
+from artel.training.checkpoint.format import full_weights, load_checkpoint
 from artel.training.loop import train
-from artel.training.optimizer import Optimizer
+from artel.training.optim.optimizer import Optimizer
 from helpers import write_run
 from ranks import run_ranks
 from stores import run_of

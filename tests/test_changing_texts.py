@@ -10,8 +10,8 @@ import zstandard
 from artel.config import DataConfig, SourceConfig
 from artel.errors import WorkError
 from artel.preparing import news, prepare
+from artel.text.reading.unchanged import unchanged
 from artel.text.sources import parts_of, read_part
-from artel.text.sources.unchanged import unchanged
 from reading import parquet, warc, written
 from stores import run_of, stored
 

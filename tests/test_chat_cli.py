@@ -13,9 +13,9 @@ from transformers import RobertaForMaskedLM as Encoder
 
 from artel.cli.main import main
 from artel.config import TokenizerTraining
+from artel.inference import TalkSettings, open_model
 from artel.tokens import train_tokenizer
-from artel.tokens.chat_template import CHATML
-from artel.using import TalkSettings, open_model
+from artel.tokens.tokenizer.chat_template import CHATML
 from chat_models import MARKS, ONE_THREAD, saved, trained_tokenizer
 from helpers import artel
 

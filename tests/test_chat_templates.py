@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 
 from artel.errors import InputError
 from artel.tokens import Tokenizer
-from artel.tokens.chat_template import (
+from artel.tokens.tokenizer.chat_template import (
     CHATML,
     PLAIN,
     TemplateRefuses,

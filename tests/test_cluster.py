@@ -15,7 +15,7 @@ import cluster_slurm
 from artel.config import PrepareConfig
 from artel.errors import ArtelError, InputError, WorkError
 from artel.preparing import prepare
-from artel.preparing.engines import check_engine
+from artel.preparing.engines.run_stage import check_engine
 from artel.preparing.tasks import Tasks
 from artel.preparing.workspace import Workspace
 from cluster_runs import KILLED_ONCE, SLOW_IN_JOBS, converted, every_stage, written
@@ -27,8 +27,8 @@ datatrove = pytest.importorskip("datatrove", reason="the extra `cluster` is not 
 
 from datatrove.executor.local import LocalPipelineExecutor  # noqa: E402
 
-from artel.preparing.by_slurm import Array  # noqa: E402
-from artel.preparing.cluster import Work, lost, new_work  # noqa: E402
+from artel.preparing.engines.cluster import Work, lost, new_work  # noqa: E402
+from artel.preparing.engines.slurm import Array  # noqa: E402
 
 SLURM = {"time": "0:10:00", "memory": "1G"}
 
@@ -158,7 +158,7 @@ def test_without_slurm_nothing_is_read(tmp_path):
 
 
 def test_what_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr("artel.preparing.engines.find_spec", lambda name: None)
+    monkeypatch.setattr("artel.preparing.engines.run_stage.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"prepare\.engine: needs the package datatrove.*\n.*artel-lm\[cluster\]"):
         check_engine(PrepareConfig(engine="ray"))
     check_engine(PrepareConfig())

@@ -10,7 +10,7 @@ import yaml
 from artel.config import RunConfig, TrainConfig, dump_run, load_run, recipe_names, result_differences, run_from
 from artel.config.load import read_file
 from artel.config.other_names import OTHER_NAMES
-from artel.config.quantities import Interval, Warmup, read_bytes, read_count, read_number
+from artel.config.schema.quantities import Interval, Warmup, read_bytes, read_count, read_number
 from artel.config.suggest import all_keys
 from artel.errors import InputError
 from artel.training.schedule import Length, rate

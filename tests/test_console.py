@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from artel.training import tracking
-from artel.training.judging import News
-from artel.training.tracking import ConsoleTracker
+from artel.training.evaluation import News
+from artel.training.metrics import trackers as tracking
+from artel.training.metrics.trackers import ConsoleTracker
 from helpers import artel, write_run
 
 FIGURES = {"loss": 3.25, "tokens_per_second": 1234.0}
@@ -85,7 +85,7 @@ def test_news_come_now_and_then(monkeypatch):
     told = []
     news = News(told.append, "evaluating")
     news(0.1)
-    monkeypatch.setattr("artel.training.judging._SECONDS_BETWEEN_NEWS", 0.0)
+    monkeypatch.setattr("artel.training.evaluation._SECONDS_BETWEEN_NEWS", 0.0)
     news(0.4)
     assert told == ["evaluating 40%"]
 

@@ -25,14 +25,14 @@ from transformers import (
 
 from artel.errors import InputError
 from artel.models import IGNORED, attention, use_for_training
-from artel.models.compiling import repeated_layers
-from artel.models.recomputing import recompute
+from artel.models.activation_checkpointing import recompute
+from artel.models.compile import repeated_layers
 from artel.objectives import Batch
 from artel.objectives.chat import shifted
 from artel.objectives.per_token import target_tensors, token_sums
 from artel.objectives.texts import document_tensors, inputs_of
-from artel.parallel.context import check_context, context_problems, exchange_choice, exchanging, split_batch
-from artel.parallel.parts import Part
+from artel.parallel.context.chunks import Part
+from artel.parallel.context.context import check_context, context_problems, exchange_choice, exchanging, split_batch
 from artel.tokens import Rows
 from ranks import run_ranks
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from artel.errors import InputError
-from artel.tokens.chat_template import CHATML
-from artel.using import TalkSettings
+from artel.inference import TalkSettings
+from artel.tokens.tokenizer.chat_template import CHATML
 from chat_models import MARKS, learned_by_heart, llama, said, saved, talk_with, told, trained_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

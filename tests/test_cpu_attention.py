@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from artel.models import cpu_attention as module
 from artel.models.attention import Mixing, mix
+from artel.models.cpu import attention as module
 
 pytestmark = pytest.mark.skipif(
     not module.works_here(), reason="needs a C++ compiler and a processor that multiplies bf16"

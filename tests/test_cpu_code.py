@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from artel.models import cpu_code
-from artel.models.cpu_code import library
-from artel.models.cpu_slopes import can_take
+from artel.models.cpu import build as cpu_code
+from artel.models.cpu.build import library
+from artel.models.cpu.cross_entropy import can_take
 
 CPU = torch.device("cpu")
 
@@ -34,16 +34,16 @@ def test_without_a_working_compiler_the_operators_do_it_and_the_reason_is_said_o
         monkeypatch.delenv("CXX")
         monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.warns(UserWarning, match="no compiler here" if what == "fails" else "no C.. compiler") as said:
-        found = [can_take(CPU, torch.float32), can_take(CPU, torch.float32), library("cpu_attention")]
+        found = [can_take(CPU, torch.float32), can_take(CPU, torch.float32), library("attention")]
     assert found == [False, False, None]
-    assert [str(each.message).partition(" ")[0] for each in said] == ["cpu_slopes.cpp", "cpu_attention.cpp"]
+    assert [str(each.message).partition(" ")[0] for each in said] == ["cross_entropy.cpp", "attention.cpp"]
     assert not list(tmp_path.glob("cache/built/*"))
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 def test_processes_that_build_it_at_once_do_not_see_each_other_s_half(tmp_path, monkeypatch):
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
-    line = "import sys, warnings; warnings.simplefilter('error'); from artel.models.cpu_code import *; " \
+    line = "import sys, warnings; warnings.simplefilter('error'); from artel.models.cpu.build import *; " \
            "sys.exit(library('cpu_slopes') is None)"  # fmt: skip
     together = [subprocess.Popen([sys.executable, "-c", line]) for _ in range(3)]
     assert [each.wait(120) for each in together] == [0, 0, 0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from artel.models.cpu_products import RowByRow
+from artel.models.cpu.matmul_pass import RowByRow
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 

@@ -4,17 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from artel.models import cpu_code
-from artel.models import cpu_slopes as module
-from artel.models.cpu_slopes import can_take, cpu_slopes, sum_with_product
-from artel.models.slopes import slopes
+from artel.models.cpu import build as cpu_code
+from artel.models.cpu import cross_entropy as module
+from artel.models.cpu.cross_entropy import can_take, cpu_slopes, sum_with_product
+from artel.models.cross_entropy_grad import slopes
 from artel.models.targets import IGNORED
 
 CPU = torch.device("cpu")
 HERE = torch.backends.cpu.get_cpu_capability()
 KINDS = ["DEFAULT", "AVX2", "AVX512"]  # each processor can do what stands before it, too
 
-pytestmark = pytest.mark.skipif(cpu_code.library("cpu_slopes") is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(cpu_code.library("cross_entropy") is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(params=KINDS)

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from artel.config import TokenizerTraining
 from artel.errors import InputError
+from artel.inference import export, open_model
 from artel.tokens import load_tokenizer, train_tokenizer
-from artel.using import export, open_model
 from helpers import DEEPSPEED, artel, merged, write_run
 from ranks import run_ranks
 from test_deepspeed import gpt2_config

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.models import build_model
-from artel.models.materialise import materialise
-from artel.models.skeleton import build_skeleton
+from artel.models.loading.materialize import materialise
+from artel.models.loading.meta_model import build_skeleton
 from artel.tokens import train_tokenizer
 from helpers import DEEPSPEED, largest_difference, losses, merged, write_run
 from ranks import run_ranks
@@ -37,7 +37,7 @@ def _asked():
 
 def _shared(wanted, rank, world, bring=materialise, **zero):
     """A layout begun from a model without weights, what steps it, and the section `train` of its run."""
-    from artel.parallel.deepspeed_engine import DeepSpeedLayout
+    from artel.parallel.deepspeed.engine import DeepSpeedLayout
 
     skeleton, train = build_skeleton(wanted, **_asked()), _train(world, optimizer="sgd", momentum=0.9)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,9 +52,9 @@ def on_two(rank, world):
     """For each model whether its first weights are those of the whole one, and how far its steps are from that one's;
     and what a process has read of the files."""
     sys.path.append(str(DEEPSPEED))
-    from artel.models.tensor_files import TensorFiles
+    from artel.models.loading.safetensors_files import TensorFiles
     from artel.parallel import Replicated
-    from artel.training.optimizer import Optimizer
+    from artel.training.optim.optimizer import Optimizer
 
     reader, read = TensorFiles.read, set()
 

@@ -77,7 +77,7 @@ def _processes(rank, world):
 
 def _plain(model, train):
     """PyTorch's optimizer as training makes it."""
-    from artel.training.optimizer import plain_optimizer
+    from artel.training.optim.optimizer import plain_optimizer
 
     return plain_optimizer(model, train, 0)
 
@@ -99,7 +99,7 @@ def _steps(layout, optimizer, first, last, rank, world):
 def _alone(train, *, frozen=False):
     """One process with artel's own optimizer: its steps, weights and state halfway, how it judges, what it writes."""
     from artel.parallel import Replicated
-    from artel.training.optimizer import Optimizer
+    from artel.training.optim.optimizer import Optimizer
 
     model = _model(0, frozen=frozen)
     layout, optimizer = Replicated(model, _objective(), _processes(0, 1), "fp32"), Optimizer(model, train)
@@ -122,8 +122,8 @@ def _everywhere(value):
 
 
 def _opened(tree, train, rank, world, seed, *, recomputed="none", frozen=False):
-    from artel.models.recomputing import recompute
-    from artel.parallel.deepspeed_engine import DeepSpeedLayout
+    from artel.models.activation_checkpointing import recompute
+    from artel.parallel.deepspeed.engine import DeepSpeedLayout
 
     with tempfile.TemporaryDirectory() as folder:
         resolved = resolve(tree, folder, world=world, **train)
@@ -196,7 +196,7 @@ def test_two_processes_train_as_one_under_every_stage():
 
 def both_ranks_further(rank, world):
     sys.path.append(str(DEEPSPEED))
-    from artel.parallel.deepspeed_checkpoint import read_zero_checkpoint
+    from artel.parallel.deepspeed.checkpoint import read_zero_checkpoint
 
     train, found = _train(world, **OPTIMIZERS["sgd"]), {}
     wanted = _alone(run_of(**train).train)[0][:1]
@@ -247,7 +247,7 @@ class Anything:
 
 
 def test_a_checkpoint_with_more_than_plain_data_is_refused(tmp_path):
-    from artel.parallel.deepspeed_checkpoint import read_zero_checkpoint
+    from artel.parallel.deepspeed.checkpoint import read_zero_checkpoint
 
     torch.save({"module": {}, "client": Anything()}, tmp_path / "mp_rank_00_model_states.pt")
     with pytest.raises(InputError, match=r"holds a .*Anything"):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from artel.training.piece_files import piece_shapes, read_pieces
+from artel.training.checkpoint.sharded_files import piece_shapes, read_pieces
 from helpers import DEEPSPEED, artel, write_run
 from ranks import run_ranks
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from artel.config import RunConfig, load_run
+from artel.diagnostics.doctor import examine
+from artel.diagnostics.doctor.software import environment
+from artel.diagnostics.doctor.troubles import troubles
 from artel.models import bf16_is_native
 from artel.planning.machine import Disk, core_quota, host_address, memory
-from artel.using.doctor import examine
-from artel.using.doctor.software import environment
-from artel.using.doctor.troubles import troubles
 from helpers import ENVIRONMENT, artel, write_run
 
 SOURCES = Path(__file__).parents[1] / "src"

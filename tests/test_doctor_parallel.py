@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from artel.config import load_run, run_from
+from artel.diagnostics.doctor.parallel import Agreement, small_copy
 from artel.objectives import objective_type
-from artel.using.doctor.parallel import Agreement, small_copy
 from helpers import artel, write_run
 
 

@@ -28,7 +28,7 @@ from transformers import (
 from artel.config import ModelConfig, RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.models import IGNORED, use_for_training
-from artel.models.documents import check_documents, document_inputs, document_problems
+from artel.models.document_mask import check_documents, document_inputs, document_problems
 from artel.objectives import Causal, Masked
 from artel.objectives.texts import document_tensors
 from artel.storage import new_folder

@@ -18,15 +18,15 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from artel.models.balance import balance_of, carried
-from artel.models.compiling import repeated_layers
-from artel.models.recomputing import recompute
+from artel.models.activation_checkpointing import recompute
+from artel.models.compile import repeated_layers
+from artel.models.router_aux_loss import balance_of, carried
 from artel.objectives.base import Batch
 from artel.objectives.causal import Causal
 from artel.objectives.chat import shifted
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums
 from artel.parallel.expert import expert_meshes, expert_problems, experts_of, split_experts
-from artel.parallel.grid import NAMES
+from artel.parallel.mesh import NAMES
 from artel.tokens import Rows
 from ranks import run_ranks
 

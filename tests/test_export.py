@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.inference import export, open_model
+from artel.inference.export.gguf import modelfile
 from artel.models import build_model, save_model
 from artel.tokens import load_tokenizer, train_tokenizer
-from artel.using import export, open_model
-from artel.using.gguf import modelfile
 from helpers import artel, write_run
 
 CAUSAL = "AutoModelForCausalLM"

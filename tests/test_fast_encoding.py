@@ -17,8 +17,9 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from artel.config import TokenizerTraining
-from artel.tokens import Tokenizer, by_words, load_tokenizer, train_tokenizer
-from artel.tokens.fast import _EVERY, Encoder, encode_in_one_thread
+from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
+from artel.tokens.tokenizer import word_cache as by_words
+from artel.tokens.tokenizer.fast_encoder import _EVERY, Encoder, encode_in_one_thread
 
 fastokens = pytest.importorskip("fastokens", reason="the extra fast is not installed")
 
@@ -259,7 +260,7 @@ def test_an_error_in_the_comparison_hands_over_too(monkeypatch):
             raise ValueError("a panic")
         return [np.array([1])] * len(texts)
 
-    monkeypatch.setattr("artel.tokens.fast._LONGEST_COMPARED", 3)
+    monkeypatch.setattr("artel.tokens.tokenizer.fast_encoder._LONGEST_COMPARED", 3)
     encoder = Encoder(lambda texts: [np.array([2])] * len(texts), lambda: None)
     encoder._decided, encoder._quick, encoder.name, encoder._texts = True, encode, "fastokens", _EVERY - 1
     assert [ids.tolist() for ids in encoder.encode(["abcdef"])] == [[2]]

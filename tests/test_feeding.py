@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from artel.objectives import Batch
-from artel.training.feeding import Ahead, held_garbage
+from artel.training.prefetch import Ahead, held_garbage
 from helpers import ENVIRONMENT
 
 CPU = torch.device("cpu")
@@ -129,7 +129,7 @@ CTRL_C = "import _thread; _thread.interrupt_main()"
 FORGOTTEN = """
 import sys, time, torch
 from artel.objectives import Batch
-from artel.training.feeding import Ahead
+from artel.training.prefetch import Ahead
 def make(step):
     time.sleep(0.01)
     return [Batch({"input_ids": torch.randn(64, 64) @ torch.randn(64, 64)}, 1, 1)]

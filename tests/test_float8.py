@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artel.errors import InputError
-from artel.models.compiling import repeated_layers
+from artel.models.compile import repeated_layers
 from artel.models.float8 import use_float8
 from test_precision import GPT2, LLAMA, learn, model_of
 

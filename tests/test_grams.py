@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artel.text import grams as grams_module
-from artel.text.grams import Grams, as_set
+from artel.text.dedup import shingles as grams_module
+from artel.text.dedup.shingles import Grams, as_set
 
 APART = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 WORD = re.compile(rf"[^\W{APART}]+|[{APART}]")  # the plain way to say what a word is

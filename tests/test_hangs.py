@@ -16,11 +16,11 @@ import pytest
 from artel.errors import WorkError
 from artel.launching import Hosts, Meeting
 from artel.launching.local import _failed
-from artel.parallel.processes import threads_of
+from artel.parallel.process_group import threads_of
 from artel.storage import lock
 from artel.training import RunFolder
-from artel.training.overseer import IGNORED
-from artel.training.watchdog import _Overseer
+from artel.training.faults.watchdog import _Overseer
+from artel.training.faults.watchdog_process import IGNORED
 from helpers import ENVIRONMENT, artel, start, wait_for_step, write_run
 
 LIMIT = 240

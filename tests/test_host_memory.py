@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artel.training.host_memory import kept_host_memory
+from artel.training.memory.cpu_allocator import kept_host_memory
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told to keep memory")
 

@@ -11,9 +11,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from artel.cli.generate import _read
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.inference import Talk, TalkSettings, export, open_model
 from artel.models import Sampling, build_model, check_model, check_pretrained
 from artel.tokens import load_tokenizer, train_tokenizer
-from artel.using import Talk, TalkSettings, export, open_model
 from helpers import artel
 
 CAUSAL = "AutoModelForCausalLM"

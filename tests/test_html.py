@@ -9,10 +9,10 @@ from selectolax.lexbor import LexborHTMLParser
 
 from artel.config import DataConfig, SourceConfig
 from artel.text import html_to_text
-from artel.text.html import _BLOCKS, _GONE, _flat, page_source
-from artel.text.main_text import main_text
+from artel.text.cleaning.html import _BLOCKS, _GONE, _flat, page_source
+from artel.text.cleaning.main_text import main_text
+from artel.text.formats.html import read_html
 from artel.text.records import Dropped, Record
-from artel.text.sources.html import read_html
 from reading import written
 
 TAGS = (

@@ -9,7 +9,7 @@ import yaml
 
 from artel.config import TokenizerTraining
 from artel.errors import InputError
-from artel.preparing.imported import import_tokens, text_size
+from artel.preparing.import_tokens import import_tokens, text_size
 from artel.preparing.token_files import open_token_files
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
 from helpers import TINY, artel

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from artel.text.sources.fields import parser_of
+from artel.text.formats.json_fields import parser_of
 
 with_simdjson = pytest.mark.skipif(
     sys.version_info >= (3, 14) and importlib.util.find_spec("simdjson") is None, reason="no wheel for this Python"

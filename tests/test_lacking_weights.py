@@ -18,12 +18,12 @@ from transformers import (
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.inference import export, open_model
 from artel.models import build_model, check_pretrained
-from artel.models.heads import check_sizes
-from artel.models.sampling import Sampling, write, write_tokens
-from artel.models.skeleton import build_skeleton
+from artel.models.generate import Sampling, write, write_tokens
+from artel.models.loading.heads import check_sizes
+from artel.models.loading.meta_model import build_skeleton
 from artel.tokens import train_tokenizer
-from artel.using import export, open_model
 
 CAUSAL, ANSWERS = "AutoModelForCausalLM", "AutoModelForQuestionAnswering"
 ATTENTION = "transformer.h.1.attn.c_attn.weight"

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from artel.config.sections import ParallelConfig
+from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError
 from artel.parallel import read_grid
 from helpers import largest_difference, losses, write_run

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from artel.config import load_run
-from artel.config.legacy import convert, convert_cfg
+from artel.config.converters.masked_lm_json import convert, convert_cfg
 from artel.errors import InputError
 from helpers import artel, write_run
 

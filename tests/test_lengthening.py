@@ -9,11 +9,11 @@ import pytest
 from safetensors.torch import load_file
 
 from artel.config import load_run
-from artel.training.checkpoint import Progress
+from artel.inference import export
+from artel.training.callbacks import Validate
+from artel.training.checkpoint.format import Progress
 from artel.training.lengthening import _refused, _why_not
-from artel.training.occasions import Validate
 from artel.training.schedule import Length
-from artel.using import export
 from helpers import artel, losses, write_run
 
 SHORT = {"batch": 8, "compile": "off"}

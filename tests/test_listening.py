@@ -25,7 +25,7 @@ from artel.launching import choose_interface, choose_interface_of_process
 from artel.launching.interface import _means_this_host
 from artel.launching.run_secret import run_secret
 from artel.launching.signed_store import ForeignValue, SignedStore
-from artel.parallel.store import process_store, serve_store
+from artel.parallel.tcp_store import process_store, serve_store
 from cluster_slurm import free_ports
 from helpers import ENVIRONMENT, start, wait_for_step, write_run
 from sockets import descendants, has_ipv6, listening, outside

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from artel.models import loss as losses
-from artel.models.slopes import highest
+from artel.models.cross_entropy_grad import highest
 from artel.models.targets import IGNORED
 
 SMALL = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

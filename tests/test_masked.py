@@ -14,7 +14,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.models import IGNORED
 from artel.objectives import Masked, Restoring
 from artel.objectives.comma_rules import comma_places
-from artel.objectives.restoring import missing_after
+from artel.objectives.insertion_tagging import missing_after
 from artel.text import Document, Dropped, Pair, Record, Rejected
 from artel.text.pairs import without_commas
 from artel.tokens import Rows, train_tokenizer

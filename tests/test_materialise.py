@@ -22,10 +22,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.models import build_model
-from artel.models.heads import model_class
-from artel.models.initial import first_values, initial_names
-from artel.models.materialise import materialise
-from artel.models.skeleton import build_skeleton, can_be_sharded_while_loading
+from artel.models.loading.heads import model_class
+from artel.models.loading.init_weights import first_values, initial_names
+from artel.models.loading.materialize import materialise
+from artel.models.loading.meta_model import build_skeleton, can_be_sharded_while_loading
 from artel.tokens import train_tokenizer
 
 CAUSAL, MASKED, ANSWERS = "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForQuestionAnswering"

@@ -7,8 +7,8 @@ import torch
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.models import build_model
-from artel.models.materialise import local_parts, materialise
-from artel.models.skeleton import build_skeleton
+from artel.models.loading.materialize import local_parts, materialise
+from artel.models.loading.meta_model import build_skeleton
 from artel.tokens import train_tokenizer
 from ranks import run_ranks
 from test_materialise import CAUSAL, SCRATCH, as_binary, gpt2, qwen3_moe, stored
@@ -101,7 +101,7 @@ def on_two(rank, world):
     """One after another on two ranks; what experts a rank has read comes last."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    from artel.models.tensor_files import TensorFiles
+    from artel.models.loading.safetensors_files import TensorFiles
 
     folder = saved_by_the_first(rank)
     mesh = init_device_mesh("cpu", (world,))

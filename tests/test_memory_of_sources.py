@@ -11,10 +11,11 @@ import zstandard
 
 from artel.config import TokenizerTraining
 from artel.errors import InputError
-from artel.text.encodings import NotText
-from artel.text.html import MOST_TAGS, html_to_text
-from artel.text.sources import parquet
-from artel.tokens import train_tokenizer, training
+from artel.text.cleaning.html import MOST_TAGS, html_to_text
+from artel.text.formats import parquet
+from artel.text.reading.encodings import NotText
+from artel.tokens import train_tokenizer
+from artel.tokens.tokenizer import train as training
 from helpers import ENVIRONMENT
 from reading import read, read_texts, warc, written
 from stores import bytes_tokenizer

@@ -19,12 +19,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
-from artel.models.recomputing import NotSelective, recompute
+from artel.models.activation_checkpointing import NotSelective, recompute
 from artel.objectives import objective_of
 from artel.preparing import prepare
 from artel.tokens import train_tokenizer
-from artel.training import micro_batch
-from artel.training.micro_batch import (
+from artel.training.memory import micro_batch
+from artel.training.memory.micro_batch import (
     Found,
     find_micro_batch,
     is_out_of_memory,

@@ -13,10 +13,10 @@ from artel.config.load import run_from
 from artel.errors import InputError
 from artel.preparing import prepare
 from artel.preparing.prepare import store_key
-from artel.text import grams as grams_module
-from artel.text import near as near_module
-from artel.text.grams import Grams, as_set, jaccard
-from artel.text.near import BAND_GROUPS, Signatures, Signer, alike, bands_and_rows, reasons
+from artel.text.dedup import near as near_module
+from artel.text.dedup import shingles as grams_module
+from artel.text.dedup.near import BAND_GROUPS, Signatures, Signer, alike, bands_and_rows, reasons
+from artel.text.dedup.shingles import Grams, as_set, jaccard
 from stores import stored
 
 

@@ -102,7 +102,7 @@ def test_a_fault_of_a_process_of_a_run(tmp_path):
 
 
 def test_where_no_file_can_be_written_a_fault_names_its_line(tmp_path, monkeypatch):
-    from artel.storage.faults import fault_lines
+    from artel.storage.unexpected_errors import fault_lines
 
     monkeypatch.setenv("ARTEL_CACHE", "/dev/null/cache")
     monkeypatch.setattr("tempfile.tempdir", "/dev/null")

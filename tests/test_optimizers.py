@@ -10,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM,
 
 from artel.config import TrainConfig
 from artel.errors import InputError
-from artel.training.bf16_weights import hold_in_bf16, rounded_to_bf16
-from artel.training.optimizer import Optimizer, check_optimizer, clip_divisor
-from artel.training.parameter_groups import layer_shares
+from artel.training.optim.bf16_adamw import hold_in_bf16, rounded_to_bf16
+from artel.training.optim.optimizer import Optimizer, check_optimizer, clip_divisor
+from artel.training.optim.parameter_groups import layer_shares
 
 # Each optimizer with a learning rate at which three steps move the weights by more than what is compared.
 CASES = {

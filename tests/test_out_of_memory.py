@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from artel.config import load_run
 from artel.errors import OutOfMemory, WorkError
-from artel.models.compiling import repeated_layers
+from artel.models.compile import repeated_layers
 from artel.parallel import Processes
 from artel.preparing import prepare
 from artel.training.loop import train
-from artel.training.micro_batch import Found, Limit, _status, less
+from artel.training.memory.micro_batch import Found, Limit, _status, less
 from helpers import largest_difference, losses, write_run
 from ranks import run_ranks
 

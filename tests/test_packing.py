@@ -12,8 +12,8 @@ from artel.config import RunConfig
 from artel.objectives import Chat, Preferring, Restoring, SpanQA
 from artel.storage import new_folder
 from artel.tokens import Blocks, Sample, StoreWriter, TokenStore
-from artel.tokens.blocks import document_numbers, may_be_predicted
-from artel.tokens.packing import PackedBlocks, best_fit
+from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
+from artel.tokens.sampling.packing import PackedBlocks, best_fit
 from helpers import artel, largest_difference, losses, metrics, torchrun, write_run
 
 CASES = Path(__file__).parent / "workers" / "train_cases.py"

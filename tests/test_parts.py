@@ -16,7 +16,7 @@ import zstandard
 from artel.errors import InputError, WorkError
 from artel.preparing import prepare
 from artel.preparing.mixture import chances
-from artel.text.unique import DIGEST, repeated
+from artel.text.dedup.exact import DIGEST, repeated
 from helpers import kill, start
 from servers import Relay
 from stores import run_of, stored
@@ -89,7 +89,7 @@ def everything(tmp_path):
 
 
 def test_parts_and_processes_do_not_show(tmp_path, everything, monkeypatch):
-    monkeypatch.setattr("artel.preparing.verdict.SHARD_TOKENS", 3000)
+    monkeypatch.setattr("artel.preparing.selection.SHARD_TOKENS", 3000)
     made = {}
     for part, workers in (("1G", 1), (3000, 1), (2000, 2), (20_000, 4)):
         folder = tmp_path / f"{part}-{workers}"

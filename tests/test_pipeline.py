@@ -23,16 +23,16 @@ from transformers import (
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.models import use_for_training
-from artel.models.heads import model_class
-from artel.models.recomputing import recompute
+from artel.models.activation_checkpointing import recompute
+from artel.models.loading.heads import model_class
 from artel.objectives import Chat, Masked, Preferring, SpanQA
 from artel.parallel import Processes, Replicated
-from artel.parallel.grid import Grid
-from artel.parallel.pipelined import Pipelined
-from artel.parallel.sharded import Sharing, batch_mesh, shard
-from artel.parallel.stages import cut, stages_in_all, stages_problems
+from artel.parallel.fsdp import Sharing, batch_mesh, shard
+from artel.parallel.mesh import Grid
+from artel.parallel.pipeline.pipeline import Pipelined
+from artel.parallel.pipeline.stages import cut, stages_in_all, stages_problems
 from artel.tokens import Rows, train_tokenizer
-from artel.tokens.chat_template import CHATML_TOKENS
+from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
 from ranks import run_ranks
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64,

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from artel.cli.main import main
 from artel.config import run_from
 from artel.errors import InputError
-from artel.parallel.grid import read_grid
+from artel.parallel.mesh import read_grid
 from artel.planning import Start, check_run
 from artel.planning import memory as memory_module
 from artel.planning.machine import Memory

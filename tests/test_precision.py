@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from artel.config import TrainConfig
 from artel.errors import InputError
 from artel.models.device import autocast_dtype, bf16_is_native, pick_precision
-from artel.training.bf16_weights import hold_in_bf16
-from artel.training.loss_scale import LossScale
-from artel.training.optimizer import Optimizer, clip_divisor
+from artel.training.optim.bf16_adamw import hold_in_bf16
+from artel.training.optim.loss_scaler import LossScale
+from artel.training.optim.optimizer import Optimizer, clip_divisor
 
 CPU = torch.device("cpu")
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,

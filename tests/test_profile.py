@@ -11,8 +11,8 @@ from artel.errors import Interrupted
 from artel.parallel import open_processes
 from artel.preparing import prepare
 from artel.training import loop
-from artel.training.profile import Profile
-from artel.training.profile_table import time_table
+from artel.training.metrics.profile_table import time_table
+from artel.training.metrics.profiler import Profile
 from helpers import artel, write_run
 
 TRAINING = ("matrix products", "attention", "loss", "elementwise and norms", "optimizer and clipping")

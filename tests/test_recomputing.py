@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from artel.models import compile_layers, use_for_training
-from artel.models.recomputing import NotSelective, recompute
+from artel.models.activation_checkpointing import NotSelective, recompute
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,7 +7,7 @@ import pytest
 
 from artel.config import TokenizerTraining
 from artel.errors import InputError
-from artel.models.folder import read_config
+from artel.models.loading.model_folder import read_config
 from artel.storage import lock
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
 

@@ -11,13 +11,13 @@ import yaml
 from safetensors.torch import load_file
 
 from artel.config import load_run
-from artel.config.sections import CheckpointConfig
+from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
 from artel.parallel import Processes
 from artel.preparing import prepare
-from artel.training.checkpoint import list_checkpoints, read_progress
+from artel.training.checkpoint.format import list_checkpoints, read_progress
+from artel.training.checkpoint.retention import retain
 from artel.training.loop import train
-from artel.training.retention import retain
 from helpers import artel, small_disk, write_run
 
 pytest_plugins = ["services"]

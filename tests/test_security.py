@@ -23,12 +23,12 @@ import artel as package
 from artel.cli.main import main
 from artel.config import ModelConfig, TokenizerTraining, load_run, result_differences
 from artel.errors import InputError, Problem
+from artel.inference import open_model
 from artel.models import build_model, check_model
 from artel.secrets import hide_secrets
 from artel.storage import checksum, fetch
 from artel.tokens import Sample, StoreWriter, TokenStore, train_tokenizer
-from artel.training.checkpoint import Content, Progress, load_checkpoint, write_whole
-from artel.using import open_model
+from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_whole
 from helpers import write_run
 
 TINY = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from artel.config.load import run_from
+from artel.inference.show import ReadSamples, stored
 from artel.preparing import prepare
-from artel.using.show import ReadSamples, stored
 from helpers import artel
 from reading import message, rows_of, written
 from stores import run_of

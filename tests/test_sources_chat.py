@@ -20,7 +20,7 @@ from artel.text import (
     check_sources,
     read_documents,
 )
-from artel.text.sources.chat import read_chat, read_preferences
+from artel.text.formats.chat import read_chat, read_preferences
 from reading import MESSAGES, SHAREGPT, documents, message, read, rows_of, turns
 
 ASKED = [("user", "who?"), ("assistant", "me")]

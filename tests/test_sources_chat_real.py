@@ -2,7 +2,7 @@
 
 import orjson
 
-from artel.text.sources.chat import read_chat, read_preferences
+from artel.text.formats.chat import read_chat, read_preferences
 from reading import documents, read, sides, turns
 
 

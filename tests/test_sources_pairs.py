@@ -8,7 +8,7 @@ import zstandard
 
 from artel.errors import InputError
 from artel.text import Pair, Record, Rejected
-from artel.text.sources.pairs import read_pairs
+from artel.text.formats.pairs import read_pairs
 from reading import read, written
 
 

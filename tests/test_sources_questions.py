@@ -12,8 +12,8 @@ import zstandard
 from artel.config import SourceConfig
 from artel.errors import InputError
 from artel.text import Question, Rejected
-from artel.text.sources.dummy_questions import read_dummy_questions
-from artel.text.sources.questions import read_nq, read_squad
+from artel.text.formats.dummy_questions import read_dummy_questions
+from artel.text.formats.questions import read_nq, read_squad
 from reading import read, written
 
 DOCUMENT = "The Mother - wikipedia <P> Tracy McConnell met him . </P> <P> Later they wed . </P>"

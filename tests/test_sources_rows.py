@@ -9,8 +9,8 @@ from artel.errors import InputError
 from artel.text import (
     check_sources,
 )
-from artel.text.sources.chat import read_chat
-from artel.text.sources.rows import check_rows
+from artel.text.formats.chat import read_chat
+from artel.text.reading.rows import check_rows
 from reading import MESSAGES, documents, read, rows_of
 
 

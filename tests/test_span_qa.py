@@ -12,13 +12,13 @@ from torchmetrics.functional.text import squad
 from transformers import AutoModel, AutoModelForQuestionAnswering, AutoTokenizer
 
 from artel.config import DataConfig, RunConfig, SourceConfig
+from artel.inference import open_model
 from artel.objectives import SpanQA
 from artel.objectives.answers import CLASSES, average_precision, exact_match, trimmed, word_f1
 from artel.objectives.base import Made
 from artel.objectives.span_qa import best_spans, window_starts
 from artel.text import Ledger, read_documents
 from artel.tokens import Rows, load_tokenizer
-from artel.using import open_model
 from helpers import artel, losses, metrics, write_run
 
 BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
-from artel.text.sources.jsonl import read_jsonl
-from artel.text.sources.lines import Span, can_be_divided, count_lines, read_lines
-from artel.text.sources.text import read_text
+from artel.text.formats.jsonl import read_jsonl
+from artel.text.formats.text import read_text
+from artel.text.reading.lines import Span, can_be_divided, count_lines, read_lines
 from reading import written
 
 LARGEST = 1000

@@ -17,8 +17,8 @@ from transformers import (
 )
 
 from artel.config import load_run
-from artel.models import speed
-from artel.models.speed import device_name, flops_a_token, peak_flops, tokens_a_second, utilisation
+from artel.models import flops as speed
+from artel.models.flops import device_name, flops_a_token, peak_flops, tokens_a_second, utilisation
 from artel.parallel import open_processes
 from artel.preparing import prepare
 from artel.training.loop import train

@@ -7,8 +7,9 @@ import pytest
 
 from artel.config import TokenizerTraining
 from artel.errors import InputError
-from artel.tokens import chat_template, template_limits, train_tokenizer
-from artel.tokens.chat_template import TemplateRefuses, read_template, render, template_of
+from artel.tokens import train_tokenizer
+from artel.tokens.tokenizer import chat_template, template_limits
+from artel.tokens.tokenizer.chat_template import TemplateRefuses, read_template, render, template_of
 from templates import MISTRAL, QWEN
 
 LOOP = "{% for a in range(99999) %}"

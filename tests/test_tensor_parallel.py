@@ -34,12 +34,12 @@ from transformers import (
 from artel.config import LoraConfig
 from artel.errors import InputError
 from artel.models import use_for_training
+from artel.models.activation_checkpointing import recompute
 from artel.models.adapters import add_adapters
-from artel.models.compiling import repeated_layers
+from artel.models.compile import repeated_layers
 from artel.models.loss import model_losses, open_head
-from artel.models.recomputing import recompute
 from artel.models.targets import IGNORED
-from artel.parallel.tensor import shard_dimension, split_by_tensor, tensor_problems
+from artel.parallel.tensor.apply import shard_dimension, split_by_tensor, tensor_problems
 from ranks import run_ranks
 
 SMALL = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from artel.config import CleanConfig, DataConfig
 from artel.errors import InputError
 from artel.text import Ledger, html_to_text, read_documents
-from artel.text.clean import clean
-from artel.text.encodings import NotText, detect_encoding
+from artel.text.cleaning.rules import clean
+from artel.text.reading.encodings import NotText, detect_encoding
 
 RUSSIAN = "Все счастливые семьи похожи друг на друга,\nкаждая несчастливая семья несчастлива по-своему.\n"
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from artel.config import CleanConfig
 from artel.errors import ArtelError, InputError
 from artel.text import html_to_text
-from artel.text.clean import clean
-from artel.text.encodings import NotText, decode, detect_encoding, foreign_lines, other_encoding
+from artel.text.cleaning.rules import clean
+from artel.text.reading.encodings import NotText, decode, detect_encoding, foreign_lines, other_encoding
 from reading import checked, documents, items, read_texts
 from stores import stored
 

@@ -129,7 +129,7 @@ def test_the_saved_model_is_the_trained_one(tmp_path):
     """RUN/model opens with transformers and gives artel's own logits; validation figures hang together."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from artel.using import open_model
+    from artel.inference import open_model
 
     run = write_run(tmp_path / "run.yaml", validate={"prompts": ["The"], "new_tokens": 5})
     done = artel("train", run, "--json")

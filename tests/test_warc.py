@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from artel.config import DataConfig, SourceConfig
 from artel.text import html_to_text
+from artel.text.formats.warc import read_warc
 from artel.text.records import Record, Rejected
-from artel.text.sources.warc import read_warc
 from reading import written
 
 ANSWER = "application/http; msgtype=response"

@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import Any
 
 _IMPORTED = (
-    "artel.cli.main", "artel.preparing", "artel.training.loop", "artel.using.evaluate", "artel.using.open",
+    "artel.cli.main", "artel.preparing", "artel.training.loop", "artel.inference.evaluate", "artel.inference.open",
     "transformers.models.gpt2.modeling_gpt2", "transformers.tokenization_utils_tokenizers",
     "transformers.convert_slow_tokenizer",
 )  # fmt: skip

@@ -23,7 +23,7 @@ import torch
 from artel.config import load_run
 from artel.parallel import Processes
 from artel.preparing import prepare
-from artel.training import judging
+from artel.training import evaluation as judging
 from artel.training.loop import train
 from helpers import write_run
 

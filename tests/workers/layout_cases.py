@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from artel.config import load_run
 from artel.errors import ArtelError
-from artel.models.compiling import repeated_layers
+from artel.models.compile import repeated_layers
 from artel.parallel import Processes
 from artel.preparing import prepare
 from artel.training.loop import train

@@ -37,8 +37,8 @@ def prepare(
     Example: artel bench prepare --size 100M --only end_to_end,html
     """
     quiet_libraries()
+    from artel.diagnostics.bench import MEASURES, Settings, measure_prepare, table
     from artel.errors import InputError, Problem
-    from artel.using.bench import MEASURES, Settings, measure_prepare, table
 
     problems = []
     names = tuple(name.strip() for name in only.split(",") if name.strip()) or MEASURES
@@ -82,12 +82,12 @@ def train(
     """The same model on the same tokens, trained in turns by artel and by transformers' Trainer.
 
     Trainer at its defaults and tuned (bf16; on a GPU compiled, too). What another trainer needs to take part stands at
-    the head of artel/using/bench/training/contestant.py.
+    the head of artel/diagnostics/bench/training/contestant.py.
 
     Example: artel bench train --model '{model_type: llama, hidden_size: 512}' --length 512 --only artel,trainer_tuned
     """
     quiet_libraries()
-    from artel.using.bench.training import Settings, measure_train
+    from artel.diagnostics.bench.training import Settings, measure_train
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     measured = measure_train(
@@ -104,7 +104,7 @@ def train(
 
 def _read(value: str, option: str, problems: list) -> int:
     """A size or a number of processes from 1 on; what is wrong with it goes to `problems`."""
-    from artel.config.quantities import read_bytes, read_count
+    from artel.config.schema.quantities import read_bytes, read_count
     from artel.errors import Problem
 
     if option == "--workers" and value == "auto":

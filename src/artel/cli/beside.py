@@ -18,7 +18,7 @@ from artel.cli.common import quiet_libraries
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.interpreter import python_of
 from artel.launching.worker import end_with_launcher
-from artel.storage.faults import told_of_worker
+from artel.storage.unexpected_errors import told_of_worker
 
 if TYPE_CHECKING:
     from artel.config import RunConfig

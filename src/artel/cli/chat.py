@@ -18,8 +18,8 @@ from artel.printable import in_lines
 from artel.storage import check_regular
 
 if TYPE_CHECKING:
-    from artel.using import Talk
-    from artel.using.talk import Exchange
+    from artel.inference import Talk
+    from artel.inference.chat import Exchange
 
 _PROMPT = "> "
 _COMMANDS = {
@@ -56,7 +56,7 @@ def chat(
     """
     tell("loading the model")
     quiet_libraries()
-    from artel.using import Talk, TalkSettings, open_model
+    from artel.inference import Talk, TalkSettings, open_model
 
     try:
         system.encode()

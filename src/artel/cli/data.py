@@ -13,7 +13,7 @@ from artel.cli.streams import write_out
 from artel.printable import in_lines
 
 if TYPE_CHECKING:
-    from artel.using.show import Piece
+    from artel.inference.show import Piece
 
 app = typer.Typer(help="Look into a token store, or make one of another program's tokens.", no_args_is_help=True)
 
@@ -50,7 +50,7 @@ def show(
     is_store = (Path(name) / "manifest.json").is_file()
     run = None if is_store else load_run(name, overrides or [])
     store = TokenStore(Path(name)) if run is None else prepare(run, tell).open()
-    from artel.using.show import ReadSamples, stored
+    from artel.inference.show import ReadSamples, stored
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))
     chosen = store.train if part == "train" else store.validation
@@ -110,7 +110,7 @@ def import_(
 
     Example: artel data import 'fineweb/train_*.bin' stores/fineweb --tokenizer gpt2 --validation fineweb/val_0.bin
     """
-    from artel.preparing.imported import import_tokens
+    from artel.preparing.import_tokens import import_tokens
     from artel.text import in_words
 
     quiet_libraries()

@@ -47,7 +47,7 @@ def doctor(
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.curdir  # PyTorch makes that folder when imported: this one is there
     quiet_libraries()
-    from artel.using.doctor import examine
+    from artel.diagnostics.doctor import examine
 
     found = examine(run, variables)
     if as_json:
@@ -64,7 +64,7 @@ def _try_layout(name: str, overrides: list[str], nproc: int | None, as_json: boo
         raise InputError([Problem("--parallel", "needs a run file", "artel doctor run.yaml --parallel")])
     run = load_run(name, overrides)
     quiet_libraries()
-    from artel.using.doctor.parallel import try_layout
+    from artel.diagnostics.doctor.parallel import try_layout
 
     found = try_layout(run, nproc or max(2, run.parallel.processes))
     if as_json:

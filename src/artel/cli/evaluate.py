@@ -11,7 +11,7 @@ import typer
 from artel.cli.common import AsJson, print_json, quiet_libraries, tell
 
 if TYPE_CHECKING:
-    from artel.using import Judged
+    from artel.inference import Judged
 
 
 def evaluate(
@@ -39,11 +39,11 @@ def evaluate(
         tell(f"loading {', '.join(models)}")
     quiet_libraries()
     from artel.errors import InputError, Problem
+    from artel.inference import evaluate as judge
+    from artel.inference import open_model
     from artel.launching import check_worker, choose_interface_of_process
     from artel.parallel import open_processes
     from artel.storage import check_new
-    from artel.using import evaluate as judge
-    from artel.using import open_model
 
     if not models:
         raise InputError([Problem("MODEL", "names no model", "artel evaluate runs/NAME")])
@@ -91,7 +91,7 @@ def _table(judged: list[Judged]) -> list[str]:
 
 
 def _run_tasks(models: list[str], tasks: list[str], folder: str | None, limit: int | None, as_json: bool) -> None:
-    from artel.using import open_model, run_tasks
+    from artel.inference import open_model, run_tasks
 
     found: dict[str, Any] = {name: run_tasks(open_model(name), tasks, folder, limit) for name in models}
     for name, results in found.items():

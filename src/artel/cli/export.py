@@ -35,8 +35,8 @@ def export(
     """
     quiet_libraries()
     from artel.errors import InputError, Problem
-    from artel.using import export as write
-    from artel.using import export_for_deepspeed
+    from artel.inference import export as write
+    from artel.inference import export_for_deepspeed
 
     if llama_cpp is not None and gguf is None:
         raise InputError([Problem("--llama-cpp", "has no meaning without --gguf", "add --gguf q8_0, or leave it out")])

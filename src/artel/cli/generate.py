@@ -12,9 +12,9 @@ from artel.cli.common import AsJson, Overrides, print_json, quiet_libraries, tel
 from artel.cli.streams import show
 
 if TYPE_CHECKING:
+    from artel.inference import Opened
     from artel.models import Sampling
     from artel.objectives import SpanQA
-    from artel.using import Opened
 
 
 def generate(
@@ -42,9 +42,9 @@ def generate(
     quiet_libraries()
     from artel.config import load_run
     from artel.errors import InputError, Problem
+    from artel.inference import open_model, open_untrained
     from artel.models import Sampling
     from artel.objectives import Masked, SpanQA
-    from artel.using import open_model, open_untrained
 
     if overrides and not untrained:
         raise InputError([Problem("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")])

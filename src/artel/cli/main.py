@@ -33,7 +33,7 @@ from artel.cli.streams import be_utf8, leave_out, newest_told, open_streams, sho
 from artel.errors import ArtelError, OutOfMemory, Problem, WorkError
 from artel.launching.worker import LostOthers
 from artel.printable import in_a_line
-from artel.storage.faults import FAULT, fault_lines, machine_error
+from artel.storage.unexpected_errors import FAULT, fault_lines, machine_error
 
 app = typer.Typer(
     name="artel",

@@ -21,8 +21,8 @@ def report(
 
     Example: artel report runs/demo --compressor
     """
+    from artel.reports.report import curve, read_metrics
     from artel.training.run_folder import RunFolder
-    from artel.using.report import curve, read_metrics
 
     metrics = read_metrics(RunFolder(Path(folder)).metrics, tell)
     judged = [line for line in metrics if "validation" in line]
@@ -46,7 +46,7 @@ def _compressor(folder: str) -> dict[str, float]:
     quiet_libraries()
     from artel.config import load_run
     from artel.preparing import prepare
-    from artel.using.report import compression
+    from artel.reports.report import compression
 
     prepared = prepare(load_run(folder), tell)
     store = prepared.open()

@@ -171,7 +171,7 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     quiet_libraries()
     from artel.planning import Check, Start, check_run
     from artel.preparing import prepare, remember
-    from artel.training.copies import remove_copies
+    from artel.training.checkpoint.s3_mirror import remove_copies
     from artel.training.run_folder import check_same_run, is_done
 
     if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):
@@ -192,14 +192,14 @@ def _lead(run: RunConfig, folder: RunFolder, restart: bool, world: int, here: in
     remember(run, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
     if from_deepspeed is not None:
-        from artel.using.deepspeed_folder import begin_run
+        from artel.inference.deepspeed.from_checkpoint import begin_run
 
         begin_run(run, prepared, from_deepspeed, tell)
 
 
 def _check_beginning(run: RunConfig, from_deepspeed: Path | None) -> None:
     if from_deepspeed is not None:
-        from artel.using.deepspeed_folder import check_beginning
+        from artel.inference.deepspeed.from_checkpoint import check_beginning
 
         check_beginning(run, from_deepspeed)
 

@@ -1,6 +1,9 @@
 """A run described: strict typed sections, read from YAML with overrides; the shipped recipes live in `recipes/`."""
 
-from artel.config.data_sections import (
+from artel.config.load import WrongRunFile, dump_run, is_doubtful, load_run, located, result_differences, run_from
+from artel.config.recipes import recipe_names, recipe_text
+from artel.config.schema.base import name_fault
+from artel.config.schema.data import (
     CleanConfig,
     DataConfig,
     DedupConfig,
@@ -9,11 +12,9 @@ from artel.config.data_sections import (
     TokenizerConfig,
     TokenizerTraining,
 )
-from artel.config.load import WrongRunFile, dump_run, is_doubtful, load_run, located, result_differences, run_from
-from artel.config.objective_sections import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
-from artel.config.prepare_sections import PrepareConfig, SlurmConfig
-from artel.config.section import name_fault
-from artel.config.sections import (
+from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
+from artel.config.schema.prepare import PrepareConfig, SlurmConfig
+from artel.config.schema.run import (
     CheckpointConfig,
     LogConfig,
     LoraConfig,
@@ -23,7 +24,6 @@ from artel.config.sections import (
     TrainConfig,
     ValidateConfig,
 )
-from artel.config.shipped import recipe_names, recipe_text
 from artel.config.suggest import key_advice, meant_key, near_name
 
 __all__ = [

@@ -17,16 +17,16 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from artel.config.between_sections import section_problems
-from artel.config.legacy import from_old_json, is_impruver, is_old_json, refuse_other_json
-from artel.config.legacy_trainer import drop_ddp
+from artel.config.converters.masked_lm_json import from_old_json, is_impruver, is_old_json, refuse_other_json
+from artel.config.converters.training_arguments import drop_ddp
 from artel.config.overrides import lay_over
-from artel.config.quantities import OverLimit
-from artel.config.section import name_fault
-from artel.config.sections import RunConfig
-from artel.config.shipped import recipe_names, recipe_text
+from artel.config.recipes import recipe_names, recipe_text
+from artel.config.schema.base import name_fault
+from artel.config.schema.consistency import section_problems
+from artel.config.schema.quantities import OverLimit
+from artel.config.schema.run import RunConfig
 from artel.config.suggest import all_keys, key_advice, meant_key, near_name
-from artel.config.yaml_tree import Key, line_of, parse, place_of, unwritable_problems
+from artel.config.yaml_lines import Key, line_of, parse, place_of, unwritable_problems
 from artel.errors import InputError, Problem
 from artel.secrets import hide_secrets
 

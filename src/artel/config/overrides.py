@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from artel.config.yaml_tree import Key, read_yaml
+from artel.config.yaml_lines import Key, read_yaml
 from artel.errors import Problem
 
 _OVERRIDE = "override "  # how the place of a key begins that the command line gives

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from artel.config.other_names import OTHER_NAMES
-from artel.config.sections import RunConfig
-from artel.config.shipped import recipe_names
-from artel.config.yaml_tree import Key
+from artel.config.recipes import recipe_names
+from artel.config.schema.run import RunConfig
+from artel.config.yaml_lines import Key
 
 _NEAR = 0.75  # of difflib: one letter or two in a word
 _FAR = 0.5

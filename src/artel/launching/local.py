@@ -11,7 +11,7 @@ from artel.errors import ArtelError, InputError, Interrupted, OutOfMemory, Probl
 from artel.interpreter import python_of
 from artel.launching.meeting import Meeting
 from artel.launching.run_secret import VARIABLE
-from artel.storage.faults import FAULT, fault_of_process
+from artel.storage.unexpected_errors import FAULT, fault_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -105,8 +105,8 @@ def _parted(meeting: Meeting, error: Exception) -> WorkError:
 
 def _failed(rank: int, status: int, folder: RunFolder, number: int) -> ArtelError:
     """What a process of that rank, status and id ended of."""
-    from artel.training.overseer import SIGNAL
-    from artel.training.watchdog import HUNG
+    from artel.training.faults.watchdog import HUNG
+    from artel.training.faults.watchdog_process import SIGNAL
 
     where = f"process {rank} on {socket.gethostname()}"
     if status in (HUNG, -SIGNAL):

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from artel.models.adapters import AdapterFolder, is_adapted, merge_adapter, read_adapter
     from artel.models.attention import attention_choice, preferred_kernels
     from artel.models.attention_switch import use_for_training
-    from artel.models.build import (
+    from artel.models.choice import Choice
+    from artel.models.compile import compile_choice, compile_layers, try_compiled
+    from artel.models.device import bf16_is_native, pick_precision
+    from artel.models.generate import Sampling, write, write_ids, write_tokens
+    from artel.models.loading.build import (
         Built,
         build_adapted,
         build_base,
@@ -20,29 +24,25 @@ if TYPE_CHECKING:
         check_positions,
         position_limit,
     )
-    from artel.models.choice import Choice
-    from artel.models.compiling import compile_choice, compile_layers, try_compiled
-    from artel.models.device import bf16_is_native, pick_precision
-    from artel.models.folder import read_config
-    from artel.models.sampling import Sampling, write, write_ids, write_tokens
-    from artel.models.save import save_model, write_model
-    from artel.models.skeleton import check_pretrained
+    from artel.models.loading.meta_model import check_pretrained
+    from artel.models.loading.model_folder import read_config
+    from artel.models.loading.save import save_model, write_model
     from artel.models.targets import IGNORED
 
 _FILES = {
     "adapters": ("AdapterFolder", "is_adapted", "merge_adapter", "read_adapter"),
     "attention": ("attention_choice", "preferred_kernels"),
     "attention_switch": ("use_for_training",),
-    "build": (
+    "loading.build": (
         "Built", "build_adapted", "build_base", "build_model", "check_model", "check_positions", "position_limit",
     ),
     "choice": ("Choice",),
-    "compiling": ("compile_choice", "compile_layers", "try_compiled"),
+    "compile": ("compile_choice", "compile_layers", "try_compiled"),
     "device": ("bf16_is_native", "pick_precision"),
-    "folder": ("read_config",),
-    "sampling": ("Sampling", "write", "write_ids", "write_tokens"),
-    "save": ("save_model", "write_model"),
-    "skeleton": ("check_pretrained",),
+    "loading.model_folder": ("read_config",),
+    "generate": ("Sampling", "write", "write_ids", "write_tokens"),
+    "loading.save": ("save_model", "write_model"),
+    "loading.meta_model": ("check_pretrained",),
     "targets": ("IGNORED",),
 }  # fmt: skip
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}

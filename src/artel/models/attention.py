@@ -12,8 +12,8 @@ Which kernel runs:
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
     documents on a GPU              FlexAttention, which skips what no token sees (Dong et al. 2024)
 
-Where processes share each sequence (`parallel/context.py`), an exchange is in force: it brings together what the
-kernels need of the other processes.
+Where processes share each sequence (`parallel/context/context.py`), an exchange is in force: it brings together what
+the kernels need of the other processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
-from artel.models.cpu_attention import cpu_attention, takes
+from artel.models.cpu.attention import cpu_attention, takes
 
 NAME = "artel"
 MASKED_NAME = "artel_masked"

@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 
 from artel.errors import InputError, Problem
 from artel.models.adapters import is_adapted
-from artel.models.compiling import repeated_layers
+from artel.models.compile import repeated_layers
 
 _SIDE = 16  # of a matrix: what float8 products on a GPU must be divisible by
 

@@ -29,10 +29,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
-from artel.models.compiling import has_compiled_layers
-from artel.models.cpu_slopes import can_take, cpu_slopes, sum_with_product
-from artel.models.ranges import marked
-from artel.models.slopes import Share, slopes
+from artel.models.compile import has_compiled_layers
+from artel.models.cpu.cross_entropy import can_take, cpu_slopes, sum_with_product
+from artel.models.cross_entropy_grad import Share, slopes
+from artel.models.profiler_ranges import marked
 from artel.models.targets import IGNORED
 
 # Bytes of logits in float32 that are held at a time: a GPU needs products that are large enough to be worth starting,

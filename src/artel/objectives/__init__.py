@@ -13,15 +13,15 @@ from artel.tokens import Tokenizer
 if TYPE_CHECKING:
     from artel.objectives.causal import Causal
     from artel.objectives.chat import Chat
-    from artel.objectives.filling import Filled, fill_masks
+    from artel.objectives.fill_mask import Filled, fill_masks
+    from artel.objectives.insertion_tagging import Restoring
     from artel.objectives.masked import Masked
     from artel.objectives.preference import Preferring
-    from artel.objectives.restoring import Restoring
     from artel.objectives.span_qa import SpanQA
 
 _FILE_OF = {
-    "Causal": "causal", "Chat": "chat", "Filled": "filling", "Masked": "masked", "Preferring": "preference",
-    "Restoring": "restoring", "SpanQA": "span_qa", "fill_masks": "filling",
+    "Causal": "causal", "Chat": "chat", "Filled": "fill_mask", "Masked": "masked", "Preferring": "preference",
+    "Restoring": "insertion_tagging", "SpanQA": "span_qa", "fill_masks": "fill_mask",
 }  # fmt: skip
 
 

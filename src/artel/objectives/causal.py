@@ -18,7 +18,7 @@ from artel.objectives.base import Batch, Better, Reading
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_figures
 from artel.objectives.texts import Texts, document_tensors, inputs_of
 from artel.tokens import Blocks, Rows, StorePart
-from artel.tokens.blocks import document_numbers, may_be_predicted
+from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
 
 if TYPE_CHECKING:
     import torch

@@ -14,12 +14,12 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
+from artel.objectives.assistant_mask import Turns, Unfit
 from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_figures
-from artel.objectives.turns import Turns, Unfit
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
-from artel.tokens.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
+from artel.tokens.tokenizer.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
 
 if TYPE_CHECKING:
     import torch

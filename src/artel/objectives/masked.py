@@ -20,7 +20,7 @@ from artel.objectives.base import Batch, Better, Reading
 from artel.objectives.per_token import SUMS, target_tensors, token_figures, token_sums
 from artel.objectives.texts import Texts, document_tensors, inputs_of
 from artel.tokens import Blocks, Rows, StorePart, Tokenizer
-from artel.tokens.blocks import document_numbers
+from artel.tokens.sampling.blocks import document_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -135,6 +135,6 @@ class Masked(Texts):
         return self._commonest[part]
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        from artel.objectives.filling import fill_masks
+        from artel.objectives.fill_mask import fill_masks
 
         yield fill_masks(model, self.tokenizer, prompt).text

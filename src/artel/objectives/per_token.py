@@ -61,7 +61,7 @@ def balanced_token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: B
     """
     import torch
 
-    from artel.models.balance import balance_of
+    from artel.models.router_aux_loss import balance_of
 
     balance = balance_of(model)
     if balance is None or not model.training:

@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models import IGNORED, Sampling
+from artel.objectives.assistant_mask import Unfit
 from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.chat import Chat, ConversationWriter, template_problems
 from artel.objectives.per_token import predicted
-from artel.objectives.turns import Unfit
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
 

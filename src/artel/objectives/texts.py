@@ -12,7 +12,7 @@ from artel.errors import Problem
 from artel.objectives.base import Batch, Made, Objective
 from artel.text import Document
 from artel.tokens import Blocks, Sample, StorePart, Tokenizer
-from artel.tokens.packing import PackedBlocks
+from artel.tokens.sampling.packing import PackedBlocks
 
 if TYPE_CHECKING:
     import torch
@@ -34,14 +34,14 @@ class Texts(Objective):
     def problems(cls, run: RunConfig) -> list[Problem]:
         found = super().problems(run)
         if keeps_apart(run):
-            from artel.models.documents import document_problems
+            from artel.models.document_mask import document_problems
 
             found += document_problems(run.model, cls.auto_class)
         return found
 
     def check(self, model: PreTrainedModel) -> None:
         if self.apart:
-            from artel.models.documents import check_documents
+            from artel.models.document_mask import check_documents
 
             check_documents(model, causal=self.causal)
 
@@ -78,7 +78,7 @@ def inputs_of(model: PreTrainedModel, batch: Batch, *, causal: bool) -> dict[str
     tensors = batch.tensors
     inputs = {"input_ids": tensors["input_ids"]}
     if "documents" in tensors:
-        from artel.models.documents import document_inputs
+        from artel.models.document_mask import document_inputs
 
         inputs |= document_inputs(model, tensors["documents"], tensors["positions"], causal=causal)
     return inputs

@@ -1,9 +1,9 @@
 """How one global batch is run: by one process or by many."""
 
-from artel.parallel.grid import Grid, read_grid
-from artel.parallel.layout import Layout, Replicated
-from artel.parallel.processes import Processes, device_here, open_processes
-from artel.parallel.split import lay_out, split_problems
+from artel.parallel.data_parallel import Layout, Replicated
+from artel.parallel.mesh import Grid, read_grid
+from artel.parallel.parallelize import lay_out, split_problems
+from artel.parallel.process_group import Processes, device_here, open_processes
 
 __all__ = [
     "Grid",

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from artel.errors import Problem
-from artel.parallel.exchanges import in_autocast
+from artel.parallel.context.gather_ulysses import in_autocast
 
 _KEY = "parallel.expert"
 

@@ -17,19 +17,19 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig, WrongRunFile, is_doubtful, located
 from artel.config.load import read_file
-from artel.config.sections import ParallelConfig
+from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError, Problem
 from artel.models import check_model, check_pretrained, pick_precision
 from artel.objectives import objective_of, objective_type
 from artel.parallel import device_here
-from artel.parallel.grid import Grid, read_grid
+from artel.parallel.mesh import Grid, read_grid
 from artel.planning.machine import usable_cores
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
 from artel.preparing import check_claim, check_from_store, check_texts
-from artel.training.optimizer import check_optimizer
-from artel.training.ready import check_layout
-from artel.training.tracking import check_trackers
+from artel.training.metrics.trackers import check_trackers
+from artel.training.model_setup import check_layout
+from artel.training.optim.optimizer import check_optimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.parallel import device_here
-from artel.parallel.grid import Grid
+from artel.parallel.mesh import Grid
 from artel.planning.machine import in_gib, memory, swap
 
 # Of each trained parameter, the least: muon's matrices have one average, the other parameters adamw's two.

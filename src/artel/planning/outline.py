@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.models.adapters import freeze
-from artel.models.build import check_positions, from_scratch, pretrained_config, without_weights
-from artel.models.folder import cannot_load, is_in_hub_cache
+from artel.models.loading.build import check_positions, from_scratch, pretrained_config, without_weights
+from artel.models.loading.model_folder import cannot_load, is_in_hub_cache
 from artel.preparing import has_store, tokenizer_name
 from artel.tokens import Tokenizer, load_tokenizer
 

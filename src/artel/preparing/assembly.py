@@ -13,12 +13,12 @@ import orjson
 from numpy.typing import NDArray
 
 from artel.objectives import Objective
-from artel.preparing.verdict import Made, ShardPlan, made_parts, shard_plans
+from artel.preparing.selection import Made, ShardPlan, made_parts, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
-from artel.tokens.manifest import PARTS, write_manifest
-from artel.tokens.shards import ShardWriter, facts_by_name, no_samples, origin_line, token_type
-from artel.tokens.store import SOURCES
+from artel.tokens.store.manifest import PARTS, write_manifest
+from artel.tokens.store.shards import ShardWriter, facts_by_name, no_samples, origin_line, token_type
+from artel.tokens.store.store import SOURCES
 
 
 def write_shard(workspace: Workspace, parts: list[Made], plan: ShardPlan, objective: Objective) -> None:

@@ -23,7 +23,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.preparing.claim import check_claim, claim, identity
 from artel.preparing.from_store import check_from_store
-from artel.preparing.kept import damage, remember_store, remembered_store, set_aside
+from artel.preparing.known_stores import damage, remember_store, remembered_store, set_aside
 from artel.preparing.mixture import depends_on_seed
 from artel.preparing.news import News, Tell, still
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
@@ -45,9 +45,9 @@ from artel.storage import (
     write_file,
 )
 from artel.text import check_text, in_words, more_documents, source_fingerprint
-from artel.text.grams import GRAMS
+from artel.text.dedup.shingles import GRAMS
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
-from artel.tokens.manifest import FORMAT, PARTS, stored_files
+from artel.tokens.store.manifest import FORMAT, PARTS, stored_files
 
 Check = Callable[..., None]
 """Raises what is found wrong with the run meanwhile; with `wait=True` it waits for all of that."""
@@ -289,9 +289,9 @@ def _make(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check) -> N
     """The store of a run into `folder`, stage by stage; what an earlier start finished is not done again."""
     # These stand on torch, and a store that is found does not need it.
     from artel.preparing.assembly import write_store
-    from artel.preparing.engines import check_engine, run_stage
+    from artel.preparing.engines.run_stage import check_engine, run_stage
+    from artel.preparing.selection import Verdict, encoder_notes, find_earlier_lines, find_exact
     from artel.preparing.tasks import Stage, Tasks
-    from artel.preparing.verdict import Verdict, encoder_notes, find_earlier_lines, find_exact
 
     check_engine(run.prepare)
     with still(tell, lambda: "dividing the sources into parts"):

@@ -8,10 +8,10 @@ from typing import Literal
 
 from artel.objectives import Objective, objective_of
 from artel.preparing.assembly import write_shard
-from artel.preparing.parts import write_lines, write_part
-from artel.preparing.verdict import Made, ShardPlan, find_near, made_parts, shard_plans
+from artel.preparing.input_shards import write_lines, write_part
+from artel.preparing.selection import Made, ShardPlan, find_near, made_parts, shard_plans
 from artel.preparing.workspace import Workspace
-from artel.text.near import BAND_GROUPS
+from artel.text.dedup.near import BAND_GROUPS
 from artel.tokens import load_tokenizer
 
 Stage = Literal["lines", "text", "near", "shards"]

@@ -3,13 +3,13 @@
 from artel.storage.atomic import check_new, discard, new_folder, point, remove_leftovers, write_file
 from artel.storage.bus_errors import say_bus_errors
 from artel.storage.checksums import checksum
-from artel.storage.fetch import Fetched, fetch
+from artel.storage.http.download import Fetched, fetch
+from artel.storage.locations import cache_folder, check_cache, disk_errors, folder_fault, own_path
 from artel.storage.locks import lock
-from artel.storage.places import cache_folder, check_cache, disk_errors, folder_fault, own_path
-from artel.storage.regular import check_regular, check_regular_in, special_kind
-from artel.storage.remote import RemoteFile, fetch_remote, list_remote
-from artel.storage.remote_access import is_remote
-from artel.storage.remote_folders import (
+from artel.storage.regular_files import check_regular, check_regular_in, special_kind
+from artel.storage.remote.access import is_remote
+from artel.storage.remote.files import RemoteFile, fetch_remote, list_remote
+from artel.storage.remote.folders import (
     exists,
     finished_folders,
     pull_folder,

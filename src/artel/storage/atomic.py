@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from artel.errors import InputError, Problem
-from artel.storage.places import disk_errors
+from artel.storage.locations import disk_errors
 
 _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL)
 

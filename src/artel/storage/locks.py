@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from artel.errors import Problem, WorkError
-from artel.storage.places import disk_errors
-from artel.storage.regular import check_regular
+from artel.storage.locations import disk_errors
+from artel.storage.regular_files import check_regular
 
 _POLL_SECONDS = 0.1
 

@@ -1,6 +1,6 @@
 """Sources, cleaning, duplicates, split: raw text to documents, each accounted for. Knows no tokens."""
 
-from artel.text.html import html_to_text
+from artel.text.cleaning.html import html_to_text
 from artel.text.ledger import Counts, Ledger, in_words
 from artel.text.pipeline import Cleaned, check_text, clean_part, judge, more_documents, read_documents
 from artel.text.records import (

@@ -16,17 +16,17 @@ import xxhash
 
 from artel.config import CleanConfig, DataConfig, SourceConfig
 from artel.errors import InputError, Problem
-from artel.text.clean import check_packages, clean, without_lines
+from artel.text.cleaning.quality import why_dropped
+from artel.text.cleaning.rules import check_packages, clean, without_lines
+from artel.text.dedup.exact import Unique
+from artel.text.dedup.near import check_near
+from artel.text.dedup.repeats import RepeatedUnits
+from artel.text.formats.conversations import record_of
 from artel.text.ledger import Ledger, in_words
-from artel.text.near import check_near
 from artel.text.pairs import without_commas
-from artel.text.quality import why_dropped
 from artel.text.records import Conversation, Document, Dropped, Message, Pair, Preference, Question, Record, Rejected
-from artel.text.repeats import RepeatedUnits
 from artel.text.sources import Part, check_sets, check_sources, parts_of, read_part, source_of
-from artel.text.sources.conversations import record_of
 from artel.text.split import is_held_out, split_hash
-from artel.text.unique import Unique
 
 
 @dataclass(frozen=True, slots=True)

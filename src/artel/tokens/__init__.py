@@ -1,12 +1,12 @@
 """Tokenizers, the token store, the order of samples, batches. Knows no model."""
 
-from artel.tokens.batches import Rows, Samples, micro_batches, one_row, rows_to_judge, step_numbers
-from artel.tokens.blocks import Alone, Blocks
-from artel.tokens.order import BalancedOrder, Order
-from artel.tokens.shards import StoreWriter
-from artel.tokens.store import DamagedStore, Sample, StorePart, TokenStore
-from artel.tokens.tokenizer import Encoded, Frame, Tokenizer, load_tokenizer
-from artel.tokens.training import train_tokenizer
+from artel.tokens.sampling.batches import Rows, Samples, micro_batches, one_row, rows_to_judge, step_numbers
+from artel.tokens.sampling.blocks import Alone, Blocks
+from artel.tokens.sampling.order import BalancedOrder, Order
+from artel.tokens.store.shards import StoreWriter
+from artel.tokens.store.store import DamagedStore, Sample, StorePart, TokenStore
+from artel.tokens.tokenizer.tokenizer import Encoded, Frame, Tokenizer, load_tokenizer
+from artel.tokens.tokenizer.train import train_tokenizer
 
 __all__ = [
     "Alone",

@@ -6,8 +6,8 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.parallel import Layout, Processes
 from artel.tokens import Samples, StorePart
-from artel.training.checkpoint import Progress
-from artel.training.judging import Validation
+from artel.training.checkpoint.format import Progress
+from artel.training.evaluation import Validation
 
 
 def check_same_store(progress: Progress, digest: str) -> None:

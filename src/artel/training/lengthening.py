@@ -15,7 +15,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.objectives import objective_of
 from artel.preparing import Prepared
-from artel.training.checkpoint import Progress, list_checkpoints, read_progress
+from artel.training.checkpoint.format import Progress, list_checkpoints, read_progress
 from artel.training.schedule import Length, rate, run_length
 
 

@@ -22,18 +22,18 @@ import torch
 import xxhash
 
 from artel.config import RunConfig, dump_run
-from artel.config.quantities import Interval
+from artel.config.schema.quantities import Interval
 from artel.models import save_model, try_compiled
-from artel.models.ranges import marked
-from artel.models.speed import device_name, flops_a_token, peak_flops, tokens_a_second
+from artel.models.flops import device_name, flops_a_token, peak_flops, tokens_a_second
+from artel.models.profiler_ranges import marked
 from artel.objectives import Batch, Objective, objective_of
 from artel.parallel import Layout, Processes
 from artel.preparing import Prepared
 from artel.storage import write_file
 from artel.tokens import BalancedOrder, Order, Samples, Tokenizer, micro_batches, step_numbers
-from artel.training.bad_steps import Guard
-from artel.training.before import remember_before
-from artel.training.checkpoint import (
+from artel.training.callbacks import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate
+from artel.training.checkpoint.async_saver import Saver
+from artel.training.checkpoint.format import (
     Progress,
     checkpoint_path,
     full_weights,
@@ -42,23 +42,23 @@ from artel.training.checkpoint import (
     load_weights,
     read_progress,
 )
-from artel.training.copies import fetch_newest
-from artel.training.feeding import held_garbage
+from artel.training.checkpoint.retention import check_space, checkpoint_bytes, commit
+from artel.training.checkpoint.s3_mirror import fetch_newest
+from artel.training.evaluation import Validation
+from artel.training.faults.bad_steps import Guard
+from artel.training.faults.out_of_memory import Feed, gradients, optimizer_memory_told
+from artel.training.faults.watchdog import beat, watched
 from artel.training.first_step import check_blocks, check_same_step, check_same_store
-from artel.training.host_memory import kept_host_memory
-from artel.training.judging import Validation
-from artel.training.micro_batch import Found, Limit
-from artel.training.occasions import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate
-from artel.training.optimizer import Stepper
-from artel.training.out_of_memory import Feed, gradients, optimizer_memory_told
-from artel.training.profile import Profile
-from artel.training.ready import make_ready
-from artel.training.retention import check_space, checkpoint_bytes, commit
+from artel.training.memory.cpu_allocator import kept_host_memory
+from artel.training.memory.micro_batch import Found, Limit
+from artel.training.metrics.profiler import Profile
+from artel.training.metrics.trackers import Trackers
+from artel.training.model_setup import make_ready
+from artel.training.optim.optimizer import Stepper
+from artel.training.prefetch import held_garbage
+from artel.training.reference_log_probs import remember_before
 from artel.training.run_folder import RunFolder
-from artel.training.saver import Saver
 from artel.training.schedule import Length, rate, run_length
-from artel.training.tracking import Trackers
-from artel.training.watchdog import beat, watched
 
 Result = dict[str, Any]
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from artel.config import RunConfig, TrainConfig
-from artel.config.quantities import Interval
+from artel.config.schema.quantities import Interval
 from artel.tokens import Blocks, Samples, StorePart
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.storage import is_remote, list_remote, own_path, special_kind
-from artel.text.encodings import NotText, is_text_encoding
-from artel.text.sources.conversations import check_converter
-from artel.text.sources.names import file_name, is_url, packed_too, unpacked_name
-from artel.text.sources.pairs import csv_rows
-from artel.text.sources.parquet import check_parquet
-from artel.text.sources.rows import check_rows
+from artel.text.formats.conversations import check_converter
+from artel.text.formats.pairs import csv_rows
+from artel.text.formats.parquet import check_parquet
+from artel.text.reading.encodings import NotText, is_text_encoding
+from artel.text.reading.file_names import file_name, is_url, packed_too, unpacked_name
+from artel.text.reading.rows import check_rows
 from artel.text.sources.walk import each_once, files_in, files_matching
 
 SUFFIXES = {

@@ -12,11 +12,11 @@ from typing import Any
 from artel.config import DataConfig, SourceConfig
 from artel.secrets import hide_secrets
 from artel.storage import cache_folder, fetch, is_remote, list_remote, own_path
-from artel.text.sources.conversations import converter_file
+from artel.text.formats.conversations import converter_file
+from artel.text.formats.text import CUT_CHARACTERS
+from artel.text.reading.file_names import is_url
+from artel.text.reading.lines import Span, can_be_divided
 from artel.text.sources.find import all_sources, files_of, format_of
-from artel.text.sources.lines import Span, can_be_divided
-from artel.text.sources.names import is_url
-from artel.text.sources.text import CUT_CHARACTERS
 
 LONG = 5 * CUT_CHARACTERS
 """Bytes: a shorter text is one document in any case (`document: auto`)."""

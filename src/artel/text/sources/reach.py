@@ -12,8 +12,8 @@ from pathlib import Path
 from artel.config import DataConfig
 from artel.errors import InputError
 from artel.storage import is_remote, own_path
+from artel.text.reading.file_names import is_url
 from artel.text.sources.find import all_sources, files_of, given_path
-from artel.text.sources.names import is_url
 from artel.text.sources.walk import may_hold
 
 

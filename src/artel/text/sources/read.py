@@ -9,25 +9,25 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.secrets import hide_secrets
 from artel.storage import RemoteFile, cache_folder, fetch, fetch_remote, is_remote
-from artel.text.encodings import NotText
-from artel.text.sources.chat import read_chat, read_preferences
-from artel.text.sources.dummy import read_dummy
-from artel.text.sources.dummy_questions import read_dummy_questions
+from artel.text.formats.chat import read_chat, read_preferences
+from artel.text.formats.dummy import read_dummy
+from artel.text.formats.dummy_questions import read_dummy_questions
+from artel.text.formats.html import read_html
+from artel.text.formats.jsonl import read_jsonl
+from artel.text.formats.pairs import read_pairs
+from artel.text.formats.parquet import read_parquet
+from artel.text.formats.questions import read_nq, read_squad
+from artel.text.formats.table import read_table
+from artel.text.formats.text import read_text
+from artel.text.formats.warc import read_warc
+from artel.text.reading.encodings import NotText
+from artel.text.reading.file_names import file_name, is_url
+from artel.text.reading.lines import Note, line_encoding
+from artel.text.reading.rows import Items, taken
+from artel.text.reading.sets import of_sets
+from artel.text.reading.unchanged import unchanged
 from artel.text.sources.find import format_of
-from artel.text.sources.html import read_html
 from artel.text.sources.inputs import Input, Part, source_of
-from artel.text.sources.jsonl import read_jsonl
-from artel.text.sources.lines import Note, line_encoding
-from artel.text.sources.names import file_name, is_url
-from artel.text.sources.pairs import read_pairs
-from artel.text.sources.parquet import read_parquet
-from artel.text.sources.questions import read_nq, read_squad
-from artel.text.sources.rows import Items, taken
-from artel.text.sources.sets import of_sets
-from artel.text.sources.table import read_table
-from artel.text.sources.text import read_text
-from artel.text.sources.unchanged import unchanged
-from artel.text.sources.warc import read_warc
 
 
 def read_part(part: Part, data: DataConfig, note: Note = lambda *_: None) -> Items:

@@ -1,0 +1,1 @@
+"""Configurations of other tools as run files, one module per tool."""

@@ -1,0 +1,1 @@
+"""The sections of a run file, one module per theme."""

@@ -1,0 +1,68 @@
+"""What the sections of a run file have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from artel.config.schema.quantities import read_number
+
+
+class Section(BaseModel):
+    """A section refuses unknown keys, converts nothing silently and cannot be changed once read."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+def free(default: Any, description: str, **more: Any) -> Any:
+    """A key whose change does not change the result of a run."""
+    return Field(default, description=description, json_schema_extra={"shapes_result": False}, **more)
+
+
+def as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def number_if_it_is_one(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return read_number(value)
+        except ValueError:
+            return value
+    return value
+
+
+def number_or_numbers(value: object) -> object:
+    """One number, or numbers by name; the names' values are read by their own type."""
+    return value if isinstance(value, dict) else read_number(value)
+
+
+def on_or_off(value: object) -> object:
+    """YAML 1.1 reads `on` and `off` as booleans; here they are words."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def name_fault(name: str) -> str | None:
+    """Why no file or folder can have such a name, whatever the file system; None where one can."""
+    longest = max(len(part.encode("utf-8", "surrogateescape")) for part in name.split("/"))
+    if longest > _LONGEST_NAME:
+        return f"a name of {longest:,} bytes is longer than the {_LONGEST_NAME} that file systems take"
+    if len(name.encode("utf-8", "surrogateescape")) > _LONGEST_PATH:
+        return f"a path of {len(name):,} characters is longer than the {_LONGEST_PATH:,} bytes that systems take"
+    return "an empty byte stands in it" if "\0" in name else None
+
+
+_LONGEST_NAME = 255
+_LONGEST_PATH = 3800  # of 4,096: what artel writes there stands below it
+
+
+def _can_be_named(name: str) -> str:
+    fault = name_fault(name)
+    if fault is not None:
+        raise ValueError(f"{fault}; write a shorter one")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_can_be_named)]
+Paths = Annotated[list[str], BeforeValidator(as_list)]

@@ -1,0 +1,55 @@
+"""What sections of a run file must agree on."""
+
+from __future__ import annotations
+
+from artel.config.schema.run import RunConfig
+from artel.errors import Problem
+
+
+def section_problems(run: RunConfig) -> list[Problem]:
+    """Why sections, each right by itself, do not go together; `where` is a dotted key."""
+    return _source_problems(run) + _tokenizer_problems(run)
+
+
+def _tokenizer_problems(run: RunConfig) -> list[Problem]:
+    """Whether a pretrained model would be given tokens that are not those it has learned."""
+    trains, wanted = run.tokenizer.train is not None, run.model.from_
+    if trains and wanted is not None and not run.tokenizer.replace:
+        what = f"a tokenizer trained anew has other tokens than {wanted} knows, whose embeddings would be of no use"
+        fix = "leave tokenizer out (tokenizer.train=null): the model's own is taken; or write tokenizer.replace: true"
+        return [Problem("tokenizer.train", what, fix)]
+    if run.tokenizer.replace and not (trains and wanted is not None):
+        what = "true has no meaning without both tokenizer.train and model.from"
+        return [Problem("tokenizer.replace", what, "leave it out")]
+    return []
+
+
+def _source_problems(run: RunConfig) -> list[Problem]:
+    """Whether there is text, and of the kind that the objective learns from."""
+    if run.data.from_store:
+        return []
+    if not run.data.sources:
+        return [Problem("data.sources", "the run names no text", "write data: {sources: [{path: texts/*.txt}]}")]
+    kinds = [source.yields for source in run.data.sources]
+    wanted = _LEARNED_FROM[run.objective]
+    problems = [
+        Problem(f"data.sources.{number}", f"yields {kind}, and objective {run.objective} learns from "
+                f"{' or '.join(wanted)}", _REMEDIES[wanted[0]])
+        for number, kind in enumerate(kinds) if kind not in wanted
+    ]  # fmt: skip
+    if not problems and len(set(kinds)) > 1:
+        problems.append(Problem("data.sources", f"yield both {' and '.join(sorted(set(kinds)))}", "keep to one kind"))
+    return problems
+
+
+_LEARNED_FROM = {
+    "causal": ["text"], "masked": ["text", "pairs"], "span_qa": ["questions"], "chat": ["conversations"],
+    "preference": ["preferences"],
+}  # fmt: skip
+_REMEDIES = {
+    "text": "write objective: masked for pairs, span_qa for questions, chat for conversations, preference for "
+    "preferences",
+    "questions": "write format: nq or squad, or {format: dummy, kind: questions}",
+    "conversations": "write format: chat",
+    "preferences": "write format: preference",
+}

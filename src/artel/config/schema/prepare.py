@@ -1,0 +1,58 @@
+"""The section of a run file about where its text is prepared; nothing in it changes what comes out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import field_validator
+
+from artel.config.sbatch import directive, one_line, quoted
+from artel.config.schema.base import Section, free
+from artel.config.schema.quantities import Bytes, Processes
+
+
+class SlurmConfig(Section):
+    partition: str = free("", "Partition of the jobs; the cluster's default when silent.")
+    time: str = free("24:00:00", "Time limit of a job, as sbatch takes it.")
+    cpus: Processes = free(
+        1, "Processes of a job, each with a core: as many as a node has where only whole nodes are given out."
+    )
+    memory: Bytes = free(4_000_000_000, "Memory of a process, in bytes.", ge=1)
+    setup: list[str] = free([], "Shell lines run before the work: module load python, source .venv/bin/activate.")
+    options: dict[str, str] = free({}, "Further options of sbatch: {account: nlp, qos: high}.")
+
+    @field_validator("partition", "time")
+    @classmethod
+    def _value(cls, value: str) -> str:
+        quoted(value)
+        return value
+
+    @field_validator("setup")
+    @classmethod
+    def _lines(cls, value: list[str]) -> list[str]:
+        return [one_line(line) for line in value]
+
+    @field_validator("options")
+    @classmethod
+    def _options(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, each in value.items():
+            directive(name, each)
+        return value
+
+
+class PrepareConfig(Section):
+    engine: Literal["local", "slurm", "ray"] = free(
+        "local",
+        "Where the parts of the text are made: processes here, jobs of Slurm, or tasks of Ray (extra `cluster`). The "
+        "store is the same, byte for byte.",
+    )
+    workers: Literal["auto"] | Processes = free(
+        "auto", "Processes that make parts at a time; auto: the cores here, as many as Ray has, 64 jobs of Slurm."
+    )
+    part: Bytes = free(
+        64_000_000,
+        "Bytes of input, about, in a part: what a worker takes at a time and a kill can lose. Packed files are not "
+        "divided.",
+        ge=1,
+    )
+    slurm: SlurmConfig = free(SlurmConfig(), "engine slurm: how its jobs are asked for.")

@@ -1,0 +1,302 @@
+"""The sections of a run file, each key with its type, its default and one line of help.
+
+`artel config explain` prints this file's descriptions, `artel config schema` its JSON schema. A key marked
+`shapes_result=False` can change between two starts of the same run without changing what comes out (within float
+tolerance); all others are compared when a run resumes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+
+from artel.config.schema.base import Name, Section, as_list, free, on_or_off
+from artel.config.schema.data import DataConfig, TokenizerConfig
+from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
+from artel.config.schema.prepare import PrepareConfig
+from artel.config.schema.quantities import (
+    Bytes,
+    Count,
+    Interval,
+    Length,
+    Number,
+    Processes,
+    Rank,
+    Rate,
+    Samples,
+    Seconds,
+    Seed,
+    Threads,
+    Warmup,
+)
+
+
+class LoraConfig(Section):
+    rank: Rank = Field(16, ge=1, description="Rank of the two matrices that stand for a change of a layer.")
+    alpha: Number = Field(32.0, gt=0, description="The change counts alpha / rank (alpha / sqrt(rank) with rslora).")
+    dropout: Number = Field(0.0, ge=0, lt=1, description="Dropout of the adapter's input.")
+    target: Annotated[list[str], BeforeValidator(as_list)] = Field(
+        ["auto"], description="Names of the linear layers adapted (q_proj, v_proj); auto: all but the output head."
+    )
+    rslora: bool = Field(False, description="Scale by the square root of the rank (Kalajdzievski 2023).")
+    dora: bool = Field(False, description="Train magnitude and direction apart (Liu et al. 2024, DoRA).")
+    save: list[str] = Field(
+        default=[], description="Modules trained in full and kept with the adapter (embed_tokens, lm_head)."
+    )
+
+    @model_validator(mode="after")
+    def _auto_alone(self) -> LoraConfig:
+        if not self.target or ("auto" in self.target and len(self.target) > 1):
+            raise ValueError(
+                f"target {self.target} is not clear; write auto, or names of linear layers: [q_proj, v_proj]"
+            )
+        return self
+
+
+class ModelConfig(Section):
+    config: dict[str, Any] | None = Field(
+        None, description="From scratch: model_type and any key of its transformers configuration."
+    )
+    from_: Name | None = Field(None, alias="from", description="Pretrained: a folder or a hub id.")
+    trust_remote_code: str | None = free(
+        None,
+        "The repository whose own code may be run: its name, as in `from`. It can do all that you can: read it first.",
+    )
+    lora: LoraConfig | None = Field(None, description="Train low-rank adapters over the pretrained weights (peft).")
+    quantise: Literal["none", "int8", "nf4"] = Field(
+        "none", description="Hold the pretrained weights in 8 or 4 bits under the adapters (QLoRA; extra `quantise`)."
+    )
+    freeze: list[str] = Field(
+        default=[], description="Parameters that stay as they are, by name or pattern: ['*embed*', 'model.layers.0.*']."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> ModelConfig:
+        if self.lora is not None and self.from_ is None:
+            raise ValueError("lora changes a pretrained model and there is none; write from: FOLDER")
+        if self.quantise != "none" and self.lora is None:
+            raise ValueError(f"weights in {self.quantise} are not trained themselves; write lora: {{rank: 16}} with it")
+        if self.lora is not None and self.freeze:
+            raise ValueError("under lora all pretrained weights stay as they are; leave freeze out, or lora")
+        if self.config is not None and self.from_ is not None:
+            raise ValueError("both config and from are given; keep one")
+        if self.trust_remote_code is not None and self.trust_remote_code != self.from_:
+            raise ValueError(
+                f"trust_remote_code names {self.trust_remote_code}, and the model is from {self.from_}; write the name "
+                "that stands in from, or leave it out"
+            )
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError("config has no model_type; write model_type: gpt2 (or llama, qwen3 …)")
+        return self
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether code that comes with the pretrained model may be run."""
+        return self.trust_remote_code is not None
+
+
+class TrainConfig(Section):
+    epochs: Number | None = Field(
+        None, gt=0, description="Length of the run in epochs (1 when none of three is given)."
+    )
+    steps: Count | None = Field(None, ge=1, description="Length of the run in steps.")
+    tokens: Count | None = Field(None, ge=1, description="Length of the run in tokens.")
+    batch: Samples = Field(64, ge=1, description="Blocks in a global batch: what one optimizer step sees.")
+    micro_batch: Literal["auto"] | Samples = free(
+        "auto", "Blocks that one process runs at a time; gradients are accumulated over the rest of its share."
+    )
+    activation_checkpointing: Literal["auto", "none", "selective", "full"] = free(
+        "auto",
+        "Activations computed again in the backward pass, not kept: none; selective (all but matrix products and "
+        "attention); full (all within a layer); auto: as much as memory asks for.",
+    )
+    optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon", "sgd"] = Field(
+        "adamw",
+        description="adamw; adamw8bit (its averages in 8 bits; extra `quantise`); adafactor; muon (matrices of the "
+        "layers; adamw for the rest); sgd.",
+    )
+    learning_rate: Rate = Field(5e-5, gt=0, description="Peak learning rate.")
+    muon_learning_rate: Rate = Field(0.02, gt=0, description="muon: peak learning rate of the layers' matrices.")
+    betas: list[Annotated[Number, Field(ge=0, lt=1)]] = Field(
+        [0.9, 0.95], min_length=2, max_length=2, description="adamw: decay of its two averages."
+    )
+    epsilon: Number = Field(1e-8, gt=0, description="adamw: added to the denominator.")
+    momentum: Number = Field(0.0, ge=0, lt=1, description="sgd: momentum.")
+    weight_decay: Number = Field(0.1, ge=0, description="Decoupled weight decay; never on biases and norms.")
+    layer_decay: Number = Field(
+        1.0, gt=0, le=1, description="Each layer's learning rate is the next one's times this; 1: all alike."
+    )
+    schedule: Literal["linear", "cosine", "constant", "wsd"] = Field(
+        "cosine", description="Learning rate after warmup; wsd is warmup, stable, then a linear decay."
+    )
+    warmup: Warmup = Field(Warmup(fraction=0.01), description="Steps, or a fraction of the run when below 1.")
+    decay: Number = Field(0.2, gt=0, le=1, description="wsd: fraction of the run that decays at its end.")
+    minimum_learning_rate: Number = Field(
+        0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak."
+    )
+    clip: Number | None = Field(1.0, gt=0, description="Largest gradient norm; null for no clipping.")
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
+        "auto",
+        description="What layers compute in: auto is bf16 where the device multiplies it natively, else fp32; fp16 "
+        "scales the loss; fp8 (extra `fp8`) where the device has it.",
+    )
+    weights: Literal["fp32", "bf16"] = Field(
+        "fp32", description="What weights are held in; bf16 takes half, and their steps are rounded stochastically."
+    )
+    compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = Field(
+        "auto", description="torch.compile of each layer."
+    )
+    threads: Threads | None = free(None, "CPU threads of each process; auto when null.", ge=1)
+    on_bad_step: Literal["stop", "skip", "rewind"] = free(
+        "stop",
+        "When a step's loss or gradient is NaN, infinite or a spike: stop; skip (the step changes nothing); rewind "
+        "(back to the last checkpoint's weights; what was seen since is not seen again).",
+    )
+    spike: Number | None = free(
+        None, "A loss above so many times the mean of the 100 steps before is a spike; null: none is.", gt=1
+    )
+    hang_timeout: Seconds | None = free(
+        1800.0, "A process that has got no further for so long writes down where it stands and ends; null: never."
+    )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainConfig:
+        given = [name for name in ("epochs", "steps", "tokens") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given together; keep one")
+        return self
+
+
+class ValidateConfig(Section):
+    every: Interval = free(Interval(epochs=1), "How often: 500 (steps), 1 epoch, 30min, never. The end always counts.")
+    blocks: Count | None = free(None, "At most this many validation blocks; all when null.", ge=1)
+    prompts: list[str] = free(
+        [], "Texts that the model continues (masked: whose masks it fills) at each validation; kept in samples.jsonl."
+    )
+    new_tokens: Length = free(60, "Tokens written for each prompt.", ge=1)
+    patience: Count | None = Field(
+        None,
+        ge=1,
+        description="Stop after so many validations without a better checkpoint.best; RUN/model is the best.",
+    )
+
+
+def _without_threads(value: object) -> object:
+    """torch.nn.DataParallel's one process of many threads is what ddp does better: a process for each device."""
+    if isinstance(value, str) and value.lower().replace("_", "") in ("dp", "dataparallel"):
+        logging.getLogger("artel").warning("parallel.data: %s is run as ddp, a process for each device", value)
+        return "ddp"
+    return value
+
+
+class ParallelConfig(Section):
+    data: Annotated[
+        Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"] | Processes, BeforeValidator(_without_threads)
+    ] = free(
+        "auto",
+        "How processes share each global batch: ddp (each holds the whole model); zero1, zero2, fsdp (they share the "
+        "optimizer's state, also the gradients, also the weights); hsdp (fsdp within a host, copies across). A number: "
+        "so many processes. auto: ddp where the model fits.",
+    )
+    shard: Literal["auto"] | Processes = free("auto", "hsdp: processes that share one copy; auto: those of one host.")
+    tensor: Processes = free(1, "Processes that share each layer's matrices.", ge=1)
+    sequence: bool = free(False, "tensor: share what is between the matrices too, by parts of the sequence.")
+    pipeline: Processes = free(1, "Processes that share the layers, one stage after another.", ge=1)
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "sequential"] = free(
+        "1f1b", "pipeline: in which order stages run micro-batches; sequential: one stage at a time."
+    )
+    context: Processes = free(1, "Processes that share each sequence.", ge=1)
+    exchange: Literal["auto", "gather", "ulysses", "ring"] = free(
+        "auto", "context: keys and values of all are gathered; heads are exchanged for parts; or parts go round."
+    )
+    expert: Processes = free(1, "Processes that share the experts of each layer; of those that share the batch.", ge=1)
+    offload: Literal["none", "cpu", "pinned"] = free(
+        "none", "zero1, zero2, fsdp, hsdp: weights and optimizer state in host memory; pinned: copied faster."
+    )
+    deepspeed: Name | None = free(None, "A DeepSpeed configuration (JSON); it then splits and steps.")
+
+    @property
+    def processes(self) -> int:
+        """How many processes these numbers need at least; exactly so many where `data` is a number."""
+        those = self.data if isinstance(self.data, int) else self.expert
+        return those * self.tensor * self.pipeline * self.context
+
+
+class CheckpointConfig(Section):
+    every: Interval = free(
+        Interval(seconds=1800), "How often: 1500 (steps), 1 epoch, 30min, never. The end always counts."
+    )
+    keep: Count = free(3, "How many of the newest are kept, beside the best.", ge=1)
+    keep_every: Count | None = free(None, "Checkpoints of steps that this divides are kept for good.", ge=1)
+    budget: Bytes | None = free(
+        None, "At most so many bytes of checkpoints: the oldest go first, the newest and the best never."
+    )
+    copy_to: Name | None = free(
+        None, "s3://BUCKET/PREFIX: checkpoints are copied there, and fetched where the run's folder has none as new."
+    )
+    asynchronous: bool = free(True, "Written while training goes on, from a copy in host memory where there is room.")
+    best: str | None = free("loss", "The validation figure that `best` goes by, any of the objective's; null: none.")
+
+    @field_validator("copy_to")
+    @classmethod
+    def _on_s3(cls, address: str | None) -> str | None:
+        if address is not None and re.fullmatch(r"s3://[^/]+/.*[^/]", address) is None:
+            raise ValueError(f"{address!r} is not a place for copies; write s3://BUCKET/PREFIX")
+        return address
+
+
+class LogConfig(Section):
+    every: Count = free(10, "Steps between two lines of metrics.jsonl.", ge=1)
+
+
+class Places(dict[tuple[str | int, ...], str]):
+    """Where each key of a run file stands: key -> `file:line`. Two runs are equal wherever their keys stand."""
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Places)
+
+
+class RunConfig(Section):
+    _places: Places = PrivateAttr(default_factory=Places)
+    run: Name = free("", "Folder of this run: everything it writes goes here. runs/NAME-OF-RUN-FILE when silent.")
+    seed: Seed = Field(42, ge=0, description="Fixes order, initial weights and dropout.")
+    data: DataConfig = Field(DataConfig(), description="The text: sources, cleaning, split, blocks.")
+    prepare: PrepareConfig = free(PrepareConfig(), "Where and by how many processes the text is prepared.")
+    tokenizer: TokenizerConfig = Field(
+        TokenizerConfig(), description="Trained or taken; when silent, that of model.from, or one of 16384 is trained."
+    )
+    model: ModelConfig = Field(ModelConfig(), description="From scratch or pretrained; when silent, a GPT-2.")
+    objective: Literal["causal", "masked", "span_qa", "chat", "preference"] = Field(
+        "causal",
+        description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
+        "assistant's turns of conversations; the better of two answers.",
+    )
+    masked: MaskedConfig = Field(MaskedConfig(), description="objective masked: what is hidden.")
+    span_qa: SpanQAConfig = Field(SpanQAConfig(), description="objective span_qa: windows, heads, losses, prediction.")
+    chat: ChatConfig = Field(ChatConfig(), description="objectives chat and preference: how conversations are written.")
+    preference: PreferenceConfig = Field(PreferenceConfig(), description="objective preference: the loss.")
+    train: TrainConfig = Field(TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
+    validate_: ValidateConfig = Field(
+        ValidateConfig(), alias="validate", description="When and how the model is judged."
+    )
+    parallel: ParallelConfig = Field(ParallelConfig(), description="How the run is spread over processes.")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is saved and what is kept.")
+    log: LogConfig = Field(LogConfig(), description="How often figures are written down.")
+    profile: bool = free(False, "Write where the time of a few steps goes: RUN/profile, a table and a Chrome trace.")
+    track: list[Literal["console", "jsonl", "tensorboard", "wandb"]] = free(
+        ["console", "jsonl"], "Where figures go; tensorboard and wandb are extras."
+    )
+
+    @field_validator("run")
+    @classmethod
+    def _on_a_disk(cls, folder: str) -> str:
+        if "://" in folder:
+            raise ValueError(
+                f"{folder!r} is no folder; write one of a disk, and checkpoint.copy_to: s3://BUCKET/PREFIX"
+            )
+        return folder

@@ -1,0 +1,145 @@
+"""The rooms that preparing and training go through, each by itself in this process: pages, packed lines, blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import zstandard
+
+from artel.config import DataConfig, SourceConfig
+from artel.diagnostics.bench.figures import MEGABYTE, Figure, median, rate
+from artel.diagnostics.bench.inputs import Lines
+from artel.diagnostics.bench.texts import pages
+from artel.text import Rejected, html_to_text
+from artel.text.formats.jsonl import read_jsonl
+from artel.tokens import Blocks, Order, Sample, StoreWriter, TokenStore, micro_batches, step_numbers
+
+_PAGES = 20_000_000  # bytes of text made into pages; they are held in memory
+_LINES = 200_000_000  # bytes of text packed
+_BLOCK, _BATCH, _ROWS = 1024, 64, 8
+_VOCABULARY = 32_768
+
+
+def measure_html(text: Lines, rounds: int) -> list[Figure]:
+    """Web pages to text."""
+    texts = list(islice(text.texts(), max(1, int(text.documents * min(1, _PAGES / text.text)))))
+    made = list(pages(texts))
+    size = sum(map(len, made))
+
+    def convert() -> None:
+        for page in made:
+            html_to_text(page)
+
+    seconds = _processor_time(convert, rounds)
+    definition = "MB of HTML a second of processor time of `html_to_text`: decoding, parsing, the text line by line"
+    inside = sum(len(each.encode()) for each in texts)
+    more = {"pages": len(made), "html_bytes": size, "text_bytes": inside, "text_rate": rate(inside / MEGABYTE, seconds)}
+    return [Figure("html", rate(size / MEGABYTE, seconds), "MB/s a core", definition, ">= 40", more=more)]
+
+
+def measure_jsonl_zst(text: Lines, folder: Path, rounds: int) -> list[Figure]:
+    """Packed JSON lines to records: of all texts, and of those in ASCII, as English ones are."""
+    definition = "MB of unpacked JSON lines a second of processor time, from a .jsonl.zst file (level 3) to records " \
+        "with their `file:line`"  # fmt: skip
+    found = []
+    for name, said, wanted in (
+        ("jsonl_zst", definition, lambda line: True),
+        ("jsonl_zst_ascii", "the same of the lines in ASCII", bytes.isascii),
+    ):
+        file = folder / f"{name}.jsonl.zst"
+        lines, size = _packed(text, file, wanted)
+        seconds = _processor_time(partial(_parse, file, lines), rounds) if lines else 0
+        more = {"lines_bytes": size, "packed_bytes": file.stat().st_size, "records": lines}
+        file.unlink()
+        why = "" if lines else "no line is in ASCII"
+        found.append(Figure(name, rate(size / MEGABYTE, seconds), "MB/s a core", said, ">= 200", why, more))
+    return found
+
+
+def _packed(text: Lines, file: Path, wanted: Callable[[bytes], bool]) -> tuple[int, int]:
+    """Pack lines of up to _LINES bytes in all; how many they are, and their bytes."""
+    count = size = 0
+    with text.file.open("rb") as source, zstandard.ZstdCompressor(level=3).stream_writer(file.open("wb")) as packed:
+        for line in source:
+            if size >= _LINES:
+                break
+            if wanted(line):
+                count += 1
+                size += len(line)
+                packed.write(line)
+    return count, size
+
+
+def _parse(file: Path, lines: int) -> None:
+    source = SourceConfig(path=[str(file)], format="jsonl")
+    found = read_jsonl(file, str(file), "bench", source, DataConfig(sources=[source]))
+    assert sum(not isinstance(record, Rejected) for record in found) == lines
+
+
+def measure_read_back(tokens: int, folder: Path, rounds: int) -> list[Figure]:
+    """Blocks of a store as training reads them, from one of `tokens` tokens and one of a tenth of them."""
+    sizes = {"read_back_tenth": max(tokens // 10, 2 * _BLOCK), "read_back": max(tokens, 20 * _BLOCK)}
+    stores = {}
+    for name, count in sizes.items():
+        _write_store(folder / name, count)
+        stores[name] = TokenStore(folder / name)
+        for file in (folder / name).rglob("*.tokens"):
+            file.read_bytes()  # into the page cache
+    steps = max(1, min(tokens, 20_000_000) // (_BATCH * _BLOCK))
+    seconds: dict[str, list[float]] = {name: [] for name in sizes}
+    for _ in range(rounds):
+        for name, store in stores.items():
+            start = time.process_time()
+            _read(store, steps)
+            seconds[name].append(time.process_time() - start)
+    read = steps * _BATCH * _BLOCK
+    rates = {name: rate(read, median(each)) for name, each in seconds.items()}
+    definition = (
+        f"tokens a second of processor time, in the random order of training, to micro-batches of {_ROWS} blocks of "
+        f"{_BLOCK} (int64), from a store of {sizes['read_back']:,} tokens in the page cache"
+    )
+    small, large = rates["read_back_tenth"], rates["read_back"]
+    ratio = large / small if small and large else None
+    more = {"store_tokens": sizes["read_back"], "tokens_read": read}
+    return [
+        Figure("read_back", large, "tokens/s a core", definition, ">= 100,000,000", more=more),
+        Figure("read_back_tenth", small, "tokens/s a core", "the same from a store of a tenth of the size",
+               more={**more, "store_tokens": sizes["read_back_tenth"]}),
+        Figure("read_back_constancy", ratio, "", "read_back over read_back_tenth: 1 is a rate that does not depend on "
+               "the size of the store", "1"),
+    ]  # fmt: skip
+
+
+def _write_store(folder: Path, tokens: int) -> None:
+    folder.mkdir()
+    writer = StoreWriter(folder, _VOCABULARY)
+    random = np.random.default_rng(0)
+    for number in range(0, tokens, 1000):
+        ids = random.integers(0, _VOCABULARY, min(1000, tokens - number))
+        writer.add("train", [Sample(ids)], 4 * len(ids), f"made up:{number}")
+    writer.close({"key": "bench", "objective": "causal", "tokenizer": "none", "vocabulary": _VOCABULARY})
+
+
+def _read(store: TokenStore, steps: int) -> None:
+    blocks = Blocks(store.train, _BLOCK, 1)
+    order = Order(len(blocks), 0)
+    for step in range(steps):
+        numbers = step_numbers(step, _BATCH, steps * _BATCH)
+        epochs = numbers // len(blocks)
+        micro_batches(blocks, order.at(numbers), epochs, rank=0, world=1, batch=_BATCH, size=_ROWS)
+
+
+def _processor_time(work: Callable[[], None], rounds: int) -> float:
+    """Median seconds of processor time, after once unmeasured."""
+    work()
+    found = []
+    for _ in range(rounds):
+        start = time.process_time()
+        work()
+        found.append(time.process_time() - start)
+    return median(found)

@@ -1,0 +1,65 @@
+"""artel as a contestant: its own training loop on a run file, all it has of its own taken by itself.
+
+Loaded by its path, so that it imports what `artel train` does and not the room it stands in.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from artel.config import RunConfig, run_from
+from artel.parallel import open_processes
+from artel.preparing import prepare
+from artel.training import loop
+
+if TYPE_CHECKING:
+    from artel.diagnostics.bench.training.contestant import AfterStep, Work
+
+# A long run, so that what is decided by a run's length (to compile) is decided as in one; its end is never reached.
+_STEPS = 1_000_000
+
+
+def train(work: Work, after_step: AfterStep) -> None:
+    """Train until ended; see contestant.py."""
+    run = run_of(work)
+    with open_processes(run.train.threads) as processes:
+        loop.train(run, prepare(run), processes, _tell, occasions=[_AfterStep(after_step)])
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def run_of(work: Work) -> RunConfig:
+    """The run that trains `work` on the token store that lies beside it. Raises InputError."""
+    folder = Path(work.folder)
+    never = {"every": "never"}
+    described = {
+        "run": str(folder / "artel"),
+        "data": {"from_store": str(folder / "store"), "block": work.length},
+        "model": {"from": work.model},
+        "objective": work.objective,
+        "train": {
+            "steps": _STEPS, "batch": work.batch, "precision": work.precision, "threads": work.threads,
+            "optimizer": work.optimizer, "learning_rate": work.learning_rate, "betas": list(work.betas),
+            "epsilon": work.epsilon, "weight_decay": work.weight_decay, "clip": work.clip,
+            "schedule": "constant", "warmup": 0,
+        },
+        "validate": never, "checkpoint": never, "log": {"every": _STEPS}, "track": ["jsonl"],
+    }  # fmt: skip
+    return run_from(described, [], {(): "artel bench train"})
+
+
+class _AfterStep:
+    """An occasion of the loop: hands over the newest step's loss, and sleeps there while others have their turns."""
+
+    def __init__(self, after_step: AfterStep) -> None:
+        self._after_step = after_step
+
+    def __call__(self, run: loop.Run) -> None:
+        # No line is ever logged here, so the sums since the last one are ours to read and begin anew.
+        sums = run.window.clone()
+        run.window.zero_()
+        self._after_step(sums[0] / sums[1])

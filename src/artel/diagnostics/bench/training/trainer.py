@@ -1,0 +1,123 @@
+"""transformers' Trainer as a contestant: as it comes, and as someone sets it who knows it well.
+
+Both keep TrainingArguments' defaults but for what is named here. Rows come in the order of the file, since all
+contestants must see the same; nothing is saved or reported, and there is no progress bar. Loaded by its path: it
+imports nothing of artel.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler, SequentialSampler
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+if TYPE_CHECKING:
+    from artel.diagnostics.bench.training.contestant import AfterStep, Work
+
+_STEPS = 1_000_000  # more than are ever taken
+_ROWS = 8  # per_device_train_batch_size, when nobody gives another
+_OPTIMIZERS = {"adamw8bit": "adamw_8bit", "adafactor": "adafactor", "sgd": "sgd"}
+
+
+def default(work: Work, after_step: AfterStep) -> None:
+    """Its defaults: fp32, 8 rows at a time (or what divides the batch), its own data loader, no compiling."""
+    rows = max(rows for rows in range(1, _ROWS + 1) if work.batch % rows == 0)
+    _train(work, after_step, rows, {})
+
+
+def tuned(work: Work, after_step: AfterStep) -> None:
+    """The whole batch at a time in bf16; on a GPU also compiled, with fused AdamW and workers that load data."""
+    options: dict[str, Any] = {"bf16": True}
+    if work.device == "cuda":
+        options |= {"torch_compile": True, "dataloader_num_workers": 2, "dataloader_pin_memory": True}
+        if work.optimizer == "adamw":
+            options["optim"] = "adamw_torch_fused"
+    _train(work, after_step, work.batch, options)
+
+
+def _train(work: Work, after_step: AfterStep, rows: int, options: dict[str, Any]) -> None:
+    auto_class = AutoModelForCausalLM if work.objective == "causal" else AutoModelForMaskedLM
+    if work.optimizer in _OPTIMIZERS:
+        options["optim"] = _OPTIMIZERS[work.optimizer]
+    arguments = TrainingArguments(
+        output_dir=str(Path(work.folder) / "trainer"),
+        max_steps=_STEPS,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=work.batch // rows,
+        learning_rate=work.learning_rate,
+        lr_scheduler_type="constant",
+        adam_beta1=work.betas[0],
+        adam_beta2=work.betas[1],
+        adam_epsilon=work.epsilon,
+        weight_decay=work.weight_decay,
+        max_grad_norm=work.clip,
+        use_cpu=work.device == "cpu",
+        remove_unused_columns=False,  # shift_labels is none of the arguments that models name
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **options,
+    )
+    _InOrder(auto_class.from_pretrained(work.model), arguments, _Rows(work), after_step).train()
+
+
+class _Rows(Dataset):
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.shifted = work.objective == "causal"
+        """Whether a token's target is the next one."""
+
+    def __len__(self) -> int:
+        return len(self._work.inputs)
+
+    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
+        ids, targets = (
+            torch.from_numpy(part[row].astype(np.int64)) for part in (self._work.inputs, self._work.targets)
+        )
+        # With `shift_labels` the last token of a row has a target too. `labels` are then only counted, if at all.
+        return {"input_ids": ids, "labels": targets} | ({"shift_labels": targets} if self.shifted else {})
+
+
+class _InOrder(Trainer):
+    """Takes rows as they stand, and tells each step's loss."""
+
+    def __init__(self, model: Any, arguments: TrainingArguments, rows: _Rows, after_step: AfterStep) -> None:
+        super().__init__(model, arguments, train_dataset=rows, callbacks=[_StepEnds(self)])
+        if not rows.shifted:
+            # RobertaForMaskedLM takes the number of targets and does not divide by it: of a batch cut in two, loss and
+            # gradient would be twice too large. Without it Trainer divides by the number of pieces.
+            self.model_accepts_loss_kwargs = False
+        self.after_step = after_step
+        self._rows = rows
+        self.losses: list[torch.Tensor] = []
+        """Of the newest step's micro-batches; each is a share of the step's mean."""
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
+        return SequentialSampler(self._rows)
+
+    def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
+        loss = super().training_step(*arguments, **named)
+        self.losses.append(loss)
+        return loss
+
+
+class _StepEnds(TrainerCallback):
+    def __init__(self, trainer: _InOrder) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        loss = torch.stack(self._trainer.losses).sum()
+        self._trainer.losses.clear()
+        self._trainer.after_step(loss)

@@ -1,0 +1,115 @@
+"""What artel would choose for a run on this machine, each with its reason, asked of the rooms that choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.diagnostics.doctor.software import install
+from artel.models import (
+    Choice,
+    attention_choice,
+    bf16_is_native,
+    compile_choice,
+    pick_precision,
+    use_for_training,
+)
+from artel.objectives.texts import keeps_apart
+from artel.planning.machine import usable_cores
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is chosen for: a run, or the defaults; its model on the meta device, where it is known."""
+
+    run: RunConfig
+    device: torch.device
+    model: PreTrainedModel | None
+
+
+def choices(case: Case) -> dict[str, Choice]:
+    """Every choice by what is chosen. Raises InputError where the run asks for what the device cannot do."""
+    return {name: choice for name, choose in CHOICES.items() if (choice := choose(case)) is not None}
+
+
+def _precision(case: Case) -> Choice:
+    train, native = case.run.train, bf16_is_native(case.device)
+    value = pick_precision(train.precision, case.device, train.weights)
+    if train.precision != "auto":
+        return Choice(value, f"train.precision: {train.precision}")
+    if native:
+        return Choice(value, f"the {_called(case.device)} multiplies bf16 in hardware")
+    if value == "bf16":
+        return Choice(value, "train.weights: bf16")
+    return Choice(value, f"the {_called(case.device)} has no instructions for bf16 and would emulate it, very slowly")
+
+
+def _attention(case: Case) -> Choice | None:
+    if case.model is None:
+        return None
+    use_for_training(case.model)
+    return attention_choice(case.model, case.device, documents=keeps_apart(case.run))
+
+
+def _compile(case: Case) -> Choice:
+    asked, steps = case.run.train.compile, case.run.train.steps
+    if steps is not None:
+        return compile_choice(asked, case.device, steps)
+    short, long = (compile_choice(asked, case.device, steps) for steps in (1, 10**9))
+    if short.value == long.value:
+        return Choice(short.value, short.why)
+    return Choice(f"{long.value} in a long run, {short.value} in a short one", "compiling takes its time first")
+
+
+def _optimizer(case: Case) -> Choice:
+    kernels = {
+        "adamw": "AdamW, fused: one kernel steps all parameters",
+        "adamw8bit": "AdamW of bitsandbytes, its averages in 8 bits",
+        "adafactor": "Adafactor of PyTorch, its averages by rows and columns",
+        "muon": "Muon for the layers' matrices, fused AdamW for the rest",
+        "sgd": "SGD, fused: one kernel steps all parameters",
+    }
+    name = case.run.train.optimizer
+    rounded = "; weights in bf16, rounded stochastically" if case.run.train.weights == "bf16" else ""
+    return Choice(name, f"{kernels[name]}{rounded}")
+
+
+def _micro_batch(case: Case) -> Choice:
+    asked = case.run.train.micro_batch
+    if asked == "auto":
+        return Choice("auto", "what fits is found by trying when the run starts, and remembered")
+    return Choice(str(asked), f"train.micro_batch: {asked}")
+
+
+def _encoder(case: Case) -> Choice:
+    if find_spec("fastokens") is None:
+        return Choice("tokenizers", f"fastokens, up to twenty times as fast, is not installed: {install('fast')}")
+    return Choice("fastokens", "it is installed; of large texts, for as long as its ids are those of tokenizers")
+
+
+def _threads(case: Case) -> Choice:
+    asked = case.run.train.threads
+    if asked is not None:
+        return Choice(str(asked), f"train.threads: {asked}")
+    return Choice(str(usable_cores()), "one for each core that can be used, shared by the processes of a run")
+
+
+CHOICES: dict[str, Callable[[Case], Choice | None]] = {
+    "precision": _precision,
+    "attention": _attention,
+    "compile": _compile,
+    "optimizer": _optimizer,
+    "micro-batch": _micro_batch,
+    "threads": _threads,
+    "text encoder": _encoder,
+}
+"""One line for each; None where it depends on a model that is not known."""
+
+
+def _called(device: torch.device) -> str:
+    return "processor" if device.type == "cpu" else "GPU"

@@ -1,0 +1,188 @@
+"""Whether a way of splitting gives the numbers of one process: tried on a small copy of the user's own model.
+
+Two steps of training are run twice, by one process and as the run file asks, in float32 on records that are made up.
+The copy keeps what decides how a model can be split: its kind, attention heads, key-value heads and experts. Its layers
+are few, its matrices small, its dropout is off.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import yaml
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem, WorkError
+from artel.models.loading.model_folder import read_config
+from artel.parallel import read_grid
+
+_STEPS = 2
+_BLOCK = 32
+_HEAD = 8  # numbers in an attention head
+_ROWS = 2  # of a micro-batch
+_SECONDS = 900  # of each start: a process on a busy host may take a minute to import
+# Float tolerance of the sums of two steps, in another order.
+TOLERANCE = 1e-5
+# Keys of a configuration that are of the tokenizer, of the files, or of lengths that the copy has not.
+_LEFT_OUT = (
+    "_token_id", "architectures", "transformers_version", "dtype", "_name_or_path", "auto_map", "vocab_size",
+    "rope_scaling", "rope_parameters", "quantization_config", "sliding_window", "max_window_layers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far the asked layout is from one process, relative, the largest over the steps."""
+
+    processes: int
+    device: str
+    model: dict[str, Any]
+    """The small copy's configuration."""
+    loss_difference: float
+    gradient_norm_difference: float
+    tolerance: float = TOLERANCE
+
+    @property
+    def agrees(self) -> bool:
+        return max(self.loss_difference, self.gradient_norm_difference) <= self.tolerance
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"agrees": self.agrees}
+
+    def __str__(self) -> str:
+        verdict = "the numbers are those of one process" if self.agrees else "THE NUMBERS ARE NOT THOSE OF ONE PROCESS"
+        sizes = ", ".join(f"{key} {value}" for key, value in self.model.items() if isinstance(value, int | str))
+        return (
+            f"{verdict}: {_STEPS} steps by {self.processes} process(es) on {self.device} and by one\n"
+            f"  loss differs by           {self.loss_difference:.1e}\n"
+            f"  gradient norm differs by  {self.gradient_norm_difference:.1e}\n"
+            f"  (relative; {self.tolerance:.0e} is borne)\n"
+            f"  tried with                {sizes}"
+        )
+
+
+def try_layout(run: RunConfig, processes: int) -> Agreement:
+    """Train the small copy of `run`'s model twice and compare. Raises InputError for a layout that cannot be."""
+    grid = read_grid(run.parallel, processes, processes)
+    on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= processes
+    described = small_copy(run, grid.batch_ranks)
+    with TemporaryDirectory() as folder:
+        one = _trained(Path(folder) / "one", described | {"parallel": {}}, 1, on_gpus)
+        asked = run.parallel.model_dump(mode="json", exclude_defaults=True)
+        if isinstance(asked.get("data"), int):
+            asked["data"] = "auto"
+        all_of_them = _trained(Path(folder) / "asked", described | {"parallel": asked}, processes, on_gpus)
+    differences = [
+        max(abs(mine - its) / abs(its) for mine, its in zip(all_of_them[name], one[name], strict=True))
+        for name in ("loss", "gradient_norm")
+    ]
+    device = torch.cuda.get_device_name() if on_gpus else "cpu"
+    return Agreement(processes, device, described["model"]["config"], *differences)
+
+
+def small_copy(run: RunConfig, batch_ranks: int) -> dict[str, Any]:
+    """A run file's tree that trains a small copy of `run`'s model on made-up records."""
+    config = _small_config(run)
+    stages = run.parallel.pipeline * (2 if run.parallel.schedule in ("interleaved", "zero_bubble") else 1)
+    rows = _ROWS * batch_ranks * max(2, stages)
+    made: dict[str, Any] = {"format": "dummy", "documents": 300}
+    of_objective = {}
+    if run.objective == "span_qa":
+        made["kind"] = "questions"
+        of_objective = {"span_qa": {"question": _BLOCK // 4, "stride": _BLOCK // 4}}
+    objective = run.objective if run.objective in ("masked", "span_qa") else "causal"
+    train = {"optimizer": run.train.optimizer, "learning_rate": 1e-3, "warmup": 0, "clip": run.train.clip}
+    return {
+        "data": {"sources": [made], "validation": 0, "block": _BLOCK},
+        "tokenizer": {"train": {"vocab": 403}},  # no multiple of anything, as real ones
+        "model": {"config": config},
+        "objective": objective,
+        **of_objective,
+        "train": train | {"steps": _STEPS, "batch": rows, "micro_batch": _ROWS, "precision": "fp32", "compile": "off",
+                          "threads": 1},
+        "validate": {"every": "never"},
+        "checkpoint": {"every": "never", "best": None},
+        "log": {"every": 1},
+        "track": ["jsonl"],
+    }  # fmt: skip
+
+
+def _small_config(run: RunConfig) -> dict[str, Any]:
+    if run.model.from_ is not None:
+        whole = read_config(run.model.from_)[0]
+        given = whole.to_diff_dict()
+        given["model_type"] = whole.model_type
+    else:
+        given = dict(run.model.config or {"model_type": "roberta" if run.objective == "masked" else "gpt2"})
+    kind = _configuration(given)
+    names = kind.attribute_map
+    layers, heads = kind.num_hidden_layers, kind.num_attention_heads
+    stages = run.parallel.pipeline * (2 if run.parallel.schedule in ("interleaved", "zero_bubble") else 1)
+    few = max(2, stages)
+    wanted = {
+        "num_hidden_layers": few,
+        "hidden_size": heads * _HEAD,
+        "head_dim": _HEAD,
+        "intermediate_size": heads * _HEAD * 2,
+        "moe_intermediate_size": heads * _HEAD,
+        "max_position_embeddings": 2 * _BLOCK,
+    }
+    small = {}
+    for key, value in given.items():
+        if any(part in key for part in _LEFT_OUT) or isinstance(value, dict):
+            continue
+        if isinstance(value, list) and len(value) == layers:
+            value = value[:few]  # a kind for each layer
+        small[key] = 0 if "drop" in key and isinstance(value, int | float) else value
+    plain = kind.to_dict()
+    for key, value in wanted.items():
+        name = names.get(key, key)
+        if name in plain and plain[name] is not None:
+            small[name] = value
+    small |= {key: 0 for key, value in plain.items() if "drop" in key and isinstance(value, float)}
+    return small
+
+
+def _configuration(given: dict[str, Any]) -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    values = dict(given)
+    model_type = values.pop("model_type")
+    try:
+        return CONFIG_MAPPING[model_type](**values)
+    except Exception as error:  # each configuration checks its own way
+        first = " ".join(str(error).split())[:300]
+        raise InputError([Problem("model.config", f"{model_type} refuses it: {first}", "check its values")]) from None
+
+
+def _trained(folder: Path, described: dict[str, Any], processes: int, on_gpus: bool) -> dict[str, list[float]]:
+    """Loss and gradient norm of each step."""
+    file = folder.with_suffix(".yaml")
+    data = described["data"] | {"store": str(folder.parent / "stores")}
+    file.write_text(yaml.safe_dump(described | {"run": str(folder), "data": data}, allow_unicode=True))
+    environment = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}
+    if not on_gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, "-m", "artel", "train", str(file), "--nproc", str(processes)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise WorkError([Problem("parallel", f"{processes} process(es) did not end within {_SECONDS} s")]) from None
+    if done.returncode:
+        kind = InputError if done.returncode == 2 else WorkError
+        raise kind([Problem("parallel", f"with a small copy of the model: {done.stderr.strip()[-1500:]}")])
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    steps = [line for line in lines if "loss" in line]
+    found = {name: [float(line[name]) for line in steps] for name in ("loss", "gradient_norm")}
+    if any(not math.isfinite(value) for values in found.values() for value in values):
+        raise WorkError([Problem("parallel", f"the loss is not finite with {processes} process(es)")])
+    return found

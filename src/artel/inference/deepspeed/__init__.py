@@ -1,0 +1,1 @@
+"""DeepSpeed's checkpoints, read and written."""

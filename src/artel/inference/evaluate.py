@@ -1,0 +1,128 @@
+"""What a model is worth: its objective's figures on texts, questions or pairs of any source."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, run_from
+from artel.errors import InputError, Problem
+from artel.inference.open import Opened, open_untrained
+from artel.models import check_positions, pick_precision, position_limit
+from artel.models.quantization import compute_in
+from artel.objectives import SpanQA, objective_of
+from artel.objectives.answers import nq_predictions, squad_predictions
+from artel.parallel import Processes, Replicated
+from artel.preparing import prepare
+from artel.training.evaluation import News, Validation, micro_batch_size
+from artel.training.reference_log_probs import judged_before
+
+Tell = Callable[[str], None]
+# Tokens in a block where neither run nor data say: long enough that the first tokens, which have little before them,
+# weigh little, and short enough for a laptop.
+_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A model's figures on a part, how much that was, and its answers where it gives any."""
+
+    model: str
+    objective: str
+    figures: dict[str, float]
+    samples: int
+    documents: int
+    tokens: int
+    seconds: float
+    predictions: Any = None
+    """Of questions: the official file of their format."""
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("model", "objective", "figures", "samples", "documents", "tokens", "seconds")
+        return {name: getattr(self, name) for name in names}
+
+
+def evaluate(opened: Opened, data: str | None, overrides: list[str], processes: Processes, tell: Tell) -> Judged:
+    """Judge a model on its run's validation part, on that of another run file, or on all of a file or folder.
+
+    Raises InputError when there is nothing to judge it on, or what is given is of another kind.
+    """
+    run = _judged_run(opened, data, overrides)
+    check_positions(opened.model, run.data.block)
+    objective = objective_of(run, opened.tokenizer)
+    objective.check(opened.model)
+    prepared = prepare(run, tell)
+    store = prepared.open()
+    if data is None:
+        objective.study(store.train)  # a weighted loss is weighted as it was learned
+    validation = Validation(objective, store.validation)
+    if len(validation.samples) == 0:
+        raise InputError([Problem("data.validation", "there is nothing to judge the model on",
+                                  "give more text, a smaller data.block, or --data FILE")])  # fmt: skip
+    # fp8 is a way to train: the model is judged as it will be used.
+    asked = "auto" if run.train.precision == "fp8" else run.train.precision
+    precision = pick_precision(asked, processes.device)
+    compute_in(opened.model, precision)
+    layout = Replicated(opened.model, objective, processes, precision)
+    if objective.compares and opened.run is not None:
+        untrained = open_untrained(opened.run, tell).model
+        compute_in(untrained, precision)
+        before = Replicated(untrained, objective, processes, precision)
+        size, news = micro_batch_size(run, processes), News(tell, "evaluating the model before training:")
+        said = judged_before(objective, store.validation, before, processes, size, news)
+        objective.remember(said.numpy(), judged=True)
+    started = time.monotonic()
+    size, news = micro_batch_size(run, processes), News(tell, f"evaluating {opened.name}:")
+    figures, outputs = validation.judge(layout, size, run.validate_.blocks, news)
+    predictions = None
+    if isinstance(objective, SpanQA):
+        official = nq_predictions if any(source.format == "nq" for source in run.data.sources) else squad_predictions
+        predictions = official(objective.predictions(outputs, store.validation))
+    part = store.validation
+    return Judged(
+        opened.name, run.objective, figures, len(outputs), part.documents, part.tokens, time.monotonic() - started,
+        predictions,
+    )  # fmt: skip
+
+
+def _judged_run(opened: Opened, data: str | None, overrides: list[str]) -> RunConfig:
+    """The run whose validation part is judged: the model's own, another's, or one made of a path, all of it judged."""
+    if data is None and opened.run is None:
+        raise InputError([Problem(opened.name, "is not a run, so it has no validation part", "add --data FILE")])
+    if data is None:
+        return load_run(opened.name, overrides)
+    # Never the folder of another run: what cannot be used of this text is no news of that one.
+    own_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
+    if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
+        run = load_run(data, overrides)
+        if run.objective != opened.objective.run.objective:
+            raise InputError([Problem(opened.name, f"learned {opened.objective.run.objective}, {data} is for "
+                                      f"{run.objective}", "judge it on data of its own kind")])  # fmt: skip
+        return run.model_copy(update={"run": "", "tokenizer": own_tokenizer, "model": ModelConfig()})
+    base = opened.objective.run
+    source = _source_like(base, data)
+    # All of it is judged, repeated documents too: a score must not depend on what else lies in the file.
+    values = base.model_dump(mode="json", by_alias=True) | {"model": {}, "tokenizer": {"from": opened.folder}}
+    values["data"] |= {"sources": [source.model_dump(mode="json")], "validation": 0.0, "dedup": {"exact": False}}
+    values["data"]["block"] = _block(opened)
+    run = run_from(values, overrides, {(): data})
+    return run.model_copy(update={"run": "", "data": run.data.model_copy(update={"validation": 1.0})})
+
+
+def _source_like(base: RunConfig, path: str) -> SourceConfig:
+    """Read as the run's own first source is; without one, by suffix and what the model can do."""
+    first = base.data.sources[0] if base.data.sources else None
+    if first is not None and first.format != "dummy":
+        return first.model_copy(update={"path": [path], "name": "", "format": first.format})
+    if base.objective != "span_qa":
+        return SourceConfig(path=[path])
+    return SourceConfig(path=[path], format="squad" if path.endswith(".json") else "nq")
+
+
+def _block(opened: Opened) -> int:
+    if opened.run is not None:
+        return opened.run.data.block
+    return min(_BLOCK, position_limit(opened.model) or _BLOCK)

@@ -1,0 +1,146 @@
+"""A trained model as others take it: a Hugging Face folder, an adapter, one merged with its base, a GGUF file.
+
+And a run's checkpoint as DeepSpeed takes it, to be trained on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from artel.config import RunConfig, load_run, near_name
+from artel.errors import InputError, Problem
+from artel.inference.deepspeed.from_checkpoint import Assembled, assemble
+from artel.inference.deepspeed.universal import newest_checkpoint, write_universal
+from artel.inference.export.gguf import find_gguf_tools, write_gguf
+from artel.inference.open import Opened, check_run_name, objective_of_folder, open_checkpoint, open_model
+from artel.models import build_base, is_adapted, merge_adapter, read_adapter, read_config, write_model
+from artel.models.loading.meta_model import check_whole
+from artel.models.loading.model_folder import check_folder, in_pieces
+from artel.preparing import prepare, refuse_overlaps
+from artel.storage import check_new, new_folder
+from artel.tokens import load_tokenizer
+from artel.training import RunFolder
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written, and where."""
+
+    folder: str
+    kind: str
+    """model, adapter, gguf or deepspeed."""
+    merged_into: str | None = None
+    """The base model of an adapter that was merged."""
+    dtype: str | None = None
+    """Of the weights of a merged model."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def export(name: str, folder: Path, *, merge: bool, gguf: str | None, llama_cpp: str | None, tell: Tell) -> Exported:
+    """Write the model of a run (the newest checkpoint while it is not finished) or of a folder to a new folder.
+
+    A folder may be a checkpoint of DeepSpeed's own, whose weights, in pieces, become a model's in float32.
+    With `merge` an adapter is added to its base model, loaded unquantised; with `gguf` (f16, q4_k_m …) the folder holds
+    model.gguf and a Modelfile, made by llama.cpp's tools, which are looked for in `llama_cpp` too. The folder appears
+    when it is whole. Raises InputError before anything is loaded, WorkError when a tool fails.
+    """
+    check_new(folder)
+    tools = None if gguf is None else find_gguf_tools(gguf, llama_cpp)
+    source, run = _source(name)
+    if run is not None:
+        refuse_overlaps(run, [("DIR", folder)])
+    adapted = read_adapter(str(source)) is not None if isinstance(source, Path) else is_adapted(source.model)
+    if merge and not adapted:
+        raise InputError([Problem("--merge", f"{name} has no adapter to be merged", "leave it out")])
+    if tools is not None and adapted and not merge:
+        raise InputError([Problem("--gguf", f"{name} is an adapter, not a whole model", "add --merge")])
+    kind = "gguf" if tools is not None else "adapter" if adapted and not merge else "model"
+    done = Exported(str(folder), kind)
+    with new_folder(folder) as partial:
+        work = partial / "work"  # on the disk of the result, and gone before that gets its name
+        work.mkdir()
+        whole = partial if tools is None else work / "model"
+        if merge:
+            tell("merging: base model in float32")
+            done = replace(done, **_merge(_put(source, work / "adapter"), run, whole))
+        else:
+            _put(source, whole)
+        if tools is not None:
+            tell(f"converting to {tools.type}")
+            write_gguf(tools, whole, partial)
+        shutil.rmtree(work)
+    return done
+
+
+def export_for_deepspeed(name: str, folder: Path) -> Exported:
+    """Write the newest checkpoint of a run: its model, and beside it weights and optimizer as DeepSpeed reads them.
+
+    The folder appears when it is whole. Raises InputError before anything is loaded.
+    """
+    check_new(folder)
+    run, checkpoint = newest_checkpoint(name)
+    refuse_overlaps(run, [("DIR", folder)])
+    prepared = prepare(run)
+    with new_folder(folder) as partial:
+        _put(open_checkpoint(run, prepared, checkpoint), partial)
+        write_universal(run, prepared, checkpoint, partial)
+    return Exported(str(folder), "deepspeed")
+
+
+def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:
+    """A model folder, the newest checkpoint of an unfinished run, or one of DeepSpeed's; and the run if it is one."""
+    check_run_name(name)
+    run_folder, folder = RunFolder(Path(name)), Path(name)
+    if run_folder.config.is_file():
+        run = load_run(name)
+        return (run_folder.model if run_folder.has_newest_model else open_model(name)), run
+    if in_pieces(folder):
+        return assemble(folder), None
+    if read_adapter(name) is not None:
+        return folder, None
+    if (folder / "config.json").is_file():
+        check_folder(folder)
+        return folder, None
+    fix = "give a run's folder or a model's; of a model on the hub: hf download NAME --local-dir FOLDER"
+    near = None if folder.is_dir() else near_name(name)
+    fix = f"did you mean {near}?" if near else fix
+    raise InputError([Problem(name, "is neither a run nor a folder with a model", fix)])
+
+
+def _put(source: Path | Opened | Assembled, folder: Path) -> Path:
+    """The source as files in `folder`: those of a model folder as they are, without what else lies below it."""
+    folder.mkdir(exist_ok=True)
+    if not isinstance(source, Path):
+        weights = source.weights if isinstance(source, Assembled) else None
+        write_model(source.model, source.tokenizer, folder, weights)
+        return folder
+    if read_adapter(str(source)) is None:
+        check_whole(str(source))
+    for file in source.iterdir():
+        if file.is_file():
+            shutil.copy2(file, folder)
+    return folder
+
+
+def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
+    """Write the base model with the adapter's changes, in the base's dtype; what of that should be told."""
+    adapter = read_adapter(str(folder))
+    assert adapter is not None
+    tokenizer = load_tokenizer(str(folder))
+    objective = objective_of_folder(str(folder), run, tokenizer)
+    base = build_base(adapter, tokenizer, auto_class=objective.auto_class, heads=objective.heads).model
+    config, _ = read_config(adapter.base)
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    into.mkdir(exist_ok=True)
+    write_model(merge_adapter(base, adapter).to(dtype), tokenizer, into)
+    return {"merged_into": adapter.base, "dtype": str(dtype).removeprefix("torch.")}

@@ -1,0 +1,151 @@
+"""A model to be used: from a run, a folder or a hub id; or a run's model before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from transformers import PreTrainedModel
+
+from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
+from artel.errors import InputError, Problem
+from artel.models import build_adapted, build_model, pick_precision, read_adapter, read_config
+from artel.models.loading.missing_weights import check_finite
+from artel.models.loading.model_folder import is_in_hub_cache
+from artel.models.quantization import compute_in
+from artel.objectives import Objective, objective_of
+from artel.preparing import Prepared, prepare
+from artel.tokens import Tokenizer, load_tokenizer
+from artel.training import RunFolder
+from artel.training.checkpoint.format import load_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    name: str
+    folder: str
+    """Where its tokenizer can be loaded from."""
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+    objective: Objective
+    """What it was trained for: of its run, else what its head is for."""
+    run: RunConfig | None = None
+    """The run it comes from, if it does."""
+
+
+def open_model(name: str) -> Opened:
+    """The final model of a run, its newest checkpoint while it is not finished, or any Hugging Face model.
+
+    An adapter (of a run, or a folder of peft's) is opened with its base model, quantised as the run had it.
+    """
+    check_run_name(name)
+    folder = RunFolder(Path(name))
+    if folder.config.is_file():
+        run = load_run(name)
+        if folder.has_newest_model:
+            return _open_folder(name, str(folder.model), run)
+        if (folder.checkpoints / "latest").exists():
+            return open_checkpoint(run, prepare(run), folder.checkpoints / "latest")
+        raise InputError([Problem(name, "has no checkpoint yet", f"train it: artel train {folder.config}")])
+    if folder.path.is_file():
+        fix = "give the run's folder, or --untrained for the model before training"
+        raise InputError([Problem(name, "is a file, not a run, a model folder or a hub id", fix)])
+    try:
+        return _open_folder(name, name, None)
+    except InputError:
+        near = None if folder.path.is_dir() or is_in_hub_cache(name) else near_name(name)
+        if near is None:
+            raise
+        what = "there is no such run or model folder, nor a model of that name to be had from the hub"
+        raise InputError([Problem(name, what, f"did you mean {near}?")]) from None
+
+
+def check_run_name(name: str) -> None:
+    """Refuse, before a hub is asked for it, the name of a recipe, or that of a run without its folder runs/.
+
+    A model that was fetched from the hub before may have the name of either.
+    """
+    fault = name_fault(name)
+    if fault is not None:
+        raise InputError([Problem(f"{name[:100]}…", fault, "give a run's folder, a model folder or a hub id")])
+    near = None if Path(name).exists() or is_in_hub_cache(name) else near_name(name)
+    if near is not None and name in (near, Path(near).name):
+        if near in recipe_names():
+            fix = f"train it first: artel train {near}; or write with it as it begins: artel generate --untrained"
+            raise InputError([Problem(name, "is a recipe, and no model of it has been trained here", fix)])
+        fix = f"did you mean {near}? else fetch the hub's model first: hf download {name}"
+        raise InputError([Problem(name, "there is no such folder", fix)])
+
+
+def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:
+    """The run's model as it is before the first step, with its tokenizer (prepared when need be)."""
+    return open_fresh(run, prepare(run, tell))
+
+
+def open_fresh(run: RunConfig, prepared: Prepared) -> Opened:
+    """The run's model as it is before the first step, and what its text was prepared with."""
+    tokenizer = prepared.tokenizer()
+    objective = objective_of(run, tokenizer)
+    model = _build(run.model, objective, run.data.block, run.seed)
+    return Opened(run.run, str(prepared.folder / "tokenizer"), model, tokenizer, objective, run)
+
+
+def open_checkpoint(run: RunConfig, prepared: Prepared, path: Path) -> Opened:
+    """The run's model as it was when the checkpoint at `path` was written."""
+    opened = open_fresh(run, prepared)
+    load_weights(path, opened.model)
+    return opened
+
+
+def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
+    tokenizer = load_tokenizer(folder, where=name)
+    objective = objective_of_folder(folder, run, tokenizer)
+    adapter = read_adapter(folder)
+    if adapter is None:
+        # The code in a run's model is that of the model which it began with, and was trusted then.
+        trusted = folder if run is not None and run.model.runs_code else None
+        model = _build(
+            ModelConfig.model_validate({"from": folder, "trust_remote_code": trusted}), objective, 1, 0, learns=False
+        )
+    else:
+        model = build_adapted(
+            adapter,
+            tokenizer,
+            auto_class=objective.auto_class,
+            heads=objective.heads,
+            quantise=objective.run.model.quantise,
+            runs_code=run is not None and run.model.runs_code and run.model.from_ == adapter.base,
+        ).model
+        compute_in(model, pick_precision("auto", model.device))
+    check_finite(model, name)
+    return Opened(name, folder, model, tokenizer, objective, run)
+
+
+def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer) -> Objective:
+    """What a model or an adapter in a folder was trained for: as its run says, else as its head does."""
+    adapter = read_adapter(folder)
+    return objective_of(run or RunConfig(objective=_purpose(folder if adapter is None else adapter.base)), tokenizer)
+
+
+def _purpose(folder: str) -> Literal["causal", "masked", "span_qa"]:
+    """The objective whose head a model folder has, by the class that wrote it."""
+    config, _ = read_config(folder)
+    written_by = (config.architectures or [""])[0]
+    if written_by.endswith("ForMaskedLM"):
+        return "masked"
+    return "span_qa" if written_by.endswith("ForQuestionAnswering") else "causal"
+
+
+def _build(wanted: ModelConfig, objective: Objective, block: int, seed: int, *, learns: bool = True) -> PreTrainedModel:
+    built = build_model(
+        wanted,
+        objective.tokenizer,
+        auto_class=objective.auto_class,
+        heads=objective.heads,
+        block=block,
+        seed=seed,
+        learns=learns,
+    )
+    return built.model

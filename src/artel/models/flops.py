@@ -1,0 +1,169 @@
+"""How fast training is, each figure defined once: FLOPs a token, tokens a second, MFU, and the peaks of devices.
+
+**FLOPs a token**: the floating-point operations (a multiplication and an addition are two) of the matrix products and
+convolutions that training on one input token takes, as the model itself multiplies them: forward once and backward
+twice (Kaplan et al. 2020, section 2.1), times 3 in all. Attention counts the pairs of tokens that may see one another:
+a causal model's pay half of what an encoder's do. Looking up embeddings costs nothing; nor do, by convention, norms,
+activations, softmax and the optimizer. What is computed again in the backward pass (activation checkpointing) does not
+count: it is work of the implementation and not of the model (Chowdhery et al. 2022, "PaLM", appendix B). For a dense
+transformer it is their 6N + 12·L·H·Q·T, with half of the second term where a causal mask hides half of the pairs, which
+they count in full. N are the weights that a token is multiplied with: all but tables that are looked up; the output
+head is among them, also where it is tied to the table of the inputs.
+
+**tokens/s**: input tokens that are neither padding nor filler, over elapsed seconds by the clock.
+
+**MFU**, model FLOPs utilisation: FLOPs a token x tokens/s over the peak of the devices, in the precision that layers
+compute in (PaLM, appendix B).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+from artel.models.loading.heads import model_class
+
+_NAME = "artel_counted"
+# How a model is asked, the first way that it answers: by the function below; by its own attention, where it has none
+# but that; and with a mask of ones, without which some look at the values of their input, which on meta has none.
+_WAYS = ((_NAME, False), ("eager", False), ("eager", True))
+
+
+def flops_a_token(config: PreTrainedConfig, auto_class: str, length: int) -> float | None:
+    """FLOPs of training on one token in rows of `length`, for the model of a configuration; None where it won't tell.
+
+    `auto_class` is the transformers class whose head it has (`AutoModelForCausalLM`); the head counts at every token.
+    Asked of the model itself: its forward runs on the meta device, where it has shapes and no numbers. Of a mixture of
+    experts the ones that a token goes to are counted. Of an architecture with attention of its own (BLOOM, MPT, GPT-J)
+    the whole square is, as it is multiplied there. All weights are taken to be trained.
+    """
+    for attention, masked in _WAYS:
+        try:
+            model = _on_meta(config, auto_class, attention)
+            return 3 * _forward_flops(model, length, masked) / length
+        except Exception:  # each architecture has its own ways not to run there
+            continue
+    return None
+
+
+def tokens_a_second(tokens: int, seconds: float) -> float | None:
+    """Input tokens, without padding and filler, over elapsed seconds; None where no time passed."""
+    return tokens / seconds if seconds > 0 else None
+
+
+def utilisation(flops: float | None, tokens: float | None, peak: float | None, devices: int = 1) -> float | None:
+    """MFU, 0 to 1: FLOPs a token x tokens a second over the peak of `devices`, each of `peak` FLOP/s.
+
+    None (unknown) where any of them is.
+    """
+    if flops is None or tokens is None or peak is None:
+        return None
+    return flops * tokens / (peak * devices)
+
+
+def device_name(device: torch.device) -> str:
+    """What a device calls itself; `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def peak_flops(name: str, precision: str) -> float | None:
+    """The most FLOP/s of a device by its name, in `fp32`, `tf32`, `bf16`, `fp16` or `fp8`; None where it is unknown.
+
+    Dense, accumulated in fp32, as the makers' data sheets have it (where they give figures with sparsity only, half of
+    them): NVIDIA's data sheets of H100, H200, B200 (HGX), GH200, A100, A40, A30, A10, L40S, L40, L4, T4 and V100; the
+    white papers "GA102" (RTX 3090, A6000), "Ada" (RTX 4090, 6000 Ada) and "RTX Blackwell" (RTX 5090); AMD's data sheet
+    of the MI300X. Only these names, whole: a laptop's RTX 4090, a slice of an H100 (MIG) and a CPU are unknown.
+    """
+    found = _TERAFLOPS.get(name.removeprefix("NVIDIA "), {}).get(precision)
+    return None if found is None else found * 1e12
+
+
+def _on_meta(config: PreTrainedConfig, auto_class: str, attention: str) -> PreTrainedModel:
+    config = copy.deepcopy(config)
+    config.use_cache = False
+    options: dict[str, Any] = {"attn_implementation": attention}
+    # Products of each token with the weights of its own experts: which ones is not known on meta, how many is.
+    options["experts_implementation"] = "batched_mm"
+    with torch.device("meta"):
+        model = model_class(config, auto_class, {})._from_config(config, **options)
+    return model.eval()
+
+
+def _forward_flops(model: PreTrainedModel, length: int, masked: bool) -> int:
+    inputs = {"input_ids": torch.zeros(1, length, dtype=torch.int64, device="meta")}
+    if masked:
+        inputs["attention_mask"] = torch.ones(1, length, dtype=torch.int64, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(**inputs)
+    return counter.get_total_flops()
+
+
+def _counted_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention on meta tensors: two products as large as what the mask lets through, for the counter to see."""
+    rows, heads, length, size = query.shape
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    pairs = _pairs(length, key.shape[2], causal, sliding_window)
+    torch.bmm(query.new_empty(rows * heads, 1, size), query.new_empty(rows * heads, size, pairs))
+    torch.bmm(query.new_empty(rows * heads, 1, pairs), query.new_empty(rows * heads, pairs, value.shape[3]))
+    return query.new_empty(rows, length, heads, value.shape[3]), None
+
+
+def _pairs(queries: int, keys: int, causal: bool, window: int | None) -> int:
+    """How many (query, key) may see one another; in a window, tokens that are less than `window` apart."""
+    reach = keys if window is None else min(window, keys)
+    before = reach * (reach + 1) // 2 + (queries - reach) * reach if queries == keys else queries * reach
+    if causal:
+        return before
+    return 2 * before - queries if window is not None and window < keys else queries * keys
+
+
+AttentionInterface.register(_NAME, _counted_attention)
+
+_HOPPER_SXM = {"fp32": 67.0, "tf32": 989 / 2, "bf16": 1979 / 2, "fp16": 1979 / 2, "fp8": 3958 / 2}
+_HOPPER_NVL = {"fp32": 60.0, "tf32": 835 / 2, "bf16": 1671 / 2, "fp16": 1671 / 2, "fp8": 3341 / 2}
+_A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
+_V100_SXM = {"fp32": 15.7, "fp16": 125.0}
+_V100_PCIE = {"fp32": 14.0, "fp16": 112.0}
+_TERAFLOPS: dict[str, dict[str, float]] = {
+    "B200": {"bf16": 4500 / 2, "fp16": 4500 / 2, "fp8": 9000 / 2},
+    "GH200 480GB": _HOPPER_SXM,
+    "H200": _HOPPER_SXM,
+    "H200 NVL": _HOPPER_NVL,
+    "H100 80GB HBM3": _HOPPER_SXM,
+    "H100 NVL": _HOPPER_NVL,
+    "H100 PCIe": {"fp32": 51.0, "tf32": 756 / 2, "bf16": 1513 / 2, "fp16": 1513 / 2, "fp8": 3026 / 2},
+    "A100-SXM4-40GB": _A100,
+    "A100-SXM4-80GB": _A100,
+    "A100-PCIE-40GB": _A100,
+    "A100 80GB PCIe": _A100,
+    "A40": {"fp32": 37.4, "tf32": 74.8, "bf16": 149.7, "fp16": 149.7},
+    "A30": {"fp32": 10.3, "tf32": 82.0, "bf16": 165.0, "fp16": 165.0},
+    "A10": {"fp32": 31.2, "tf32": 62.5, "bf16": 125.0, "fp16": 125.0},
+    "L40S": {"fp32": 91.6, "tf32": 183.0, "bf16": 362.05, "fp16": 362.05, "fp8": 733.0},
+    "L40": {"fp32": 90.5, "tf32": 90.5, "bf16": 181.05, "fp16": 181.05, "fp8": 362.0},
+    "L4": {"fp32": 30.3, "tf32": 120 / 2, "bf16": 242 / 2, "fp16": 242 / 2, "fp8": 485 / 2},
+    "Tesla T4": {"fp32": 8.1, "fp16": 65.0},
+    "Tesla V100-SXM2-16GB": _V100_SXM,
+    "Tesla V100-SXM2-32GB": _V100_SXM,
+    "Tesla V100-PCIE-16GB": _V100_PCIE,
+    "Tesla V100-PCIE-32GB": _V100_PCIE,
+    "GeForce RTX 3090": {"fp32": 35.6, "tf32": 35.6, "bf16": 71.0, "fp16": 71.0},
+    "RTX A6000": {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8},
+    "GeForce RTX 4090": {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2, "fp8": 330.3},
+    "RTX 6000 Ada Generation": {"fp32": 91.1, "tf32": 182.1, "bf16": 364.2, "fp16": 364.2, "fp8": 728.5},
+    "GeForce RTX 5090": {"fp32": 104.8, "tf32": 104.8, "bf16": 209.5, "fp16": 209.5, "fp8": 419.0},
+    "AMD Instinct MI300X": {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9},
+}

@@ -1,0 +1,197 @@
+"""A model's folder: whether it holds a model that can be read safely, and its configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from safetensors import safe_open
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from artel.errors import InputError, Problem
+from artel.storage import check_regular_in
+from artel.tokens.tokenizer.remote_code import check_whose, remedy
+
+
+def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:
+    """The configuration of a folder or hub id, and what its user should know of how it was read. Raises InputError.
+
+    A config.json of before 2020 names no model type; the names of its tensors (`roberta.encoder…`) say what it is.
+    Code that comes with the model is run with `runs_code` alone; where transformers has the model, it is not needed.
+    """
+    folder = Path(name)
+    check_regular_in(folder)
+    file = folder / "config.json"
+    values = _read(file) if folder.is_dir() else _read_hub(name)
+    _check_origin(values, name, runs_code)
+    try:
+        if folder.is_dir() and "model_type" not in values:
+            kind = _kind_by_tensors(folder)
+            if kind is None:
+                fix = 'add "model_type": "roberta", or what it is'
+                raise InputError([Problem(str(file), "names no model_type", fix)])
+            told = f"{file} names no model_type; its tensors are those of {kind}"
+            return CONFIG_MAPPING[kind].from_dict(values), [told]
+        return AutoConfig.from_pretrained(name, trust_remote_code=runs_code), []
+    except InputError:
+        raise
+    except Exception as error:  # the hub, JSON, safetensors and each configuration raise their own kinds
+        raise cannot_load(name, error) from None
+
+
+_WRONG_TYPE = re.compile(r"Field '(\w+)' expected (.+?), got \w+ \(value: (.*?)\)")
+"""How a configuration refuses a value's type."""
+
+
+def in_words(error: Exception) -> str:
+    """What a library said, in one line; a value of the wrong type shortly."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    wrong = _WRONG_TYPE.search(said)
+    return f"{wrong[1]} is {wrong[3][:100]}, which is no {wrong[2]}" if wrong else said[:300]
+
+
+def cannot_load(name: str, error: Exception) -> InputError:
+    """What transformers said of a model that it could not load, as a message with a remedy."""
+    first = in_words(error)
+    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    remote = f"a hub id needs network{offline}; or give a folder"
+    fix = "check its config.json and weights" if Path(name).is_dir() else remote
+    what = f"{name} cannot be loaded: {first}"
+    if not Path(name).exists():
+        what = f"there is no folder {name} here, and as a model of the hub it cannot be loaded: {first}"
+    return InputError([Problem("model.from", what, fix)])
+
+
+def is_in_hub_cache(name: str) -> bool | None:
+    """Whether a model of that name has been fetched from the hub; None for what is no name that the hub could have."""
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return None
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder without a model, and weights that are a pickle with code in it."""
+    try:
+        names = {file.name for file in folder.iterdir()}
+    except OSError as error:
+        raise InputError([Problem(str(folder), f"cannot be read: {error.strerror}", "check its permissions")]) from None
+    where = "model.from"
+    if in_pieces(folder):
+        fix = f"make a model of them first: artel export {folder} FOLDER; then model.from: FOLDER"
+        raise InputError([Problem(where, f"{folder} has weights in DeepSpeed's pieces only", fix)])
+    if "config.json" not in names and "adapter_config.json" in names:
+        fix = f"merge it into its base model first: artel export {folder} FOLDER --merge; then model.from: FOLDER"
+        raise InputError([Problem(where, f"{folder} is an adapter, not a whole model", fix)])
+    if "config.json" not in names:
+        raise InputError([Problem(where, f"{folder} has no config.json", "give a folder written by save_pretrained")])
+    for index in sorted(folder.glob("*.index.json")):
+        _check_inside(index, _read(index).get("weight_map"))
+    if any(name.endswith(".safetensors") for name in names):
+        return
+    binaries = _binaries(folder)
+    if not binaries:
+        raise InputError(
+            [Problem(where, f"{folder} has no weights", "it needs model.safetensors or pytorch_model.bin; "
+                     "for training from scratch give model.config")]
+        )  # fmt: skip
+    for file in binaries:
+        try:
+            _tensors_of(file)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise InputError(
+                [Problem(str(file), f"is not a file of tensors only: {first}",
+                         "nothing in it was run; convert it to safetensors where you trust it")]
+            ) from None  # fmt: skip
+
+
+def in_pieces(folder: Path) -> bool:
+    """Whether a folder has no weights but those that DeepSpeed saved by itself, in pieces by process."""
+    saved = (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
+    return saved and not any(folder.glob("*.safetensors")) and not _binaries(folder)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError([Problem(str(file), f"cannot be read: {error}", "it must be JSON")]) from None
+    if not isinstance(values, dict):
+        raise InputError([Problem(str(file), "is not a JSON object", "give a folder written by save_pretrained")])
+    return values
+
+
+def _read_hub(name: str) -> dict[str, Any]:
+    try:
+        return PreTrainedConfig.get_config_dict(name)[0]
+    except Exception as error:  # the hub's own kinds
+        raise cannot_load(name, error) from None
+
+
+def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
+    """Raise InputError for a model that needs code which may not be run, or whose weights lie outside of it."""
+    weights = values.get("transformers_weights")
+    if weights is not None and Path(str(weights)).name != weights:
+        what = f"says that its weights are in {str(weights)[:200]}, which is no file beside its config.json"
+        raise InputError([Problem("model.from", f"{name} {what}", "take transformers_weights out of it")])
+    classes = values.get("architectures")
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(kind, str) for kind in classes)):
+        what = f"its config.json says architectures: {str(classes)[:100]}, which is no list of names"
+        raise InputError([Problem("model.from", f"{name}: {what}", "take it out, or name the class that wrote it")])
+    _check_quantization(values.get("quantization_config"), name)
+    code = values.get("auto_map")
+    if runs_code:
+        check_whose(values, name)
+    elif code and values.get("model_type") not in CONFIG_MAPPING:
+        what = f"{name} is a model of its own code, which transformers does not have and artel does not run unasked"
+        raise InputError([Problem("model.from", what, remedy(name))])
+
+
+def _check_quantization(saved: Any, name: str) -> None:
+    """Raise InputError for weights in a format that transformers does not know: it would take them for plain ones."""
+    if saved is None:
+        return
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # which takes its time to import
+
+    method = str(saved.get("quant_method", "bitsandbytes") if isinstance(saved, dict) else saved)
+    if method != "bitsandbytes" and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        what = f"{name}: its config.json says that it is quantized by {method[:100]!r}, which transformers lacks"
+        raise InputError([Problem("model.from", what, "take quantization_config out if its weights are plain ones")])
+
+
+def _check_inside(index: Path, weights: Any) -> None:
+    """Raise InputError unless each file that an index of weights names lies beside it."""
+    files: Iterable[Any] = set(map(str, weights.values())) if isinstance(weights, dict) else [None]
+    for file in files:
+        if file is None or Path(file).name != file or not (index.parent / file).is_file():
+            what = "names no files of weights" if file is None else f"names {file[:200]}, which is no file beside it"
+            raise InputError([Problem(str(index), what, "give the folder as it was saved, with all of its files")])
+
+
+def _binaries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("pytorch_model*.bin"))
+
+
+def _tensors_of(file: Path) -> dict[str, torch.Tensor]:
+    """Names and shapes of what a .bin holds; no code in it is run, and no data is kept."""
+    return torch.load(file, map_location="meta", weights_only=True, mmap=False)
+
+
+def _kind_by_tensors(folder: Path) -> str | None:
+    """The model type whose name begins the tensors' names: `roberta.embeddings.…` is of roberta."""
+    names: set[str] = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            names |= {name.split(".")[0] for name in tensors.keys()}  # noqa: SIM118  # not a mapping
+    if not names:
+        names = {name.split(".")[0] for file in _binaries(folder) for name in _tensors_of(file)}
+    return next((name for name in sorted(names) if name in CONFIG_MAPPING), None)

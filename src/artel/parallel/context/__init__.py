@@ -1,0 +1,1 @@
+"""Context parallelism: several processes share each sequence."""

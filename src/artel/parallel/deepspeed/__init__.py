@@ -1,0 +1,1 @@
+"""DeepSpeed as the engine of a run."""

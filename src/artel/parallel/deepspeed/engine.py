@@ -1,0 +1,263 @@
+"""A global batch run by DeepSpeed's engine, which shares out weights, gradients and optimizer state by its own rules.
+
+The engine divides gradients by the number of processes, clips, scales an fp16 loss and steps by itself. Its layout
+undoes the division, so that the gradient is that of the mean over all targets of the global batch, and the optimizer
+that belongs to it leaves the rest to the engine: only the learning rate is set from outside, step by step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import PreTrainedModel
+
+from artel.errors import InputError, Problem
+from artel.models.device import autocast_dtype
+from artel.models.loading.materialize import Fill
+from artel.models.loss import open_head
+from artel.objectives import Batch, Objective
+from artel.parallel.data_parallel import Replicated
+from artel.parallel.deepspeed.config import Resolved
+from artel.parallel.deepspeed.state import full_state, full_weights, load_state, load_weights
+from artel.parallel.mesh import Grid
+from artel.parallel.process_group import Processes
+
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
+
+Found = TypeVar("Found")
+
+
+class _Learner(nn.Module):
+    """A module around the model, within whose forward pass all work with it is done: only within that of what DeepSpeed
+    wraps does it gather a weight that is used outside of its own layer, as the output head's is."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+        return work(self.model)
+
+
+class DeepSpeedLayout(Replicated):
+    """Every process takes a share of each global batch, and of the model what ZeRO's stage says.
+
+    Until `start` it holds the model as it was given: that is when micro-batches are tried, layers wrapped and compiled.
+    A model on the meta device, for stage 3, is then given its weights by `fill`, and shared out as they come.
+    """
+
+    engine: DeepSpeedEngine
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        objective: Objective,
+        processes: Processes,
+        resolved: Resolved,
+        fill: Fill | None = None,
+    ) -> None:
+        self.grid = Grid("ddp", copies=processes.world)
+        self.model = model
+        self._objective = objective
+        self._processes = processes
+        self._resolved = resolved
+        self._dtype = autocast_dtype(resolved.precision)
+        self._fill = fill
+        self._learner = _Learner(model)
+        self._started = False
+
+    @property
+    def rehearses(self) -> bool:
+        # In stage 3 the whole model is meant not to fit. Once the engine has it, a backward pass speaks to the others.
+        return self._resolved.stage < 3 and not self._started
+
+    def start(
+        self, make_optimizer: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int
+    ) -> DeepSpeedOptimizer:
+        """Hand the model and what `make_optimizer` makes to DeepSpeed for a run of `steps`; what steps from then.
+
+        Raises InputError where the file asks for what DeepSpeed or its model cannot do.
+        """
+        settings = self._resolved.complete(self.model.config, steps, micro_batch)
+        _prepare(self._processes)
+        if self._fill is not None:
+            self._share_out(self._fill, settings)
+        optimizer = make_optimizer()
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+        optimizer.state.clear()  # what was made ahead belongs to parameters that DeepSpeed replaces
+        self.engine = _opened(self._resolved.file, self._learner, optimizer, settings)
+        self._started = True
+        self._dtype = None  # DeepSpeed holds the weights themselves in the precision
+        self.trying(open_head)  # here, not within the first step
+        return DeepSpeedOptimizer(self.engine, optimizer, self._processes.device)
+
+    def _share_out(self, fill: Fill, settings: dict[str, Any]) -> None:
+        """Bring the weights, each shared out over the processes before the next one comes.
+
+        DeepSpeed's zero.Init is made for models that draw their own weights when they are built. Here it is given each
+        parameter when it has come; it sends the first process's values to all, so that the others need not read them.
+        """
+        import deepspeed
+
+        dtype = autocast_dtype(self._resolved.precision) or torch.float32
+        shared: list[nn.Parameter] = []
+
+        def share(parameter: nn.Parameter) -> None:
+            parameter.data = parameter.data.to(dtype)
+            if shared:
+                shared[0].convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]
+                return
+            with _refusals(self._resolved.file):
+                deepspeed.zero.Init(module=nn.ParameterList([parameter]), config_dict_or_path=settings)
+            shared.append(parameter)
+
+        fill(self.model, device=self._processes.device, each=share, reads=self._processes.first)
+
+    def _learn(self, batch: Batch) -> torch.Tensor:
+        return self._asked(batch, "loss")
+
+    def _survey_of(self, batch: Batch) -> torch.Tensor:
+        return self._asked(batch, "survey")
+
+    def _judgement(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._asked(batch, "judge")
+
+    def trying(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+        # In a tuple: what a forward pass gives is looked through for tensors, for which it must be of a few kinds.
+        return self._run(lambda model: (work(model),))[0]
+
+    def _asked(self, batch: Batch, what: str) -> Any:
+        return self._run(lambda model: getattr(self._objective, what)(model, batch))
+
+    def _run(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+        """What work with the model finds, through the engine once there is one."""
+        found: Found = (self.engine if self._started else self._learner)(work)
+        return found
+
+    def _go_back(self, loss: torch.Tensor) -> None:
+        self.engine.backward(loss, scale_wrt_gas=False)
+
+    def _share(self, targets: float) -> float:
+        return (self._processes.world if self.engine.gradient_average else 1) / targets
+
+    def _micro_step(self, last: bool) -> AbstractContextManager[object]:
+        self.engine.set_gradient_accumulation_boundary(last)
+        return nullcontext()
+
+    def norm(self) -> torch.Tensor:
+        """Under ZeRO NaN: the engine finds the norm as it steps, and the step returns it."""
+        if self._resolved.stage == 0:
+            return super().norm()
+        return torch.full((), torch.nan, device=self._processes.device)
+
+    @contextmanager
+    def generating(self) -> Iterator[bool]:
+        yield self._processes.first or self._resolved.stage == 3  # there a forward pass gathers weights from all
+
+
+class DeepSpeedOptimizer:
+    """What the loop and a checkpoint ask of an optimizer, done by an engine; fp16's loss scale is the engine's own."""
+
+    loss_factor: None = None
+    gathers = True
+
+    def __init__(self, engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._engine = engine
+        self._optimizer = optimizer
+        self._device = device
+
+    def clipped_step(
+        self, rate: float, norm: torch.Tensor, *, guarded: bool = False, spike: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step at `rate` times the peak learning rate, with clipped gradients; `norm` counts without ZeRO alone.
+
+        (their norm without the loss scale, whether the step was good), scalars on the device. Under ZeRO gradients that
+        are not finite change nothing; with a dynamic loss scale they count as good until a smaller one does not help.
+        The engine steps as it does: no run with it is `guarded` or looks for spikes.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["peak"] * rate
+        collapsed = False
+        try:
+            self._engine.step()
+        except Exception as error:  # DeepSpeed has no class of its own for it
+            if "loss scale already at minimum" not in str(error):
+                raise
+            collapsed = True
+        if self._engine.zero_optimization_stage():
+            norm = torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float32, device=self._device)
+        scaled = self._engine.fp16_enabled() and self._engine.dynamic_loss_scale()
+        if scaled:
+            return norm, torch.tensor(not collapsed, device=self._device)
+        return norm, torch.isfinite(norm)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All trained parameters and kept buffers by name, float32 on the CPU of the first process; others have none.
+
+        All processes must ask at the same time.
+        """
+        return full_weights(self._engine)
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """The inverse of `weights`, which every process gives alike."""
+        load_weights(self._engine, weights)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """`parameter name|state name` -> tensor, whole, on the CPU of the first process; others have none.
+
+        All processes must ask at the same time. Names and shapes are those of a run on one process.
+        """
+        return full_state(self._engine, self._optimizer)
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """The inverse of `state`, which every process gives alike."""
+        load_state(self._engine, self._optimizer, state)
+
+
+def _prepare(processes: Processes) -> None:
+    """What DeepSpeed expects to find around it."""
+    os.environ.setdefault("LOCAL_RANK", str(processes.local_rank))
+    if not dist.is_initialized():  # DeepSpeed wants a group of processes, be it of one
+        backend = "cpu:gloo,cuda:nccl" if processes.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    import deepspeed
+
+    # On a CPU it would compile an all-reduce of its own for a minute or two; a killed build leaves a lock that the next
+    # run waits on for ever. Gloo does without.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    with redirect_stdout(sys.stderr):
+        deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)  # takes the group that is there
+
+
+@contextmanager
+def _refusals(file: str) -> Iterator[None]:
+    """What DeepSpeed refuses of its file, as errors of ours."""
+    from deepspeed.runtime.config import DeepSpeedConfigError
+    from deepspeed.runtime.zero.utils import ZeRORuntimeException
+
+    refusals = (AssertionError, ValueError, NotImplementedError, DeepSpeedConfigError, ZeRORuntimeException)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except refusals as error:
+        raise InputError([Problem(file, f"DeepSpeed refuses it: {error}", "change what it names")]) from error
+
+
+def _opened(
+    file: str, learner: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
+) -> DeepSpeedEngine:
+    import deepspeed
+
+    with _refusals(file):
+        engine: DeepSpeedEngine = deepspeed.initialize(model=learner, optimizer=optimizer, config=settings)[0]
+    return engine

@@ -1,0 +1,202 @@
+"""Weights, gradients and optimizer state shared out over processes, by PyTorch's fully_shard (FSDP2).
+
+zero1 and zero2 keep the weights together from the first micro-batch of a step to its last; zero1 keeps the gradients
+of its micro-batches whole as well (Rajbhandari et al. 2020, "ZeRO"). Whatever a model's matrices, sequences and experts
+are split by (tensor, context, expert) comes before this, and is shared out here once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from transformers import PreTrainedModel
+
+from artel.models.compile import repeated_layers
+from artel.models.device import autocast_dtype
+from artel.models.router_aux_loss import balance_of
+from artel.objectives import Batch, Objective
+from artel.parallel.context.context import exchanging, sees_before_alone, split_batch
+from artel.parallel.data_parallel import Replicated
+from artel.parallel.grad_norm import norm_of_shards
+from artel.parallel.mesh import Grid
+from artel.parallel.process_group import Processes
+from artel.parallel.tensor.apply import shard_dimension
+
+
+def batch_mesh(mesh: DeviceMesh, grid: Grid) -> DeviceMesh:
+    """The processes whose gradients are summed: in one dimension that shares weights, or with one of copies before."""
+    name = "shard"
+    if grid.context > 1:  # those that share a sequence share the weights too
+        name = "shard_context"
+        mesh["shard", "context"]._flatten(name)
+    return mesh[name] if grid.copies == 1 and grid.mode != "ddp" else mesh["copies", name]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How weights are shared out: arguments of fully_shard."""
+
+    together: bool
+    """Whether gathered weights stay gathered until the backward pass."""
+    precision: MixedPrecisionPolicy
+    offload: OffloadPolicy
+
+    @classmethod
+    def of(cls, grid: Grid, dtype: torch.dtype | None, offload: str) -> Sharing:
+        """`dtype` is what layers compute in, where it is not that of the weights."""
+        policy = OffloadPolicy()
+        if offload != "none":
+            policy = CPUOffloadPolicy(pin_memory=offload == "pinned" and torch.cuda.is_available())
+        # Inputs are cast by autocast. Gradients are summed in float32.
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        return cls(grid.mode in ("ddp", "zero1", "zero2"), precision, policy)
+
+    def apply(
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        *,
+        together: bool,
+        by: Callable[[nn.Parameter], Shard | None] | None = None,
+    ) -> None:
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=not together,
+            shard_placement_fn=by,
+            mp_policy=self.precision,
+            offload_policy=self.offload,
+        )
+
+
+def shard(
+    model: nn.Module, mesh: DeviceMesh, how: Sharing, apart: Mapping[nn.Module, DeviceMesh] | None = None
+) -> None:
+    """Share out a model's parameters over `mesh` (`batch_mesh`), layer by layer; the rest is one more unit.
+
+    `apart` are modules within layers that are shared out over other processes. Weights may be on the meta device.
+    """
+    for module, its_mesh in (apart or {}).items():
+        how.apply(module, its_mesh, together=how.together)
+    for layer in repeated_layers(model):
+        how.apply(layer, mesh, together=how.together)
+    # Embeddings, last norm and head: gathered once a pass, since the loss needs the head after the model has ended.
+    how.apply(model, mesh, together=True, by=partial(shard_dimension, shards=mesh.size(-1)))
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Sums, not means: the loss is divided by the targets of the whole batch already.
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+
+
+class SharedSequences:
+    """Sequences of which each process has a part; attention sees the others' (`context.py`)."""
+
+    def __init__(self, model: PreTrainedModel, mesh: DeviceMesh, how: str) -> None:
+        self.rank, self._size = mesh.get_local_rank(), mesh.size()
+        self._model, self._group, self._how = model, mesh.get_group(), how
+        self._causal = sees_before_alone(model)
+        balance = balance_of(model)
+        if balance is not None:
+            balance.context = self._group
+
+    def part(self, batch: Batch) -> Batch:
+        return split_batch(batch, self.rank, self._size, self._causal)
+
+    def exchanging(self) -> AbstractContextManager[None]:
+        return exchanging(self._model, self._group, self._how)
+
+
+class Sharded(Replicated):
+    """No process holds the whole model, or not all of it for itself; `model` has been through `shard`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        objective: Objective,
+        processes: Processes,
+        precision: str,
+        grid: Grid,
+        shared: SharedSequences | None = None,
+    ) -> None:
+        self.grid = grid
+        self._shared = shared
+        self.model = model
+        self._objective = objective
+        self._processes = processes
+        self._dtype = autocast_dtype(precision)
+
+    @property
+    def rehearses(self) -> bool:
+        # On a GPU memory runs out on all alike. On a CPU it hardly does, and each trial costs its communication.
+        return self._processes.device.type == "cuda"
+
+    def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
+        if self._shared is not None:  # else the same masks of dropout would be drawn for all parts
+            torch.manual_seed(torch.initial_seed() + self._shared.rank)
+        with self._exchanging():
+            return super().run(batches, targets, loss_scale)
+
+    def rehearse(self, batch: Batch) -> None:
+        with self._exchanging():
+            super().rehearse(batch)
+
+    def norm(self) -> torch.Tensor:
+        return norm_of_shards(self.model.parameters(), self._processes.world, self._processes.device)
+
+    def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
+        with self._gathered(), self._exchanging():
+            return super().judge(batches, count)
+
+    @contextmanager
+    def generating(self) -> Iterator[bool]:
+        with self._gathered():
+            yield True  # a forward pass gathers weights from all
+
+    def _learn(self, batch: Batch) -> torch.Tensor:
+        return self._objective.loss(self.model, batch)
+
+    def _mine(self, batch: Batch) -> Batch:
+        return super()._mine(batch if self._shared is None else self._shared.part(batch))
+
+    def _exchanging(self) -> AbstractContextManager[None]:
+        """Whatever is computed of parts of sequences, forward and backward, is computed in this."""
+        return nullcontext() if self._shared is None else self._shared.exchanging()
+
+    def _own(self, found: torch.Tensor) -> torch.Tensor:
+        # Those that share the matrices of a layer all find the same.
+        return found if self._processes.rank % self.grid.tensor == 0 else torch.zeros_like(found)
+
+    def _share(self, targets: float) -> float:
+        return 1.0 / targets
+
+    def _micro_step(self, last: bool) -> AbstractContextManager[object]:
+        root, mode = self.model, self.grid.mode
+        assert isinstance(root, FSDPModule)
+        if mode in ("ddp", "zero1"):
+            root.set_requires_gradient_sync(last)
+        if mode == "hsdp":
+            root.set_requires_all_reduce(last)
+        if mode in ("ddp", "zero1", "zero2"):
+            root.set_reshard_after_backward(last)
+        root.set_is_last_backward(last)
+        return nullcontext()
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Forward passes without a backward leave weights gathered; here they are let go."""
+        try:
+            yield
+        finally:
+            for module in self.model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()

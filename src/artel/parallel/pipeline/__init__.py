@@ -1,0 +1,1 @@
+"""Pipeline parallelism: several processes share the layers."""

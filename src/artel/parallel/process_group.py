@@ -1,0 +1,104 @@
+"""The processes of a run, as the launcher's environment describes them (torchrun, or none for a single process)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from artel.parallel.tcp_store import process_store
+
+# Long enough for a checkpoint on a slow disk, short enough that a lost rank does not hold its peers for an hour.
+_TIMEOUT = timedelta(minutes=20)
+# The newest process group. DistributedDataParallel holds it too; were that reference the last, the model's end would
+# destroy the group with the interpreter's lock held, and wait for gloo's threads while one of them waits for that lock
+# (torch 2.13; one of 24 interrupted runs never ended). What Python itself holds is given up without the lock.
+_kept: list[dist.ProcessGroup | None] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """This process among those of the run."""
+
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+    on_host: int = 1
+    """How many of them are on this host."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes and tells."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def wait_at_most(self, seconds: float) -> None:
+        """From now on collectives, of every group there is, fail after so long; libraries give each group its own."""
+        if self.world > 1:
+            for group in dist.distributed_c10d._world.pg_map:
+                group.set_timeout(timedelta(seconds=seconds))
+
+
+def device_here(local_rank: int = 0) -> torch.device:
+    """What a process of this host computes on: the GPU of its number, or the CPU where there is none."""
+    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@contextmanager
+def open_processes(threads: int | None) -> Iterator[Processes]:
+    """Join the process group, gloo on CPU and nccl on GPU, for the length of the block; on a single process, none.
+
+    `threads` are CPU threads of each process; by default its cores, shared with others that may use them.
+    """
+    environment = os.environ
+    world = int(environment.get("WORLD_SIZE", "1"))
+    local_rank, local_world = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", world))
+    device = device_here(local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if world == 1:
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        yield Processes(0, 1, 0, device)
+        return
+    # Numbers that the host needs (counts, signals) go through gloo in either case, so that no step waits for a GPU.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    rank = int(environment["RANK"])
+    store = process_store(rank, _TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
+    _kept[:] = [dist.group.WORLD]
+    torch.set_num_threads(threads or _threads_here())
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, device, local_world)
+    except BaseException:
+        if device.type == "cpu":  # nccl would wait for a peer that may be gone
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def _threads_here() -> int:
+    """How many threads keep the cores busy that this process may use, with the others of its host that may use them.
+
+    srun and mpirun may give each process cores of its own (--cpus-per-task, --bind-to): they are not shared.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    of_all: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_all, (socket.gethostname(), cores))
+    return threads_of(cores, [theirs for host, theirs in of_all if host == socket.gethostname()])
+
+
+def threads_of(cores: list[int], of_all: list[list[int]]) -> int:
+    """The threads of a process that may use these `cores`, where all processes of its host may use `of_all`."""
+    sharing = sum(not set(cores).isdisjoint(theirs) for theirs in of_all)
+    return max(1, len(cores) // sharing)

@@ -1,0 +1,1 @@
+"""Tensor parallelism: several processes share the matrices of each layer."""

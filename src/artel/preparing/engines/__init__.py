@@ -1,0 +1,1 @@
+"""Where the tasks of preparing text run: processes of this machine, Slurm, Ray."""

@@ -1,0 +1,1 @@
+"""Files and folders on S3 and on the Hugging Face hub."""

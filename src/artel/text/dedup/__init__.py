@@ -1,0 +1,1 @@
+"""Duplicates: exact ones, repeated lines and paragraphs, near-duplicates by MinHash."""

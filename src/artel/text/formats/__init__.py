@@ -1,0 +1,1 @@
+"""One module per format: from the bytes of a file to records."""

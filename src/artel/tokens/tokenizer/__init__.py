@@ -1,0 +1,1 @@
+"""Tokenizers: loading, training, fast encoding, chat templates."""

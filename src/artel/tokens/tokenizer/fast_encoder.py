@@ -1,0 +1,198 @@
+"""Encoding by what is quicker than `tokenizers`, for as long as it gives the same ids.
+
+fastokens is young, what cuts words is our own, and a wrong id is silent: a model learns it. So both are compared with
+`tokenizers` in every run, on the text of that run: on the first of it before they are used at all, on one text in five
+thousand from there on. Which of them encodes is a matter of speed alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from artel.tokens.tokenizer.word_cache import ByWords
+
+# Characters encoded by tokenizers before another is tried, at 1 to 2 MB/s. Loading fastokens costs 0.4 s and 50 MB with
+# GPT-2's vocabulary: for a prompt, or a small file, it would be a loss.
+_BEFORE = 250_000
+# Characters of the user's text that are compared before another is used: 0.1 s.
+_FIRST = 150_000
+# One text in so many is compared from there on. tokenizers takes 20 times as long on prose and 100 times on code, so
+# this adds 0.4 % to 2 % to fastokens. A prime, so that it keeps no step with texts that come in a cycle.
+_EVERY = 4999
+# Characters of it that are compared.
+_LONGEST_COMPARED = 1_000_000
+
+FASTOKENS, BY_WORDS, TOKENIZERS = "fastokens", "tokenizers by words", "tokenizers"
+
+Encode = Callable[[list[str]], list[np.ndarray]]
+
+
+class Encoder:
+    """Ids of texts, by the quickest of these that is there, takes this tokenizer and gives the ids of `tokenizers`:
+    fastokens; `tokenizers` asked for each different word once (word_cache.py); `tokenizers` itself.
+
+    `name` is the one that encodes now and `note` says why, as a sentence for the user. `doubtful` counts the texts that
+    a quicker one encoded before a difference was found in a later one: 0, unless it has such an error; then `remedy`
+    says how to do without it.
+    """
+
+    def __init__(self, exact: Encode, backend: Callable[[], Any]) -> None:
+        """exact: encodes by tokenizers, special tokens as plain text. backend: its tokenizer, when asked for."""
+        self.name = TOKENIZERS
+        self.note = f"tokenizers encodes the first {_BEFORE:,} characters"
+        self.doubtful = 0
+        self.remedy = ""
+        self._exact = exact
+        self._backend = backend
+        self._quick: Encode | None = None
+        self._decided = False
+        self._characters = 0
+        self._texts = 0
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of each text, int64 (tokens,); what stands in a text like a special token is plain text."""
+        if not self._decided:
+            self._characters += sum(map(len, texts))
+            if self._characters >= _BEFORE:
+                self._decided = True
+                self._decide(texts)
+        if self._quick is None:
+            return self._exact(texts)
+        one_in_many = slice((-1 - self._texts) % _EVERY, None, _EVERY)
+        try:
+            found = self._quick(texts)
+            compared = self._short(texts[one_in_many], found[one_in_many])
+        except BaseException as error:
+            if not _is_failure(error):
+                raise
+            self._leave(f"{self.name} failed ({_first_line(error)})")
+            return self._exact(texts)
+        different = self._difference(*compared)
+        if different is not None:
+            self.doubtful = self._texts
+            self._leave(f"{self.name} gave other ids for {different}")
+            return self._exact(texts)
+        self._texts += len(texts)
+        return found
+
+    def _short(self, texts: list[str], found: list[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
+        """The texts and their ids, of long texts those of the beginning: tokenizers takes 80 times their memory."""
+        assert self._quick is not None
+        short = [text[:_LONGEST_COMPARED] for text in texts]
+        return short, [
+            ids if len(text) == len(whole) else self._quick([text])[0]
+            for text, whole, ids in zip(short, texts, found, strict=True)
+        ]
+
+    def _decide(self, texts: list[str]) -> None:
+        state = json.loads(self._backend().to_str())
+        sample = [*_first_of(texts), *_with_added_tokens(state)]
+        reasons: list[str] = []
+        for name, make in ((FASTOKENS, self._by_fastokens), (BY_WORDS, self._by_words)):
+            try:
+                quick = make(state)
+                different = self._difference(sample, quick(sample))
+            except ImportError:
+                reasons.append(
+                    f"{name}, twenty times as fast as tokenizers, is not installed (pip install 'artel-lm[fast]')"
+                )
+                continue
+            except BaseException as error:
+                if not _is_failure(error):
+                    raise
+                reasons.append(f"{name} cannot take this tokenizer ({_first_line(error)})")
+                continue
+            if different is None:
+                self._quick, self.name = quick, name
+                break
+            reasons.append(f"{name} gives other ids for {different}")
+        shown = f"fastokens {version(FASTOKENS)}" if self.name == FASTOKENS else self.name
+        self.note = "; ".join([f"{shown} encodes", *reasons])
+        if self._quick is not None:
+            self.note += "; on samples of this text its ids are those of tokenizers"
+
+    def _by_fastokens(self, state: dict[str, Any]) -> Encode:
+        fast = importlib.import_module(FASTOKENS).Tokenizer.from_json_str(_without_frame(state))
+        return lambda texts: _encode(fast, texts)
+
+    def _by_words(self, state: dict[str, Any]) -> Encode:
+        words = ByWords(self._backend(), state)
+
+        def encode(texts: list[str]) -> list[np.ndarray]:
+            found = words.encode(texts)
+            left = iter(self._exact([text for text, ids in zip(texts, found, strict=True) if ids is None]))
+            return [next(left) if ids is None else ids for ids in found]
+
+        return encode
+
+    def _difference(self, texts: list[str], found: list[np.ndarray]) -> str | None:
+        """The first text whose ids are not those of tokenizers, shortened."""
+        for text, ids, wanted in zip(texts, found, self._exact(texts), strict=True):
+            if not np.array_equal(ids, wanted):
+                return repr(text if len(text) <= 60 else text[:60] + "…")
+        return None
+
+    def _leave(self, reason: str) -> None:
+        self.remedy = f"pip uninstall {FASTOKENS}" if self.name == FASTOKENS else "pip install 'artel-lm[fast]'"
+        self._quick = None
+        self.name = TOKENIZERS
+        after = f"; the {self.doubtful:,} texts that it encoded before may have wrong ids too" if self.doubtful else ""
+        self.note = f"{reason}: tokenizers encodes from there on{after}"
+
+
+def encode_in_one_thread() -> None:
+    """Make this process encode in the thread that asks alone: for one worker process of several.
+
+    To be called before the process encodes anything: fastokens starts its threads, one a core, with the first text
+    that it gets, and keeps them. They do not survive a fork; a forked child encodes in one thread.
+    """
+    os.environ["FASTOKENS_BPE_THREADS"] = "1"  # it does not look at RAYON_NUM_THREADS
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _encode(fast: Any, texts: list[str]) -> list[np.ndarray]:
+    ids, ends = fast.encode_batch_flat(texts, split_special_tokens=True)  # no Python object a token: two buffers
+    joined = np.frombuffer(ids, "<u4").astype(np.int64)
+    return [joined[start:end] for start, end in pairwise(np.frombuffer(ends, "<u8").tolist())]
+
+
+def _without_frame(state: dict[str, Any]) -> str:
+    """The tokenizer as JSON without what only concerns special tokens put around a text, decoding and cutting off.
+
+    fastokens refuses RoBERTa's post-processor, which plain text has no use for.
+    """
+    return json.dumps(state | dict.fromkeys(("post_processor", "decoder", "truncation", "padding")), ensure_ascii=False)
+
+
+def _first_of(texts: list[str]) -> list[str]:
+    """Texts from the first on, `_FIRST` characters in all; the last one cut."""
+    first: list[str] = []
+    left = _FIRST
+    for text in texts:
+        if left <= 0:
+            break
+        first.append(text[:left])
+        left -= len(text)
+    return first
+
+
+def _with_added_tokens(state: dict[str, Any]) -> list[str]:
+    """Each added token inside a text: real texts have few, and a mistake there would let a text end itself."""
+    return [f"a{token['content']}b {token['content']} 1" for token in state["added_tokens"]]
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether it is an error of the package: a panic in Rust comes as an exception that is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

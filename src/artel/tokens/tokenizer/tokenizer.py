@@ -1,0 +1,373 @@
+"""Tokenizers: what artel asks of one, and taking one from a folder or a hub id.
+
+Text is encoded as plain text: a document that happens to contain `<|endoftext|>` gets the tokens of those letters,
+never the special token, so that no text can end a document or play a role.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from artel.errors import InputError, Problem
+from artel.storage import check_regular_in
+from artel.storage.panics import unprinted_panics
+from artel.tokens.tokenizer.fast_encoder import Encoder
+from artel.tokens.tokenizer.remote_code import check_whose, remedy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text's ids, and where in it each token stands: characters [start, end), int64 (tokens,) each."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    def tokens_of(self, start: int, end: int) -> tuple[int, int]:
+        """First and last token of the characters [start, end), which begin and end with no white space."""
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        return first, int(np.searchsorted(self.starts, end, side="left")) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The special tokens that a tokenizer puts around one text or two, and the type id of the second."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    second_type: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.before) + len(self.between) + len(self.after)
+
+
+class Tokenizer:
+    """A tokenizer of transformers, seen as artel needs it."""
+
+    def __init__(self, hf: PreTrainedTokenizerFast, where: str) -> None:
+        self.hf = hf
+        self._backend = hf.backend_tokenizer
+        end = hf.eos_token_id if hf.eos_token_id is not None else hf.sep_token_id
+        if end is None:
+            raise InputError(
+                [Problem(where, "the tokenizer has no end token", "set eos_token in its tokenizer_config.json")]
+            )
+        self.end_id: int = int(end)
+        self._where = where
+        self._encoder: Encoder | None = None
+        self._added = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which makes its own encoder: fastokens cannot be sent."""
+        return self.__dict__ | {"_encoder": None}
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of embedding rows it needs: its largest id and one."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal fingerprints give equal ids for every text."""
+        return xxhash.xxh3_128_hexdigest(self._whole.to_str().encode() + str(self.end_id).encode())
+
+    def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
+        """Ids of each text, int64 (tokens,), without special tokens; by what is quickest and gives the same ids."""
+        added = len(self._backend.get_added_tokens_decoder())
+        if self._encoder is None or added != self._added:  # what was added through `hf` meanwhile, fastokens lacks
+            self._encoder, self._added = Encoder(self._exact, lambda: self._whole), added
+        return iter(self._encoder.encode(texts))
+
+    def _exact(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of each text by tokenizers, in its own threads."""
+        with self._special_tokens_read(False):
+            encodings = self._whole.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    @property
+    def encoder(self) -> str:
+        """What `encode` uses now: fastokens, tokenizers by words, or tokenizers."""
+        return "tokenizers" if self._encoder is None else self._encoder.name
+
+    @property
+    def encoder_note(self) -> str:
+        """Why that one encodes, a sentence for the user; empty where there was no choice yet."""
+        return "" if self._encoder is None else self._encoder.note
+
+    @property
+    def encoder_remedy(self) -> str:
+        """How to do without what gave other ids than tokenizers; empty where nothing did."""
+        return "" if self._encoder is None else self._encoder.remedy
+
+    @property
+    def doubtful_texts(self) -> int:
+        """Texts that were encoded before one was found to which tokenizers gives other ids: 0 but then."""
+        return 0 if self._encoder is None else self._encoder.doubtful
+
+    def encode_with_places(self, texts: list[str], *, control: bool = False) -> Iterator[Encoded]:
+        """Ids of each text and their places in it, none put around it; slower than `encode`.
+
+        With `control`, special tokens that are written in a text are read as such: for what a chat template wrote.
+        """
+        with self._special_tokens_read(control):
+            encodings = self._whole.encode_batch(texts, add_special_tokens=False)
+        for encoding in encodings:
+            places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+            yield Encoded(np.array(encoding.ids, dtype=np.int64), places[:, 0], places[:, 1])
+
+    @contextmanager
+    def _special_tokens_read(self, wanted: bool) -> Iterator[None]:
+        """Whether special tokens written in a text are read as such (`tokenizers` names it the other way round).
+
+        Raises InputError where its pattern goes back and forth in a text: the library's panic after a second.
+        """
+        before = self._backend.encode_special_tokens
+        self._backend.encode_special_tokens = not wanted
+        try:
+            with unprinted_panics():
+                yield
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            what, fix = f"the tokenizer cannot cut a text: {_first_line(error)}", "check the patterns in tokenizer.json"
+            raise InputError([Problem(self._where, what, fix)]) from None
+        finally:
+            self._backend.encode_special_tokens = before
+
+    @property
+    def _whole(self) -> Any:
+        """The backend, cutting no text off and filling none up, as its file or an earlier call of `hf` may want."""
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        return self._backend
+
+    @property
+    def mask_id(self) -> int:
+        """The mask token. Raises InputError where there is none."""
+        if self.hf.mask_token_id is None:
+            raise InputError(
+                [Problem(self._where, "the tokenizer has no mask token, which objective masked needs",
+                         "take an encoder's tokenizer, or train one: tokenizer: {train: {vocab: 16384}}")]
+            )  # fmt: skip
+        return int(self.hf.mask_token_id)
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token, or the end token where there is none: padding is never attended to or trained on."""
+        return self.end_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
+
+    @property
+    def control_tokens(self) -> list[str]:
+        """The special tokens as they are written: <|im_start|>, </s>."""
+        return [token.content for token in self.hf.added_tokens_decoder.values() if token.special]
+
+    @property
+    def special_ids(self) -> list[int]:
+        return sorted({*self.hf.all_special_ids, self.end_id})
+
+    def frame(self, pair: bool = False) -> Frame:
+        """What stands around one text (`<s> … </s>`) or two, found by asking the tokenizer."""
+        arguments = ("a", "a") if pair else ("a",)
+        encoding = self._whole.encode(*arguments)
+        pieces: list[list[int]] = [[] for _ in range(len(arguments) + 1)]
+        at = 0
+        for token, text, special in zip(encoding.ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True):
+            if special:
+                pieces[at].append(token)
+            else:
+                at = int(text or 0) + 1
+        second = [kind for kind, text in zip(encoding.type_ids, encoding.sequence_ids, strict=True) if text == 1]
+        if not pieces[0] or not pieces[-1] or (pair and not pieces[1]):
+            raise InputError(
+                [Problem(self._where, "the tokenizer puts no special tokens around a text, as encoders need them",
+                         "take an encoder's tokenizer (BERT, RoBERTa …), or train one: tokenizer: {train: {}}")]
+            )  # fmt: skip
+        between = tuple(pieces[1]) if pair else ()
+        return Frame(tuple(pieces[0]), between, tuple(pieces[-1]), second[0] if second else 0)
+
+    def word_starts(self) -> np.ndarray:
+        """bool (vocabulary,): whether a token begins a word; punctuation is a word of its own.
+
+        Read off the tokens as each kind of tokenizer writes them: `##` goes on (WordPiece), `Ġ` and `▁` begin. The
+        tokens of pattern whitespace do not tell: each counts as a word.
+        """
+        starts = np.ones(self.vocabulary, dtype=bool)
+        tokens = self._backend.get_vocab(with_added_tokens=True)
+        pieces = json.loads(self._backend.to_str())["model"]["type"] == "WordPiece"
+        if not pieces and "Whitespace" in _kinds(self._backend.pre_tokenizer):
+            return starts
+        for token, number in tokens.items():
+            if pieces:
+                starts[number] = not token.startswith("##")
+            else:
+                # In a byte-level vocabulary a letter beyond ASCII is written as letters of Latin-1: no punctuation.
+                first = token[:1]
+                starts[number] = first in "ĠĊĉ▁" or (first < "\x80" and not first.isalnum())
+        starts[self.special_ids] = True
+        return starts
+
+    def isolate_punctuation(self) -> None:
+        """Make each punctuation mark a token of its own from here on, and in what `save` writes.
+
+        Byte-level vocabularies have tokens like `).` and `",`: an answer that ends inside one has no place among them.
+        """
+        from tokenizers import pre_tokenizers
+
+        self._encoder = None  # fastokens, if it encodes, was made from what is changed here
+        before = self._backend.pre_tokenizer
+        mark = pre_tokenizers.Punctuation(behavior="isolated")
+        if before is None:
+            self._backend.pre_tokenizer = mark
+        elif not {"Punctuation", "BertPreTokenizer"} & _kinds(before):
+            self._backend.pre_tokenizer = pre_tokenizers.Sequence([mark, before])
+
+    @property
+    def spacing_is_lost(self) -> bool:
+        """Whether a decoded text has other white space than the encoded one, as with pattern whitespace and BERT's."""
+        white = " ", "  ", "\n\n", " "
+        decoded = self.decode(self._exact(["a".join(["", *white, ""])])[0])
+        return [c for c in decoded if c.isspace()] != list("".join(white))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, special tokens written out, exactly as encoded (no clean-up of spaces)."""
+        return self._backend.decode([int(token) for token in ids], skip_special_tokens=False)
+
+    def save(self, folder: Path) -> None:
+        """Write it so that `AutoTokenizer.from_pretrained(folder)` opens it."""
+        self.hf.save_pretrained(str(folder))
+
+
+def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool = False) -> Tokenizer:
+    """A tokenizer from a folder (tokenizer.json, or vocab.json + merges.txt) or a hub id.
+
+    Code that comes with it is run with `runs_code` alone. Raises InputError when there is none, or it has no fast form,
+    or no end token.
+    """
+    folder = Path(name)
+    check_regular_in(folder)
+    if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
+        raise InputError(
+            [Problem(where, f"{name} holds no tokenizer", "it needs tokenizer.json, or vocab.json and merges.txt")]
+        )
+    if not folder.is_dir() and (folder.exists() or name.startswith((".", "/", "~"))):
+        raise InputError([Problem(where, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")])
+    try:
+        with unprinted_panics():
+            hf = _open_own(name) if runs_code else _open(name, folder)
+    except (InputError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the hub, the file system, JSON and Rust (a panic of it is no Exception)
+        fix = remedy(name) if "trust_remote_code" in str(error) else _remedy(folder)
+        raise InputError([Problem(where, f"{name} cannot be opened: {_first_line(error)}", fix)]) from None
+    if not hasattr(hf, "backend_tokenizer"):
+        raise InputError(
+            [Problem(where, f"{name} has no fast tokenizer", "convert it to tokenizer.json with transformers")]
+        )
+    tokenizer = Tokenizer(hf, where)
+    if tokenizer.vocabulary > _MOST_IDS:  # Rust would end the process when it writes down all ids up to there
+        what = f"{name} has a token with the id {tokenizer.vocabulary - 1:,}; a model needs a row for each id below"
+        raise InputError([Problem(where, what, f"write ids below {_MOST_IDS:,} into its tokenizer.json")])
+    try:
+        ids = tokenizer._exact([_ANY_TEXT])[0]
+        tokenizer.decode(ids)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        fix = "check that its vocabulary has the unknown token that it names"
+        raise InputError([Problem(where, f"{name} cannot encode any text: {_first_line(error)}", fix)]) from None
+    if not 0 < len(ids) <= _MOST_OF_ANY_TEXT:
+        what = f"{name} makes {len(ids):,} tokens of {_ANY_TEXT!a}"
+        raise InputError([Problem(where, what, "check its vocabulary, its normalizer and its post_processor")])
+    return tokenizer
+
+
+# Sixty times the largest vocabularies.
+_MOST_IDS = 2**24
+# A letter of no vocabulary of words, beside those that any has.
+_ANY_TEXT = "a word, \U00010fff"
+# A hundred times its bytes.
+_MOST_OF_ANY_TEXT = 1200
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "tokenizer.model",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer_config.json",
+)
+
+
+def _open(name: str, folder: Path) -> PreTrainedTokenizerFast:
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    if {"tokenizer.json", "tokenizer_config.json"} <= names and "config.json" not in names:
+        # AutoTokenizer imports torch to find the class, which these, artel's own among them, name plainly.
+        kind = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("tokenizer_class")
+        if kind in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(name)
+    from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
+
+    if {"vocab.json", "merges.txt"} <= names and not names & {"tokenizer.json", "tokenizer_config.json"}:
+        # Older folders (fairseq's RoBERTa, GPT-2 as OpenAI gave it) do not say whose tokenizer this is; the
+        # vocabulary does: RoBERTa's has <s> and </s>, GPT-2's has only <|endoftext|>.
+        words = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+        if {"<s>", "</s>"} <= words.keys():
+            return RobertaTokenizer.from_pretrained(name, mask_token=mask_token("<mask>"))
+        return GPT2Tokenizer.from_pretrained(name)
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+
+
+def _open_own(name: str) -> PreTrainedTokenizerFast:
+    """A tokenizer whose own code may be run; without that code, so that what is saved of it opens everywhere."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    check_whose(get_tokenizer_config(name), name)
+    hf = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
+    if not type(hf).__module__.startswith("transformers_modules.") or not hasattr(hf, "backend_tokenizer"):
+        return hf
+    return PreTrainedTokenizerFast(
+        tokenizer_object=hf.backend_tokenizer, chat_template=hf.chat_template, **hf.special_tokens_map
+    )
+
+
+def _remedy(folder: Path) -> str:
+    if folder.is_dir():
+        return "check its tokenizer.json, or vocab.json and merges.txt"
+    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+    return f"a hub id needs network{offline}; give a folder, or download it first with: hf download NAME"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def _kinds(pre_tokenizer: Any) -> set[str]:
+    """The names of a pre-tokenizer's parts; none where there is no pre-tokenizer."""
+    if pre_tokenizer is None:
+        return set()
+    state = json.loads(pre_tokenizer.__getstate__())
+    return {part["type"] for part in state.get("pretokenizers", [state])}
+
+
+def mask_token(name: str) -> Any:
+    """A mask takes the space before it in, as RoBERTa's does: what is hidden is a word with its space."""
+    from tokenizers import AddedToken
+
+    return AddedToken(name, lstrip=True, special=True, normalized=False)

@@ -1,0 +1,171 @@
+"""Checkpoints written while training goes on: the loop waits for a copy in host memory, a thread does the rest.
+
+The copies are kept from one checkpoint to the next, and made while the second step runs: memory that a process has not
+touched before comes slowly (0.26 GB/s on a virtual machine, where copying into touched memory went at 4.8).
+
+A checkpoint that cannot be written (the disk is full) is taken away again and training goes on; what went wrong is said
+at once, and again at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from artel.config.schema.run import CheckpointConfig
+from artel.errors import ArtelError
+from artel.parallel import Processes
+from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_shared, write_whole
+from artel.training.checkpoint.retention import commit
+from artel.training.checkpoint.s3_mirror import copy_checkpoints
+from artel.training.memory.micro_batch import spare_memory
+from artel.training.optim.optimizer import Stepper
+
+# Of the memory that is free when copies are first made, they may take half.
+_SHARE = 0.5
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Saver:
+    """Writes a run's checkpoints, one at a time; each process of the run has one and calls it alike."""
+
+    def __init__(
+        self,
+        folder: Path,
+        optimizer: Stepper,
+        processes: Processes,
+        wanted: CheckpointConfig,
+        run_file: str,
+        *,
+        shared: bool,
+        tell: Callable[[str], None],
+    ) -> None:
+        """`shared`: each process has pieces of the model, and writes them; otherwise the first has it whole."""
+        self._folder, self._optimizer, self._processes = folder, optimizer, processes
+        self._wanted, self._run_file, self._shared, self._tell = wanted, run_file, shared, tell
+        # Of its own, so that what its thread says to its peers does not mix with what the loop says.
+        self._group = dist.new_group(backend="gloo") if shared else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._pending: Future[bool] | None = None
+        self._copies: Tensors | None = None
+        self._has_room: bool | None = None
+        self.failures: list[str] = []
+        """What is known of checkpoints that could not be written."""
+
+    def touch_memory(self) -> None:
+        """Make the memory that copies will lie in, aside; called when the optimizer has its state."""
+        if self._writes and self._is_asynchronous():
+            tensors = self._tensors()
+            self._pending = self._thread.submit(self._make_copies, tensors)
+
+    def save(self, progress: Progress, *, last: bool) -> bool:
+        """Begin to write a checkpoint; with `last` end it, too. False where that was seen to fail."""
+        self.wait()
+        if not (self._writes or self._optimizer.gathers):
+            return True
+        weights, state = self._optimizer.weights(), self._optimizer.state()
+        if not self._writes:
+            return True
+        behind = not last and self._is_asynchronous()
+        if behind:
+            weights, state = self._copied(weights), self._copied(state)
+        content = Content(weights, state, deepcopy(progress), self._run_file)
+        self._pending = self._thread.submit(self._write, content)
+        return behind or self.wait()
+
+    def wait(self) -> bool:
+        """Until what was begun is on the disk; False where it could not be written."""
+        pending, self._pending = self._pending, None
+        return pending is None or pending.result()
+
+    def close(self) -> None:
+        """End the thread, when what was begun is done; what goes wrong with it now is not raised."""
+        with suppress(Exception):
+            self.wait()
+        self._thread.shutdown()
+
+    @property
+    def _writes(self) -> bool:
+        return self._shared or self._processes.first
+
+    def _is_asynchronous(self) -> bool:
+        """Whether there is room for the copies, decided once."""
+        if not self._wanted.asynchronous or self._optimizer.gathers:
+            return False
+        if self._has_room is None:
+            needed = sum(_here(tensor).nbytes for tensor in self._tensors().values())
+            self._has_room = sys.platform != "linux" or needed <= _SHARE * spare_memory() / self._processes.on_host
+            if not self._has_room:
+                copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of what is free"
+                self._tell(f"checkpoints are written while training waits: {copy}")
+        return self._has_room
+
+    def _tensors(self) -> Tensors:
+        return self._optimizer.weights() | self._optimizer.state()
+
+    def _make_copies(self, tensors: Tensors) -> bool:
+        self._copies = {name: _empty_like(tensor).zero_() for name, tensor in tensors.items()}
+        return True
+
+    def _copied(self, tensors: Tensors) -> Tensors:
+        """The same tensors in host memory, which training does not touch."""
+        if self._copies is None:
+            self._copies = {}
+        found = {}
+        for name, tensor in tensors.items():
+            here = _here(tensor)
+            copy = self._copies.get(name)
+            if copy is None or copy.shape != here.shape or copy.dtype != here.dtype:
+                copy = self._copies[name] = _empty_like(tensor)
+            copy.copy_(here, non_blocking=True)
+            found[name] = DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
+        if self._processes.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    def _write(self, content: Content) -> bool:
+        """Whether it was written; a copy elsewhere that fails is said, and made with the next checkpoint."""
+        step = content.progress.step
+        path = checkpoint_path(self._folder, step)
+        try:
+            if self._shared:
+                write_shared(path, content, first=self._processes.first, group=self._group)
+            else:
+                write_whole(path, content)
+            if self._processes.first:
+                commit(self._folder, content.progress, self._wanted)
+        except ArtelError as error:
+            self._failed(f"the checkpoint of step {step} could not be written: {error.in_a_line}")
+            return False
+        if self._processes.first and self._wanted.copy_to is not None:
+            try:
+                copy_checkpoints(self._folder, self._wanted)
+            except ArtelError as error:
+                self._failed(
+                    f"the checkpoint of step {step} could not be copied to {self._wanted.copy_to}: {error.in_a_line}"
+                )
+        return True
+
+    def _failed(self, told: str) -> None:
+        self.failures.append(told)
+        self._tell(told)
+
+
+def _here(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process has of a tensor."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    """In host memory; where it comes from a GPU, pinned, so that it is copied without a stop in between."""
+    here = _here(tensor)
+    return torch.empty(here.shape, dtype=here.dtype, device="cpu", pin_memory=here.is_cuda)

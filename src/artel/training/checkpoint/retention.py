@@ -1,0 +1,83 @@
+"""Which checkpoints stay, and whether the disk has room for the next one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from artel.config import TrainConfig
+from artel.config.schema.run import CheckpointConfig
+from artel.errors import InputError, Problem
+from artel.storage import discard, disk_errors, point
+from artel.training.checkpoint.format import Progress, checkpoint_path, list_checkpoints
+from artel.training.optim.local_shards import trained_tensors
+from artel.training.optim.optimizer import state_bytes
+
+
+def commit(folder: Path, progress: Progress, wanted: CheckpointConfig) -> None:
+    """What comes after a checkpoint has its name: the pointers move, and old ones go.
+
+    Done again when a run goes on: a kill may have come between the name and this.
+    """
+    point(folder / "latest", checkpoint_path(folder, progress.step))
+    if progress.best_step is not None and (best := checkpoint_path(folder, progress.best_step)).is_dir():
+        point(folder / "best", best)
+    retain(folder, wanted)
+
+
+def retain(folder: Path, wanted: CheckpointConfig) -> None:
+    """Remove checkpoints beyond those to be kept; what `latest` and `best` point to is never among them."""
+    spared = {(folder / name).resolve() for name in ("latest", "best")}
+    found = [path for path in list_checkpoints(folder) if path.resolve() not in spared]
+    newest = set(list_checkpoints(folder)[-wanted.keep :])
+    stay = []
+    for path in found:
+        if path in newest or is_for_good(path.name, wanted.keep_every):
+            stay.append(path)
+        else:
+            discard(path)
+    if wanted.budget is not None:
+        sizes = {path: folder_bytes(path) for path in list_checkpoints(folder)}
+        for path in stay:  # oldest first
+            if sum(sizes.values()) <= wanted.budget:
+                break
+            discard(path)
+            del sizes[path]
+
+
+def is_for_good(name: str, every: int | None) -> bool:
+    """Whether the checkpoint of that name is one of every `every` steps, which stay."""
+    return every is not None and int(name.removeprefix("step-")) % every == 0
+
+
+def checkpoint_bytes(model: PreTrainedModel, train: TrainConfig, stages: int) -> int:
+    """About what a checkpoint takes: trained weights and the optimizer's state, of all `stages` of a pipeline."""
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in trained_tensors(model).values())
+    return stages * (weights + state_bytes(model, train))
+
+
+def check_space(folder: Path, expected: int, tell: Callable[[str], None]) -> None:
+    """Say what a checkpoint takes and what is free; raise InputError where not even one fits."""
+    with disk_errors(folder):
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(place).free
+    tell(f"a checkpoint takes about {_words(expected)}; {_words(free)} are free in {folder}")
+    if free < expected:
+        what = f"a checkpoint takes about {_words(expected)}, and only {_words(free)} are free"
+        raise InputError([Problem(str(folder), what, "free space there, or choose another folder (run=…)")])
+
+
+def folder_bytes(path: Path) -> int:
+    """Bytes of a folder's files."""
+    return sum(file.stat().st_size for file in path.iterdir())
+
+
+def _words(count: int) -> str:
+    """1,500,000 as 1.5 MB."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count / 1000:,.1f} kB"

@@ -1,0 +1,100 @@
+"""Checkpoints copied to S3 as they are written, and fetched from there where the machine that wrote them is gone.
+
+A copy is there once its checksums.json is (artel/storage/remote/folders.py): S3 has no rename, and this file is written
+last and removed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from artel.config import RunConfig
+from artel.config.schema.run import CheckpointConfig
+from artel.errors import InputError, Problem
+from artel.storage import discard, finished_folders, pull_folder, push_folder, remove_remote_folder
+from artel.training.checkpoint.format import RUN_FILE, SUMS, checkpoint_path, fault_of, list_checkpoints, read_progress
+from artel.training.checkpoint.retention import is_for_good
+from artel.training.run_folder import check_same
+
+
+def copy_checkpoints(folder: Path, wanted: CheckpointConfig) -> None:
+    """Make the copies those checkpoints that are in `folder`: the new ones go there, then old ones go.
+
+    Those that are kept for good stay there: a machine that went on for another has none of them in its folder.
+    Raises InputError or WorkError as push_folder does.
+    """
+    assert wanted.copy_to is not None
+    here = {path.name: path for path in list_checkpoints(folder)}
+    there = set(_copies(wanted.copy_to))
+    for name in sorted(here.keys() - there):
+        push_folder(here[name], f"{wanted.copy_to}/{name}", SUMS)
+    for name in there - here.keys():
+        if not is_for_good(name, wanted.keep_every):
+            remove_remote_folder(f"{wanted.copy_to}/{name}", SUMS)
+
+
+def fetch_newest(folder: Path, config: RunConfig, tell: Callable[[str], None]) -> None:
+    """Bring the newest whole copy, and the best one with it, into `folder`, where it is newer than all that is there.
+
+    Raises InputError where the copies are another run's, or none of them is whole.
+    """
+    address = config.checkpoint.copy_to
+    assert address is not None
+    copies = _copies(address)
+    damaged: dict[str, str] = {}
+    for name in reversed(copies):
+        if any(path.name >= name for path in list_checkpoints(folder)):
+            return
+        tell(f"{name} is fetched from {address}")
+        fault = _fetch(folder, name, config)
+        if fault is None:
+            _fetch_best(folder, read_progress(folder / name).best_step, copies, config, tell)
+            for each in damaged:  # only now that there is a better one: the run writes them again when it gets there
+                remove_remote_folder(f"{address}/{each}", SUMS)
+            return
+        tell(f"{address}/{name} {fault}: the copy before it is fetched")
+        damaged[name] = fault
+    if damaged:
+        problems = [Problem(f"{address}/{name}", fault) for name, fault in damaged.items()]
+        raise InputError([*problems, Problem(address, "no copy is whole", "begin anew with --restart")])
+
+
+def _fetch_best(
+    folder: Path, step: int | None, copies: list[str], config: RunConfig, tell: Callable[[str], None]
+) -> None:
+    """Bring the copy of the best step, where it is not here; without one a run goes on as on a disk that was full."""
+    if step is None:
+        return
+    path = checkpoint_path(folder, step)
+    if path.name in copies and not path.exists():
+        fault = _fetch(folder, path.name, config)
+        if fault is not None:
+            tell(f"{config.checkpoint.copy_to}/{path.name}, the best, {fault}: the run goes on without it")
+
+
+def remove_copies(address: str) -> None:
+    """Remove all copies of a run, which begins anew. Raises InputError or WorkError as remove_remote_folder does."""
+    for name in _copies(address):
+        remove_remote_folder(f"{address}/{name}", SUMS)
+
+
+def _copies(address: str) -> list[str]:
+    """Names of the whole copies, oldest first."""
+    return [name for name in finished_folders(address, SUMS) if name.startswith("step-")]
+
+
+def _fetch(folder: Path, name: str, config: RunConfig) -> str | None:
+    """Bring a copy; what is wrong with it, and then it is not kept. Raises InputError where it is another run's."""
+    path = folder / name
+    pull_folder(f"{config.checkpoint.copy_to}/{name}", path, commit=SUMS)
+    fault = fault_of(path)
+    if fault is not None:
+        discard(path)
+        return fault
+    try:
+        check_same(path / RUN_FILE, config, "choose another place for copies (checkpoint.copy_to=…)")
+    except InputError:
+        discard(path)
+        raise
+    return None

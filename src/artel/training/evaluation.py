@@ -1,0 +1,77 @@
+"""Judging a model on a part of a store: while it is trained, and afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from artel.config import RunConfig
+from artel.objectives import Batch, Objective
+from artel.parallel import Layout, Processes
+from artel.tokens import StorePart, rows_to_judge
+from artel.training.faults.watchdog import beat
+
+# What a micro-batch holds when the run file says auto: 4,096 tokens keep two CPU cores busy and stay in their caches'
+# reach; 32,768 fill a GPU's matrix units and need a few GiB for the logits of a 50k vocabulary.
+_AUTO_TOKENS = {"cpu": 4096, "cuda": 32768}
+
+
+_SECONDS_BETWEEN_NEWS = 10.0
+
+
+class News:
+    """How far a long piece of work is, in a line every ten seconds: `evaluating 40%`."""
+
+    def __init__(self, tell: Callable[[str], None], what: str) -> None:
+        self._tell, self._what = tell, what
+        self._last = time.monotonic()
+
+    def __call__(self, share: float) -> None:
+        now = time.monotonic()
+        if now - self._last >= _SECONDS_BETWEEN_NEWS:
+            self._last = now
+            self._tell(f"{self._what} {share:.0%}")
+
+
+def micro_batch_size(config: RunConfig, processes: Processes) -> int:
+    """Rows of a micro-batch of this run on this device."""
+    if config.train.micro_batch != "auto":
+        return config.train.micro_batch
+    return max(1, _AUTO_TOKENS.get(processes.device.type, 4096) // config.data.block)
+
+
+class Validation:
+    """A part of a store as an objective sees it, and its figures for a model."""
+
+    def __init__(self, objective: Objective, part: StorePart) -> None:
+        self.part = part
+        self.samples = objective.view(part)
+        self._objective = objective
+
+    def judge(
+        self,
+        layout: Layout,
+        micro_batch: int,
+        most: int | None = None,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> tuple[dict[str, float], np.ndarray]:
+        """(figures, outputs of each sample) over the first `most` samples; the ranks share them.
+
+        `progress` hears the share that is done, from 0 to 1, before each batch.
+        """
+        count = min(len(self.samples), most or len(self.samples))
+        totals, outputs = layout.judge(self._batches(layout, micro_batch, count, progress), count)
+        return self._objective.figures(totals, outputs, self.part), outputs
+
+    def _batches(
+        self, layout: Layout, micro_batch: int, count: int, progress: Callable[[float], None]
+    ) -> Iterator[tuple[Batch, np.ndarray]]:
+        ranks = layout.grid.batch_ranks
+        mine = np.arange(layout.batch_rank, count, ranks)
+        for start in range(0, -(-count // ranks), micro_batch):  # all alike: some may have only filler in the last
+            indices = mine[start : start + micro_batch]
+            beat("a validation batch")
+            progress(start * ranks / count)
+            yield self._objective.batch(rows_to_judge(self.samples, indices, micro_batch)), indices

@@ -1,0 +1,1 @@
+"""What goes wrong while training: bad steps, memory that runs out, hangs."""

@@ -1,0 +1,1 @@
+"""Memory while training: the size of micro-batches, the allocator of CPUs."""

@@ -1,0 +1,341 @@
+"""How many samples a process runs at a time, and what it then computes again: what fits, found by trying, remembered.
+
+On a GPU memory decides: the largest micro-batch that fits is taken. On a CPU the reach of the caches decides and memory
+seldom does; but there too much of it means a process that is killed, so small attempts tell what larger ones need.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+import transformers
+import xxhash
+from transformers import PreTrainedModel
+
+import artel
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.models.activation_checkpointing import NotSelective, Recompute
+from artel.objectives import Batch, Objective
+from artel.storage import cache_folder, write_file
+from artel.tokens import Alone, Samples, rows_to_judge
+from artel.training.memory.cpu_allocator import KEPT_SHARE
+
+Attempt = Callable[[int, Recompute], None]
+"""Runs forward and backward of so many of the longest samples, recomputing as told, and leaves no gradients behind."""
+
+# Tokens of a micro-batch beyond which more gain little: 4,096 keep two CPU cores busy and stay in their caches' reach;
+# on an H200 nanoGPT 124M made 510k tokens/s with 32,768 and 531k with 65,536.
+_MOST_TOKENS = {"cpu": 4096, "cuda": 65536}
+# Tokens that are enough to go without computing anything again. A CPU gains nothing from larger micro-batches.
+_ENOUGH_TOKENS = {"cpu": 1, "cuda": 8192}
+# The share of memory that is left free: for fragments, communication and other processes. Chosen, not measured.
+_MARGIN = 0.1
+# What is said where no torch.OutOfMemoryError is raised.
+_OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc")
+_LOOKED_AT = 64  # samples
+_JSON = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    size: int
+    """Rows of a micro-batch."""
+    recompute: Recompute
+    """What the layers compute again: one of the modes that were asked about."""
+
+
+class Limit:
+    """The most that a run may ask of memory, because more was too much for one of its steps: kept in its folder."""
+
+    def __init__(self, run: Path, key: Mapping[str, Any]) -> None:
+        """`run` is the folder, `key` all that the limit depends on, as in `find_micro_batch`."""
+        self._file, self._key = run / f"limit-{_digest(key)}.json", key
+
+    def keep(self, found: Found, agree: Callable[[int], int]) -> Found:
+        """`found`, or less where the limit is lower; `agree` gives the smallest of all processes' numbers."""
+        known = _remembered(self._file, ("none", "selective", "full"))
+        least = agree(min(_appetite(each) for each in (found, known) if each is not None))
+        if least == _appetite(found):
+            return found
+        return Found(least // 2, found.recompute if least % 2 else "full")
+
+    def lower(self, found: Found) -> None:
+        """Remember that no more than `found` may be asked from now on. Raises WorkError or InputError of the disk."""
+        _remember([self._file], found, self._key)
+
+
+def _appetite(found: Found) -> int:
+    """A number in whose order micro-batches take memory: by rows, of equal ones those with all computed again less."""
+    return 2 * found.size + (found.recompute != "full")
+
+
+def less(found: Found, share: int) -> Found | None:
+    """What is left to try when memory has run out with `found`: half the rows; of a single one, all computed again.
+
+    `share` is this process's share of a global batch, in rows: it is cut into equal micro-batches.
+    """
+    rows = -(-share // -(-share // found.size))
+    if rows > 1:
+        return Found(-(-rows // 2), found.recompute)
+    return None if found.recompute == "full" else Found(1, "full")
+
+
+def find_micro_batch(
+    attempt: Attempt,
+    most: int,
+    modes: Sequence[Recompute],
+    *,
+    row_tokens: int,
+    device: torch.device,
+    key: Mapping[str, Any],
+    run: Path,
+    reserve: int = 0,
+    exactly: bool = False,
+    agree: Callable[[int], int] = lambda number: number,
+) -> Found:
+    """The largest micro-batch that fits, with the first of `modes` that is enough for it.
+
+    `most` is this process's share of a global batch, in rows of `row_tokens` tokens; with `exactly` only that size
+    will do. Of `modes` (some of none, selective, full, in this order) one is enough when 8,192 tokens or the whole
+    share fit, on a CPU when a row fits; of the last, what fits is taken. `reserve` counts the bytes that the optimizer
+    is going to take and has not yet. `key` holds all that the answer depends on: an answer that was found before is
+    used without trying, one in the folder `run` before one of the cache, so that a run goes on bit for bit as it began
+    whatever became of the cache. `agree` gives the smallest of all processes' numbers: they try the same sizes one
+    after another, and what does not fit one of them is too large for all.
+
+    Raises InputError when not even a row fits. What else `attempt` raises goes through.
+    """
+    name = f"{_digest(key)}.json"
+    files = [folder / name for folder in (run, cache_folder() / "micro_batches")]
+    known = next((found for file in files if (found := _remembered(file, modes)) is not None), None)
+    number = -1 if known is None else known.size * len(modes) + modes.index(known.recompute)
+    lowest, highest = agree(number), -agree(-number)  # hosts with caches of their own may remember differently
+    if known is not None and lowest == highest:
+        _remember(files[:1], known, key)
+        return known
+    sizes = [most] if exactly else sizes_to_try(most, row_tokens, device)
+    trials = _Trials(attempt, device, reserve, agree)
+    found = trials.search(sizes, modes, -(-_ENOUGH_TOKENS.get(device.type, 1) // row_tokens))
+    if found is None:
+        raise _nothing_fits(modes, row_tokens, sizes[0])
+    _remember(files, found, key)
+    return found
+
+
+def sizes_to_try(most: int, row_tokens: int, device: torch.device) -> list[int]:
+    """Sizes worth trying, smallest first: halves of the share (rounded up) and its divisors, of not too many tokens.
+
+    The loop cuts a share into equal micro-batches, filled up: 60 rows by at most 16 are four of 15. So divisors waste
+    nothing, and halves are there for shares that have none.
+    """
+    divisors = {size for size in range(1, most + 1) if most % size == 0}
+    halves = {-(-most // 2**power) for power in range(most.bit_length())}
+    limit = max(1, _MOST_TOKENS.get(device.type, _MOST_TOKENS["cpu"]) // row_tokens)
+    return [size for size in sorted(divisors | halves | {1}) if size <= limit]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is out, of the device or of the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def longest_sample(objective: Objective, samples: Samples) -> tuple[int, int]:
+    """(index, tokens) of the sample that makes the largest batch, for a row of it: what attempts must be made with.
+
+    Of samples that stand alone, those with most tokens in the store are looked at; blocks are all alike.
+    """
+    candidates = np.zeros(1, dtype=np.int64)
+    if isinstance(samples, Alone):
+        candidates = np.argsort(np.diff(samples.part.ends().astype(np.int64), prepend=0))[-_LOOKED_AT:]
+    tokens = [copies(objective, samples, int(index), 1).tensors["input_ids"].numel() for index in candidates]
+    return int(candidates[int(np.argmax(tokens))]), max(tokens)
+
+
+def copies(objective: Objective, samples: Samples, index: int, rows: int) -> Batch:
+    """A micro-batch of so many rows, each of them the same sample."""
+    return objective.batch(rows_to_judge(samples, np.full(rows, index), rows))
+
+
+def what_matters(
+    config: RunConfig, model: PreTrainedModel, most: int, row_tokens: int, device: torch.device, world: int
+) -> dict[str, Any]:
+    """All that decides how large a micro-batch fits: the key under which the answer is remembered."""
+    data, train, wanted = config.data, config.train, config.model
+    its_section = getattr(config, config.objective, None)
+    return {
+        "model": {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"},
+        "trained": [wanted.lora and wanted.lora.model_dump(mode="json"), wanted.quantise, wanted.freeze],
+        "objective": [config.objective, its_section and its_section.model_dump(mode="json")],
+        "data": [data.block, data.packing, data.document_mask, most, row_tokens],
+        "train": [train.micro_batch, train.activation_checkpointing, train.precision, train.weights, train.optimizer],
+        "device": _device(device),
+        "processes": [world, config.parallel.model_dump(mode="json")],
+        "versions": [artel.__version__, torch.__version__, transformers.__version__],
+    }
+
+
+def _device(device: torch.device) -> list[Any]:
+    """Its name and its memory in bytes."""
+    if device.type == "cuda":
+        return [torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory]
+    return [platform.machine(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+
+
+def _digest(key: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(key, str, _JSON))
+
+
+def _remember(files: Sequence[Path], found: Found, key: Mapping[str, Any]) -> None:
+    for file in files:
+        if _remembered(file, [found.recompute]) != found:
+            write_file(file, orjson.dumps({"size": found.size, "recompute": found.recompute, "for": key}, str, _JSON))
+
+
+def _remembered(file: Path, modes: Sequence[Recompute]) -> Found | None:
+    """What an earlier search found; nothing where the file is not there or not what it should be."""
+    try:
+        found = orjson.loads(file.read_bytes())
+        size, mode = int(found["size"]), found["recompute"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Found(size, mode) if size >= 1 and mode in modes else None
+
+
+def _nothing_fits(modes: Sequence[Recompute], row_tokens: int, rows: int) -> InputError:
+    what = f"{rows} sample(s) of {row_tokens:,} tokens do not fit into memory"
+    if rows > 1:
+        return InputError([Problem("train.micro_batch", what, "write auto, or a smaller number")])
+    if modes[-1] != "full":
+        told = f"{what} with {modes[-1]}"
+        return InputError([Problem("train.activation_checkpointing", told, "write auto, or full")])
+    fix = "write a smaller data.block, train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
+    return InputError([Problem("data.block", f"{what}, though all within their layers is computed again", fix)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """Attempts with ever other sizes, in step with the other processes."""
+
+    attempt: Attempt
+    device: torch.device
+    reserve: int
+    agree: Callable[[int], int]
+
+    def search(self, sizes: list[int], modes: Sequence[Recompute], enough: int) -> Found | None:
+        """The first mode in which `enough` rows fit, or the largest of the ascending `sizes`; of the last, any."""
+        for mode in modes:
+            last = mode == modes[-1]
+            wanted = [size for size in sizes if last or size >= enough or size == sizes[-1]]
+            try:
+                size = self._largest(self._within_host_memory(wanted, mode), mode)
+            except NotSelective:
+                if last:
+                    raise
+                continue
+            if size:
+                return Found(size, mode)
+        return None
+
+    def _largest(self, sizes: list[int], mode: Recompute) -> int:
+        """The largest that fits, by halving what is in question; 0 if none does. Each is tried once."""
+        if not sizes or self._fits(sizes[-1], mode):
+            return sizes[-1] if sizes else 0
+        fitting, failing = -1, len(sizes) - 1
+        while failing - fitting > 1:
+            middle = (fitting + failing) // 2
+            if self._fits(sizes[middle], mode):
+                fitting = middle
+            else:
+                failing = middle
+        return sizes[fitting] if fitting >= 0 else 0
+
+    def _fits(self, rows: int, mode: Recompute) -> bool:
+        """Whether it fits everywhere."""
+        return self.agree(int(self._fits_here(rows, mode))) == 1
+
+    def _fits_here(self, rows: int, mode: Recompute) -> bool:
+        kept_free = self.reserve
+        if self.device.type == "cuda":
+            kept_free += int(_MARGIN * torch.cuda.get_device_properties(self.device).total_memory)
+        in_the_way, fits = None, False
+        try:
+            in_the_way = torch.empty(kept_free, dtype=torch.uint8, device=self.device)
+            self.attempt(rows, mode)
+            fits = True
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        # Only now is the error gone, whose traceback held the frames, and these the tensors, of the attempt.
+        del in_the_way
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return fits
+
+    def _within_host_memory(self, sizes: list[int], mode: Recompute) -> list[int]:
+        """Those sizes that the host has memory for, by what attempts with one row and with two take."""
+        if self.device.type != "cpu" or sizes[-1] <= 2 or not _RESET.exists():
+            return sizes
+        most = self.agree(self._rows_in_host_memory(mode))
+        return [size for size in sizes if size <= most]
+
+    def _rows_in_host_memory(self, mode: Recompute) -> int:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's: processes that share the host
+        limit = _status("VmRSS") + int((1 - _MARGIN) * spare_memory()) // here - self.reserve
+        peaks = []
+        for rows in (1, 2):
+            _RESET.write_text("5")  # the peak begins anew (proc(5))
+            if not self._fits_here(rows, mode):
+                return rows - 1
+            peaks.append(_status("VmHWM"))
+        row = max(1, int((1 + KEPT_SHARE) * (peaks[1] - peaks[0])))
+        return max(0, 1 + (limit - peaks[0]) // row)
+
+
+_RESET = Path("/proc/self/clear_refs")  # Linux only
+_GROUPS = {  # control groups of both versions: the place, and the files of the limit and of what is taken
+    "": ("/sys/fs/cgroup", "memory.max", "memory.current"),
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+
+
+def spare_memory() -> int:
+    """Bytes that this process can still take on a Linux host: of the machine's, and of each control group it is in.
+
+    A container's processes are killed at the limit of its group, of which /proc/meminfo knows nothing.
+    """
+    spare = [_number(Path("/proc/meminfo"), "MemAvailable:") * 1024]
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, name = line.split(":", 2)
+        for controller in {"", "memory"} & set(controllers.split(",")):
+            root, limit, taken = _GROUPS[controller]
+            inside = PurePosixPath(name.lstrip("/"))
+            for group in (Path(root) / inside, *(Path(root) / parent for parent in inside.parents)):
+                try:
+                    cached = _number(group / "memory.stat", "inactive_file")  # given back when it is asked for
+                    spare.append(int((group / limit).read_text()) - int((group / taken).read_text()) + cached)
+                except (OSError, ValueError, StopIteration):  # not seen from inside of a container, or without limit
+                    continue
+    return min(spare)
+
+
+def _status(name: str) -> int:
+    return _number(Path("/proc/self/status"), f"{name}:") * 1024
+
+
+def _number(file: Path, name: str) -> int:
+    """The number after a name at the start of a line."""
+    lines = (line.split() for line in file.read_text().splitlines())
+    return next(int(words[1]) for words in lines if words and words[0] == name)

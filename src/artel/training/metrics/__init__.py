@@ -1,0 +1,1 @@
+"""Where metrics go: the terminal, files, trackers, the profiler."""

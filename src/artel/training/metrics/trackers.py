@@ -1,0 +1,244 @@
+"""Where figures go: the terminal, metrics.jsonl, TensorBoard, Weights & Biases. One that fails never stops a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TextIO
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from artel.config import RunConfig
+from artel.errors import missing_extra
+from artel.printable import in_a_line
+from artel.secrets import hide_secrets
+from artel.storage import write_file
+from artel.training.metrics.jsonl import Lines
+from artel.training.run_folder import RunFolder
+
+Figures = dict[str, Any]
+
+_BAR_SECONDS = 0.1  # the bar is drawn ten times a second; an update takes 50 µs, which many a step does not
+_LINE_SECONDS = 10.0
+
+
+class Tracker:
+    """Where figures go: those of a logged step, those of a validation."""
+
+    def training(self, figures: Figures) -> None: ...
+
+    def validation(self, figures: Figures) -> None: ...
+
+    def step(self, step: int) -> None:
+        """A step is done, logged or not; called after each, so it must cost nothing."""
+
+    def busy(self, what: str, share: float | None = None) -> None:
+        """What is done that is no step (evaluating, compiling), and how much of it is done, from 0 to 1."""
+
+    def close(self) -> None: ...
+
+
+def check_trackers(track: list[str]) -> None:
+    """Raise InputError for a tracker whose package is not installed."""
+    for name in ("tensorboard", "wandb"):
+        if name in track and find_spec(name) is None:
+            raise missing_extra(name, name, f"track: {name}")
+
+
+class Trackers:
+    """All trackers of a run as one."""
+
+    def __init__(self, run: RunConfig, folder: RunFolder, *, step: int, steps: int) -> None:
+        makers: dict[str, Callable[[], Tracker]] = {
+            "console": lambda: ConsoleTracker(step, steps),
+            "jsonl": lambda: JsonLines(folder.metrics, step),
+            "tensorboard": lambda: TensorBoard(folder.path / "tensorboard", step),
+            "wandb": lambda: Wandb(run, folder.path),
+        }
+        self._alive: list[Tracker] = []
+        for name in run.track:
+            try:
+                self._alive.append(makers[name]())
+            except Exception as error:  # a tracker is another's program: whatever it raises, the run goes on
+                _warn(name, error)
+
+    def training(self, figures: Figures) -> None:
+        self._each("training", figures)
+
+    def validation(self, figures: Figures) -> None:
+        self._each("validation", figures)
+
+    def step(self, step: int) -> None:
+        self._each("step", step)
+
+    def busy(self, what: str, share: float | None = None) -> None:
+        self._each("busy", what, share)
+
+    def close(self) -> None:
+        self._each("close")
+
+    def _each(self, what: str, *arguments: Any) -> None:
+        for tracker in list(self._alive):
+            try:
+                getattr(tracker, what)(*arguments)
+            except Exception as error:
+                self._alive.remove(tracker)
+                _warn(type(tracker).__name__, error)
+
+
+def _warn(name: str, error: Exception) -> None:
+    print(in_a_line(f"tracker {name} failed and is left out from here on: {error}"), file=sys.stderr)
+
+
+class JsonLines(Tracker):
+    """metrics.jsonl: a line a logged step, a line a validation; on resume, lines after the checkpoint are dropped."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        kept = []
+        if path.exists():
+            for line in path.read_bytes().splitlines():
+                try:
+                    if orjson.loads(line)["step"] <= step:
+                        kept.append(line)
+                except (ValueError, KeyError, TypeError):  # torn by a kill: it belongs to a step that is done again
+                    continue
+            write_file(path, b"".join(line + b"\n" for line in kept))
+        self._lines = Lines(path)
+
+    def training(self, figures: Figures) -> None:
+        self._lines.add(figures)
+
+    validation = training
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+class ConsoleTracker(Tracker):
+    """A progress bar on a terminal, else a line now and then; a table of validations anywhere; on standard error."""
+
+    def __init__(self, step: int, steps: int, stream: TextIO | None = None) -> None:
+        self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
+        self._header = False
+        self._loss = float("nan")
+        self._step, self._steps = step, steps
+        self._shown = time.monotonic()
+        self._first: tuple[int, float] | None = None
+        """The first step of this start, which compiles and warms up, and when it was done."""
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._bar.add_task("training", total=steps, completed=step, figures="")
+        self._bar.start()
+
+    def step(self, step: int) -> None:
+        self._step = step
+        self._first = self._first or (step, time.monotonic())
+        if not self._bar.disable and (self._is_due(_BAR_SECONDS) or step == self._steps):
+            self._bar.update(self._task, description="training", completed=step)
+
+    def busy(self, what: str, share: float | None = None) -> None:
+        text = what if share is None else f"{what} {share:.0%}"
+        if not self._bar.disable:
+            self._bar.update(self._task, description=text, completed=self._step)
+        elif self._is_due(_LINE_SECONDS):
+            self._console.print(f"step {self._step:,} of {self._steps:,} · {text}")
+
+    def training(self, figures: Figures) -> None:
+        self._loss = figures["loss"]
+        text = f"loss {figures['loss']:.4f} · {figures['tokens_per_second']:,.0f} tokens/s"
+        if not self._bar.disable:
+            self._bar.update(self._task, completed=figures["step"], figures=text)
+        elif self._is_due(_LINE_SECONDS) or figures["step"] == self._steps:
+            self._console.print(f"step {figures['step']:,} of {self._steps:,} · {text}{self._left(figures['step'])}")
+
+    def _left(self, step: int) -> str:
+        """How long the rest takes when it goes as fast as since the first step, validations and all."""
+        first, when = self._first or (step, 0.0)
+        if step <= first or step >= self._steps:
+            return ""
+        seconds = (time.monotonic() - when) / (step - first) * (self._steps - step)
+        return f" · {timedelta(seconds=round(seconds))} left"
+
+    def _is_due(self, seconds: float) -> bool:
+        """Whether nothing was shown for so long; then it counts as shown now."""
+        now = time.monotonic()
+        is_due = now - self._shown >= seconds
+        if is_due:
+            self._shown = now
+        return is_due
+
+    def validation(self, figures: Figures) -> None:
+        """A line of the table; its columns are the step, the training loss and the objective's own figures."""
+        judged = figures["validation"]
+        titles = ["step", "epoch", "training loss", *(name.replace("_", " ") for name in judged)]
+        titles[3] = "validation loss"
+        if not self._header:
+            self._console.print("  ".join(f"{title:>8}" for title in titles))
+            self._header = True
+        values = [f"{figures['step']}", f"{figures['epoch']:.2f}", f"{self._loss:.4f}", *map(_short, judged.values())]
+        cells = (f"{value:>{max(8, len(title))}}" for value, title in zip(values, titles, strict=True))
+        self._console.print("  ".join(cells))
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+class TensorBoard(Tracker):
+    def __init__(self, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def training(self, figures: Figures) -> None:
+        self._write("train", figures, figures["step"])
+
+    def validation(self, figures: Figures) -> None:
+        self._write("validation", figures["validation"], figures["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, group: str, figures: Figures, step: int) -> None:
+        for name, value in figures.items():
+            if name != "step" and isinstance(value, int | float):
+                self._writer.add_scalar(f"{group}/{name}", value, step)
+
+
+class Wandb(Tracker):
+    """Offline unless an API key is there: never a prompt, never a wait for an account."""
+
+    def __init__(self, run: RunConfig, folder: Path) -> None:
+        import wandb
+
+        offline = not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"))
+        self._run = wandb.init(
+            project="artel",
+            name=folder.name,
+            dir=str(folder),
+            mode="offline" if offline else None,
+            config=hide_secrets(run.model_dump(mode="json", by_alias=True)),
+        )
+
+    def training(self, figures: Figures) -> None:
+        self._run.log({f"train/{name}": value for name, value in figures.items()}, step=figures["step"])
+
+    def validation(self, figures: Figures) -> None:
+        judged = figures["validation"]
+        self._run.log({f"validation/{name}": value for name, value in judged.items()}, step=figures["step"])
+
+    def close(self) -> None:
+        self._run.finish()

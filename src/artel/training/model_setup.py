@@ -1,0 +1,290 @@
+"""A model made ready to be trained: built, held in its precision, laid out, fitted into memory, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.models import Built, build_model, compile_choice, compile_layers, pick_precision, use_for_training
+from artel.models.activation_checkpointing import Recompute, recompute
+from artel.models.choice import Choice
+from artel.models.compile import OFF
+from artel.models.float8 import use_float8
+from artel.models.loading.build import outline
+from artel.models.loading.materialize import Fill, materialise
+from artel.models.loading.meta_model import build_skeleton, can_be_sharded_while_loading
+from artel.models.loss import loss_choice
+from artel.models.quantization import compute_in
+from artel.objectives import Objective
+from artel.objectives.texts import keeps_apart
+from artel.parallel import Grid, Layout, Processes, device_here, lay_out, read_grid, split_problems
+from artel.parallel.context.context import check_context
+from artel.parallel.deepspeed.config import Resolved, read_deepspeed
+from artel.parallel.deepspeed.engine import DeepSpeedLayout
+from artel.tokens import Samples, Tokenizer
+from artel.training.memory.micro_batch import (
+    Found,
+    Limit,
+    copies,
+    find_micro_batch,
+    longest_sample,
+    sizes_to_try,
+    what_matters,
+)
+from artel.training.optim.bf16_adamw import hold_in_bf16
+from artel.training.optim.loss_scaler import LossScale
+from artel.training.optim.optimizer import Optimizer, Stepper, plain_optimizer, state_bytes
+from artel.training.run_folder import RunFolder
+
+
+@dataclass(slots=True)
+class Ready:
+    """What the loop needs to take steps."""
+
+    layout: Layout
+    optimizer: Stepper
+    found: Found
+    """Rows of a micro-batch, and what is computed again."""
+    limit: Limit
+    """Where less is remembered."""
+    precision: str
+    """What layers compute in."""
+    compiled: bool
+    told: str
+    """Model, device and what was chosen, in a line."""
+
+
+def check_layout(config: RunConfig, auto_class: str, world: int, here: int) -> None:
+    """Raise InputError where a run cannot be split over `world` processes, `here` of them on each host.
+
+    Asked before any text is read, of the model on the meta device: `make_ready` asks again, of the model itself.
+    """
+    device = device_here()
+    if config.parallel.deepspeed is not None:
+        _resolved(config.parallel.deepspeed, config, world, device)
+        return
+    grid = read_grid(config.parallel, world, here)
+    if grid.is_plain:
+        return
+    problems = []
+    if config.train.optimizer in ("adafactor", "adamw8bit"):
+        what = f"{config.train.optimizer} looks at whole matrices, of which processes have pieces"
+        problems.append(Problem("train.optimizer", what, "write adamw, sgd or muon; or parallel.data: ddp"))
+    if config.model.quantise == "int8":
+        problems.append(Problem("model.quantise", "int8 weights cannot be shared out", "write nf4; or data: ddp"))
+    model = outline(config.model, auto_class)
+    if model is not None:
+        use_for_training(model, encoders=grid.context > 1)
+        documents = config.objective in ("causal", "masked") and keeps_apart(config)
+        problems += split_problems(
+            model, grid, config.parallel, block=config.data.block, objective=config.objective, documents=documents
+        )
+    if problems:
+        raise InputError(problems)
+
+
+def make_ready(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    objective: Objective,
+    samples: Samples,
+    processes: Processes,
+    steps: int,
+    tell: Callable[[str], None],
+) -> Ready:
+    """The run's model, on its device, as `config` wants it; `steps` is the length of the run. Raises InputError."""
+    grid = read_grid(config.parallel, processes.world, processes.on_host)
+    deepspeed = _deepspeed(config, processes, tell)
+    shares = not grid.is_plain or (deepspeed is not None and deepspeed.stage == 3)
+    built, fill = _built(config, tokenizer, objective, grid, processes, shares)
+    for note in built.notes:
+        tell(note)
+    model = built.model
+    use_for_training(model, encoders=grid.context > 1)
+    documents = getattr(objective, "apart", False)
+    problems = split_problems(
+        model, grid, config.parallel, block=config.data.block, objective=config.objective, documents=documents
+    )
+    if problems:
+        raise InputError(problems)
+    whole = not any(parameter.is_meta for parameter in model.parameters())
+    if whole:
+        objective.check(model)  # on the device: other kernels run there
+    precision = _in_precision(model, config, processes, tell)
+    model.train()
+    parameters = built.parameters
+    layout: Layout
+    if deepspeed is not None:
+        precision = deepspeed.precision
+        layout = DeepSpeedLayout(model, objective, processes, deepspeed, fill)
+    else:
+        layout = lay_out(model, objective, processes, precision, grid, config.parallel, fill=fill, tell=tell)
+        _check(layout, objective, checked=whole)
+    if grid.pipeline > 1 and config.validate_.prompts:
+        tell("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
+    given = deepspeed.micro_batch if deepspeed is not None else None
+    limit = _limit(config, layout, processes)
+    fitting = _fit(config, objective, samples, layout, processes, tell, given)
+    found = limit.keep(fitting, layout.least)
+    if found != fitting:
+        tell(f"micro-batches of {found.size}, not {fitting.size}: memory ran out in an earlier step of this run")
+    recomputed = _recomputing(model, config, found)
+    compiled = compile_choice(config.train.compile, processes.device, steps)
+    if deepspeed is not None:  # its engine takes hold of the layers as they are
+        compiled = Choice(OFF, "parallel.deepspeed")
+    if compiled.value != OFF:
+        compile_layers(model, fixed=objective.joins)
+    optimizer: Stepper
+    if isinstance(layout, DeepSpeedLayout):
+        optimizer = layout.start(plain_optimizer(model, config.train, config.seed), found.size, steps)
+        _check(layout, objective, checked=whole)
+    else:
+        loss_scale = LossScale(processes.device) if precision == "fp16" else None
+        optimizer = Optimizer(model, config.train, config.seed, loss_scale, precision)
+    loss = layout.trying(loss_choice).value if grid.pipeline == 1 else "in the last stage"
+    device = f"{processes.world} process(es) on {processes.device.type}"
+    told = (
+        f"{device}, {precision}, micro-batches of {found.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
+        f"loss: {loss}"
+    )
+    return Ready(layout, optimizer, found, limit, precision, compiled.value != OFF,
+                 f"{model.config.model_type}, {parameters:,} parameters · {told}")  # fmt: skip
+
+
+def _in_precision(model: PreTrainedModel, config: RunConfig, processes: Processes, tell: Callable[[str], None]) -> str:
+    """Hold the weights as asked for; what layers compute in."""
+    precision = pick_precision(config.train.precision, processes.device, config.train.weights)
+    if config.train.weights == "bf16":
+        hold_in_bf16(model)
+    if precision == "fp8":
+        tell(use_float8(model))
+    compute_in(model, precision)
+    return precision
+
+
+def _recomputing(model: PreTrainedModel, config: RunConfig, found: Found) -> str:
+    """Have layers compute again what was found or asked for, in words."""
+    done, asked = recompute(model, found.recompute), config.train.activation_checkpointing
+    if done.startswith("none (") and asked not in ("auto", "none"):
+        what = f"{asked}: {model.config.model_type} cannot compute its layers twice"
+        raise InputError([Problem("train.activation_checkpointing", what, "write auto or none")])
+    return done
+
+
+def _built(
+    config: RunConfig, tokenizer: Tokenizer, objective: Objective, grid: Grid, processes: Processes, shares: bool
+) -> tuple[Built, Fill | None]:
+    """The model: whole, or where processes are to have `shares` of it on the meta device, and then what brings weights.
+
+    A pipeline's stages cannot be tried alone: where documents are kept apart, each process tries the whole model first.
+    """
+    wanted: dict[str, Any] = {
+        "auto_class": objective.auto_class,
+        "heads": objective.heads,
+        "block": config.data.block,
+        "seed": config.seed,
+    }
+    tried_whole = grid.pipeline > 1 and getattr(objective, "apart", False)
+    if not shares or tried_whole or can_be_sharded_while_loading(config.model) is not None:
+        built = build_model(config.model, tokenizer, **wanted)
+        built.model.to(processes.device)
+        return built, None
+    skeleton = build_skeleton(config.model, tokenizer, **wanted)
+    return skeleton, partial(materialise, weights=skeleton.weights)
+
+
+def _check(layout: Layout, objective: Objective, *, checked: bool) -> None:
+    """Try a model that has its weights only now; no stage of a pipeline can be tried alone."""
+    if layout.grid.pipeline == 1:
+        if not checked:
+            layout.trying(objective.check)
+        if layout.grid.context > 1:
+            layout.trying(check_context)
+
+
+def _deepspeed(config: RunConfig, processes: Processes, tell: Callable[[str], None]) -> Resolved | None:
+    """What a DeepSpeed file says, where the run has one."""
+    if config.parallel.deepspeed is None:
+        return None
+    found = _resolved(config.parallel.deepspeed, config, processes.world, processes.device)
+    for note in found.notes:
+        tell(note)
+    return found
+
+
+def _resolved(file: str, config: RunConfig, world: int, device: torch.device) -> Resolved:
+    """A DeepSpeed file for this run. Raises InputError with all that does not go with it."""
+    problems = []
+    steps_itself, fix = "DeepSpeed's engine steps by itself", "leave it out, or leave parallel.deepspeed out"
+    if config.train.on_bad_step != "stop":
+        problems.append(Problem("train.on_bad_step", f"{config.train.on_bad_step}: {steps_itself}", fix))
+    if config.train.spike is not None:
+        problems.append(Problem("train.spike", f"{config.train.spike:g}: {steps_itself}", fix))
+    try:
+        found = read_deepspeed(file, config, world, device)
+    except InputError as error:
+        raise InputError([*error.problems, *problems]) from None
+    if problems:
+        raise InputError(problems)
+    return found
+
+
+def _limit(config: RunConfig, layout: Layout, processes: Processes) -> Limit:
+    """What earlier starts of this run on such processes have found too large."""
+    most = -(-config.train.batch // layout.grid.batch_ranks)
+    key = what_matters(config, layout.model, most, config.data.block, processes.device, processes.world)
+    return Limit(RunFolder(Path(config.run)).micro_batches, key)
+
+
+def _fit(
+    config: RunConfig,
+    objective: Objective,
+    samples: Samples,
+    layout: Layout,
+    processes: Processes,
+    tell: Callable[[str], None],
+    given: int | None = None,
+) -> Found:
+    """The micro-batch and what is computed again: as asked for (or `given`), or found by trying the longest sample."""
+    asked, size = config.train.activation_checkpointing, given or config.train.micro_batch
+    if size != "auto" and asked != "auto":
+        return Found(size, asked)
+    index, row_tokens = longest_sample(objective, samples)
+    most = -(-config.train.batch // layout.grid.batch_ranks) if size == "auto" else size
+    if not layout.rehearses:
+        largest = sizes_to_try(most, row_tokens, processes.device)[-1] if size == "auto" else size
+        return Found(largest, "none" if asked == "auto" else asked)
+
+    said: list[str] = []
+
+    def attempt(rows: int, how: Recompute) -> None:
+        if not said:
+            said.append("trying which micro-batch fits into memory")
+            tell(said[0])
+        recompute(layout.model, how)
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                layout.rehearse(copies(objective, samples, index, rows))
+        finally:
+            layout.model.zero_grad(set_to_none=True)
+
+    return find_micro_batch(
+        attempt,
+        most,
+        ("none", "selective", "full") if asked == "auto" else (asked,),
+        row_tokens=row_tokens,
+        device=processes.device,
+        key=what_matters(config, layout.model, most, row_tokens, processes.device, processes.world),
+        run=RunFolder(Path(config.run)).micro_batches,
+        reserve=state_bytes(layout.model, config.train),
+        exactly=size != "auto",
+        agree=layout.least,
+    )

@@ -1,0 +1,1 @@
+"""Optimizers, parameter groups, loss scaling."""

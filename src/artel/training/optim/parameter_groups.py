@@ -1,0 +1,68 @@
+"""Parameter groups: which parameters decay, and what share of the learning rate each layer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from artel.errors import InputError, Problem
+from artel.models.compile import repeated_layers
+
+
+def parameter_groups(
+    parameters: list[nn.Parameter], shares: dict[nn.Parameter, float], peak: float, weight_decay: float
+) -> list[dict[str, Any]]:
+    """Groups as torch.optim takes them: peak learning rate times each parameter's share, and its weight decay.
+
+    Matrices decay; biases and the scales of norms do not: both have one dimension.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        key = (peak * shares[parameter], weight_decay if parameter.ndim >= 2 else 0.0)
+        groups.setdefault(key, []).append(parameter)
+    return [{"params": members, "lr": rate, "weight_decay": decay} for (rate, decay), members in groups.items()]
+
+
+def layer_shares(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, float]:
+    """What share of the learning rate each parameter takes (Clark et al. 2020, ELECTRA; Bao et al. 2022, BEiT).
+
+    Layer i of L takes decay^(L-1-i), embeddings decay^L, the head and the final norm 1. In an encoder-decoder each
+    stack is counted for itself, so that the last layers of both take 1, and embeddings go by the taller one. Embeddings
+    are what the model itself calls so, with their norms and projections; an output head that is tied to them is one.
+    Raises InputError where the model does not say which its layers are.
+    """
+    shares = dict.fromkeys(model.parameters(), 1.0)
+    if decay == 1.0:
+        return shares
+    stacks = list(_stacks(model))
+    if not stacks:
+        raise InputError([Problem("train.layer_decay", "this model does not say which its layers are", "leave it out")])
+    tallest = max(len(stack) for stack in stacks)
+    for module in _embeddings(model):
+        shares |= dict.fromkeys(module.parameters(), decay**tallest)
+    for stack in stacks:
+        for number, layer in enumerate(stack):
+            shares |= dict.fromkeys(layer.parameters(), decay ** (len(stack) - 1 - number))
+    return shares
+
+
+def _stacks(model: PreTrainedModel) -> Iterator[list[nn.Module]]:
+    """The repeated layers, those of each list together."""
+    repeated = {id(layer) for layer in repeated_layers(model)}
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            stack = [layer for layer in module if id(layer) in repeated]
+            if stack:
+                yield stack
+
+
+def _embeddings(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """By kind or by name: the order in which modules were made does not tell (OPT makes its final norm before them)."""
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        own = name.rpartition(".")[2]
+        if module is not head and (isinstance(module, nn.Embedding) or "embed" in own):
+            yield module

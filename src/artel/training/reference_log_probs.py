@@ -1,0 +1,75 @@
+"""What a model says of each sample before it is trained, for objectives that compare with it: computed once, kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from artel.errors import InputError, Problem
+from artel.objectives import Objective
+from artel.parallel import Layout, Processes
+from artel.storage import write_file
+from artel.tokens import StorePart, TokenStore
+from artel.training.evaluation import News, Validation
+
+_NAMES = {"train": False, "validation": True}
+
+
+def remember_before(
+    objective: Objective,
+    store: TokenStore,
+    layout: Layout,
+    processes: Processes,
+    micro_batch: int,
+    file: Path,
+    resumed: bool,
+    tell: Callable[[str], None],
+) -> None:
+    """Tell an objective that compares what the untrained model of `layout` says of each sample.
+
+    When the run is `resumed`, `file` knows it; that of a run which never reached a checkpoint may be of another model.
+    It holds `train` and `validation`, float64 (samples, len(objective.outputs)), and the store's digest.
+    """
+    if not objective.compares:
+        return
+    known = _read(file, store.digest) if resumed and file.is_file() else None
+    processes.barrier()  # all look before the first one writes
+    if known is None:
+        what = "computing what the model says of each answer before training"
+        tell(what)
+        parts = {"train": store.train, "validation": store.validation}
+        known = {
+            name: judged_before(objective, part, layout, processes, micro_batch, News(tell, f"{what} ({name}):"))
+            for name, part in parts.items()
+            if part.samples
+        }
+        if processes.first:
+            write_file(file, save(known, metadata={"store": store.digest}))
+    for name, outputs in known.items():
+        objective.remember(outputs.numpy(), judged=_NAMES[name])
+
+
+def judged_before(
+    objective: Objective, part: StorePart, layout: Layout, processes: Processes, micro_batch: int, news: News
+) -> torch.Tensor:
+    """What the model of `layout` says of each sample of a part, float64 (samples, len(objective.outputs))."""
+    return torch.from_numpy(Validation(objective, part).judge(layout, micro_batch, None, news)[1])
+
+
+def _read(file: Path, digest: str) -> dict[str, torch.Tensor] | None:
+    try:
+        return _read_whole(file, digest)
+    except (OSError, SafetensorError) as error:
+        fix = "put a copy of it back, or begin anew with --restart: the model is no longer what it was"
+        raise InputError([Problem(str(file), f"is damaged: {error}", fix)]) from None
+
+
+def _read_whole(file: Path, digest: str) -> dict[str, torch.Tensor] | None:
+    with safe_open(file, framework="pt") as tensors:
+        if (tensors.metadata() or {}).get("store") != digest:
+            return None
+        return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118  # not a mapping
