@@ -246,7 +246,7 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
     )
     assert done.returncode == 2, done.stderr
     assert remedy in done.stderr
-    assert f"pip install 'artel-lm[{'lora' if package == 'peft' else 'quantise'}]'" in done.stderr
+    assert f"pip install 'artel-lm[{'lora' if package == 'peft' else 'quantize'}]'" in done.stderr
     assert not (tmp_path / "stores").exists()
 
 

@@ -107,8 +107,8 @@ def test_an_extra_that_is_missing_is_told_with_the_command_that_installs_it(tmp_
     assert "fastokens is missing" in lines["extra fast"]  # beside pysimdjson, where that has a wheel for this Python
     assert lines["extra fast"].endswith(": pip install 'artel-lm[fast]'")
     assert lines["text encoder"].split()[2] == "tokenizers"
-    assert version("bitsandbytes") in lines["extra quantise"]  # the others of an extra are told too
-    assert "peft is missing" in lines["extra quantise"]
+    assert version("bitsandbytes") in lines["extra quantize"]  # the others of an extra are told too
+    assert "peft is missing" in lines["extra quantize"]
     assert version("torch") in lines["torch"]
 
 

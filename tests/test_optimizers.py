@@ -124,7 +124,7 @@ def test_adamw8bit_holds_its_averages_in_8_bits():
 
 def test_a_missing_package_is_told_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(InputError, match=r"bitsandbytes(.|\n)*artel-lm\[quantise\]"):
+    with pytest.raises(InputError, match=r"bitsandbytes(.|\n)*artel-lm\[quantize\]"):
         check_optimizer(config_of("adamw8bit"))
     check_optimizer(config_of("adamw"))
 

@@ -16,7 +16,7 @@ RECIPES = (
     Walk(
         "chat-qlora",
         (
-            Step("pip install 'artel-lm[quantise]'", "--dry-run --no-index", says="Requirement already satisfied"),
+            Step("pip install 'artel-lm[quantize]'", "--dry-run --no-index", says="Requirement already satisfied"),
             Step(
                 "artel train chat-qlora data.sources.0.path=conversations.jsonl model.from=FOLDER",
                 STEPS,

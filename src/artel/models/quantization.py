@@ -18,12 +18,12 @@ from artel.models.device import autocast_dtype
 
 
 def require_bitsandbytes() -> None:
-    """Raise InputError with the remedy where the extra `quantise` is not installed."""
+    """Raise InputError with the remedy where the extra `quantize` is not installed."""
     for package in ("bitsandbytes", "accelerate"):
         try:
             __import__(package)
         except ImportError:
-            raise missing_extra(package, "quantise", "model.quantise") from None
+            raise missing_extra(package, "quantize", "model.quantise") from None
 
 
 def loading_options(quantise: str, skeleton: PreTrainedModel, whole: list[str]) -> dict[str, Any]:

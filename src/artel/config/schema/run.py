@@ -67,7 +67,7 @@ class ModelConfig(Section):
     )
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters over the pretrained weights (peft).")
     quantise: Literal["none", "int8", "nf4"] = Field(
-        "none", description="Hold the pretrained weights in 8 or 4 bits under the adapters (QLoRA; extra `quantise`)."
+        "none", description="Hold the pretrained weights in 8 or 4 bits under the adapters (QLoRA; extra `quantize`)."
     )
     freeze: list[str] = Field(
         default=[], description="Parameters that stay as they are, by name or pattern: ['*embed*', 'model.layers.0.*']."
@@ -115,7 +115,7 @@ class TrainConfig(Section):
     )
     optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon", "sgd"] = Field(
         "adamw",
-        description="adamw; adamw8bit (its averages in 8 bits; extra `quantise`); adafactor; muon (matrices of the "
+        description="adamw; adamw8bit (its averages in 8 bits; extra `quantize`); adafactor; muon (matrices of the "
         "layers; adamw for the rest); sgd.",
     )
     learning_rate: Rate = Field(5e-5, gt=0, description="Peak learning rate.")

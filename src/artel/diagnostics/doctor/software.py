@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 DISTRIBUTION = "artel-lm"
-_FOR_DEVELOPERS = "dev"
+_GROUPS = ("all", "dev", "quantise")  # every extra, the tools of developers, the former name of quantize
 
 _NAMES = re.compile(
     r"(ARTEL|OMP|MKL|KMP|GOMP|CUDA|NVIDIA|NCCL|GLOO|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|HF|HUGGINGFACE|TRANSFORMERS"
@@ -51,10 +51,10 @@ def install(extra: str) -> str:
 
 
 def packages() -> dict[str, list[Package]]:
-    """Packages by extra, in the project's own order, those that artel always needs under ""; not the developers'."""
+    """Packages by extra, in the project's own order, those that artel always needs under ""."""
     found: dict[str, list[Package]] = {"": []}
     for extra, requirement in _requirements():
-        if extra != _FOR_DEVELOPERS:
+        if extra not in _GROUPS:
             found.setdefault(extra, []).append(Package(requirement, _version(requirement.name)))
     return found
 

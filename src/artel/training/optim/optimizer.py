@@ -26,7 +26,7 @@ def check_optimizer(train: TrainConfig) -> None:
         try:
             import bitsandbytes  # noqa: F401
         except ImportError:
-            raise missing_extra("bitsandbytes", "quantise", "train.optimizer: adamw8bit") from None
+            raise missing_extra("bitsandbytes", "quantize", "train.optimizer: adamw8bit") from None
     if train.weights != "bf16":
         return
     problems = []
