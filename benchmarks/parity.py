@@ -6,7 +6,7 @@ Each cell trains a tiny model for 20 steps under a layout with `artel train`'s o
 micro-batches a process, clipping on, rows of unequal length, float32), and once in a process alone. Shown is the
 largest relative difference of loss or gradient norm over all steps. A cell that a model cannot have shows why it was
 refused.
-All cells of as many processes share one start (tests/ranks.py).
+All cells of as many processes share one start (tests/support/ranks.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from ranks import run_ranks  # noqa: E402
-from test_objectives import OBJECTIVES, objective_run  # noqa: E402
+from support.objectives import OBJECTIVES, objective_run  # noqa: E402
+from support.ranks import run_ranks  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 8, "num_key_value_heads": 4,
          "intermediate_size": 64, "max_position_embeddings": 64}  # fmt: skip
@@ -146,7 +146,7 @@ def adapted(folder: Path, models: list[str]) -> Cells:
     """LoRA and nf4, over a model that is trained for a step first, by two processes, and by one beside itself."""
     bases = {model: run_file(folder, f"base-{model}", 1, deep(MODELS[model], 4), {}, steps=1) for model in models}
     trained = os.pathsep.join(map(str, bases.values()))
-    run_ranks(1, ROOT / "tests/workers/layout_cases.py", "run_files", 600, CASES=trained)
+    run_ranks(1, ROOT / "tests/support/workers/layout_cases.py", "run_files", 600, CASES=trained)
     halved = {"micro_batch": SAMPLES // 4}  # as two processes have it
     layouts = {"1": (1, {}, halved), "ddp-2": (2, {"data": "ddp"}, {}), "fsdp-2": (2, {"data": "fsdp"}, {})}
     return {
@@ -158,7 +158,7 @@ def adapted(folder: Path, models: list[str]) -> Cells:
 
 
 def objectives(folder: Path) -> Cells:
-    """Every objective, on records made for it (tests/test_objectives.py)."""
+    """Every objective, on records made for it (tests/support/objectives.py)."""
     found: Cells = {}
     for name in OBJECTIVES:
         tree = yaml.safe_load(objective_run(folder / f"{name}.yaml", name).read_text())
@@ -209,7 +209,7 @@ def measure(
 def told_of(world: int, folder: Path, files: list[Path], seconds: float) -> list[str | None]:
     """Why each run was refused; None for those that ran."""
     told: list[str | None] = run_ranks(
-        world, ROOT / "tests/workers/layout_cases.py", "run_files", seconds,
+        world, ROOT / "tests/support/workers/layout_cases.py", "run_files", seconds,
         CASES=os.pathsep.join(map(str, files)), CASES_LOG=str(folder / "log"),
     )[0]  # fmt: skip
     return told

@@ -15,7 +15,7 @@ atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from helpers import DEEPSPEED  # noqa: E402
+from support.runs import DEEPSPEED  # noqa: E402
 
 # A shell starts what runs in the background (`make test &`) with Ctrl-C ignored, and so would be all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,7 +60,7 @@ def deepspeed_beside():
 @pytest.fixture(scope="session")
 def with_marks(tmp_path_factory) -> Path:
     """A model whose tokenizer has ChatML's marks as tokens, but no template of its own: chatml it is."""
-    from chat_models import MARKS, learned_by_heart  # which take seconds to import
+    from support.chat_models import MARKS, learned_by_heart  # which take seconds to import
 
     return learned_by_heart(tmp_path_factory.mktemp("chat") / "marks", MARKS, None)
 
@@ -68,7 +68,7 @@ def with_marks(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory) -> Path:
     """A chat model that never ends a text."""
-    from chat_models import never_ending
+    from support.chat_models import never_ending
 
     return never_ending(tmp_path_factory.mktemp("chat") / "endless")
 

@@ -16,9 +16,10 @@ from artel.errors import InputError
 from artel.inference import open_model
 from artel.models import build_adapted, build_model, check_model, read_adapter, save_model
 from artel.tokens import train_tokenizer
-from helpers import ENVIRONMENT, artel, kill, largest_difference, losses, start, torchrun, wait_for_step, write_run
+from support import WORKERS
+from support.runs import ENVIRONMENT, artel, kill, largest_difference, losses, start, torchrun, wait_for_step, write_run
 
-CASES = Path(__file__).parent / "workers" / "train_cases.py"
+CASES = WORKERS / "train_cases.py"
 CAUSAL = "AutoModelForCausalLM"
 SMALL = {"vocab_size": 270, "n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 64, "bos_token_id": 0,
          "eos_token_id": 0, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}  # fmt: skip

@@ -11,7 +11,7 @@ from artel.inference import open_model
 from artel.models import use_for_training
 from artel.models.loading.build import from_scratch
 from artel.tokens import train_tokenizer
-from helpers import artel, losses, write_run
+from support.runs import artel, losses, write_run
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 SPARSE = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,

@@ -11,7 +11,7 @@ import artel as artel_package
 from artel.cli.generate import _read
 from artel.cli.main import _thread_failed, main
 from artel.errors import InputError
-from helpers import TINY, artel, write_run
+from support.runs import TINY, artel, write_run
 
 
 def test_names_that_are_no_run(tmp_path):

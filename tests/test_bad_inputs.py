@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from artel.cli.main import main
-from helpers import TINY, artel, merged, small_disk, write_run
+from support.runs import TINY, artel, merged, small_disk, write_run
 
 
 class Case:

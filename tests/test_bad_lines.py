@@ -14,8 +14,8 @@ from artel.preparing import prepare
 from artel.text import Record, Rejected, html_to_text
 from artel.text.reading.encodings import is_text_encoding
 from artel.text.sources import check_sources
-from reading import MESSAGES, items, parquet, read_in_spans, warc, written
-from stores import run_of
+from support.reading import MESSAGES, items, parquet, read_in_spans, warc, written
+from support.stores import run_of
 
 
 def rows(count, bad=(), text="строка"):

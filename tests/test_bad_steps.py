@@ -19,8 +19,8 @@ from artel.training.loop import train
 from artel.training.model_setup import check_layout
 from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.optim.optimizer import Optimizer
-from helpers import losses, write_run
-from ranks import run_ranks
+from support.ranks import run_ranks
+from support.runs import losses, write_run
 
 ALONE = Processes(0, 1, 0, torch.device("cpu"))
 

@@ -16,7 +16,7 @@ from artel.diagnostics.bench.processes import run
 from artel.diagnostics.bench.texts import documents, pages
 from artel.errors import InputError, WorkError
 from artel.text import html_to_text
-from helpers import artel
+from support.runs import artel
 
 
 def bench(tmp_path, *arguments, status=0, **environment):

@@ -13,7 +13,7 @@ from artel.diagnostics.bench.training import Settings, Work, measure_train
 from artel.diagnostics.bench.training.contestant import Turns
 from artel.diagnostics.bench.training.inputs import make, read_model
 from artel.errors import InputError
-from helpers import artel
+from support.runs import artel
 
 TINY = "{model_type: gpt2, n_layer: 2, n_embd: 32, n_head: 2, vocab_size: 320}"
 TINY_ENCODER = (

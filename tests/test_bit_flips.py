@@ -18,9 +18,10 @@ from artel.preparing.known_stores import damage
 from artel.training.checkpoint.format import full_weights, load_checkpoint
 from artel.training.loop import train
 from artel.training.optim.optimizer import Optimizer
-from helpers import write_run
-from ranks import run_ranks
-from stores import run_of
+from support import WORKERS
+from support.ranks import run_ranks
+from support.runs import write_run
+from support.stores import run_of
 
 RUN = {"train": {"steps": 6, "batch": 16, "micro_batch": 8}, "checkpoint": {"every": 2, "keep": 9}}
 
@@ -55,7 +56,7 @@ def trained(tmp_path_factory):
 def trained_by_two(tmp_path_factory):
     """The same, each process's pieces in a file of its own."""
     file = write_run(tmp_path_factory.mktemp("pieces") / "run.yaml", parallel={"data": "fsdp"}, **RUN)
-    cases = Path(__file__).parent / "workers" / "layout_cases.py"
+    cases = WORKERS / "layout_cases.py"
     assert run_ranks(2, cases, "run_files", 300, CASES=str(file)) == [[None]] * 2
     return file
 

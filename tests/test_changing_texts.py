@@ -12,8 +12,8 @@ from artel.errors import WorkError
 from artel.preparing import news, prepare
 from artel.text.reading.unchanged import unchanged
 from artel.text.sources import parts_of, read_part
-from reading import parquet, warc, written
-from stores import run_of, stored
+from support.reading import parquet, warc, written
+from support.stores import run_of, stored
 
 LINES = "".join(f'{{"text": "line {number}"}}\n' for number in range(3000))
 PAGES = warc(*(("conversion", "text/plain", b"a page") for _ in range(300)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from helpers import ENVIRONMENT
+from support.runs import ENVIRONMENT
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(BENCHMARKS))

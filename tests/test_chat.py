@@ -11,8 +11,8 @@ from artel.objectives import Chat, Made
 from artel.text import Conversation, Document, Dropped, Message, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
 from artel.tokens import train_tokenizer
-from helpers import artel, metrics, write_run
-from templates import LLAMA_3, MISTRAL, QWEN
+from support.runs import artel, metrics, write_run
+from support.templates import LLAMA_3, MISTRAL, QWEN
 
 ASKED = "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 CONTROL = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "[INST]", "[/INST]"]

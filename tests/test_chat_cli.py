@@ -16,8 +16,8 @@ from artel.config import TokenizerTraining
 from artel.inference import TalkSettings, open_model
 from artel.tokens import train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML
-from chat_models import MARKS, ONE_THREAD, saved, trained_tokenizer
-from helpers import artel
+from support.chat_models import MARKS, ONE_THREAD, saved, trained_tokenizer
+from support.runs import artel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

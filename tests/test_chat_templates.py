@@ -15,7 +15,7 @@ from artel.tokens.tokenizer.chat_template import (
     template_of,
     turn_end,
 )
-from chat_models import MARKS, told, trained_tokenizer, user
+from support.chat_models import MARKS, told, trained_tokenizer, user
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import pytest
 
-from chat_models import ONE_THREAD
-from helpers import ENVIRONMENT
+from support.chat_models import ONE_THREAD
+from support.runs import ENVIRONMENT
 
 # The child makes the pseudo-terminal the one that it is controlled by, so that Ctrl-C typed into it is a signal.
 _IN_A_TERMINAL = """

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from helpers import ENVIRONMENT, artel, write_run
+from support.runs import ENVIRONMENT, artel, write_run
 
 VERBS = [["prepare"], ["train"], ["generate"], ["report"], ["recipes", "ls"], ["recipes", "cat"], ["recipes", "cp"],
          ["config", "check"], ["config", "explain"], ["config", "schema"],

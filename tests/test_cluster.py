@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-import cluster_slurm
 from artel.config import PrepareConfig
 from artel.errors import ArtelError, InputError, WorkError
 from artel.preparing import prepare
 from artel.preparing.engines.run_stage import check_engine
 from artel.preparing.tasks import Tasks
 from artel.preparing.workspace import Workspace
-from cluster_runs import KILLED_ONCE, SLOW_IN_JOBS, converted, every_stage, written
-from helpers import artel, kill
-from stores import run_of
-from test_parts import tree
+from support import WORKERS, cluster_slurm
+from support.cluster_runs import KILLED_ONCE, SLOW_IN_JOBS, converted, every_stage, written
+from support.runs import artel, kill
+from support.stores import run_of, tree
 
 datatrove = pytest.importorskip("datatrove", reason="the extra `cluster` is not installed")
 
@@ -303,8 +302,8 @@ def test_ray(tmp_path, texts, expected):
     pytest.importorskip("ray")
     if why := why_not_apart():
         pytest.skip(f"Ray listens on all interfaces, and no network of its own can be made here: {why}")
-    script = Path(__file__).with_name("cluster_ray.py")
-    path = os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])
+    script = WORKERS / "cluster_ray.py"
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [*apart(), sys.executable, str(script), str(tmp_path), str(texts)], env={**os.environ, "PYTHONPATH": path},
         stdout=(tmp_path / "log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True,

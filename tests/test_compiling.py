@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from artel.models.compile import OFF, compile_choice, compile_layers, has_compiled_layers, try_compiled
 from artel.models.cpu.cross_entropy import cpu_slopes
 from artel.models.loss import model_losses
-from helpers import artel, write_run
+from support.runs import artel, write_run
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import pytest
 from artel.training.evaluation import News
 from artel.training.metrics import trackers as tracking
 from artel.training.metrics.trackers import ConsoleTracker
-from helpers import artel, write_run
+from support.runs import artel, write_run
 
 FIGURES = {"loss": 3.25, "tokens_per_second": 1234.0}
 

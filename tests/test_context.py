@@ -34,7 +34,7 @@ from artel.objectives.texts import document_tensors, inputs_of
 from artel.parallel.context.chunks import Part
 from artel.parallel.context.context import check_context, context_problems, exchange_choice, exchanging, split_batch
 from artel.tokens import Rows
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 LENGTH = 32
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,

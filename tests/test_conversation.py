@@ -9,7 +9,7 @@ import pytest
 from artel.errors import InputError
 from artel.inference import TalkSettings
 from artel.tokens.tokenizer.chat_template import CHATML
-from chat_models import MARKS, learned_by_heart, llama, said, saved, talk_with, told, trained_tokenizer
+from support.chat_models import MARKS, learned_by_heart, llama, said, saved, talk_with, told, trained_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

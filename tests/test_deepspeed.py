@@ -1,37 +1,14 @@
 """DeepSpeed: users' files as they are, what they leave open, and what in them cannot be."""
 
 import json
-from pathlib import Path
 
 import pytest
-import torch
 
-from artel.config import RunConfig
 from artel.errors import InputError
+from support.deepspeed_cases import GPU, OFFLOAD, gpt2_config, resolve
 
 pytestmark = pytest.mark.usefixtures("deepspeed_beside")
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-# As large runs have it: eight GPUs, both offloads, sizes as floats, fp16, batch keys left open.
-OFFLOAD = {
-    "zero_optimization": {
-        "stage": 3,
-        "offload_param": {"device": "cpu", "pin_memory": True},
-        "offload_optimizer": {"device": "cpu", "pin_memory": True},
-        "overlap_comm": True,
-        "contiguous_gradients": True,
-        "sub_group_size": 1e9,
-        "reduce_bucket_size": 1e9,
-        "stage3_prefetch_bucket_size": 1e9,
-        "stage3_param_persistence_threshold": 1e9,
-    },
-    "fp16": {"enabled": True, "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2,
-             "min_loss_scale": 1},
-    "gradient_clipping": 1.0,
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-}  # fmt: skip
 # As in transformers' documentation of its integration.
 ALL_AUTO = {
     "bf16": {"enabled": "auto"},
@@ -47,26 +24,6 @@ ALL_AUTO = {
     "train_micro_batch_size_per_gpu": "auto",
     "wall_clock_breakdown": False,
 }  # fmt: skip
-
-
-def run_of(**train):
-    return RunConfig.model_validate({"data": {"sources": [{"format": "dummy"}]}, "train": train})
-
-
-def gpt2_config():
-    from transformers import GPT2Config
-
-    # 33 wide: pieces for two processes are filled up.
-    return GPT2Config(vocab_size=101, n_positions=32, n_embd=33, n_layer=2, n_head=3, bos_token_id=0, eos_token_id=0,
-                      resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)  # fmt: skip
-
-
-def resolve(tree, folder, *, world=2, device=CPU, **train):
-    from artel.parallel.deepspeed.config import read_deepspeed
-
-    file = Path(folder) / "ds_config.json"
-    file.write_text(tree if isinstance(tree, str) else json.dumps(tree))
-    return read_deepspeed(str(file), run_of(**train), world, device)
 
 
 def faults(tree, folder, **more) -> dict[str, str]:

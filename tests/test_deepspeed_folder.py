@@ -16,9 +16,9 @@ from artel.config import TokenizerTraining
 from artel.errors import InputError
 from artel.inference import export, open_model
 from artel.tokens import load_tokenizer, train_tokenizer
-from helpers import DEEPSPEED, artel, merged, write_run
-from ranks import run_ranks
-from test_deepspeed import gpt2_config
+from support.deepspeed_cases import gpt2_config
+from support.ranks import run_ranks
+from support.runs import DEEPSPEED, artel, merged, write_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("deepspeed_beside")]
 

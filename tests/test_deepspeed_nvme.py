@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import DEEPSPEED, artel, largest_difference, losses, write_run
+from support.runs import DEEPSPEED, artel, largest_difference, losses, write_run
 
 LIBAIO = Path("/usr/include/libaio.h")
 

@@ -16,12 +16,21 @@ from artel.models import build_model
 from artel.models.loading.materialize import materialise
 from artel.models.loading.meta_model import build_skeleton
 from artel.tokens import train_tokenizer
-from helpers import DEEPSPEED, largest_difference, losses, merged, write_run
-from ranks import run_ranks
-from test_deepspeed import resolve
-from test_deepspeed_training import ROWS, SMALL, _objective, _plain, _processes, _relative, _steps, _train
-from test_materialise import CAUSAL
-from test_materialise_ranks import _status, cases, saved_by_the_first
+from support import WORKERS
+from support.deepspeed_cases import (
+    ROWS,
+    SMALL,
+    bare_objective,
+    cpu_processes,
+    pytorch_optimizer,
+    relative_difference,
+    resolve,
+    train_section,
+    train_steps,
+)
+from support.ranks import run_ranks
+from support.runs import DEEPSPEED, largest_difference, losses, merged, write_run
+from support.saved_models import CAUSAL, memory_status, model_cases, saved_by_the_first
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("deepspeed_beside")]
 
@@ -39,13 +48,13 @@ def _shared(wanted, rank, world, bring=materialise, **zero):
     """A layout begun from a model without weights, what steps it, and the section `train` of its run."""
     from artel.parallel.deepspeed.engine import DeepSpeedLayout
 
-    skeleton, train = build_skeleton(wanted, **_asked()), _train(world, optimizer="sgd", momentum=0.9)
+    skeleton, train = build_skeleton(wanted, **_asked()), train_section(world, optimizer="sgd", momentum=0.9)
     with tempfile.TemporaryDirectory() as folder:
         resolved = resolve({"zero_optimization": {"stage": 3, **SMALL, **zero}}, folder, world=world, **train)
     fill = partial(bring, weights=skeleton.weights)
     skeleton.model.eval()  # no dropout
-    layout = DeepSpeedLayout(skeleton.model, _objective(), _processes(rank, world), resolved, fill)
-    return layout, layout.start(_plain(skeleton.model, resolved.run.train), ROWS, 4), resolved.run.train
+    layout = DeepSpeedLayout(skeleton.model, bare_objective(), cpu_processes(rank, world), resolved, fill)
+    return layout, layout.start(pytorch_optimizer(skeleton.model, resolved.run.train), ROWS, 4), resolved.run.train
 
 
 def on_two(rank, world):
@@ -64,13 +73,15 @@ def on_two(rank, world):
 
     TensorFiles.read = noting
     found = {}
-    for number, (name, wanted) in enumerate(cases(saved_by_the_first(rank)).items()):
+    for number, (name, wanted) in enumerate(model_cases(saved_by_the_first(rank)).items()):
         layout, optimizer, train = _shared(wanted, rank, world, **(OFFLOADED if number % 2 else {}))
         weights, whole = optimizer.weights(), build_model(wanted, **_asked()).model.eval()
         expected = {key: value for key, value in whole.state_dict().items() if key not in whole.all_tied_weights_keys}
         same = weights.keys() == expected.keys() and all(torch.equal(weights[key], expected[key]) for key in weights)
-        alone = _steps(Replicated(whole, _objective(), _processes(0, 1), "fp32"), Optimizer(whole, train), 0, 2, 0, 1)
-        found[name] = [same or rank > 0, _relative(_steps(layout, optimizer, 0, 2, rank, world), alone)]
+        alone = train_steps(
+            Replicated(whole, bare_objective(), cpu_processes(0, 1), "fp32"), Optimizer(whole, train), 0, 2, 0, 1
+        )
+        found[name] = [same or rank > 0, relative_difference(train_steps(layout, optimizer, 0, 2, rank, world), alone)]
     return {"models": found, "read": sorted(read)}
 
 
@@ -93,10 +104,10 @@ def on_four(rank, world):
     grown = []
 
     def watched(model, weights, **how):
-        before = _status("VmRSS")
+        before = memory_status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak is what is taken from now on
         materialise(model, weights, **how)
-        grown.append(_status("VmHWM") - before)
+        grown.append(memory_status("VmHWM") - before)
 
     layout, *_ = _shared(ModelConfig(config=LARGE), rank, world, bring=watched)
     return [grown[0], sum(parameter.ds_numel for parameter in layout.model.parameters()) * 4 / 2**20]
@@ -121,7 +132,7 @@ def test_a_run_checks_writes_and_goes_on_under_stage_3(tmp_path):
     alone = write_run(tmp_path / "one.yaml", **asked)
     three = write_run(tmp_path / "three.yaml", **merged(asked, shared | {"train": {"steps": 3}}))
     six = write_run(tmp_path / "six.yaml", **merged(asked, shared))
-    worker = Path(__file__).parent / "workers/layout_cases.py"
+    worker = WORKERS / "layout_cases.py"
     for world, files in ((1, [alone]), (2, [three, six])):
         told = run_ranks(world, worker, "run_files", CASES=os.pathsep.join(map(str, files)))
         assert told == [[None] * len(files)] * world

@@ -11,17 +11,27 @@ import pytest
 import torch
 
 from artel.errors import InputError
-from helpers import DEEPSPEED
-from ranks import run_ranks
-from test_deepspeed import CPU, OFFLOAD, gpt2_config, resolve, run_of
+from support.deepspeed_cases import (
+    OFFLOAD,
+    ROWS,
+    SMALL,
+    bare_objective,
+    batch_of_step,
+    cpu_processes,
+    gpt2_config,
+    pytorch_optimizer,
+    relative_difference,
+    resolve,
+    run_of,
+    train_section,
+    train_steps,
+)
+from support.ranks import run_ranks
+from support.runs import DEEPSPEED
 
 pytestmark = pytest.mark.usefixtures("deepspeed_beside")
 
 STEPS = 4
-ROWS, ACCUMULATION = 2, 2
-# Buckets and pieces smaller than some parameters, and no parameter spared from being shared out.
-SMALL = {"reduce_bucket_size": 3000, "sub_group_size": 5000, "stage3_param_persistence_threshold": 0,
-         "stage3_prefetch_bucket_size": 2000}  # fmt: skip
 CASES = {
     "0": {"stage": 0},
     "1": {"stage": 1, "reduce_bucket_size": 3000},
@@ -45,69 +55,18 @@ def _model(seed, *, frozen=False):
     return model
 
 
-def _objective():
-    from artel.objectives.causal import Causal
-
-    class Bare(Causal):  # the loss needs neither run nor tokenizer
-        def __init__(self):
-            pass
-
-    return Bare()
-
-
-def _batch(step, number):
-    """Rows with a few to many targets: no two micro-batches have equally many."""
-    from artel.objectives import Batch
-    from artel.objectives.per_token import target_tensors
-
-    source = np.random.default_rng((step, number))
-    ids = source.integers(0, 101, (ROWS, 17))
-    targets = ids[:, 1:].copy()
-    for row in targets:
-        row[: source.integers(0, 15)] = -100
-    tensors = {"input_ids": torch.from_numpy(ids[:, :-1].copy())} | target_tensors(targets)
-    return Batch(tensors, int((targets != -100).sum()), targets.size)
-
-
-def _processes(rank, world):
-    from artel.parallel import Processes
-
-    return Processes(rank, world, rank, CPU)
-
-
-def _plain(model, train):
-    """PyTorch's optimizer as training makes it."""
-    from artel.training.optim.optimizer import plain_optimizer
-
-    return plain_optimizer(model, train, 0)
-
-
-def _steps(layout, optimizer, first, last, rank, world):
-    """(loss, gradient norm) of each step."""
-    found = []
-    for step in range(first, last):
-        batches = [_batch(step, number) for number in range(2 * ACCUMULATION)]
-        targets = float(sum(batch.targets for batch in batches))
-        share = len(batches) // world
-        sums = layout.run(batches[rank * share : (rank + 1) * share], targets)
-        norm, right = optimizer.clipped_step(1 / (step + 1), layout.norm())
-        assert bool(right)
-        found.append((layout.add_up([float(sums[0])])[0] / targets, float(norm)))
-    return found
-
-
 def _alone(train, *, frozen=False):
     """One process with artel's own optimizer: its steps, weights and state halfway, how it judges, what it writes."""
     from artel.parallel import Replicated
     from artel.training.optim.optimizer import Optimizer
 
     model = _model(0, frozen=frozen)
-    layout, optimizer = Replicated(model, _objective(), _processes(0, 1), "fp32"), Optimizer(model, train)
-    found = _steps(layout, optimizer, 0, STEPS // 2, 0, 1)
+    layout, optimizer = Replicated(model, bare_objective(), cpu_processes(0, 1), "fp32"), Optimizer(model, train)
+    found = train_steps(layout, optimizer, 0, STEPS // 2, 0, 1)
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     state = {name: value.clone() for name, value in optimizer.state().items()}
-    found += _steps(layout, optimizer, STEPS // 2, STEPS, 0, 1)
-    judged = layout.judge([(_batch(9, 0), np.arange(2)), (_batch(9, 1), np.arange(2))], 4)[0]
+    found += train_steps(layout, optimizer, STEPS // 2, STEPS, 0, 1)
+    judged = layout.judge([(batch_of_step(9, 0), np.arange(2)), (batch_of_step(9, 1), np.arange(2))], 4)[0]
     return found, weights, state, judged["loss"], _written(model)
 
 
@@ -129,8 +88,8 @@ def _opened(tree, train, rank, world, seed, *, recomputed="none", frozen=False):
         resolved = resolve(tree, folder, world=world, **train)
     model = _model(seed, frozen=frozen)
     recompute(model, recomputed)
-    layout = DeepSpeedLayout(model, _objective(), _processes(rank, world), resolved)
-    return layout, layout.start(_plain(model, resolved.run.train), ROWS, STEPS)
+    layout = DeepSpeedLayout(model, bare_objective(), cpu_processes(rank, world), resolved)
+    return layout, layout.start(pytorch_optimizer(model, resolved.run.train), ROWS, STEPS)
 
 
 def _apart(one, other):
@@ -139,29 +98,18 @@ def _apart(one, other):
     return max(float((one[name] - other[name]).abs().max() / other[name].abs().max().clamp(min=1e-3)) for name in other)
 
 
-def _relative(found, wanted):
-    return max(abs(a - b) / abs(b) for one, other in zip(found, wanted, strict=True)
-               for a, b in zip(one, other, strict=True))  # fmt: skip
-
-
-def _train(world, **changes):
-    # A rate that moves, and a clip that is reached.
-    return {"learning_rate": 0.01, "clip": 0.5, "batch": ROWS * ACCUMULATION * world, "micro_batch": ROWS,
-            "precision": "fp32", **changes}  # fmt: skip
-
-
 def both_ranks(rank, world):
     sys.path.append(str(DEEPSPEED))
     found = {}
     for kind, changes in OPTIMIZERS.items():
-        train = _train(world, **changes)
+        train = train_section(world, **changes)
         wanted, weights, state, judged, written = _alone(run_of(**train).train)
         for name, zero in CASES.items():
             if (kind, name) in SKIPPED:
                 continue
             tree, half = {"zero_optimization": zero}, STEPS // 2
             layout, optimizer = _opened(tree, train, rank, world, seed=0)
-            steps = _steps(layout, optimizer, 0, half, rank, world)
+            steps = train_steps(layout, optimizer, 0, half, rank, world)
             case = {"weights": _apart(_everywhere(optimizer.weights()), weights),
                     "state": _apart(_everywhere(optimizer.state()), state)}  # fmt: skip
             # Another engine, begun from other weights, goes on from what one process holds halfway.
@@ -170,9 +118,9 @@ def both_ranks(rank, world):
             optimizer.load(state)
             case["loaded"] = _apart(_everywhere(optimizer.weights()), weights)
             case["loaded"] += _apart(_everywhere(optimizer.state()), state)
-            steps += _steps(layout, optimizer, half, STEPS, rank, world)
-            case["steps"] = _relative(steps, wanted)
-            case["judged"] = abs(layout.judge([(_batch(9, rank), np.arange(2))], 4)[0]["loss"] / judged - 1)
+            steps += train_steps(layout, optimizer, half, STEPS, rank, world)
+            case["steps"] = relative_difference(steps, wanted)
+            case["judged"] = abs(layout.judge([(batch_of_step(9, rank), np.arange(2))], 4)[0]["loss"] / judged - 1)
             with layout.generating() as takes_part:
                 case["written"] = not takes_part or _written(layout.model.eval()) == written
             found[f"{kind}, stage {name}"] = case
@@ -198,29 +146,29 @@ def both_ranks_further(rank, world):
     sys.path.append(str(DEEPSPEED))
     from artel.parallel.deepspeed.checkpoint import read_zero_checkpoint
 
-    train, found = _train(world, **OPTIMIZERS["sgd"]), {}
+    train, found = train_section(world, **OPTIMIZERS["sgd"]), {}
     wanted = _alone(run_of(**train).train)[0][:1]
     folder = Path(_everywhere(tempfile.mkdtemp(prefix="artel-zero-")))
     for name in ("0", "2", "3"):
         tree = {"zero_optimization": CASES[name]}
         layout, optimizer = _opened(tree, train, rank, world, seed=0, recomputed="full")
-        found[f"recomputed {name}"] = _relative(_steps(layout, optimizer, 0, 1, rank, world), wanted)
+        found[f"recomputed {name}"] = relative_difference(train_steps(layout, optimizer, 0, 1, rank, world), wanted)
         weights = _everywhere(optimizer.weights())
         layout.engine.save_checkpoint(str(folder / name))
         torch.distributed.barrier()
         read = {key.removeprefix("model."): value for key, value in read_zero_checkpoint(folder / name).items()}
         found[f"read {name}"] = _apart({key: read[key] for key in weights}, weights)
         if name != "0":
-            layout.run([_batch(0, 0), _batch(0, 1)], float("nan"))
+            layout.run([batch_of_step(0, 0), batch_of_step(0, 1)], float("nan"))
             norm, right = optimizer.clipped_step(1.0, layout.norm())
             found[f"nan {name}"] = [float(norm), bool(right), _apart(_everywhere(optimizer.weights()), weights)]
     torch.distributed.barrier()
     shutil.rmtree(folder, ignore_errors=True)
     alone = _alone(run_of(**train).train, frozen=True)[0][:1]
     layout, optimizer = _opened({"zero_optimization": CASES["3"]}, train, rank, world, seed=0, frozen=True)
-    found["frozen"] = _relative(_steps(layout, optimizer, 0, 1, rank, world), alone)
+    found["frozen"] = relative_difference(train_steps(layout, optimizer, 0, 1, rank, world), alone)
     layout, optimizer = _opened(OFFLOAD, train | {"clip": 1.0, "precision": "auto"}, rank, world, seed=0)
-    found["a file for eight GPUs"] = _relative(_steps(layout, optimizer, 0, 1, rank, world), wanted)
+    found["a file for eight GPUs"] = relative_difference(train_steps(layout, optimizer, 0, 1, rank, world), wanted)
     try:
         _opened({"zero_optimization": {"stage": 3}, "gradient_allreduce_op": "sum"}, train, rank, world, seed=0)
     except InputError as error:

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from artel.training.checkpoint.sharded_files import piece_shapes, read_pieces
-from helpers import DEEPSPEED, artel, write_run
-from ranks import run_ranks
+from support.ranks import run_ranks
+from support.runs import DEEPSPEED, artel, write_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("deepspeed_beside")]
 

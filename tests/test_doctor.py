@@ -17,7 +17,7 @@ from artel.diagnostics.doctor.software import environment
 from artel.diagnostics.doctor.troubles import troubles
 from artel.models import bf16_is_native
 from artel.planning.machine import Disk, core_quota, host_address, memory
-from helpers import ENVIRONMENT, artel, write_run
+from support.runs import ENVIRONMENT, artel, write_run
 
 SOURCES = Path(__file__).parents[1] / "src"
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import yaml
 from artel.config import load_run, run_from
 from artel.diagnostics.doctor.parallel import Agreement, small_copy
 from artel.objectives import objective_type
-from helpers import artel, write_run
+from support.runs import artel, write_run
 
 
 def described(model, **parallel):

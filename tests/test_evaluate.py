@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from helpers import artel, metrics, write_run
+from support.runs import artel, metrics, write_run
 
 TEXT = "The miller walks by the river. Count: one, two, three. Say abc again: abc.\n" * 40
 

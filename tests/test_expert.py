@@ -28,7 +28,7 @@ from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums
 from artel.parallel.expert import expert_meshes, expert_problems, experts_of, split_experts
 from artel.parallel.mesh import NAMES
 from artel.tokens import Rows
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 _SIZES = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -17,7 +17,7 @@ from artel.inference import export, open_model
 from artel.inference.export.gguf import modelfile
 from artel.models import build_model, save_model
 from artel.tokens import load_tokenizer, train_tokenizer
-from helpers import artel, write_run
+from support.runs import artel, write_run
 
 CAUSAL = "AutoModelForCausalLM"
 TEXT = "The fox's 12,\n\nmo!"

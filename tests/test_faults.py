@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from artel.cli.main import main
-from helpers import artel, losses, write_run
+from support.runs import artel, losses, write_run
 
 RUN = {"train": {"steps": 6, "batch": 16, "micro_batch": 8}, "checkpoint": {"every": 2, "keep": 9}}
 

@@ -12,7 +12,7 @@ import torch
 
 from artel.objectives import Batch
 from artel.training.prefetch import Ahead, held_garbage
-from helpers import ENVIRONMENT
+from support.runs import ENVIRONMENT
 
 CPU = torch.device("cpu")
 

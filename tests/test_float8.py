@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from artel.errors import InputError
 from artel.models.compile import repeated_layers
 from artel.models.float8 import use_float8
-from test_precision import GPT2, LLAMA, learn, model_of
+from support.precision import GPT2, LLAMA, learn, model_of
 
 sys.path.append(str(Path(sys.prefix) / "torchao"))
 pytest.importorskip("torchao", reason="torchao lies in no folder torchao of the environment: see the Makefile")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from artel.config import DataConfig
 from artel.errors import InputError
 from artel.text import Ledger, Record, Rejected, read_documents
-from reading import items, parquet, read_in_spans, warc
+from support.reading import items, parquet, read_in_spans, warc
 
 often = settings(max_examples=int(os.environ.get("ARTEL_FUZZ", "60")), deadline=None)
 PACKS = {".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress, ".bz2": bz2.compress}

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,8 @@ from artel.storage import lock
 from artel.training import RunFolder
 from artel.training.faults.watchdog import _Overseer
 from artel.training.faults.watchdog_process import IGNORED
-from helpers import ENVIRONMENT, artel, start, wait_for_step, write_run
+from support import WORKERS
+from support.runs import ENVIRONMENT, artel, end, start, wait_for_step, workers_of, write_run
 
 LIMIT = 240
 # Long enough to be caught in its midst.
@@ -41,24 +41,6 @@ def weights(run):
     return (run.with_suffix("") / "model" / "model.safetensors").read_bytes()
 
 
-def workers_of(launcher):
-    """Process ids of what this launcher has started, by rank."""
-    found = {}
-    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-        rank = re.search(rb"\0RANK=(\d+)\0", b"\0" + Path(f"/proc/{child}/environ").read_bytes())
-        if rank:
-            found[int(rank[1])] = int(child)
-    return found
-
-
-def end(launcher, *workers):
-    """Whatever a test that failed has left."""
-    for number in (launcher.pid, *workers):
-        with suppress(ProcessLookupError):
-            os.killpg(number, signal.SIGKILL)
-    launcher.wait()
-
-
 # Hangs --------------------------------------------------------------------------------------------------------------
 
 
@@ -66,7 +48,7 @@ def end(launcher, *workers):
 def alone(tmp_path_factory):
     """(folder, what hang_cases.py tells of each case, its standard error)."""
     folder = tmp_path_factory.mktemp("alone")
-    program = Path(__file__).parent / "workers" / "hang_cases.py"
+    program = WORKERS / "hang_cases.py"
     done = subprocess.run(
         [sys.executable, str(program), str(folder)], capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT
     )

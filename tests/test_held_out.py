@@ -11,9 +11,9 @@ from artel.errors import InputError
 from artel.preparing import prepare, workspace
 from artel.text.sources import all_inputs, parts_of, read_part
 from artel.text.split import is_held_out, split_hash
-from helpers import artel, write_run
-from reading import message, rows_of, written
-from stores import run_of, stored
+from support.reading import message, rows_of, written
+from support.runs import artel, write_run
+from support.stores import run_of, stored
 
 CHAT = {"objective": "chat", "model": {"config": {"model_type": "gpt2"}}}
 

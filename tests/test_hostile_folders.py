@@ -14,7 +14,7 @@ from artel.errors import InputError
 from artel.inference import Talk, TalkSettings, export, open_model
 from artel.models import Sampling, build_model, check_model, check_pretrained
 from artel.tokens import load_tokenizer, train_tokenizer
-from helpers import artel
+from support.runs import artel
 
 CAUSAL = "AutoModelForCausalLM"
 CONFIG, GENERATION, TOKENS, SAYS = "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"

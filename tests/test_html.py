@@ -13,7 +13,7 @@ from artel.text.cleaning.html import _BLOCKS, _GONE, _flat, page_source
 from artel.text.cleaning.main_text import main_text
 from artel.text.formats.html import read_html
 from artel.text.records import Dropped, Record
-from reading import written
+from support.reading import written
 
 TAGS = (
     "p div span b a br pre table tr td ul li dl dd h1 form select option button textarea script style svg path math "

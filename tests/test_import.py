@@ -12,7 +12,7 @@ from artel.errors import InputError
 from artel.preparing.import_tokens import import_tokens, text_size
 from artel.preparing.token_files import open_token_files
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
-from helpers import TINY, artel
+from support.runs import TINY, artel
 
 TEXTS = [f"Письмо {number}: it rained for {number * 7} days, и дождь не переставал. 🙂" * 3 for number in range(40)]
 CODES = {np.dtype("int32"): 4, np.dtype("int64"): 5, np.dtype("uint16"): 8}

@@ -10,8 +10,8 @@ import yaml
 from artel.config import load_run, run_from
 from artel.config.converters.masked_lm_json import convert
 from artel.errors import InputError
-from helpers import artel, metrics
-from impruver_configs import FROM_SCRATCH, PRETRAINED
+from support.impruver_configs import FROM_SCRATCH, PRETRAINED
+from support.runs import artel, metrics
 
 # Keys that say what artel does of itself, so that there is nothing to carry over or to tell.
 AGREED = {"datasets.0.only_target_loss", "model.class", "ddp.ddp_find_unused_parameters"}

@@ -8,7 +8,7 @@ import pytest
 from artel.errors import InputError
 from artel.launching import Hosts, check_worker, read_launcher
 from artel.launching.started import first_host, tasks_of_node
-from helpers import artel
+from support.runs import artel
 
 # Which hosts --------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from helpers import TINY, artel, losses
+from support.runs import TINY, artel, losses
 
 pytestmark = pytest.mark.processes
 

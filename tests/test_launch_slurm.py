@@ -9,12 +9,13 @@ import time
 
 import pytest
 
-import cluster_slurm
 from artel.config import load_run
 from artel.errors import InputError
 from artel.launching.slurm import Job, slurm_script, submit
 from artel.launching.started import first_host
-from helpers import ENVIRONMENT, artel, largest_difference, losses, write_run
+from support import cluster_slurm
+from support.runs import ENVIRONMENT, artel, largest_difference, losses, write_run
+from support.sockets import free_ports
 
 LIMIT = 400
 
@@ -225,7 +226,7 @@ def test_tasks_of_srun_train_as_one_process_does(tmp_path, cluster, reference):
         **ENVIRONMENT,
         **cluster,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(cluster_slurm.free_ports(1)[0]),
+        "MASTER_PORT": str(free_ports(1)[0]),
     }
     done = subprocess.run(["srun", "--nodes=2", "--ntasks=2", sys.executable, "-m", "artel", "train", str(run)],
                           capture_output=True, text=True, timeout=LIMIT, env=environment)  # fmt: skip

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
@@ -18,8 +17,8 @@ import yaml
 from artel.config import load_run
 from artel.errors import InputError
 from artel.launching import take_over
-from cluster_slurm import free_ports
-from helpers import ENVIRONMENT, artel, largest_difference, losses, start, wait_for_step, write_run
+from support.runs import ENVIRONMENT, artel, end, largest_difference, losses, start, wait_for_step, write_run
+from support.sockets import free_ports
 
 LIMIT = 200
 PROGRAMS = Path(sys.executable).parent
@@ -251,14 +250,6 @@ def worker_of(launcher):
 def saved(folder):
     """The newest step that is saved."""
     return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")), default=0)
-
-
-def end(launcher, *others):
-    """Whatever a test that failed has left."""
-    for number in (launcher.pid, *others):
-        with suppress(ProcessLookupError):
-            os.killpg(number, signal.SIGKILL)
-    launcher.wait()
 
 
 @pytest.mark.processes

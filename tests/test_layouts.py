@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError
 from artel.parallel import read_grid
-from helpers import largest_difference, losses, write_run
-from ranks import run_ranks
+from support import WORKERS
+from support.ranks import run_ranks
+from support.runs import largest_difference, losses, write_run
 
-CASES = Path(__file__).parent / "workers" / "layout_cases.py"
+CASES = WORKERS / "layout_cases.py"
 LAYOUTS = {
     "alone": (1, {}),
     "ddp-2": (2, {}),

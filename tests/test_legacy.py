@@ -9,7 +9,7 @@ import yaml
 from artel.config import load_run
 from artel.config.converters.masked_lm_json import convert, convert_cfg
 from artel.errors import InputError
-from helpers import artel, write_run
+from support.runs import artel, write_run
 
 OLD = {"inputs_path": "in.csv", "outputs_path": "out.csv", "model_path": "m", "epochs": 3, "batch_size": 32,
        "learning_rate": 5e-5, "world_size": 2}  # fmt: skip

@@ -14,7 +14,7 @@ from artel.training.callbacks import Validate
 from artel.training.checkpoint.format import Progress
 from artel.training.lengthening import _refused, _why_not
 from artel.training.schedule import Length
-from helpers import artel, losses, write_run
+from support.runs import artel, losses, write_run
 
 SHORT = {"batch": 8, "compile": "off"}
 

@@ -26,11 +26,8 @@ from artel.launching.interface import _means_this_host
 from artel.launching.run_secret import run_secret
 from artel.launching.signed_store import ForeignValue, SignedStore
 from artel.parallel.tcp_store import process_store, serve_store
-from cluster_slurm import free_ports
-from helpers import ENVIRONMENT, start, wait_for_step, write_run
-from sockets import descendants, has_ipv6, listening, outside
-from test_hangs import workers_of
-from test_launchers import end
+from support.runs import ENVIRONMENT, end, start, wait_for_step, workers_of, write_run
+from support.sockets import descendants, free_ports, has_ipv6, listening, outside
 
 LIMIT = 200
 SHORT = timedelta(seconds=20)

@@ -18,7 +18,7 @@ from artel.objectives.insertion_tagging import missing_after
 from artel.text import Document, Dropped, Pair, Record, Rejected
 from artel.text.pairs import without_commas
 from artel.tokens import Rows, train_tokenizer
-from helpers import artel, losses, metrics, roberta_of_2019, write_run
+from support.runs import artel, losses, metrics, roberta_of_2019, write_run
 
 TEXT = ["Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. " * 20]
 ROBERTA = {"model_type": "roberta", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

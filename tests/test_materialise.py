@@ -9,11 +9,7 @@ import torch
 from transformers import (
     BertConfig,
     BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     GPT2Model,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
     RobertaConfig,
     RobertaForMaskedLM,
 )
@@ -27,8 +23,7 @@ from artel.models.loading.init_weights import first_values, initial_names
 from artel.models.loading.materialize import materialise
 from artel.models.loading.meta_model import build_skeleton, can_be_sharded_while_loading
 from artel.tokens import train_tokenizer
-
-CAUSAL, MASKED, ANSWERS = "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForQuestionAnswering"
+from support.saved_models import ANSWERS, CAUSAL, MASKED, SCRATCH, as_binary, gpt2, qwen3_moe, saved_model
 
 # Every name that architectures have for a size; each is given those that it knows.
 SIZES = {
@@ -90,11 +85,6 @@ def test_first_values_are_distributed_as_transformers_has_them(auto_class, kind)
         assert (ours.mean() - theirs.mean()).abs() <= 8 * spread / ours.numel() ** 0.5 + 1e-6, name
 
 
-def stored(folder):
-    """What the skeleton of a saved model and the whole one are made of, for one to be held against the other."""
-    return ModelConfig.model_validate({"from": str(folder)})
-
-
 def both(wanted, tokenizer, auto_class, heads=None, seed=3):
     asked = {"auto_class": auto_class, "block": 8, "seed": seed, "heads": heads}
     whole, skeleton = build_model(wanted, tokenizer, **asked), build_skeleton(wanted, tokenizer, **asked)
@@ -119,31 +109,10 @@ def assert_same(whole, skeleton):
     assert skeleton.model.training == whole.model.training
 
 
-def qwen3_moe(**more):
-    torch.manual_seed(0)
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=6,
-        num_experts_per_tok=2, moe_intermediate_size=12, intermediate_size=48, vocab_size=300,
-        max_position_embeddings=64, **more))  # fmt: skip
-
-
-def gpt2(kind=GPT2LMHeadModel, vocabulary=300, **more):
-    torch.manual_seed(0)
-    return kind(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=vocabulary, n_positions=64,
-                           bos_token_id=0, eos_token_id=0, **more))  # fmt: skip
-
-
 def encoder(kind=RobertaForMaskedLM, config=RobertaConfig, vocabulary=300, **more):
     torch.manual_seed(0)
     return kind(config(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
                        vocab_size=vocabulary, max_position_embeddings=66, **more))  # fmt: skip
-
-
-def as_binary(model, folder):
-    """As saved before safetensors: one pickle of tensors, with both names of those that are tied."""
-    folder.mkdir(exist_ok=True)
-    model.config.save_pretrained(folder)
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
 
 
 SAVED = {
@@ -168,7 +137,7 @@ SAVED = {
 def test_a_saved_model_is_read_as_transformers_reads_it(case, tokenizer, tmp_path):
     save, auto_class, heads = SAVED[case]
     save(tmp_path / "saved")
-    whole, skeleton = both(stored(tmp_path / "saved"), tokenizer, auto_class, heads)
+    whole, skeleton = both(saved_model(tmp_path / "saved"), tokenizer, auto_class, heads)
     assert_same(whole, skeleton)
     for name, built in (("whole", whole), ("skeleton", skeleton)):
         built.model.save_pretrained(tmp_path / name)
@@ -180,7 +149,7 @@ def test_tied_tensors_that_are_saved_apart_stay_apart(tokenizer, tmp_path):
     gpt2(tie_word_embeddings=False).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tie_word_embeddings": True}))
-    whole, skeleton = both(stored(tmp_path), tokenizer, CAUSAL)
+    whole, skeleton = both(saved_model(tmp_path), tokenizer, CAUSAL)
     assert_same(whole, skeleton)
     assert not torch.equal(skeleton.model.lm_head.weight, skeleton.model.transformer.wte.weight)
 
@@ -201,15 +170,11 @@ def test_a_saved_model_that_does_not_fit_is_refused_alike(tokenizer, tmp_path):
         told = []
         for build in (build_model, build_skeleton):
             with pytest.raises(InputError) as found:
-                build(stored(folder), tokenizer, auto_class=auto_class, block=8, seed=1)
+                build(saved_model(folder), tokenizer, auto_class=auto_class, block=8, seed=1)
             told.append([(problem.where, problem.what) for problem in found.value.problems])
         if name == "no file":  # transformers says in many words which files it looked for
             told = [[(where, "pytorch_model.bin" in what) for where, what in problems] for problems in told]
         assert told[0] == told[1]
-
-
-SCRATCH = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-           "num_key_value_heads": 2, "intermediate_size": 48}  # fmt: skip
 
 
 def test_a_model_from_scratch_is_the_same_and_so_is_each_module_of_it(tokenizer):

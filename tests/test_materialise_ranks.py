@@ -1,6 +1,5 @@
 """Models built without their weights, taken apart over two and four processes: each holds its part, and no more."""
 
-import tempfile
 from pathlib import Path
 
 import torch
@@ -10,40 +9,10 @@ from artel.models import build_model
 from artel.models.loading.materialize import local_parts, materialise
 from artel.models.loading.meta_model import build_skeleton
 from artel.tokens import train_tokenizer
-from ranks import run_ranks
-from test_materialise import CAUSAL, SCRATCH, as_binary, gpt2, qwen3_moe, stored
+from support.ranks import run_ranks
+from support.saved_models import CAUSAL, SCRATCH, memory_status, model_cases, saved_by_the_first, saved_model
 
 IDS = torch.arange(24).reshape(2, 12) * 7 % 270
-
-
-def saved_by_the_first(rank):
-    """A folder with saved models; transformers saves in the first process only."""
-    import torch.distributed as dist
-
-    shared = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(shared)
-    folder = Path(shared[0])
-    qwen3_moe().save_pretrained(folder / "experts")
-    gpt2(vocabulary=201).save_pretrained(folder / "rows")
-    if rank == 0:
-        as_binary(gpt2(), folder / "binary")
-    dist.barrier()
-    return folder
-
-
-def cases(folder):
-    """What models are taken apart: from scratch and saved, tied, of experts, of sizes that do not divide."""
-    odd = {"model_type": "llama", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-           "num_key_value_heads": 2, "intermediate_size": 42, "head_dim": 6}  # fmt: skip
-    small = {"model_type": "gpt2", "n_layer": 2, "n_embd": 18, "n_head": 3}
-    experts = {"model_type": "qwen3_moe", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-               "num_key_value_heads": 2, "num_experts": 6, "num_experts_per_tok": 2,
-               "moe_intermediate_size": 12, "intermediate_size": 48}  # fmt: skip
-    return {
-        "gpt2": ModelConfig(config=small), "llama": ModelConfig(config=odd), "qwen3_moe": ModelConfig(config=experts),
-        "saved qwen3_moe": stored(folder / "experts"), "saved gpt2": stored(folder / "rows"),
-        "saved as a pickle": stored(folder / "binary"),
-    }  # fmt: skip
 
 
 def layers_of(model):
@@ -105,8 +74,8 @@ def on_two(rank, world):
 
     folder = saved_by_the_first(rank)
     mesh = init_device_mesh("cpu", (world,))
-    found = {name: compared(wanted, lambda model: share(model, mesh)) for name, wanted in cases(folder).items()}
-    found["llama by tensor"] = compared(cases(folder)["llama"], lambda model: by_tensor(model, mesh))
+    found = {name: compared(wanted, lambda model: share(model, mesh)) for name, wanted in model_cases(folder).items()}
+    found["llama by tensor"] = compared(model_cases(folder)["llama"], lambda model: by_tensor(model, mesh))
     read, reader = set(), TensorFiles.read
 
     def noting(files, name, index=()):
@@ -115,7 +84,7 @@ def on_two(rank, world):
 
     TensorFiles.read = noting
     words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
-    skeleton = build_skeleton(stored(folder / "experts"), words, auto_class=CAUSAL, block=8, seed=1)
+    skeleton = build_skeleton(saved_model(folder / "experts"), words, auto_class=CAUSAL, block=8, seed=1)
     share(skeleton.model, mesh)
     materialise(skeleton.model, skeleton.weights, device="cpu")
     return {"differences": found, "experts": sorted({int(name.split(".")[5]) for name in read if ".experts." in name})}
@@ -125,7 +94,7 @@ def on_four(rank, world):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
 
-    known = cases(saved_by_the_first(rank))
+    known = model_cases(saved_by_the_first(rank))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     line = init_device_mesh("cpu", (world,))
     taken = memory_taken(lambda model: share(model, line))
@@ -158,17 +127,12 @@ def memory_taken(split):
     split(first.model)
     materialise(first.model, first.weights, device="cpu")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is taken now
-    before = _status("VmHWM")
+    before = memory_status("VmHWM")
     skeleton = build_skeleton(ModelConfig(config={**SCRATCH, **large}), words, **asked)
     split(skeleton.model)
     materialise(skeleton.model, skeleton.weights, device="cpu")
     own = sum(parameter.to_local().nbytes for parameter in skeleton.model.parameters())
-    return [_status("VmHWM") - before, own / 2**20, 8000 * 256 * 4 / 2**20]
-
-
-def _status(key):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+    return [memory_status("VmHWM") - before, own / 2**20, 8000 * 256 * 4 / 2**20]
 
 
 def cut_alike(mesh):

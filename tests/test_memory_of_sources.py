@@ -16,9 +16,9 @@ from artel.text.formats import parquet
 from artel.text.reading.encodings import NotText
 from artel.tokens import train_tokenizer
 from artel.tokens.tokenizer import train as training
-from helpers import ENVIRONMENT
-from reading import read, read_texts, warc, written
-from stores import bytes_tokenizer
+from support.reading import read, read_texts, warc, written
+from support.runs import ENVIRONMENT
+from support.stores import bytes_tokenizer
 
 SIZE = 50_000_000
 _PEAK = """

@@ -32,8 +32,8 @@ from artel.training.memory.micro_batch import (
     sizes_to_try,
     what_matters,
 )
-from helpers import ENVIRONMENT, write_run
-from test_preference import CONTROL, MODEL, PAIRS, preferring, stored
+from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
+from support.runs import ENVIRONMENT, write_run
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MODES = ("none", "selective", "full")

@@ -17,7 +17,7 @@ from transformers import (
 from artel.config import ModelConfig, TokenizerTraining
 from artel.models import build_model, use_for_training
 from artel.tokens import train_tokenizer
-from helpers import artel, write_run
+from support.runs import artel, write_run
 
 
 @pytest.fixture(scope="module")

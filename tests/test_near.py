@@ -17,7 +17,7 @@ from artel.text.dedup import near as near_module
 from artel.text.dedup import shingles as grams_module
 from artel.text.dedup.near import BAND_GROUPS, Signatures, Signer, alike, bands_and_rows, reasons
 from artel.text.dedup.shingles import Grams, as_set, jaccard
-from stores import stored
+from support.stores import stored
 
 
 @pytest.fixture

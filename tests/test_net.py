@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from artel.cli.main import main
-from helpers import ENVIRONMENT, write_run
+from support.runs import ENVIRONMENT, write_run
 
 ULIMIT = {"memory": resource.RLIMIT_AS, "file": resource.RLIMIT_FSIZE, "open": resource.RLIMIT_NOFILE}
 

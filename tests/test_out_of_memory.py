@@ -17,8 +17,8 @@ from artel.parallel import Processes
 from artel.preparing import prepare
 from artel.training.loop import train
 from artel.training.memory.micro_batch import Found, Limit, _status, less
-from helpers import largest_difference, losses, write_run
-from ranks import run_ranks
+from support.ranks import run_ranks
+from support.runs import largest_difference, losses, write_run
 
 # Every tensor of over 64 KiB is taken from the system for itself, and given back: what is limited is what tensors take.
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}

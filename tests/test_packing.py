@@ -1,7 +1,6 @@
 """Documents packed into blocks: what is where, how full blocks are, the same losses however the batch is cut."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +13,10 @@ from artel.storage import new_folder
 from artel.tokens import Blocks, Sample, StoreWriter, TokenStore
 from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
 from artel.tokens.sampling.packing import PackedBlocks, best_fit
-from helpers import artel, largest_difference, losses, metrics, torchrun, write_run
+from support import WORKERS
+from support.runs import artel, largest_difference, losses, metrics, torchrun, write_run
 
-CASES = Path(__file__).parent / "workers" / "train_cases.py"
+CASES = WORKERS / "train_cases.py"
 
 
 def part_of(folder, documents, shard_tokens=50):

@@ -1,13 +1,11 @@
 """A store comes out the same, byte for byte, however its text is cut into parts, by any number of processes, and
 after any kill; and what it holds of each set adds up."""
 
-import hashlib
 import json
 import os
 import random
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,46 +15,11 @@ from artel.errors import InputError, WorkError
 from artel.preparing import prepare
 from artel.preparing.mixture import chances
 from artel.text.dedup.exact import DIGEST, repeated
-from helpers import kill, start
-from servers import Relay
-from stores import run_of, stored
+from support.runs import kill, start
+from support.servers import Relay
+from support.stores import lines_with_repeats, run_of, stored, tree
 
-pytest_plugins = ["services"]
-
-
-def tree(folder: Path) -> str:
-    """One digest of all names and contents."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*")):
-        if file.is_file():
-            digest.update(f"{file.relative_to(folder)}\n".encode() + file.read_bytes())
-    return digest.hexdigest()
-
-
-OFTEN = "это строка, которая стоит во многих текстах"
-
-
-def lines_with_repeats(count, seed):
-    """JSON lines of two sets with equal, nearly equal and unreadable ones among them, of unequal length."""
-    chance = random.Random(seed)
-    texts = []
-    for number in range(count):
-        kind = chance.random()
-        if texts and kind < 0.1:
-            texts.append(chance.choice(texts))
-        elif texts and kind < 0.25:
-            words = chance.choice(texts).split()
-            words[chance.randrange(len(words))] = f"иначе{number}"
-            texts.append(" ".join(words))
-        else:
-            lines = [" ".join(f"слово{chance.randrange(3000)}" for _ in range(chance.randrange(8, 30))) for _ in "123"]
-            texts.append("\n".join([OFTEN, *lines]))
-    texts.append(OFTEN)
-    rows = [{"text": text, "set": f"set {number % 3}"} for number, text in enumerate(texts)]
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    lines[7] = '{"text": 5}'
-    lines[count // 2] = "not JSON"
-    return "".join(f"{line}\n" for line in lines)
+pytest_plugins = ["support.services"]
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from artel.config.load import run_from
 from artel.errors import InputError
 from artel.preparing import check_texts, prepare, refuse_overlaps
 from artel.preparing.prepare import store_key
-from helpers import artel
-from reading import checked, items, message, read_texts, written
-from stores import run_of
+from support.reading import checked, items, message, read_texts, written
+from support.runs import artel
+from support.stores import run_of
 
 
 def texts(folder: Path) -> Path:

@@ -33,7 +33,7 @@ from artel.parallel.pipeline.pipeline import Pipelined
 from artel.parallel.pipeline.stages import cut, stages_in_all, stages_problems
 from artel.tokens import Rows, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64,
          "vocab_size": 310, "max_position_embeddings": 80, "pad_token_id": 1}  # fmt: skip

@@ -16,7 +16,7 @@ from artel.planning import Start, check_run
 from artel.planning import memory as memory_module
 from artel.planning.machine import Memory
 from artel.planning.memory import PROCESS, check_memory
-from helpers import TINY, merged
+from support.runs import TINY, merged
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2}
 HUGE = {"n_layer": 96, "n_embd": 12288, "n_head": 96}

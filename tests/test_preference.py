@@ -10,45 +10,18 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import RunConfig, TokenizerTraining
-from artel.objectives import Made, Preferring
+from artel.objectives import Made
 from artel.text import Document, Message, Preference, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
-from artel.tokens import Alone, StoreWriter, TokenStore, rows_to_judge, train_tokenizer
-from helpers import artel, metrics, write_run
-from templates import LLAMA_3
-
-MODEL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-CONTROL = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-PAIRS = [
-    ("Say hello.", "Hello, how are you?", "No."),
-    ("Count.", "One, two, three.", "Seven, seven, seven, seven!"),
-    ("Who are you?", "I am a model.", "I will not say that to you."),
-]
+from artel.tokens import Alone, rows_to_judge, train_tokenizer
+from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
+from support.runs import artel, metrics, write_run
+from support.templates import LLAMA_3
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer(iter([" ".join(map(" ".join, PAIRS))] * 40), TokenizerTraining(vocab=320, special=CONTROL))
-
-
-def preferring(tokenizer, tmp_path, loss, **more):
-    (tmp_path / "template.jinja").write_text(LLAMA_3)
-    run = {"objective": "preference", "data": {"block": 512}, "chat": {"template": str(tmp_path / "template.jinja")},
-           "preference": {"loss": loss, **more}}  # fmt: skip
-    return Preferring(RunConfig.model_validate(run), tokenizer)
-
-
-def stored(objective, folder, pairs=PAIRS):
-    """A store part of the pairs as the objective makes them."""
-    writer = StoreWriter(folder, objective.tokenizer.vocabulary)
-    for question, chosen, rejected in pairs:
-        answers = [Message("assistant", text) if text else None for text in (chosen, rejected)]
-        fields = Preference((Message("user", question),), *answers)
-        (made,) = objective.samples([Document(Record(question, "a:1", "a", fields), "train")])
-        assert isinstance(made, Made), made
-        writer.add("train", made.samples, 1, "a:1")
-    writer.close({"key": "k", "tokenizer": "t", "vocabulary": objective.tokenizer.vocabulary})
-    return TokenStore(folder).train
 
 
 def models(tokenizer):

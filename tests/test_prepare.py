@@ -14,8 +14,8 @@ from artel.config import load_run
 from artel.preparing import prepare
 from artel.storage import lock
 from artel.text import Ledger, read_documents
-from helpers import artel, kill, start, write_run
-from stores import run_of
+from support.runs import artel, kill, start, write_run
+from support.stores import run_of
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from artel.cli.main import main
 from artel.cli.streams import show, tell
 from artel.errors import InputError, Problem
 from artel.printable import in_a_line, in_lines, json_text
-from helpers import write_run
+from support.runs import write_run
 
 FORGED = "a\nartel: done\x1b[31m\r\x9b2J\u2028\u202eb"
 SHOWN = r"a\nartel: done\x1b[31m\r\x9b2J\u2028\u202eb"

@@ -13,7 +13,7 @@ from artel.preparing import prepare
 from artel.training import loop
 from artel.training.metrics.profile_table import time_table
 from artel.training.metrics.profiler import Profile
-from helpers import artel, write_run
+from support.runs import artel, write_run
 
 TRAINING = ("matrix products", "attention", "loss", "elementwise and norms", "optimizer and clipping")
 

@@ -17,7 +17,7 @@ from artel.preparing import prepare
 from artel.preparing.claim import MARK, NAMES
 from artel.training.loop import Run, train
 from artel.training.run_folder import RunFolder
-from helpers import write_run
+from support.runs import write_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,9 +18,9 @@ from artel.preparing import prepare
 from artel.training.checkpoint.format import list_checkpoints, read_progress
 from artel.training.checkpoint.retention import retain
 from artel.training.loop import train
-from helpers import artel, small_disk, write_run
+from support.runs import artel, small_disk, write_run
 
-pytest_plugins = ["services"]
+pytest_plugins = ["support.services"]
 
 ALONE = Processes(0, 1, 0, torch.device("cpu"))
 

@@ -29,7 +29,7 @@ from artel.secrets import hide_secrets
 from artel.storage import checksum, fetch
 from artel.tokens import Sample, StoreWriter, TokenStore, train_tokenizer
 from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_whole
-from helpers import write_run
+from support.runs import write_run
 
 TINY = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
 

@@ -7,9 +7,9 @@ import pytest
 from artel.config.load import run_from
 from artel.inference.show import ReadSamples, stored
 from artel.preparing import prepare
-from helpers import artel
-from reading import message, rows_of, written
-from stores import run_of
+from support.reading import message, rows_of, written
+from support.runs import artel
+from support.stores import run_of
 
 BERT = {"config": {"model_type": "bert", "num_hidden_layers": 1}}
 GPT2 = {"config": {"model_type": "gpt2"}}

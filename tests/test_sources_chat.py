@@ -21,7 +21,7 @@ from artel.text import (
     read_documents,
 )
 from artel.text.formats.chat import read_chat, read_preferences
-from reading import MESSAGES, SHAREGPT, documents, message, read, rows_of, turns
+from support.reading import MESSAGES, SHAREGPT, documents, message, read, rows_of, turns
 
 ASKED = [("user", "who?"), ("assistant", "me")]
 

@@ -3,7 +3,7 @@
 import orjson
 
 from artel.text.formats.chat import read_chat, read_preferences
-from reading import documents, read, sides, turns
+from support.reading import documents, read, sides, turns
 
 
 def test_alpaca_rows_of_a_real_file(shared_data):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.text.records import Record, Rejected
-from reading import checked, items, items_of, read_texts
+from support.reading import checked, items, items_of, read_texts
 
 PACKERS = {"gz": gzip.compress, "zst": zstandard.compress, "xz": lzma.compress, "bz2": bz2.compress}
 TEXTS = [f"Строка {number}, и в ней слова" for number in range(500)]

@@ -8,7 +8,7 @@ from artel.config import DataConfig
 from artel.errors import InputError
 from artel.text import check_sources, source_fingerprint
 from artel.text.formats.chat import read_chat, read_preferences
-from reading import PROMPT, read, rows_of, sides, turns
+from support.reading import PROMPT, read, rows_of, sides, turns
 
 
 @pytest.fixture

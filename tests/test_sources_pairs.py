@@ -9,7 +9,7 @@ import zstandard
 from artel.errors import InputError
 from artel.text import Pair, Record, Rejected
 from artel.text.formats.pairs import read_pairs
-from reading import read, written
+from support.reading import read, written
 
 
 def pairs(folder, content, name="a.csv", **source):

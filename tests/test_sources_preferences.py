@@ -9,7 +9,7 @@ from artel.text import (
     Rejected,
 )
 from artel.text.formats.chat import read_preferences
-from reading import PROMPT, SHAREGPT, message, read, rows_of, sides
+from support.reading import PROMPT, SHAREGPT, message, read, rows_of, sides
 
 ASKED = [("user", "who?"), ("assistant", "me")]
 

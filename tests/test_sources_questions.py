@@ -14,7 +14,7 @@ from artel.errors import InputError
 from artel.text import Question, Rejected
 from artel.text.formats.dummy_questions import read_dummy_questions
 from artel.text.formats.questions import read_nq, read_squad
-from reading import read, written
+from support.reading import read, written
 
 DOCUMENT = "The Mother - wikipedia <P> Tracy McConnell met him . </P> <P> Later they wed . </P>"
 SHORT = {"start_token": 5, "end_token": 7}

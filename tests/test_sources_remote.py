@@ -16,10 +16,10 @@ from artel.errors import InputError, WorkError
 from artel.storage import fetch_remote, list_remote
 from artel.text import source_fingerprint
 from artel.text.records import Record
-from reading import checked, items, read_texts
-from servers import LINES, TEXTS, sample_parquet
+from support.reading import checked, items, read_texts
+from support.servers import LINES, TEXTS, sample_parquet
 
-pytest_plugins = ["services"]
+pytest_plugins = ["support.services"]
 
 # S3
 

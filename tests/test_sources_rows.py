@@ -11,7 +11,7 @@ from artel.text import (
 )
 from artel.text.formats.chat import read_chat
 from artel.text.reading.rows import check_rows
-from reading import MESSAGES, documents, read, rows_of
+from support.reading import MESSAGES, documents, read, rows_of
 
 
 def chat(folder, *rows, **source):

@@ -19,7 +19,7 @@ from artel.objectives.base import Made
 from artel.objectives.span_qa import best_spans, window_starts
 from artel.text import Ledger, read_documents
 from artel.tokens import Rows, load_tokenizer
-from helpers import artel, losses, metrics, write_run
+from support.runs import artel, losses, metrics, write_run
 
 BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 128, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}  # fmt: skip

@@ -13,7 +13,7 @@ from artel.errors import InputError
 from artel.text.formats.jsonl import read_jsonl
 from artel.text.formats.text import read_text
 from artel.text.reading.lines import Span, can_be_divided, count_lines, read_lines
-from reading import written
+from support.reading import written
 
 LARGEST = 1000
 TEXTS = ["", "\n", "a", "a\n", "\n\na\n\n", "one\ntwo\n\nпять\r\n\r\nend", "é\r\n\ufeff\rЖж\n€𝄞\n\r"]

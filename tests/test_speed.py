@@ -22,7 +22,7 @@ from artel.models.flops import device_name, flops_a_token, peak_flops, tokens_a_
 from artel.parallel import open_processes
 from artel.preparing import prepare
 from artel.training.loop import train
-from helpers import metrics, write_run
+from support.runs import metrics, write_run
 
 GPT2 = GPT2Config()
 LLAMA = LlamaConfig(

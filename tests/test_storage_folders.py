@@ -11,9 +11,9 @@ import pytest
 
 from artel.errors import InputError, WorkError
 from artel.storage import checksum, exists, list_remote, pull_folder, push_folder, read_bytes
-from servers import BODY, killed_when_held
+from support.servers import BODY, killed_when_held
 
-pytest_plugins = ["services"]
+pytest_plugins = ["support.services"]
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from artel.storage import (
     read_bytes,
     write_bytes,
 )
-from servers import BODY, FILES, Relay, killed_when_held
+from support.servers import BODY, FILES, Relay, killed_when_held
 
-pytest_plugins = ["services"]
+pytest_plugins = ["support.services"]
 
 NOBODY = "http://127.0.0.1:9"
 

@@ -10,7 +10,7 @@ from artel.errors import InputError
 from artel.tokens import train_tokenizer
 from artel.tokens.tokenizer import chat_template, template_limits
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, read_template, render, template_of
-from templates import MISTRAL, QWEN
+from support.templates import MISTRAL, QWEN
 
 LOOP = "{% for a in range(99999) %}"
 ENDLESS = f"{LOOP * 3}{'{% endfor %}' * 3}"

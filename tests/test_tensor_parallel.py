@@ -40,7 +40,7 @@ from artel.models.compile import repeated_layers
 from artel.models.loss import model_losses, open_head
 from artel.models.targets import IGNORED
 from artel.parallel.tensor.apply import shard_dimension, split_by_tensor, tensor_problems
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 SMALL = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
          "intermediate_size": 48, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}  # fmt: skip

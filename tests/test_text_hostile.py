@@ -18,8 +18,8 @@ from artel.errors import ArtelError, InputError
 from artel.text import html_to_text
 from artel.text.cleaning.rules import clean
 from artel.text.reading.encodings import NotText, decode, detect_encoding, foreign_lines, other_encoding
-from reading import checked, documents, items, read_texts
-from stores import stored
+from support.reading import checked, documents, items, read_texts
+from support.stores import stored
 
 LINES = "".join(f'{{"text": "Строка {number}, и в ней слова"}}\n' for number in range(3000)).encode()
 

@@ -4,15 +4,15 @@ import json
 import random
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import artel, kill, largest_difference, losses, metrics, start, torchrun, wait_for_step, write_run
+from support import WORKERS
+from support.runs import artel, kill, largest_difference, losses, metrics, start, torchrun, wait_for_step, write_run
 
-CASES = Path(__file__).parent / "workers" / "train_cases.py"
+CASES = WORKERS / "train_cases.py"
 
 
 @pytest.mark.processes

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ENVIRONMENT, artel, largest_difference, losses, wait_for_step, write_run
-from test_two_hosts import FIRST, HIDDEN, PORT, ip, pytestmark, two_namespaces
+from support.runs import ENVIRONMENT, artel, largest_difference, losses, wait_for_step, write_run
+from support.two_hosts import FIRST, HIDDEN, MARKS, PORT, ip, two_namespaces
 
 STEPS = 400
 LIMIT = 280
@@ -23,7 +23,7 @@ LIMIT = 280
 STEADY = {"steps": STEPS, "warmup": 0, "schedule": "constant", "optimizer": "sgd", "learning_rate": 1e-2}
 RARELY = {"checkpoint": {"every": 20}, "validate": {"every": "never"}, "data": {"validation": 0}}
 
-pytestmark = [*pytestmark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [*MARKS, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

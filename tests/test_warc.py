@@ -13,7 +13,7 @@ from artel.config import DataConfig, SourceConfig
 from artel.text import html_to_text
 from artel.text.formats.warc import read_warc
 from artel.text.records import Record, Rejected
-from reading import written
+from support.reading import written
 
 ANSWER = "application/http; msgtype=response"
 

@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausa
 from artel.models import Sampling, write, write_ids, write_tokens
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd
-from chat_models import MARKS, llama, said, trained_tokenizer
+from support.chat_models import MARKS, llama, said, trained_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from cluster_slurm import free_ports
+from support.sockets import free_ports
 
 if __name__ == "__main__":
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from forks import run_forked
-from helpers import ENVIRONMENT
 from printed.commands import PROGRAMS
+from support.forks import run_forked
+from support.runs import ENVIRONMENT
 
 # Verbs that set variables before they import anything, or start what must not be a fork's child.
 _OWN_PROCESS = ("doctor", "bench")

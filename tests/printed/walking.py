@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster_slurm import free_ports
-from helpers import DEEPSPEED
 from printed import inputs
 from printed.commands import ROOT
 from printed.network import library
 from printed.running import run
 from printed.walks import Step, Walk
+from support.runs import DEEPSPEED
+from support.sockets import free_ports
 
 
 def cases(walks: tuple[Walk, ...]) -> list:

@@ -15,7 +15,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from servers import FILES, Relay
+from support.servers import FILES, Relay
 
 
 @pytest.fixture(scope="module")

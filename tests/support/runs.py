@@ -2,18 +2,19 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
-from forks import run_forked
+from support.forks import run_forked
 
 # It lies beside the environment (see the Makefile): once it is installed, accelerate imports it to save any model.
 DEEPSPEED = Path(sys.prefix) / "deepspeed"
@@ -149,3 +150,21 @@ def roberta_of_2019(folder: Path, source: Path) -> dict:
     weights = RobertaForMaskedLM(RobertaConfig(**config)).state_dict()
     torch.save(weights, folder / "pytorch_model.bin")
     return weights
+
+
+def workers_of(launcher):
+    """Process ids of what this launcher has started, by rank."""
+    found = {}
+    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        rank = re.search(rb"\0RANK=(\d+)\0", b"\0" + Path(f"/proc/{child}/environ").read_bytes())
+        if rank:
+            found[int(rank[1])] = int(child)
+    return found
+
+
+def end(launcher, *workers):
+    """Whatever a test that failed has left."""
+    for number in (launcher.pid, *workers):
+        with suppress(ProcessLookupError):
+            os.killpg(number, signal.SIGKILL)
+    launcher.wait()

@@ -28,8 +28,8 @@ def main(folder: Path, texts: Path):
 
     from artel.errors import ArtelError
     from artel.preparing import prepare
-    from cluster_runs import KILLED_ONCE, converted, every_stage, written
-    from test_parts import tree
+    from support.cluster_runs import KILLED_ONCE, converted, every_stage, written
+    from support.stores import tree
 
     def error_of(run):
         try:

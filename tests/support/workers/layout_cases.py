@@ -1,4 +1,4 @@
-"""Runs given run files one after another in the same processes (tests/ranks.py): what each was refused for, or null."""
+"""Runs given run files one after another in the same ranks (support/ranks.py): what each was refused for, or null."""
 
 import gc
 import os

@@ -1,6 +1,6 @@
 """One process that hangs, is slow, or is stopped while it trains; collectives that wait as long as they are told.
 
-    python tests/workers/hang_cases.py FOLDER
+    python tests/support/workers/hang_cases.py FOLDER
 
 imports torch once and forks a process for each case. FOLDER/CASE.yaml is the run of a case, FOLDER/CASE its folder.
 Prints, as JSON, the status of each as os.waitpid gives it.
@@ -16,7 +16,7 @@ import time
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
@@ -25,7 +25,7 @@ from artel.parallel import Processes
 from artel.preparing import prepare
 from artel.training import evaluation as judging
 from artel.training.loop import train
-from helpers import write_run
+from support.runs import write_run
 
 LIMIT = 4.0
 """Seconds of train.hang_timeout."""

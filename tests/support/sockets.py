@@ -1,4 +1,4 @@
-"""Which addresses processes listen at, as /proc has it: what `ss -ltnp` shows."""
+"""Ports that are free, and the addresses at which processes listen as /proc has them: what `ss -ltnp` shows."""
 
 import ipaddress
 import socket
@@ -6,6 +6,17 @@ import struct
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
 
 
 def has_ipv6() -> bool:

@@ -1,6 +1,6 @@
 """Many processes at the price of one start: torch is imported once and forked; each rank runs the same function.
 
-    python tests/ranks.py WORLD FILE FUNCTION OUT [SECONDS]
+    python tests/support/ranks.py WORLD FILE FUNCTION OUT [SECONDS]
 
 imports FILE (a path), forks WORLD processes that join one gloo group on loopback, one thread each, calls
 FUNCTION(rank, world) in each and writes what they return, as JSON in order of rank, to OUT. The first rank that fails
@@ -56,7 +56,7 @@ def _main() -> int:
     world, file, name, out, seconds = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4]), 400.0
     if len(sys.argv) > 5:
         seconds = float(sys.argv[5])
-    sys.path.insert(0, str(_THIS.parent))
+    sys.path[0] = str(_THIS.parents[1])  # instead of this folder: FILE imports from support
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None

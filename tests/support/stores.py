@@ -1,5 +1,8 @@
-"""Documents of a store, as they come out of artel prepare."""
+"""Texts to prepare, and documents of a store as they come out of artel prepare."""
 
+import hashlib
+import json
+import random
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -42,3 +45,38 @@ def stored(folder: Path, **sections):
         for origin, ids in getattr(store, part).each_sample()
     ]
     return documents, prepared.ledger()
+
+
+def tree(folder: Path) -> str:
+    """One digest of all names and contents."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            digest.update(f"{file.relative_to(folder)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+OFTEN = "это строка, которая стоит во многих текстах"
+
+
+def lines_with_repeats(count, seed):
+    """JSON lines of two sets with equal, nearly equal and unreadable ones among them, of unequal length."""
+    chance = random.Random(seed)
+    texts = []
+    for number in range(count):
+        kind = chance.random()
+        if texts and kind < 0.1:
+            texts.append(chance.choice(texts))
+        elif texts and kind < 0.25:
+            words = chance.choice(texts).split()
+            words[chance.randrange(len(words))] = f"иначе{number}"
+            texts.append(" ".join(words))
+        else:
+            lines = [" ".join(f"слово{chance.randrange(3000)}" for _ in range(chance.randrange(8, 30))) for _ in "123"]
+            texts.append("\n".join([OFTEN, *lines]))
+    texts.append(OFTEN)
+    rows = [{"text": text, "set": f"set {number % 3}"} for number, text in enumerate(texts)]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    lines[7] = '{"text": 5}'
+    lines[count // 2] = "not JSON"
+    return "".join(f"{line}\n" for line in lines)

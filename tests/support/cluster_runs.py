@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from artel.config import dump_run
-from stores import run_of
-from test_parts import lines_with_repeats
+from support.stores import lines_with_repeats, run_of
 
 
 def every_stage(texts: Path, folder: Path, **prepare):

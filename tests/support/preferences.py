@@ -1,0 +1,36 @@
+"""Pairs of answers, an objective that prefers one of each, and a store of them."""
+
+from artel.config import RunConfig
+from artel.objectives import Made
+from artel.objectives.preference import Preferring
+from artel.text import Document, Message, Preference, Record
+from artel.tokens import StoreWriter, TokenStore
+from support.templates import LLAMA_3
+
+MODEL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+CONTROL = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+PAIRS = [
+    ("Say hello.", "Hello, how are you?", "No."),
+    ("Count.", "One, two, three.", "Seven, seven, seven, seven!"),
+    ("Who are you?", "I am a model.", "I will not say that to you."),
+]
+
+
+def preferring(tokenizer, tmp_path, loss, **more):
+    (tmp_path / "template.jinja").write_text(LLAMA_3)
+    run = {"objective": "preference", "data": {"block": 512}, "chat": {"template": str(tmp_path / "template.jinja")},
+           "preference": {"loss": loss, **more}}  # fmt: skip
+    return Preferring(RunConfig.model_validate(run), tokenizer)
+
+
+def stored(objective, folder, pairs=PAIRS):
+    """A store part of the pairs as the objective makes them."""
+    writer = StoreWriter(folder, objective.tokenizer.vocabulary)
+    for question, chosen, rejected in pairs:
+        answers = [Message("assistant", text) if text else None for text in (chosen, rejected)]
+        fields = Preference((Message("user", question),), *answers)
+        (made,) = objective.samples([Document(Record(question, "a:1", "a", fields), "train")])
+        assert isinstance(made, Made), made
+        writer.add("train", made.samples, 1, "a:1")
+    writer.close({"key": "k", "tokenizer": "t", "vocabulary": objective.tokenizer.vocabulary})
+    return TokenStore(folder).train
