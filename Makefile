@@ -17,10 +17,15 @@ CONSTRAINTS := constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check install $(addprefix --constraint ,$(CONSTRAINTS))
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The product and what it depends on: all that `make demo` needs. `make setup` adds the tools of developers to it.
+$(VENV)/.product: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("artel needs Python 3.11 or newer: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$(TORCH)" hatchling editables
+	$(PIP) --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.product
 	$(PIP) --no-build-isolation --editable ".[dev]"
 	$(PIP) --no-deps --target $(VENV)/torchao "torchao>=0.18"
 	$(PIP) --no-deps --target $(VENV)/deepspeed "deepspeed>=0.19.8" hjson einops py-cpuinfo ninja msgpack
@@ -28,7 +33,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 setup: $(VENV)/.installed
 
-demo: setup
+demo: $(VENV)/.product
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
 
 lint: setup
