@@ -11,8 +11,8 @@ export PYTHONUTF8 = 1
 
 .PHONY: setup demo test test-long lint bench docs constraints clean
 
-# What was tested. `make test CONSTRAINTS=` takes the newest release of everything but torch; so does `make constraints`,
-# which writes the file anew.
+# What was tested. `make test CONSTRAINTS=` takes the newest release of everything but torch, where no environment is yet;
+# so does `make constraints`, which writes the file anew.
 CONSTRAINTS := constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check install $(addprefix --constraint ,$(CONSTRAINTS))
