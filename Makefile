@@ -1,7 +1,9 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 and make:
 #   make demo    trains a small model on this machine's own Python documentation and lets it write
-#   make test    lint, types, the import rule and the tests
-#   make test-long    the tests that take a minute or more each, and those of Slurm and Ray
+#   make test    lint, types, the import rule, and the tests of one process: a few minutes on two cores
+# More tests:
+#   make test-ci     those of several processes that CI runs after `make test`: parity, resuming, launchers, kills
+#   make test-all    every test: also those that take a minute or more each, and those of Slurm, Ray and two hosts
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,7 +11,7 @@ BIN    := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 export PYTHONUTF8 = 1
 
-.PHONY: setup demo test test-long lint bench docs constraints clean
+.PHONY: setup demo test test-ci test-all lint bench docs constraints clean
 
 # What was tested. `make test CONSTRAINTS=` takes the newest release of everything but torch, where no environment is yet;
 # so does `make constraints`, which writes the file anew.
@@ -42,11 +44,16 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-test-long: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m long
+test: lint
+	$(PYTEST)
+
+test-ci: setup
+	$(PYTEST) -m "ci and not long"
+
+test-all: lint
+	$(PYTEST) -m ""
 
 bench: setup  # make bench TEXT=novel.txt
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash benchmarks/run.sh

@@ -15,6 +15,7 @@ sys.path.append(str(BENCHMARKS))
 from run_on_disk import checkpoint_fault, faults  # noqa: E402
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_a_run_killed_again_and_again_ends_with_the_same_weights(tmp_path):
     table = tmp_path / "chaos.md"

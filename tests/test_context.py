@@ -167,7 +167,7 @@ def of_blocks(config, how, rank, world):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.ci), 4])
 def test_loss_and_gradients_are_those_of_one_process(world):
     (found, *_) = run_ranks(world, __file__, "parity", 400)
     assert len(found) == {2: 39, 4: 19}[world]

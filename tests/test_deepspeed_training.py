@@ -127,6 +127,7 @@ def both_ranks(rank, world):
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_two_processes_train_as_one_under_every_stage():
     found = run_ranks(2, __file__, "both_ranks", seconds=400)

@@ -205,6 +205,8 @@ def test_experts_that_cannot_be_shared_out() -> None:
     assert problem.what == "qwen3_moe: norm of model.layers.0.mlp.experts is not held expert by expert"
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_experts_over_two_processes() -> None:
     """Loss and gradients are those of one process that runs all batches; weights come after the split."""
     for found in run_ranks(2, __file__, "_over_two", 400):
@@ -278,6 +280,7 @@ def _load(model: torch.nn.Module, whole: torch.nn.Module) -> None:
             each.copy_(value)
 
 
+@pytest.mark.processes
 def test_experts_and_shards_over_four_processes() -> None:
     """Experts over two or four neighbours, weights shared out once more over the rest; some processes in copies."""
     for found in run_ranks(4, __file__, "_over_four", 400):

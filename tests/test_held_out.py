@@ -56,6 +56,8 @@ def test_a_share_that_catches_no_document_holds_out_those_of_the_lowest_hashes(t
     assert (texts, ledger["notes"]) == ([caught], [])
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_a_start_that_is_killed_while_it_holds_out_goes_on(tmp_path, monkeypatch):
     """Wherever it stops, the next start makes the same: also of `rows`, whose one long text stays cut."""
     lines = [f"line {number}" for number in range(400)]

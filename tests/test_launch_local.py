@@ -7,7 +7,7 @@ import pytest
 
 from support.runs import TINY, artel, losses
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.ci]
 
 
 @pytest.fixture

@@ -155,6 +155,7 @@ def by(program, *arguments, **variables):
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT | variables)
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_accelerate_launch(tmp_path, reference):
     pytest.importorskip("accelerate")
@@ -167,6 +168,7 @@ def test_accelerate_launch(tmp_path, reference):
     assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_the_launcher_of_deepspeed(tmp_path, reference):
     beside = Path(sys.prefix) / "deepspeed"  # beside the environment: see the Makefile
@@ -186,6 +188,7 @@ def test_the_launcher_of_deepspeed(tmp_path, reference):
     assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_two_launchers_meet_and_start_again_what_was_killed(tmp_path, reference):
     """As two hosts do, on one machine: whoever is there first holds the rendezvous and leads."""
@@ -206,6 +209,7 @@ def test_two_launchers_meet_and_start_again_what_was_killed(tmp_path, reference)
     assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_a_launcher_that_is_warned_or_killed_leaves_a_saved_run_and_no_process(tmp_path):
     run = write_run(tmp_path / "run.yaml", train={"steps": 100_000}, checkpoint={"every": "never"})
@@ -226,6 +230,7 @@ def test_a_launcher_that_is_warned_or_killed_leaves_a_saved_run_and_no_process(t
             end(launcher)
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_a_process_that_failed_is_named(tmp_path):
     launcher = start("train", write_run(tmp_path / "run.yaml", **STEADY), "--nproc", "2")
@@ -252,6 +257,7 @@ def saved(folder):
     return max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")), default=0)
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_a_launcher_that_is_the_only_program_of_a_container(tmp_path):
     """It has process id 1 there, as the parent of who has lost its own has elsewhere."""

@@ -43,6 +43,7 @@ def run_all(files: dict[int, list[Path]]) -> None:
         assert told == [[None] * len(those)] * world
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 @pytest.mark.parametrize("pairs", [SOME, pytest.param(EVERY, marks=pytest.mark.long)], ids=["some", "every"])
 def test_a_layout_goes_on_from_the_checkpoint_of_another(tmp_path, pairs):
@@ -80,6 +81,7 @@ def test_a_layout_goes_on_from_the_checkpoint_of_another(tmp_path, pairs):
     ]
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_four_processes_hold_a_quarter_each(tmp_path):
     """Weights, gradients, both of AdamW's averages: 16 bytes a parameter. What else is alive is less than a layer."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from artel.config import ModelConfig, TokenizerTraining
@@ -165,6 +166,8 @@ def part_of(cut):
     return columns.choose(rows.choose(full[rows.span, columns.span], 0), 1)
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_two_processes_hold_what_one_does():
     found = run_ranks(2, __file__, "on_two", 400)
     for rank in found:
@@ -174,6 +177,7 @@ def test_two_processes_hold_what_one_does():
     assert [rank["experts"] for rank in found] == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.processes
 def test_four_processes_hold_what_one_does_and_no_more():
     for rank in run_ranks(4, __file__, "on_four", 400):
         for case, (weights, logits) in rank["differences"].items():

@@ -80,6 +80,7 @@ def test_a_fault_of_a_process_that_prepares_text(tmp_path, monkeypatch, capfd):
     assert "in fail" in file.read_text()
 
 
+@pytest.mark.processes
 def test_a_fault_of_a_process_of_a_run(tmp_path):
     """Its launcher names the file, and ends with 1."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -13,6 +13,7 @@ from support.runs import artel, kill, largest_difference, losses, start, torchru
 CASES = WORKERS / "train_cases.py"
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
     """Global batch 16 on 1 and 2 processes, accumulation 1 and 4, samples of unequal length: 1e-5 relative.
@@ -41,6 +42,8 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
 
 
 # Two of them in every run; the others differ in nothing that a kill could meet, and take half a minute each.
+@pytest.mark.ci
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "name", [name if name in ("masked", "kto") else pytest.param(name, marks=pytest.mark.long) for name in OBJECTIVES]
 )

@@ -130,6 +130,7 @@ def alone(rank, world):
     return found
 
 
+@pytest.mark.processes
 def test_a_process_alone_goes_on_with_less(tmp_path):
     (found,) = run_ranks(1, __file__, "alone", seconds=200, PLACE=str(tmp_path), **MEMORY)
     for size, before, after in ((64, 64, 32), ("auto", 32, 16)):

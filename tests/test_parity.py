@@ -15,6 +15,7 @@ OF_FOUR = ["hsdp-2x2", "fsdp-tensor-2x2", "tensor-context-2x2", "expert-fsdp-2x2
 REFUSED = {"expert-2": "has no experts", "expert-fsdp-2x2": "has no experts"}
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 @pytest.mark.parametrize(("model", "layouts"), [("gpt2", OF_TWO), ("qwen3_moe", OF_FOUR)])
 def test_the_numbers_are_those_of_one_process(tmp_path, model, layouts):

@@ -93,6 +93,8 @@ def test_origins_are_counted_in_the_whole_file(tmp_path):
     ]
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_a_killed_prepare_goes_on_and_ends_the_same(tmp_path, everything):
     expected = tree(prepare(everything(tmp_path / "whole")).folder)
     run = everything(tmp_path / "killed", prepare={"part": 2000, "workers": 2})
@@ -130,6 +132,8 @@ def test_an_error_in_a_worker_is_told_as_in_one_process(tmp_path):
             prepare(run_of(tmp_path / f"{workers}", data=data, prepare={"part": 500, "workers": workers}))
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_a_worker_that_is_killed_is_told(tmp_path):
     """By memory running out, as a kernel does it; the next start goes on."""
     (tmp_path / "kill_once.py").write_text(

@@ -273,6 +273,8 @@ def check(found):
         assert sorted({name for rank in found for name in rank[case]["seen"]}) == found[0][case]["all"], case
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_two_processes_find_what_one_finds():
     """In every order: loss, gradients by name, norm, judgement; with tied embeddings, which stay equal."""
     found = run_ranks(2, __file__, "on_two", 400)
@@ -282,6 +284,7 @@ def test_two_processes_find_what_one_finds():
     assert max(first[1], last[1]) < 1e-5
 
 
+@pytest.mark.processes
 def test_four_processes_find_what_one_finds():
     """Four stages, or eight of them interleaved; and two stages whose processes share weights or batches."""
     check(run_ranks(4, __file__, "on_four", 400))

@@ -73,6 +73,8 @@ def test_a_changed_file_or_rule_makes_another_store(tmp_path):
     assert made()
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path, novels):
     stores = tmp_path / "stores"
     for _ in range(10):  # a store of this size is written in 14 ms, which a busy machine may miss
@@ -191,6 +193,8 @@ def test_nothing_in_the_working_folder_is_imported(tmp_path):
     assert (done.returncode, (tmp_path / "executed").exists()) == (0, False), done.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_the_process_beside_ends_with_the_one_that_started_it(tmp_path):
     """It waits for ever here: the run file is a pipe that nobody writes to."""
     os.mkfifo(tmp_path / "run.yaml")
@@ -214,6 +218,8 @@ def test_the_process_beside_ends_with_the_one_that_started_it(tmp_path):
         time.sleep(0.05)
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_ctrl_c_while_processes_are_started_is_not_lost(tmp_path):
     """Python drops what is raised in a hook of a fork, and logging has hooks: the command went on to its end."""
     (tmp_path / "a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))

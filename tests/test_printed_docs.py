@@ -6,6 +6,7 @@ from printed.walking import cases, go
 from printed.walks_docs import DOCS
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("walk", cases(DOCS))
 def test_commands_do_as_printed(walk, tmp_path, home):
     go(walk, tmp_path, home)

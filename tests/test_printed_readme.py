@@ -6,6 +6,8 @@ from printed.walking import cases, go
 from printed.walks import README
 
 
+@pytest.mark.processes
+@pytest.mark.ci
 @pytest.mark.parametrize("walk", cases(README))
 def test_commands_do_as_printed(walk, tmp_path, home):
     go(walk, tmp_path, home)

@@ -8,6 +8,7 @@ from support import WORKERS
 from support.runs import torchrun
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at its threads in /proc")
 def test_the_end_of_a_model_does_not_destroy_the_group_whose_threads_it_would_wait_for(tmp_path):

@@ -64,6 +64,8 @@ def test_a_folder_that_came_first_is_kept_or_replaced(tmp_path: Path, replace: b
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_what_a_killed_process_leaves_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
     code = """
         import sys, time

@@ -157,6 +157,8 @@ def test_a_body_that_changed_meanwhile_is_fetched_anew(parts: Parts, tmp_path: P
     assert parts.ranges[1] == "bytes=1000000-"
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_a_killed_process_has_its_bytes_kept(parts: Parts, tmp_path: Path) -> None:
     parts.body, parts.manners = BODY * 16, ["stall", "whole"]  # 48 MB; 42 of them come
     code = "import sys; from artel.storage import fetch; fetch(sys.argv[1], sys.argv[2])"

@@ -122,6 +122,7 @@ def on_the_hub(address: str, cache: Path, path: str, **environment: str) -> dict
     }  # fmt: skip
 
 
+@pytest.mark.processes
 def test_the_hub_offline_says_what_it_said_last_and_a_killed_fetch_goes_on(hub, tmp_path, monkeypatch):
     big = random.Random(0).randbytes(48 << 20)
     monkeypatch.setitem(FILES, "big.txt", big)

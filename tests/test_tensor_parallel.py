@@ -290,14 +290,18 @@ def agree(found):
         assert not wrong, f"rank {rank}: {wrong}"
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_two_processes_compute_what_one_does():
     agree(run_ranks(2, __file__, "on_two"))
 
 
+@pytest.mark.processes
 def test_four_processes_and_shards_of_shares():
     agree(run_ranks(4, __file__, "on_four"))
 
 
+@pytest.mark.processes
 def test_what_is_sent_written_saved_and_loaded():
     found = run_ranks(2, __file__, "more_on_two")
     for rank in found:

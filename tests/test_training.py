@@ -15,6 +15,7 @@ from support.runs import artel, kill, largest_difference, losses, metrics, start
 CASES = WORKERS / "train_cases.py"
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
     """Global batch 64 on 1, 2 and 4 processes, accumulation 1 and 4, SGD and AdamW: 1e-5 relative."""
@@ -42,6 +43,7 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
                 assert largest_difference(reference, other) < 1e-5, name
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_a_batch_that_no_number_of_processes_divides(tmp_path):
     """7 rows on 1 and on 3 processes, the last step shorter: filler rows change nothing, none is skipped."""
@@ -54,6 +56,8 @@ def test_a_batch_that_no_number_of_processes_divides(tmp_path):
     assert largest_difference(losses(one.with_suffix("")), losses(three.with_suffix(""))) < 1e-5
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_killed_at_five_random_steps_ends_bit_equal(tmp_path):
     changes = {"train": {"steps": 60, "batch": 16}, "checkpoint": {"every": 4},
                "model": {"config": {"resid_pdrop": 0.1}}}  # fmt: skip  # dropout too must come back the same
@@ -76,6 +80,7 @@ def test_killed_at_five_random_steps_ends_bit_equal(tmp_path):
     assert losses(whole.with_suffix("")) == losses(folder)
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
     """SIGTERM saves and exits 130; two processes go on with the same blocks: losses within 1e-5."""
@@ -96,6 +101,7 @@ def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
     assert largest_difference(losses(whole.with_suffix("")), losses(folder)) < 1e-5
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_two_hosts_meet_by_address_and_port(tmp_path):
     """One process on each of two "hosts" (here on loopback), the second by MASTER_ADDR and MASTER_PORT."""
@@ -113,6 +119,7 @@ def test_two_hosts_meet_by_address_and_port(tmp_path):
     assert largest_difference(losses(one.with_suffix("")), losses(two.with_suffix(""))) < 1e-5
 
 
+@pytest.mark.ci
 @pytest.mark.processes
 def test_ctrl_c_on_two_processes_saves_and_exits_130(tmp_path):
     run = write_run(tmp_path / "run.yaml", train={"steps": 5000, "batch": 16})
