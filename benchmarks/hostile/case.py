@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -199,6 +201,21 @@ def digest_of(path: Path) -> str:
             return hashlib.file_digest(file, "blake2b").hexdigest()
     except OSError as error:
         return f"unreadable: {error.errno}"
+
+
+def as_another_user(place: Place, *limits: str) -> tuple[str, ...]:
+    """What stands before a command so that the user `nobody` runs it in `place`, under `limits` (a command too).
+
+    Raises Skip where this is not root, or where `nobody` cannot read this Python or artel: in a private folder, say.
+    """
+    if os.getuid() != 0:
+        raise Skip("needs root, to be another user")
+    for folder in (place.root, place.work, place.cache, place.home, *place.root.parents[:2]):
+        folder.chmod(0o777)
+    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *limits)
+    if subprocess.run([*prefix, sys.executable, "-c", "import artel"], capture_output=True).returncode:
+        raise Skip("another user cannot run this Python or read artel")
+    return prefix
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
