@@ -65,7 +65,7 @@ def measure(name: str, steps: int, *, unequal: bool) -> dict[str, Any]:
     found: list[tuple[float, float, float]] = []
     peaks: list[float] = []
     at_first = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with nullcontext() if name == GIVEN_BACK else host_memory.kept_host_memory(torch.device("cpu")):
+    with nullcontext() if name == GIVEN_BACK else host_memory.retained_host_memory(torch.device("cpu")):
         for step in range(_UNMEASURED + steps):
             rows, length = (draw.randint(8, 24), draw.randint(16, 256)) if unequal else (32, 256)
             ids = torch.randint(4096, (rows, length))

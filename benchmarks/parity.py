@@ -44,8 +44,8 @@ MODELS: dict[str, dict[str, Any]] = {
                 "objective": "masked"},
 }  # fmt: skip
 
-Layout = tuple[int, dict[str, Any]]
-LAYOUTS: dict[str, Layout] = {
+ParallelStrategy = tuple[int, dict[str, Any]]
+LAYOUTS: dict[str, ParallelStrategy] = {
     "ddp-2": (2, {"data": "ddp"}),
     "ddp-4": (4, {"data": "ddp"}),
     "zero1-2": (2, {"data": "zero1"}),

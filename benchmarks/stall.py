@@ -23,7 +23,7 @@ from typing import Any
 
 from artel.config import dump_run
 from artel.config.load import run_from
-from artel.parallel import open_processes
+from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training import loop
 from artel.training.callbacks import Save
@@ -68,7 +68,7 @@ class TimedSave(Save):
     def _save(self, run: loop.Run) -> None:
         if not self._savers:
             wanted = run.config.checkpoint.model_copy(update={"asynchronous": False})
-            other = Saver(run.folder.checkpoints, run.optimizer, run.processes, wanted, dump_run(run.config),
+            other = Saver(run.folder.checkpoints, run.optimizer, run.world, wanted, dump_run(run.config),
                           shared=False, tell=run.tell)  # fmt: skip
             self._savers = {True: run.saver, False: other}
         asynchronous = len(saves) % 2 == 0
@@ -105,7 +105,7 @@ def main() -> None:
     try:
         run = run_from(tree(folder, layers, given), [], {(): "stall.yaml"})
         loop.Save = TimedSave  # type: ignore[misc]
-        with open_processes(run.train.threads) as processes:
+        with join_world(run.train.threads) as processes:
             loop.train(run, prepare(run), processes, lambda said: print(said, file=sys.stderr, flush=True))
         newest = folder / "run" / "checkpoints" / "latest"
         size = sum(file.stat().st_size for file in newest.iterdir()) / 1e9

@@ -13,7 +13,7 @@ from artel.config import load_run
 from artel.config.schema.run import TrainConfig
 from artel.errors import InputError, WorkError
 from artel.models.compile import repeated_layers
-from artel.parallel import Processes
+from artel.parallel import World
 from artel.preparing import prepare
 from artel.training.loop import train
 from artel.training.model_setup import check_layout
@@ -22,7 +22,7 @@ from artel.training.optim.optimizer import Optimizer
 from support.ranks import run_ranks
 from support.runs import losses, write_run
 
-ALONE = Processes(0, 1, 0, torch.device("cpu"))
+ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
 class Ended(Exception):
@@ -41,17 +41,17 @@ class Bad:
         if self.hook is not None:
             self.hook.remove()
             self.hook = None
-        if run.processes.world == 1:
+        if run.world.size == 1:
             self.weights[run.step] = {name: tensor.detach().clone() for name, tensor in run.optimizer.weights().items()}
             self.state[run.step] = {name: tensor.clone() for name, tensor in run.optimizer.state().items()}
             self.known[run.step] = len(run.progress.losses)
         if run.step == self.end:
             raise Ended
-        if run.processes.rank == self.rank and run.step + 1 in {*self.nan, *self.jump}:
+        if run.world.rank == self.rank and run.step + 1 in {*self.nan, *self.jump}:
             if run.step + 1 in self.nan:
-                self.hook = repeated_layers(run.layout.model)[-1].register_forward_hook(self._with_nan)
+                self.hook = repeated_layers(run.strategy.model)[-1].register_forward_hook(self._with_nan)
             else:
-                self.hook = run.layout.model.base_model.register_forward_hook(self._louder)
+                self.hook = run.strategy.model.base_model.register_forward_hook(self._louder)
 
     @staticmethod
     def _with_nan(module, inputs, output):
@@ -80,7 +80,7 @@ def run(place, name, bad, processes=ALONE, **changes):
     file = place / f"{name}-{processes.rank}.yaml"  # each rank its own: they write at the same time
     config = load_run(str(write_run(file, run=str(place / name), **changes)), [])
     said = []
-    train(config, prepare(config, lambda _: None), processes, said.append, occasions=[bad])
+    train(config, prepare(config, lambda _: None), processes, said.append, callbacks=[bad])
     return place / name, said
 
 
@@ -222,7 +222,7 @@ def test_no_optimizer_moves_in_a_bad_step(wanted, spike):
         norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters()]).float()
         if bad and not spike:
             next(model.parameters()).grad[0, 0] = norm = torch.tensor(float("inf"))
-        _, good = optimizer.clipped_step(1.0, norm, guarded=True, spike=bad and spike)
+        _, good = optimizer.clip_and_step(1.0, norm, guarded=True, spike=bad and spike)
         assert bool(good) is not bad
         assert all(each.grad is None for each in model.parameters())
         return {name: tensor.detach().clone() for name, tensor in (optimizer.weights() | optimizer.state()).items()}
@@ -245,7 +245,7 @@ def test_deepspeed_steps_by_itself_and_is_refused(place):
 def on_two_ranks(rank, world):
     """Rank 1's steps are spoilt: what is written, by run."""
     place = Path(os.environ["PLACE"])
-    processes = Processes(rank, world, rank, torch.device("cpu"), on_host=world)
+    processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
     found = {}
     for data in ("ddp", "fsdp"):
         for did, bad in (("skip", Bad(nan=[5, 6, 7], rank=1)), ("rewind", Bad(nan=[7], rank=1))):

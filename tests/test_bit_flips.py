@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from artel.cli.main import main
 from artel.config import load_run
-from artel.parallel import open_processes
+from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.preparing.known_stores import damage
 from artel.training.checkpoint.format import full_weights, load_checkpoint
@@ -47,7 +47,7 @@ def trained(tmp_path_factory):
     """The file of a run that is over, its checkpoints written by one process."""
     file = write_run(tmp_path_factory.mktemp("whole") / "run.yaml", **RUN)
     run = load_run(str(file))
-    with open_processes(run.train.threads) as processes:  # as the command has it: other threads add up otherwise
+    with join_world(run.train.threads) as processes:  # as the command has it: other threads add up otherwise
         train(run, prepare(run), processes, lambda _: None)
     return file
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.models import build_model
-from artel.models.loading.materialize import materialise
+from artel.models.loading.materialize import materialize
 from artel.models.loading.meta_model import build_skeleton
 from artel.tokens import train_tokenizer
 from support import WORKERS
@@ -44,16 +44,16 @@ def _asked():
     return {"tokenizer": words, "auto_class": CAUSAL, "block": 16, "seed": 3}
 
 
-def _shared(wanted, rank, world, bring=materialise, **zero):
+def _shared(wanted, rank, world, bring=materialize, **zero):
     """A layout begun from a model without weights, what steps it, and the section `train` of its run."""
-    from artel.parallel.deepspeed.engine import DeepSpeedLayout
+    from artel.parallel.deepspeed.engine import DeepSpeedStrategy
 
     skeleton, train = build_skeleton(wanted, **_asked()), train_section(world, optimizer="sgd", momentum=0.9)
     with tempfile.TemporaryDirectory() as folder:
         resolved = resolve({"zero_optimization": {"stage": 3, **SMALL, **zero}}, folder, world=world, **train)
     fill = partial(bring, weights=skeleton.weights)
     skeleton.model.eval()  # no dropout
-    layout = DeepSpeedLayout(skeleton.model, bare_objective(), cpu_processes(rank, world), resolved, fill)
+    layout = DeepSpeedStrategy(skeleton.model, bare_objective(), cpu_processes(rank, world), resolved, fill)
     return layout, layout.start(pytorch_optimizer(skeleton.model, resolved.run.train), ROWS, 4), resolved.run.train
 
 
@@ -62,7 +62,7 @@ def on_two(rank, world):
     and what a process has read of the files."""
     sys.path.append(str(DEEPSPEED))
     from artel.models.loading.safetensors_files import TensorFiles
-    from artel.parallel import Replicated
+    from artel.parallel import DataParallel
     from artel.training.optim.optimizer import Optimizer
 
     reader, read = TensorFiles.read, set()
@@ -79,7 +79,7 @@ def on_two(rank, world):
         expected = {key: value for key, value in whole.state_dict().items() if key not in whole.all_tied_weights_keys}
         same = weights.keys() == expected.keys() and all(torch.equal(weights[key], expected[key]) for key in weights)
         alone = train_steps(
-            Replicated(whole, bare_objective(), cpu_processes(0, 1), "fp32"), Optimizer(whole, train), 0, 2, 0, 1
+            DataParallel(whole, bare_objective(), cpu_processes(0, 1), "fp32"), Optimizer(whole, train), 0, 2, 0, 1
         )
         found[name] = [same or rank > 0, relative_difference(train_steps(layout, optimizer, 0, 2, rank, world), alone)]
     return {"models": found, "read": sorted(read)}
@@ -106,7 +106,7 @@ def on_four(rank, world):
     def watched(model, weights, **how):
         before = memory_status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak is what is taken from now on
-        materialise(model, weights, **how)
+        materialize(model, weights, **how)
         grown.append(memory_status("VmHWM") - before)
 
     layout, *_ = _shared(ModelConfig(config=LARGE), rank, world, bring=watched)

@@ -57,11 +57,11 @@ def _model(seed, *, frozen=False):
 
 def _alone(train, *, frozen=False):
     """One process with artel's own optimizer: its steps, weights and state halfway, how it judges, what it writes."""
-    from artel.parallel import Replicated
+    from artel.parallel import DataParallel
     from artel.training.optim.optimizer import Optimizer
 
     model = _model(0, frozen=frozen)
-    layout, optimizer = Replicated(model, bare_objective(), cpu_processes(0, 1), "fp32"), Optimizer(model, train)
+    layout, optimizer = DataParallel(model, bare_objective(), cpu_processes(0, 1), "fp32"), Optimizer(model, train)
     found = train_steps(layout, optimizer, 0, STEPS // 2, 0, 1)
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     state = {name: value.clone() for name, value in optimizer.state().items()}
@@ -82,13 +82,13 @@ def _everywhere(value):
 
 def _opened(tree, train, rank, world, seed, *, recomputed="none", frozen=False):
     from artel.models.activation_checkpointing import recompute
-    from artel.parallel.deepspeed.engine import DeepSpeedLayout
+    from artel.parallel.deepspeed.engine import DeepSpeedStrategy
 
     with tempfile.TemporaryDirectory() as folder:
         resolved = resolve(tree, folder, world=world, **train)
     model = _model(seed, frozen=frozen)
     recompute(model, recomputed)
-    layout = DeepSpeedLayout(model, bare_objective(), cpu_processes(rank, world), resolved)
+    layout = DeepSpeedStrategy(model, bare_objective(), cpu_processes(rank, world), resolved)
     return layout, layout.start(pytorch_optimizer(model, resolved.run.train), ROWS, STEPS)
 
 
@@ -161,7 +161,7 @@ def both_ranks_further(rank, world):
         found[f"read {name}"] = _apart({key: read[key] for key in weights}, weights)
         if name != "0":
             layout.run([batch_of_step(0, 0), batch_of_step(0, 1)], float("nan"))
-            norm, right = optimizer.clipped_step(1.0, layout.norm())
+            norm, right = optimizer.clip_and_step(1.0, layout.norm())
             found[f"nan {name}"] = [float(norm), bool(right), _apart(_everywhere(optimizer.weights()), weights)]
     torch.distributed.barrier()
     shutil.rmtree(folder, ignore_errors=True)

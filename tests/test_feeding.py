@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from artel.objectives import Batch
-from artel.training.prefetch import Ahead, held_garbage
+from artel.training.prefetch import Prefetcher, gc_between_steps
 from support.runs import ENVIRONMENT
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def test_steps_come_in_order_and_no_more_than_depth_are_made_ahead():
         made.append(step)
         return batches(step)
 
-    with Ahead(make, 3, 20, CPU, depth=2) as ahead:
+    with Prefetcher(make, 3, 20, CPU, depth=2) as ahead:
         wait_until(lambda: made == [3, 4])
         time.sleep(0.05)
         assert made == [3, 4]
@@ -60,7 +60,7 @@ def test_they_are_made_while_the_step_runs():
         made.append(step)
         return batches(step)
 
-    with Ahead(make, 0, 4, CPU) as ahead:
+    with Prefetcher(make, 0, 4, CPU) as ahead:
         ahead.take(0)
         wait_until(lambda: made == [0, 1, 2])  # there was no place for 2 before 0 was taken
         for step in (1, 2):  # they wait for nothing that is still being made
@@ -71,7 +71,7 @@ def test_they_are_made_while_the_step_runs():
 
 
 def test_only_the_next_step_can_be_taken():
-    with Ahead(batches, 0, 2, CPU) as ahead:
+    with Prefetcher(batches, 0, 2, CPU) as ahead:
         with pytest.raises(ValueError, match="0 comes next"):
             ahead.take(1)
         ahead.take(0)
@@ -86,7 +86,7 @@ def test_an_error_is_raised_where_its_step_is_taken_with_where_it_came_from():
             raise OSError("the disk is gone")
         return batches(step)
 
-    ahead = Ahead(make, 0, 5, CPU)
+    ahead = Prefetcher(make, 0, 5, CPU)
     ahead.take(0)
     ahead.take(1)
     with pytest.raises(OSError, match="the disk is gone") as told:
@@ -98,7 +98,7 @@ def test_an_error_is_raised_where_its_step_is_taken_with_where_it_came_from():
 
 
 def test_closed_before_the_end_the_thread_is_gone_and_closing_twice_is_nothing():
-    ahead = Ahead(batches, 0, 10**9, CPU)
+    ahead = Prefetcher(batches, 0, 10**9, CPU)
     ahead.take(0)
     ahead.close()
     assert not threads()
@@ -107,7 +107,7 @@ def test_closed_before_the_end_the_thread_is_gone_and_closing_twice_is_nothing()
 
 def test_an_exception_in_the_steps_ends_the_thread():
     def steps():
-        with Ahead(batches, 0, 10**9, CPU) as ahead:
+        with Prefetcher(batches, 0, 10**9, CPU) as ahead:
             ahead.take(0)
             raise KeyboardInterrupt
 
@@ -117,7 +117,7 @@ def test_an_exception_in_the_steps_ends_the_thread():
 
 
 def test_forgotten_it_ends_by_itself():
-    ahead = Ahead(batches, 0, 10**9, CPU)
+    ahead = Prefetcher(batches, 0, 10**9, CPU)
     reference = weakref.ref(ahead)
     del ahead
     gc.collect()
@@ -168,7 +168,7 @@ class Cycle:
 
 
 def test_garbage_is_collected_when_told_and_not_before():
-    with held_garbage(every=10) as collect:
+    with gc_between_steps(every=10) as collect:
         assert not gc.isenabled()
         assert gc.get_freeze_count() > 0
         garbage = weakref.ref(Cycle())
@@ -185,7 +185,7 @@ def test_what_was_before_is_again_afterwards():
     gc.disable()
     gc.freeze()
     try:
-        with pytest.raises(KeyError), held_garbage():
+        with pytest.raises(KeyError), gc_between_steps():
             raise KeyError
         assert not gc.isenabled()
         assert gc.get_freeze_count() > 0

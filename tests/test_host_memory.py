@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from artel.training.memory.cpu_allocator import kept_host_memory
+from artel.training.memory.cpu_allocator import retained_host_memory
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told to keep memory")
 
@@ -88,7 +88,7 @@ def main() -> None:
     page_faults()
     found = {"before": page_faults()}
     start, room = resident(), address_space()
-    with kept_host_memory(torch.device("cpu")):
+    with retained_host_memory(torch.device("cpu")):
         page_faults()
         found["within"] = page_faults()
         found["kept"] = resident() - start

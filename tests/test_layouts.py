@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError
-from artel.parallel import read_grid
+from artel.parallel import read_parallel_dims
 from support import WORKERS
 from support.ranks import run_ranks
 from support.runs import largest_difference, losses, write_run
@@ -124,7 +124,7 @@ def halfway(run: Path, copy: Path) -> None:
 )
 def test_numbers_of_processes_that_do_not_divide_are_refused(wanted, world, where, said):
     with pytest.raises(InputError) as refused:
-        read_grid(ParallelConfig.model_validate(wanted), world, world)
+        read_parallel_dims(ParallelConfig.model_validate(wanted), world, world)
     (problem,) = refused.value.problems
     assert problem.where == where
     assert said in f"{problem.what}; {problem.fix}"
@@ -136,7 +136,7 @@ def test_data_parallel_by_threads_is_run_as_ddp_with_a_word(caplog):
 
 
 def test_neighbours_share_what_is_spoken_of_most():
-    grid = read_grid(ParallelConfig(data="hsdp", tensor=2, pipeline=2), world=16, here=4)
+    grid = read_parallel_dims(ParallelConfig(data="hsdp", tensor=2, pipeline=2), world_size=16, here=4)
     assert grid.sizes == (2, 2, 2, 1, 2)  # pipeline, copies, shard, context, tensor
-    assert [grid.batch_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
-    assert [rank for rank in range(16) if grid.counts(rank)] == [0, 2, 4, 6]
+    assert [grid.dp_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
+    assert [rank for rank in range(16) if grid.is_reporting_rank(rank)] == [0, 2, 4, 6]

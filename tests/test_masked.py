@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, RobertaConfig, Rob
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.models import IGNORED
-from artel.objectives import Masked, Restoring
+from artel.objectives import InsertionTagging, Masked
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.insertion_tagging import missing_after
 from artel.text import Document, Dropped, Pair, Record, Rejected
@@ -181,7 +181,7 @@ def test_the_rule_knows_where_schoolbooks_put_commas():
 
 
 def restoring(tokenizer):
-    return Restoring(RunConfig.model_validate({"objective": "masked", "data": {"block": 40}}), tokenizer)
+    return InsertionTagging(RunConfig.model_validate({"objective": "masked", "data": {"block": 40}}), tokenizer)
 
 
 def documents(*pairs):

@@ -20,7 +20,7 @@ from artel.errors import InputError
 from artel.models import build_model
 from artel.models.loading.heads import model_class
 from artel.models.loading.init_weights import first_values, initial_names
-from artel.models.loading.materialize import materialise
+from artel.models.loading.materialize import materialize
 from artel.models.loading.meta_model import build_skeleton, can_be_sharded_while_loading
 from artel.tokens import train_tokenizer
 from support.saved_models import ANSWERS, CAUSAL, MASKED, SCRATCH, as_binary, gpt2, qwen3_moe, saved_model
@@ -90,7 +90,7 @@ def both(wanted, tokenizer, auto_class, heads=None, seed=3):
     whole, skeleton = build_model(wanted, tokenizer, **asked), build_skeleton(wanted, tokenizer, **asked)
     assert all(tensor.is_meta for tensor in (*skeleton.model.parameters(), *skeleton.model.buffers()))
     assert (skeleton.parameters, skeleton.trained) == (whole.parameters, whole.trained)
-    materialise(skeleton.model, skeleton.weights, device="cpu")
+    materialize(skeleton.model, skeleton.weights, device="cpu")
     return whole, skeleton
 
 
@@ -184,7 +184,7 @@ def test_a_model_from_scratch_is_the_same_and_so_is_each_module_of_it(tokenizer)
     stage = build_skeleton(wanted, tokenizer, auto_class=CAUSAL, block=8, seed=3)
     stage.model.model.layers = torch.nn.ModuleDict({"2": stage.model.model.layers[2]})
     stage.model.model.embed_tokens = None
-    materialise(stage.model, stage.weights, device="cpu")
+    materialize(stage.model, stage.weights, device="cpu")
     assert len(stage.model.state_dict()) == 11
     for name, value in stage.model.state_dict().items():
         assert torch.equal(value, whole.model.state_dict()[name]), name

@@ -7,7 +7,7 @@ import torch
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.models import build_model
-from artel.models.loading.materialize import local_parts, materialise
+from artel.models.loading.materialize import local_parts, materialize
 from artel.models.loading.meta_model import build_skeleton
 from artel.tokens import train_tokenizer
 from support.ranks import run_ranks
@@ -53,7 +53,7 @@ def compared(wanted, split):
     model = skeleton.model
     split(model)
     before = list(model.parameters())
-    materialise(model, skeleton.weights, device="cpu")
+    materialize(model, skeleton.weights, device="cpu")
     assert all(ours is theirs for ours, theirs in zip(model.parameters(), before, strict=True))
     expected = dict(whole.named_parameters())
     found = 0.0
@@ -87,7 +87,7 @@ def on_two(rank, world):
     words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
     skeleton = build_skeleton(saved_model(folder / "experts"), words, auto_class=CAUSAL, block=8, seed=1)
     share(skeleton.model, mesh)
-    materialise(skeleton.model, skeleton.weights, device="cpu")
+    materialize(skeleton.model, skeleton.weights, device="cpu")
     return {"differences": found, "experts": sorted({int(name.split(".")[5]) for name in read if ".experts." in name})}
 
 
@@ -126,12 +126,12 @@ def memory_taken(split):
     asked = {"auto_class": CAUSAL, "block": 8, "seed": 1}
     first = build_skeleton(ModelConfig(config=SCRATCH), words, **asked)  # whatever is loaded once
     split(first.model)
-    materialise(first.model, first.weights, device="cpu")
+    materialize(first.model, first.weights, device="cpu")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is taken now
     before = memory_status("VmHWM")
     skeleton = build_skeleton(ModelConfig(config={**SCRATCH, **large}), words, **asked)
     split(skeleton.model)
-    materialise(skeleton.model, skeleton.weights, device="cpu")
+    materialize(skeleton.model, skeleton.weights, device="cpu")
     own = sum(parameter.to_local().nbytes for parameter in skeleton.model.parameters())
     return [memory_status("VmHWM") - before, own / 2**20, 8000 * 256 * 4 / 2**20]
 

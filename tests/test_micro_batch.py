@@ -25,12 +25,12 @@ from artel.preparing import prepare
 from artel.tokens import train_tokenizer
 from artel.training.memory import micro_batch
 from artel.training.memory.micro_batch import (
-    Found,
+    MicroBatchPlan,
+    cache_key,
     find_micro_batch,
     is_out_of_memory,
     longest_sample,
     sizes_to_try,
-    what_matters,
 )
 from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
 from support.runs import ENVIRONMENT, write_run
@@ -74,16 +74,16 @@ def as_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("limit", "most", "expected"),
     [
-        (1000, 64, Found(64, "none")),
-        (300, 64, Found(32, "none")),
-        (8 * 8, 64, Found(8, "none")),
-        (8 * 8 - 1, 64, Found(8, "selective")),  # 4 rows without computing anything again are not enough
-        (4 * 8 - 1, 64, Found(16, "full")),
-        (5, 64, Found(4, "full")),
-        (1, 64, Found(1, "full")),
-        (8 * 7, 7, Found(7, "none")),  # the whole share, though less than 8
-        (8 * 15, 60, Found(15, "none")),  # a divisor: no row is filler
-        (8 * 4, 7, Found(7, "selective")),
+        (1000, 64, MicroBatchPlan(64, "none")),
+        (300, 64, MicroBatchPlan(32, "none")),
+        (8 * 8, 64, MicroBatchPlan(8, "none")),
+        (8 * 8 - 1, 64, MicroBatchPlan(8, "selective")),  # 4 rows without computing anything again are not enough
+        (4 * 8 - 1, 64, MicroBatchPlan(16, "full")),
+        (5, 64, MicroBatchPlan(4, "full")),
+        (1, 64, MicroBatchPlan(1, "full")),
+        (8 * 7, 7, MicroBatchPlan(7, "none")),  # the whole share, though less than 8
+        (8 * 15, 60, MicroBatchPlan(15, "none")),  # a divisor: no row is filler
+        (8 * 4, 7, MicroBatchPlan(7, "selective")),
     ],
 )
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -95,7 +95,7 @@ def test_the_largest_that_fits_in_the_first_mode_that_is_enough(limit, most, exp
 
 
 def test_on_a_cpu_nothing_is_computed_again_for_the_sake_of_larger_micro_batches():
-    assert find(Memory(8), 64) == Found(1, "none")
+    assert find(Memory(8), 64) == MicroBatchPlan(1, "none")
 
 
 def test_sizes_are_halves_and_divisors_up_to_what_gains():
@@ -108,7 +108,7 @@ def test_sizes_are_halves_and_divisors_up_to_what_gains():
 
 def test_asked_for_a_size_only_that_is_tried():
     attempt = Memory(40)
-    assert find(attempt, 10, exactly=True) == Found(10, "selective")
+    assert find(attempt, 10, exactly=True) == MicroBatchPlan(10, "selective")
     assert {rows for rows, _ in attempt.tried if rows > 2} == {10}
     with pytest.raises(InputError, match=r"train\.micro_batch: 50 sample"):
         find(Memory(40), 50, exactly=True, key={"other": 1})
@@ -183,14 +183,14 @@ class Peer:
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_does_not_fit_one_process_is_too_large_for_all():
     peer = Peer(8 * 16)
-    assert find(peer.watch(Memory(1000)), 64, agree=peer) == Found(16, "none")
+    assert find(peer.watch(Memory(1000)), 64, agree=peer) == MicroBatchPlan(16, "none")
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_only_one_process_remembers_is_tried_anew():
     find(Memory(1000), 64)
     attempt, peer = Memory(1000), Peer(8 * 16)
-    assert find(peer.watch(attempt), 64, agree=peer) == Found(16, "none")
+    assert find(peer.watch(attempt), 64, agree=peer) == MicroBatchPlan(16, "none")
     assert attempt.tried
 
 
@@ -202,7 +202,7 @@ def test_a_mode_that_a_model_cannot_do_is_passed_over():
         if rows > (16 if how == "full" else 4):
             raise torch.OutOfMemoryError
 
-    assert find(attempt, 64) == Found(16, "full")
+    assert find(attempt, 64) == MicroBatchPlan(16, "full")
     with pytest.raises(NotSelective):
         find(attempt, 64, ("selective",), key={"other": 1})
 
@@ -228,7 +228,7 @@ def test_a_real_failed_allocation_is_recognised_and_what_it_held_is_gone():
 
     gc.disable()
     try:
-        assert find(attempt, 64) == Found(2, "none")
+        assert find(attempt, 64) == MicroBatchPlan(2, "none")
     finally:
         gc.enable()
     assert len(held) > 2
@@ -236,7 +236,7 @@ def test_a_real_failed_allocation_is_recognised_and_what_it_held_is_gone():
 
 
 def test_the_optimizer_that_is_yet_to_come_is_in_the_way():
-    assert find(Memory(1000), 2, reserve=1000) == Found(2, "none")
+    assert find(Memory(1000), 2, reserve=1000) == MicroBatchPlan(2, "none")
     with pytest.raises(InputError):
         find(Memory(1000), 2, key={"other": 1}, reserve=2**55)
 
@@ -257,7 +257,7 @@ def test_small_attempts_tell_how_many_rows_the_host_has_memory_for(monkeypatch):
 
     assert 2**24 < micro_batch.spare_memory() < 2**50
     monkeypatch.setattr(micro_batch, "spare_memory", lambda: 3 * 2**29)
-    assert find(attempt, 512) == Found(32, "none")
+    assert find(attempt, 512) == MicroBatchPlan(32, "none")
     assert max(tried) == 32
 
 
@@ -293,13 +293,14 @@ def test_of_samples_that_stand_alone_the_one_with_the_largest_batch_counts(tmp_p
         objective.loss(model, micro_batch.copies(objective, samples, index, rows))[0].backward()
         model.zero_grad()
 
-    key = what_matters(objective.run, model, 4, tokens, CPU, 1)
-    assert find(attempt, 4, key=key) == Found(4, "none")
+    key = cache_key(objective.run, model, 4, tokens, CPU, 1)
+    assert find(attempt, 4, key=key) == MicroBatchPlan(4, "none")
     never = Memory(0)
-    assert find(never, 4, key=json.loads(json.dumps(key, default=str))) == Found(4, "none")  # a key is its JSON
+    # A key is its JSON.
+    assert find(never, 4, key=json.loads(json.dumps(key, default=str))) == MicroBatchPlan(4, "none")
     wider = LlamaForCausalLM(LlamaConfig(vocab_size=tokenizer.vocabulary, **{**MODEL, "hidden_size": 64}))
     with pytest.raises(InputError):
-        find(never, 4, key=what_matters(objective.run, wider, 4, tokens, CPU, 1))
+        find(never, 4, key=cache_key(objective.run, wider, 4, tokens, CPU, 1))
 
 
 def train_with_little_memory():

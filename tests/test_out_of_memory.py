@@ -13,10 +13,10 @@ import torch.distributed as dist
 from artel.config import load_run
 from artel.errors import OutOfMemory, WorkError
 from artel.models.compile import repeated_layers
-from artel.parallel import Processes
+from artel.parallel import World
 from artel.preparing import prepare
 from artel.training.loop import train
-from artel.training.memory.micro_batch import Found, Limit, _status, less
+from artel.training.memory.micro_batch import MemoryLimit, MicroBatchPlan, _status, next_smaller
 from support.ranks import run_ranks
 from support.runs import largest_difference, losses, write_run
 
@@ -29,28 +29,28 @@ DEEP = {"n_layer": 12, "n_embd": 64}  # 40 MB a row of 512 tokens, 6 when all is
 @pytest.mark.parametrize(
     ("found", "share", "expected"),
     [
-        (Found(64, "none"), 64, Found(32, "none")),
-        (Found(64, "none"), 10, Found(5, "none")),  # no more than the share was ever run
-        (Found(8, "selective"), 10, Found(3, "selective")),  # 10 by at most 8 are two of 5
-        (Found(3, "full"), 3, Found(2, "full")),
-        (Found(1, "none"), 9, Found(1, "full")),
-        (Found(1, "full"), 9, None),
+        (MicroBatchPlan(64, "none"), 64, MicroBatchPlan(32, "none")),
+        (MicroBatchPlan(64, "none"), 10, MicroBatchPlan(5, "none")),  # no more than the share was ever run
+        (MicroBatchPlan(8, "selective"), 10, MicroBatchPlan(3, "selective")),  # 10 by at most 8 are two of 5
+        (MicroBatchPlan(3, "full"), 3, MicroBatchPlan(2, "full")),
+        (MicroBatchPlan(1, "none"), 9, MicroBatchPlan(1, "full")),
+        (MicroBatchPlan(1, "full"), 9, None),
     ],
 )
 def test_half_is_tried_next_and_then_all_computed_again(found, share, expected):
-    assert less(found, share) == expected
+    assert next_smaller(found, share) == expected
 
 
 def test_the_lowest_limit_of_all_processes_holds(tmp_path):
-    limit, found = Limit(tmp_path, {"world": 2}), Found(64, "selective")
+    limit, found = MemoryLimit(tmp_path, {"world": 2}), MicroBatchPlan(64, "selective")
     assert limit.keep(found, lambda mine: mine) is found
-    assert limit.keep(found, lambda mine: min(mine, 2 * 16 + 1)) == Found(16, "selective")
-    limit.lower(Found(8, "selective"))
-    assert Limit(tmp_path, {"world": 2}).keep(found, lambda mine: mine) == Found(8, "selective")
-    assert Limit(tmp_path, {"world": 4}).keep(found, lambda mine: mine) is found
-    assert limit.keep(Found(4, "none"), lambda mine: mine) == Found(4, "none")
-    limit.lower(Found(1, "full"))
-    assert limit.keep(found, lambda mine: mine) == Found(1, "full")
+    assert limit.keep(found, lambda mine: min(mine, 2 * 16 + 1)) == MicroBatchPlan(16, "selective")
+    limit.lower(MicroBatchPlan(8, "selective"))
+    assert MemoryLimit(tmp_path, {"world": 2}).keep(found, lambda mine: mine) == MicroBatchPlan(8, "selective")
+    assert MemoryLimit(tmp_path, {"world": 4}).keep(found, lambda mine: mine) is found
+    assert limit.keep(MicroBatchPlan(4, "none"), lambda mine: mine) == MicroBatchPlan(4, "none")
+    limit.lower(MicroBatchPlan(1, "full"))
+    assert limit.keep(found, lambda mine: mine) == MicroBatchPlan(1, "full")
 
 
 class Ended(Exception):
@@ -68,7 +68,7 @@ class Squeeze:
         if run.step == self.end:
             raise Ended
         if run.step == 2:
-            self.hook = run.layout.model.base_model.register_forward_hook(self.look)
+            self.hook = run.strategy.model.base_model.register_forward_hook(self.look)
         if run.step == 3:
             self.hook.remove()
             gc.collect()
@@ -83,8 +83,8 @@ class Nothing:
     """An occasion: once a single row is run with all computed again, nothing is left for the step after."""
 
     def __call__(self, run):
-        if run.found == Found(1, "full"):
-            layer = repeated_layers(run.layout.model)[0]
+        if run.found == MicroBatchPlan(1, "full"):
+            layer = repeated_layers(run.strategy.model)[0]
             layer.register_forward_pre_hook(lambda module, inputs: self.leave_nothing(run))
 
     def leave_nothing(self, run):
@@ -98,12 +98,12 @@ def limit_memory(more):
     resource.setrlimit(resource.RLIMIT_AS, (hard if more is None else _status("VmSize") + more, hard))
 
 
-def run(name, occasions, processes, **changes):
+def run(name, callbacks, processes, **changes):
     """What was said."""
     config = load_run(str(write_run(Path(os.environ["PLACE"], f"{name}.yaml"), **changes)), [])
     said = []
     try:
-        train(config, prepare(config, lambda _: None), processes, said.append, occasions=occasions)
+        train(config, prepare(config, lambda _: None), processes, said.append, callbacks=callbacks)
     except (Ended, WorkError) as error:
         said.append(f"{type(error).__name__}: {error}")
     finally:
@@ -117,7 +117,7 @@ def changed(**train):
 
 def alone(rank, world):
     """All that one process goes through."""
-    processes = Processes(0, 1, 0, torch.device("cpu"))
+    processes = World(0, 1, 0, torch.device("cpu"))
     found = {"whole": run("whole", [], processes, **changed(activation_checkpointing="none"))}
     for size in (64, "auto"):
         wanted = changed(micro_batch=size, activation_checkpointing="none")
@@ -154,11 +154,11 @@ def test_a_process_alone_goes_on_with_less(tmp_path):
 
 def together(rank, world):
     """Rank 1 is out of memory, both end, and start again as a launcher starts them."""
-    processes = Processes(rank, world, rank, torch.device("cpu"), on_host=world)
+    processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
     config = load_run(str(Path(os.environ["PLACE"], "two.yaml")), [])
     prepared, told = prepare(config, lambda _: None), []
     try:
-        train(config, prepared, processes, told.append, occasions=[Squeeze(0.75)] if rank == 1 else [])
+        train(config, prepared, processes, told.append, callbacks=[Squeeze(0.75)] if rank == 1 else [])
     except OutOfMemory as error:
         told += [str(error), error.exit_code]
     except RuntimeError:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artel.config import RunConfig
-from artel.objectives import Chat, Preferring, Restoring, SpanQA
+from artel.objectives import Chat, InsertionTagging, PreferenceOptimization, SpanQA
 from artel.storage import new_folder
-from artel.tokens import Blocks, Sample, StoreWriter, TokenStore
+from artel.tokens import Sample, StoreWriter, TokenBlocks, TokenStore
 from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
 from artel.tokens.sampling.packing import PackedBlocks, best_fit
 from support import WORKERS
@@ -122,7 +122,7 @@ def test_joined_blocks_say_where_their_documents_are(tmp_path):
     part = part_of(tmp_path / "store", documents)
     document_of = np.repeat(np.arange(6), [len(ids) for ids in documents])
     for lookahead in (0, 1):
-        blocks = Blocks(part, 7, lookahead, documents=True)
+        blocks = TokenBlocks(part, 7, lookahead, documents=True)
         for index in range(len(blocks)):
             sample = blocks.read(index)
             expected = document_of[sample.ids - 1]
@@ -171,7 +171,7 @@ def test_train_with_packing_counts_no_filler(tmp_path):
     assert metrics(tmp_path / "packed")
 
 
-@pytest.mark.parametrize("kind", [Chat, Preferring, Restoring, SpanQA])
+@pytest.mark.parametrize("kind", [Chat, PreferenceOptimization, InsertionTagging, SpanQA])
 def test_where_samples_stand_alone_packing_is_refused(kind):
     problems = kind.problems(RunConfig.model_validate({"data": {"packing": "best_fit", "document_mask": True}}))
     assert {"data.packing", "data.document_mask"} <= {problem.where for problem in problems}

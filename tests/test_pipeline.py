@@ -25,11 +25,11 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.models import use_for_training
 from artel.models.activation_checkpointing import recompute
 from artel.models.loading.heads import model_class
-from artel.objectives import Chat, Masked, Preferring, SpanQA
-from artel.parallel import Processes, Replicated
+from artel.objectives import Chat, Masked, PreferenceOptimization, SpanQA
+from artel.parallel import DataParallel, World
 from artel.parallel.fsdp import Sharing, batch_mesh, shard
-from artel.parallel.mesh import Grid
-from artel.parallel.pipeline.pipeline import Pipelined
+from artel.parallel.mesh import ParallelDims
+from artel.parallel.pipeline.pipeline import PipelineParallel
 from artel.parallel.pipeline.stages import cut, stages_in_all, stages_problems
 from artel.tokens import Rows, train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
@@ -105,8 +105,8 @@ def objectives():
     found = {
         "chat": Chat(run("chat"), tokens),
         "masked": Masked(run("masked"), framed),
-        "dpo": Preferring(run("preference"), tokens),
-        "kto": Preferring(run("preference", preference={"loss": "kto"}), tokens),
+        "dpo": PreferenceOptimization(run("preference"), tokens),
+        "kto": PreferenceOptimization(run("preference", preference={"loss": "kto"}), tokens),
         "five": SpanQA(run("span_qa", span_qa={"heads": "five", "question": 4}), framed),
     }
     for name in ("dpo", "kto"):
@@ -123,8 +123,8 @@ def batches_of(objective, count):
         numbers, flagged = np.zeros((len(lengths), 0), np.int64), True
         if isinstance(objective, Masked):
             lengths, flagged = np.array([32, 32]), False
-        elif isinstance(objective, Preferring):  # two or three answers, one after another
-            parts = np.linspace(0, lengths, 3 + objective.surveys).astype(np.int64)
+        elif isinstance(objective, PreferenceOptimization):  # two or three answers, one after another
+            parts = np.linspace(0, lengths, 3 + objective.needs_global_statistics).astype(np.int64)
             numbers = np.diff(parts, axis=0).T
         elif isinstance(objective, SpanQA):
             zero = np.zeros_like(lengths)
@@ -141,18 +141,18 @@ def batches_of(objective, count):
 
 def pipelined(model, objective, rank, world, schedule, prepare=lambda stage, mesh, grid: None, **grid):
     """This process's layout of a pipeline over `world` processes, or as `grid` says."""
-    grid = Grid(**({"mode": "ddp", "pipeline": world} | grid))
+    grid = ParallelDims(**({"mode": "ddp", "pipeline": world} | grid))
     mesh = grid.mesh("cpu")
     place, count = mesh.get_local_rank("pipeline"), stages_in_all(grid.pipeline, schedule)
     stages = cut(model, range(place, count, grid.pipeline), count)
     for stage in stages:
         prepare(stage, mesh, grid)
-    processes = Processes(rank, world, rank, CPU)
-    return Pipelined(model, stages, objective, processes, "fp32", grid, mesh["pipeline"], schedule)
+    processes = World(rank, world, rank, CPU)
+    return PipelineParallel(model, stages, objective, processes, "fp32", grid, mesh["pipeline"], schedule)
 
 
 def one_process(model, objective):
-    return Replicated(model, objective, Processes(0, 1, 0, CPU), "fp32")
+    return DataParallel(model, objective, World(0, 1, 0, CPU), "fp32")
 
 
 def full(gradient):
@@ -165,7 +165,7 @@ def difference(layout, wanted, batches, judged, whole=None):
     targets = float(sum(batch.targets for batch in whole))
     wanted.model.zero_grad()
     sums = wanted.run(whole, targets)
-    mine = torch.tensor(layout.add_up(layout.run(batches, targets).double().tolist()))
+    mine = torch.tensor(layout.all_reduce_sum(layout.run(batches, targets).double().tolist()))
     gradients = {name: each.grad for name, each in wanted.model.named_parameters() if each.grad is not None}
     largest = max(float(gradient.abs().max()) for gradient in gradients.values())
     found = {"sums": float(((mine - sums).abs() / sums.abs().clamp(min=1)).max()), "gradient": 0.0}
@@ -212,7 +212,7 @@ def many_kinds(rank, world):
         wanted = one_process(prepare(model_of(config, objective)), objective)
         layout = pipelined(prepare(model_of(config, objective)), objective, rank, world, schedule)
         batches = batches_of(objective, 3)
-        layout.rehearse(batches[0])
+        layout.probe_memory(batches[0])
         assert all(parameter.grad is None for parameter in layout.model.parameters())
         cases[name] = difference(layout, wanted, batches, judged=True)
     return cases
@@ -248,7 +248,7 @@ def with_shards(rank, world):
             model = model_of(config, made["chat"])
             layout = pipelined(model, made["chat"], rank, world, schedule, shard_out, mode=mode, **sizes)
             whole = batches_of(made["chat"], 6)
-            mine = [whole[2 * number + layout.batch_rank] for number in range(3)]
+            mine = [whole[2 * number + layout.dp_rank] for number in range(3)]
             case = f"{config.model_type} {mode} {schedule}"
             cases[case] = difference(layout, wanted, mine, False, whole)
     return cases

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from artel.cli.main import main
 from artel.config import run_from
 from artel.errors import InputError
-from artel.parallel.mesh import read_grid
+from artel.parallel.mesh import read_parallel_dims
 from artel.planning import Start, check_run
 from artel.planning import memory as memory_module
 from artel.planning.machine import Memory
@@ -192,8 +192,8 @@ def test_memory_is_what_is_held_at_a_step(changes, world, on_host, bytes_each, m
     model = on_meta()
     needed = model.num_parameters() * bytes_each + PROCESS * on_host
     run = described(changes)
-    grid = read_grid(run.parallel, world, on_host)
-    monkeypatch.setattr(memory_module, "device_here", lambda: torch.device("cpu"))
+    grid = read_parallel_dims(run.parallel, world, on_host)
+    monkeypatch.setattr(memory_module, "local_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(memory_module, "swap", lambda: 0)
     monkeypatch.setattr(memory_module, "memory", lambda: Memory(2 * needed, 0, needed))
     check_memory(model, run, grid, on_host)
@@ -208,8 +208,8 @@ def test_frozen_weights_and_adapters_take_no_gradients(monkeypatch):
     count = model.num_parameters()
     lora = {"model": {"config": None, "from": "x", "lora": {"rank": 4}}, "tokenizer": {"train": None}}
     nf4 = merged(lora, {"model": {"quantise": "nf4"}})
-    grid = read_grid(described({}).parallel, 1, 1)
-    monkeypatch.setattr(memory_module, "device_here", lambda: torch.device("cpu"))
+    grid = read_parallel_dims(described({}).parallel, 1, 1)
+    monkeypatch.setattr(memory_module, "local_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(memory_module, "swap", lambda: 0)
     for changes, dtype, needed in (
         (lora, torch.bfloat16, 4 * count), (nf4, torch.bfloat16, count // 2), (lora, torch.float32, 0)

@@ -13,7 +13,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.objectives import Made
 from artel.text import Document, Message, Preference, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
-from artel.tokens import Alone, rows_to_judge, train_tokenizer
+from artel.tokens import WholeSamples, rows_to_judge, train_tokenizer
 from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
 from support.runs import artel, metrics, write_run
 from support.templates import LLAMA_3
@@ -101,8 +101,8 @@ def test_losses_by_hand(tokenizer, tmp_path, loss):
     with torch.no_grad():
         ours, count = logps(policy, tokenizer, objective)
         theirs, _ = logps(reference, tokenizer, objective)
-        if objective.surveys:
-            objective.surveyed(objective.survey(policy, batch).tolist())
+        if objective.needs_global_statistics:
+            objective.set_global_statistics(objective.batch_statistics(policy, batch).tolist())
         sums = objective.loss(policy, batch)
     ratio, mean = ours - theirs, ours / count
     log_sigmoid = torch.nn.functional.logsigmoid
@@ -143,13 +143,13 @@ def test_kto_is_judged_by_the_part_itself(tokenizer, tmp_path):
     batch = batch_of(objective, part, reference)
     found = []
     for kl in (0.0, 3.0):
-        objective.surveyed([kl, 1.0])
+        objective.set_global_statistics([kl, 1.0])
         with torch.no_grad():
             sums, outputs = objective.judge(policy, batch)
         totals = dict(zip(objective.sums, sums.tolist(), strict=True))
         found.append(objective.figures(totals, outputs[: part.samples].numpy(), part)["loss"])
     with torch.no_grad():
-        objective.surveyed(objective.survey(policy, batch).tolist())
+        objective.set_global_statistics(objective.batch_statistics(policy, batch).tolist())
         sums = objective.loss(policy, batch)
     assert found == pytest.approx([(sums[0] / sums[1]).item()] * 2, rel=1e-5)
 
@@ -195,8 +195,8 @@ def test_before_any_step_every_loss_is_what_theory_says(tokenizer, tmp_path):
     for loss, expected in (("dpo", math.log(2)), ("ipo", 25.0), ("kto", 0.5)):
         objective = preferring(tokenizer, tmp_path, loss)
         batch = batch_of(objective, stored(objective, tmp_path / f"store-{loss}"), reference)
-        if objective.surveys:
-            objective.surveyed(objective.survey(reference, batch).tolist())
+        if objective.needs_global_statistics:
+            objective.set_global_statistics(objective.batch_statistics(reference, batch).tolist())
         sums = objective.loss(reference, batch)
         assert (sums[0] / sums[1]).item() == pytest.approx(expected, abs=1e-4)
 
@@ -245,6 +245,6 @@ def test_real_preferences_are_read_and_none_is_lost(shared_data, tokenizer, tmp_
 def test_alone_is_what_kto_extends(tokenizer, tmp_path):
     objective = preferring(tokenizer, tmp_path, "kto")
     part = stored(objective, tmp_path / "store")
-    plain, extended = Alone(part).read(0), objective.view(part).read(0)
+    plain, extended = WholeSamples(part).read(0), objective.view(part).read(0)
     assert extended.ids[: len(plain.ids)].tolist() == plain.ids.tolist()
     assert "One, two, three." in tokenizer.decode(extended.ids[len(plain.ids) :])

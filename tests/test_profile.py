@@ -8,7 +8,7 @@ import torch
 
 from artel.config import load_run
 from artel.errors import Interrupted
-from artel.parallel import open_processes
+from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training import loop
 from artel.training.metrics.profile_table import time_table
@@ -43,7 +43,7 @@ def watched(monkeypatch):
     def train(file, profile="true"):
         config = load_run(str(file), [f"profile={profile}"])
         told = []
-        with open_processes(threads=1) as processes:
+        with join_world(threads=1) as processes:
             try:
                 loop.train(config, prepare(config), processes, told.append)
             except Interrupted:

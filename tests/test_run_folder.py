@@ -12,7 +12,7 @@ import pytest
 from artel.cli.main import main
 from artel.config import load_run
 from artel.errors import WorkError
-from artel.parallel import open_processes
+from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.preparing.claim import MARK, NAMES
 from artel.training.loop import Run, train
@@ -244,8 +244,8 @@ def test_a_folder_that_is_gone_while_a_run_is_at_work_ends_it(artel, what):
             if what == "made anew":
                 RunFolder(folder).claim()
 
-    with open_processes(1) as processes, pytest.raises(WorkError, match="was removed or moved") as raised:
-        train(config, prepared, processes, lambda _: None, occasions=[take_away])
+    with join_world(1) as processes, pytest.raises(WorkError, match="was removed or moved") as raised:
+        train(config, prepared, processes, lambda _: None, callbacks=[take_away])
     assert raised.value.exit_code == 1
     assert (set(contents(folder)) if folder.exists() else None) == ({MARK} if what == "made anew" else None)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from artel.config import load_run
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
-from artel.parallel import Processes
+from artel.parallel import World
 from artel.preparing import prepare
 from artel.training.checkpoint.format import list_checkpoints, read_progress
 from artel.training.checkpoint.retention import retain
@@ -22,13 +22,13 @@ from support.runs import artel, small_disk, write_run
 
 pytest_plugins = ["support.services"]
 
-ALONE = Processes(0, 1, 0, torch.device("cpu"))
+ALONE = World(0, 1, 0, torch.device("cpu"))
 
 
-def trained(file: Path, *occasions, overrides=()) -> tuple[dict, list[str]]:
+def trained(file: Path, *callbacks, overrides=()) -> tuple[dict, list[str]]:
     """(the result, what was said)."""
     run, said = load_run(str(file), list(overrides)), []
-    return train(run, prepare(run, lambda _: None), ALONE, said.append, occasions), said
+    return train(run, prepare(run, lambda _: None), ALONE, said.append, callbacks), said
 
 
 def checkpoints(folder: Path, *names: int, latest: int, best: int | None = None, size: int = 1000) -> Path:

@@ -90,7 +90,7 @@ def test_names_in_a_manifest_stay_in_the_store(tmp_path, name):
 class _Nothing:
     """An optimizer of which nothing is asked."""
 
-    gathers = False
+    saves_collectively = False
 
 
 @pytest.mark.parametrize("name", ["../step-000000001/state.json", "/etc/hostname", "a/state.json"])

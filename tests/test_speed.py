@@ -19,7 +19,7 @@ from transformers import (
 from artel.config import load_run
 from artel.models import flops as speed
 from artel.models.flops import device_name, flops_a_token, peak_flops, tokens_a_second, utilisation
-from artel.parallel import open_processes
+from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training.loop import train
 from support.runs import metrics, write_run
@@ -128,7 +128,7 @@ def test_a_run_logs_its_mfu_where_the_devices_peak_is_known(tmp_path, monkeypatc
         monkeypatch.setattr(speed, "_TERAFLOPS", peaks)
         name = f"run{len(peaks)}"
         run = load_run(str(write_run(tmp_path / f"{name}.yaml")))
-        with open_processes(1) as processes:
+        with join_world(1) as processes:
             train(run, prepare(run), processes, lambda _: None)
         lines = [line for line in metrics(tmp_path / name) if "loss" in line]
         assert len(lines) == 6

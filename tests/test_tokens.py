@@ -13,10 +13,10 @@ from artel.errors import InputError
 from artel.storage import new_folder
 from artel.tokens import (
     BalancedOrder,
-    Blocks,
     Order,
     Sample,
     StoreWriter,
+    TokenBlocks,
     TokenStore,
     load_tokenizer,
     micro_batches,
@@ -136,7 +136,7 @@ def test_store_gives_back_what_was_written_across_shards(store):
 def test_blocks_predict_every_token_but_the_first_once(store):
     opened, documents = store
     stream = np.concatenate(documents)
-    blocks = Blocks(opened.train, length=4, lookahead=1)
+    blocks = TokenBlocks(opened.train, length=4, lookahead=1)
     targets = np.concatenate([blocks.read(index).ids[1:] for index in range(len(blocks))])
     assert (targets == stream[1 : 1 + len(targets)]).all()
     assert len(blocks) * 4 + blocks.left_over == len(stream)

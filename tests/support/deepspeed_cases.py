@@ -82,9 +82,9 @@ def batch_of_step(step, number):
 
 
 def cpu_processes(rank, world):
-    from artel.parallel import Processes
+    from artel.parallel import World
 
-    return Processes(rank, world, rank, CPU)
+    return World(rank, world, rank, CPU)
 
 
 def pytorch_optimizer(model, train):
@@ -102,9 +102,9 @@ def train_steps(layout, optimizer, first, last, rank, world):
         targets = float(sum(batch.targets for batch in batches))
         share = len(batches) // world
         sums = layout.run(batches[rank * share : (rank + 1) * share], targets)
-        norm, right = optimizer.clipped_step(1 / (step + 1), layout.norm())
+        norm, right = optimizer.clip_and_step(1 / (step + 1), layout.norm())
         assert bool(right)
-        found.append((layout.add_up([float(sums[0])])[0] / targets, float(norm)))
+        found.append((layout.all_reduce_sum([float(sums[0])])[0] / targets, float(norm)))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from artel.config import RunConfig
 from artel.objectives import Made
-from artel.objectives.preference import Preferring
+from artel.objectives.preference import PreferenceOptimization
 from artel.text import Document, Message, Preference, Record
 from artel.tokens import StoreWriter, TokenStore
 from support.templates import LLAMA_3
@@ -20,7 +20,7 @@ def preferring(tokenizer, tmp_path, loss, **more):
     (tmp_path / "template.jinja").write_text(LLAMA_3)
     run = {"objective": "preference", "data": {"block": 512}, "chat": {"template": str(tmp_path / "template.jinja")},
            "preference": {"loss": loss, **more}}  # fmt: skip
-    return Preferring(RunConfig.model_validate(run), tokenizer)
+    return PreferenceOptimization(RunConfig.model_validate(run), tokenizer)
 
 
 def stored(objective, folder, pairs=PAIRS):

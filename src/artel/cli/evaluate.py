@@ -42,7 +42,7 @@ def evaluate(
     from artel.inference import evaluate as judge
     from artel.inference import open_model
     from artel.launching import check_worker, choose_interface_of_process
-    from artel.parallel import open_processes
+    from artel.parallel import join_world
     from artel.storage import check_new
 
     if not models:
@@ -56,9 +56,9 @@ def evaluate(
         return
     check_worker()
     choose_interface_of_process()
-    with open_processes(None) as processes:
-        judged = [judge(open_model(name), data, overrides, processes, tell) for name in models]
-        if predictions is not None and processes.first:
+    with join_world(None) as world:
+        judged = [judge(open_model(name), data, overrides, world, tell) for name in models]
+        if predictions is not None and world.first:
             _write_predictions(judged[0], predictions)
     tell(*_table(judged))
     if as_json:

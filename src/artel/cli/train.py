@@ -208,7 +208,7 @@ def _work(run: RunConfig) -> dict[str, Any]:
     tell("starting to train")
     quiet_libraries()
     from artel.launching import choose_interface_of_process, end_with_launcher, lost_others_told
-    from artel.parallel import open_processes
+    from artel.parallel import join_world
     from artel.preparing import prepare
     from artel.storage import lock
     from artel.training.loop import train as train_run
@@ -216,7 +216,7 @@ def _work(run: RunConfig) -> dict[str, Any]:
 
     choose_interface_of_process()
     held = lock(RunFolder(Path(run.run)).processes_lock, wait=False, shared=True)
-    with open_processes(run.train.threads) as processes, lost_others_told(), held:
+    with join_world(run.train.threads) as processes, lost_others_told(), held:
         if _LED in os.environ:  # who starts the run anew knows of this process only from now on
             end_with_launcher(int(os.environ[_LED]))
         return train_run(run, prepare(run, tell), processes, tell)

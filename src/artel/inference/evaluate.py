@@ -15,7 +15,7 @@ from artel.models import check_positions, pick_precision, position_limit
 from artel.models.quantization import compute_in
 from artel.objectives import SpanQA, objective_of
 from artel.objectives.answers import nq_predictions, squad_predictions
-from artel.parallel import Processes, Replicated
+from artel.parallel import DataParallel, World
 from artel.preparing import prepare
 from artel.training.evaluation import News, Validation, micro_batch_size
 from artel.training.reference_log_probs import judged_before
@@ -45,7 +45,7 @@ class Judged:
         return {name: getattr(self, name) for name in names}
 
 
-def evaluate(opened: Opened, data: str | None, overrides: list[str], processes: Processes, tell: Tell) -> Judged:
+def evaluate(opened: Opened, data: str | None, overrides: list[str], world: World, tell: Tell) -> Judged:
     """Judge a model on its run's validation part, on that of another run file, or on all of a file or folder.
 
     Raises InputError when there is nothing to judge it on, or what is given is of another kind.
@@ -57,26 +57,26 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], processes: 
     prepared = prepare(run, tell)
     store = prepared.open()
     if data is None:
-        objective.study(store.train)  # a weighted loss is weighted as it was learned
+        objective.fit_statistics(store.train)  # a weighted loss is weighted as it was learned
     validation = Validation(objective, store.validation)
     if len(validation.samples) == 0:
         raise InputError([Problem("data.validation", "there is nothing to judge the model on",
                                   "give more text, a smaller data.block, or --data FILE")])  # fmt: skip
     # fp8 is a way to train: the model is judged as it will be used.
     asked = "auto" if run.train.precision == "fp8" else run.train.precision
-    precision = pick_precision(asked, processes.device)
+    precision = pick_precision(asked, world.device)
     compute_in(opened.model, precision)
-    layout = Replicated(opened.model, objective, processes, precision)
-    if objective.compares and opened.run is not None:
+    strategy = DataParallel(opened.model, objective, world, precision)
+    if objective.needs_reference and opened.run is not None:
         untrained = open_untrained(opened.run, tell).model
         compute_in(untrained, precision)
-        before = Replicated(untrained, objective, processes, precision)
-        size, news = micro_batch_size(run, processes), News(tell, "evaluating the model before training:")
-        said = judged_before(objective, store.validation, before, processes, size, news)
+        before = DataParallel(untrained, objective, world, precision)
+        size, news = micro_batch_size(run, world), News(tell, "evaluating the model before training:")
+        said = judged_before(objective, store.validation, before, world, size, news)
         objective.remember(said.numpy(), judged=True)
     started = time.monotonic()
-    size, news = micro_batch_size(run, processes), News(tell, f"evaluating {opened.name}:")
-    figures, outputs = validation.judge(layout, size, run.validate_.blocks, news)
+    size, news = micro_batch_size(run, world), News(tell, f"evaluating {opened.name}:")
+    figures, outputs = validation.judge(strategy, size, run.validate_.blocks, news)
     predictions = None
     if isinstance(objective, SpanQA):
         official = nq_predictions if any(source.format == "nq" for source in run.data.sources) else squad_predictions

@@ -133,8 +133,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             shift = None if bias is None else F.pad(bias.to(dtype), (0, matrix.shape[0] - vocabulary))
             loss = torch.zeros((), device=hidden.device)
             guesses = torch.empty_like(targets)
-            of_hidden = torch.empty_like(inputs) if wants_hidden else None
-            of_weight = None
+            grad_hidden = torch.empty_like(inputs) if wants_hidden else None
+            grad_weight = None
             of_bias = torch.zeros(matrix.shape[0], device=hidden.device) if wants_bias else None
             # The same on all processes that share a vocabulary, of which the last may have fewer ids.
             columns = matrix.shape[0] if share is None else share.most
@@ -144,18 +144,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = F.linear(inputs[piece], matrix, shift)
                 found, guesses[piece], of_logits = find(logits, targets[piece])
                 loss += found
-                if of_hidden is not None:
-                    torch.mm(of_logits, matrix, out=of_hidden[piece])
+                if grad_hidden is not None:
+                    torch.mm(of_logits, matrix, out=grad_hidden[piece])
                 if wants_weight:
-                    of_weight = add(of_weight, of_logits, inputs[piece])
+                    grad_weight = add(grad_weight, of_logits, inputs[piece])
                 if of_bias is not None:
                     of_bias += of_logits.float().sum(dim=0)
-            if of_hidden is not None and share is not None:
-                dist.all_reduce(of_hidden, group=share.group)
-        ctx.of_hidden = of_hidden if of_hidden is None else of_hidden.to(hidden.dtype)
-        if wants_weight and of_weight is None:
-            of_weight = torch.zeros(matrix.shape, device=hidden.device)  # there were no positions at all
-        ctx.of_weight = of_weight if of_weight is None else of_weight[:vocabulary].to(weight.dtype)
+            if grad_hidden is not None and share is not None:
+                dist.all_reduce(grad_hidden, group=share.group)
+        ctx.grad_hidden = grad_hidden if grad_hidden is None else grad_hidden.to(hidden.dtype)
+        if wants_weight and grad_weight is None:
+            grad_weight = torch.zeros(matrix.shape, device=hidden.device)  # there were no positions at all
+        ctx.grad_weight = grad_weight if grad_weight is None else grad_weight[:vocabulary].to(weight.dtype)
         ctx.of_bias = of_bias if of_bias is None else of_bias[:vocabulary].to(weight.dtype)
         ctx.mark_non_differentiable(guesses)
         return loss, guesses
@@ -163,11 +163,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *of_outputs: Any) -> tuple[torch.Tensor | None, ...]:
         slope = of_outputs[0]  # of the loss; the guesses have none
-        if ctx.of_hidden is None and ctx.of_weight is None and ctx.of_bias is None:
+        if ctx.grad_hidden is None and ctx.grad_weight is None and ctx.of_bias is None:
             raise RuntimeError("the gradient of this loss was taken before, and is gone")
-        kept = (ctx.of_hidden, ctx.of_weight, ctx.of_bias)
+        kept = (ctx.grad_hidden, ctx.grad_weight, ctx.of_bias)
         found = tuple(None if each is None else each.mul_(slope) for each in kept)
-        ctx.of_hidden = ctx.of_weight = ctx.of_bias = None
+        ctx.grad_hidden = ctx.grad_weight = ctx.of_bias = None
         return *found, None, None, None, None
 
 

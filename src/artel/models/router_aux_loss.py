@@ -27,12 +27,12 @@ from transformers import PreTrainedModel
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 
-_BALANCES: WeakKeyDictionary[nn.Module, Balance | None] = WeakKeyDictionary()
+_BALANCES: WeakKeyDictionary[nn.Module, RouterAuxLoss | None] = WeakKeyDictionary()
 _KEY = "router_aux_loss_coef"
 _SEEN = "_artel_logits"
 
 
-def balance_of(model: PreTrainedModel) -> Balance | None:
+def balance_of(model: PreTrainedModel) -> RouterAuxLoss | None:
     """The balance loss of a model whose configuration asks for one, the same object for each call; else None.
 
     A model that is to be taken apart into stages is asked before that, so that all its layers are counted.
@@ -47,7 +47,7 @@ def share_balance(model: PreTrainedModel, others: list[PreTrainedModel]) -> None
     _BALANCES.update(dict.fromkeys(others, balance_of(model)))
 
 
-class Balance:
+class RouterAuxLoss:
     """Watches the routers of one model, and computes the balance loss of what they did."""
 
     context: dist.ProcessGroup | None = None
@@ -134,14 +134,14 @@ class _Carried(torch.autograd.Function):
         return slopes[0], torch.ones_like(loss)
 
 
-def _asked_for(model: PreTrainedModel) -> Balance | None:
+def _asked_for(model: PreTrainedModel) -> RouterAuxLoss | None:
     coefficient = getattr(model.config.get_text_config(), _KEY, None)
     routers = _routers(model)
     if not coefficient or not routers:
         return None
     # Layers that are compiled and computed again may note what their routers did: once, in the forward pass.
     torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-    return Balance(model, coefficient, routers)
+    return RouterAuxLoss(model, coefficient, routers)
 
 
 def _routers(model: PreTrainedModel) -> dict[nn.Module, int]:

@@ -14,15 +14,21 @@ if TYPE_CHECKING:
     from artel.objectives.causal import Causal
     from artel.objectives.chat import Chat
     from artel.objectives.fill_mask import Filled, fill_masks
-    from artel.objectives.insertion_tagging import Restoring
+    from artel.objectives.insertion_tagging import InsertionTagging
     from artel.objectives.masked import Masked
-    from artel.objectives.preference import Preferring
+    from artel.objectives.preference import PreferenceOptimization
     from artel.objectives.span_qa import SpanQA
 
 _FILE_OF = {
-    "Causal": "causal", "Chat": "chat", "Filled": "fill_mask", "Masked": "masked", "Preferring": "preference",
-    "Restoring": "insertion_tagging", "SpanQA": "span_qa", "fill_masks": "fill_mask",
-}  # fmt: skip
+    "Causal": "causal",
+    "Chat": "chat",
+    "Filled": "fill_mask",
+    "InsertionTagging": "insertion_tagging",
+    "Masked": "masked",
+    "PreferenceOptimization": "preference",
+    "SpanQA": "span_qa",
+    "fill_masks": "fill_mask",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -34,10 +40,10 @@ def __getattr__(name: str) -> Any:
 def objective_type(run: RunConfig) -> type[Objective]:
     """The objective that a run names; a masked model on pairs restores what they lack."""
     if run.objective == "masked" and any(source.yields == "pairs" for source in run.data.sources):
-        name = "Restoring"
+        name = "InsertionTagging"
     else:
         name = {"causal": "Causal", "masked": "Masked", "span_qa": "SpanQA", "chat": "Chat",
-                "preference": "Preferring"}[run.objective]  # fmt: skip
+                "preference": "PreferenceOptimization"}[run.objective]  # fmt: skip
     kind: type[Objective] = __getattr__(name)
     return kind
 
@@ -52,11 +58,11 @@ __all__ = [
     "Causal",
     "Chat",
     "Filled",
+    "InsertionTagging",
     "Made",
     "Masked",
     "Objective",
-    "Preferring",
-    "Restoring",
+    "PreferenceOptimization",
     "SpanQA",
     "fill_masks",
     "objective_of",

@@ -71,7 +71,7 @@ class Objective(ABC):
     """Whether what a model shows goes on where the prompt ends; else it is an answer."""
     encoder: ClassVar[bool] = False
     """Whether texts are framed by special tokens, and a tokenizer is trained with them."""
-    joins: ClassVar[bool] = False
+    packs_text: ClassVar[bool] = False
     """Whether texts stand together in blocks; else each sample stands alone."""
     sums: ClassVar[tuple[str, ...]]
     """Names of what `loss` returns, in order; the first two are always `loss` and `targets`."""
@@ -96,7 +96,7 @@ class Objective(ABC):
                                  f"write one of: {', '.join(cls.better)}; or null"))  # fmt: skip
         if best is None and run.validate_.patience is not None:
             found.append(Problem("validate.patience", "needs a figure to go by", "write checkpoint: {best: loss}"))
-        if not cls.joins:
+        if not cls.packs_text:
             alone = "has no meaning here: each sample stands alone, in a row of its own"
             if run.data.packing != "concatenate":
                 found.append(Problem("data.packing", f"{run.data.packing} {alone}", "leave it out"))
@@ -133,24 +133,24 @@ class Objective(ABC):
     def check(self, model: PreTrainedModel) -> None:  # noqa: B027  # most objectives go with every model of their class
         """Raise InputError when a built model cannot compute this loss; before it is compiled, split or judged."""
 
-    def study(self, part: StorePart) -> None:  # noqa: B027  # most objectives need to know nothing of it
+    def fit_statistics(self, part: StorePart) -> None:  # noqa: B027  # most objectives need to know nothing of it
         """Learn what the loss must know of the training part (shares of classes), before the first batch."""
 
-    compares: bool = False
+    needs_reference: bool = False
     """Whether the loss is against the model as it was before training: then what `judge` finds of each sample of both
     parts is computed once, before the first step, and given to `remember`."""
 
-    def remember(self, outputs: np.ndarray, *, judged: bool) -> None:  # noqa: B027  # only where `compares`
+    def remember(self, outputs: np.ndarray, *, judged: bool) -> None:  # noqa: B027  # only where `needs_reference`
         """`judge`'s outputs (samples, len(outputs)) by the model before training, of the training or judged part."""
 
-    surveys: bool = False
+    needs_global_statistics: bool = False
     """Whether the loss must know something of the whole global batch first."""
 
-    def survey(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (any,): sums over a micro-batch, without gradient; only where `surveys`."""
+    def batch_statistics(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """float32 (any,): sums over a micro-batch, without gradient; only where `needs_global_statistics`."""
         raise NotImplementedError
 
-    def surveyed(self, totals: list[float]) -> None:  # noqa: B027  # only where `surveys`
+    def set_global_statistics(self, totals: list[float]) -> None:  # noqa: B027  # only where `needs_global_statistics`
         """What the surveys of all micro-batches of the global batch add up to, told before its first `loss`."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Reading
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_figures
 from artel.objectives.texts import Texts, document_tensors, inputs_of
-from artel.tokens import Blocks, Rows, StorePart
+from artel.tokens import Rows, StorePart, TokenBlocks
 from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Causal(Texts):
         "loss": "lower", "perplexity": "lower", "accuracy": "higher", "bits_per_byte": "lower"
     }  # fmt: skip
 
-    def view(self, part: StorePart) -> Blocks:
+    def view(self, part: StorePart) -> TokenBlocks:
         return self.blocks(part, self.run.data.block, lookahead=1)
 
     def batch(self, rows: Rows) -> Batch:

@@ -18,7 +18,7 @@ from artel.objectives.assistant_mask import Turns, Unfit
 from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_figures
 from artel.text import Conversation, Document, Dropped, Message, Rejected
-from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
+from artel.tokens import Rows, Sample, StorePart, Tokenizer, WholeSamples
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ class Chat(Objective):
             return Dropped("longer_than_block")
         return Made(pieces, counted={"split": 1} | ({"exchanges_left_out": left_out} if left_out else {}))
 
-    def view(self, part: StorePart) -> Alone:
-        return Alone(part)
+    def view(self, part: StorePart) -> WholeSamples:
+        return WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
         return shifted(rows)

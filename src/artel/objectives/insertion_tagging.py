@@ -21,12 +21,12 @@ from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.per_token import SUMS, token_figures
 from artel.text import Document, Dropped, Pair, Rejected
-from artel.tokens import Alone, Encoded, Rows, Sample, StorePart, Tokenizer
+from artel.tokens import Encoded, Rows, Sample, StorePart, Tokenizer, WholeSamples
 
 _TOKEN, _PUT_IN, _RULE = 1, 2, 4  # flags: of the input, put in after it, and an input token with a comma by rule
 
 
-class Restoring(Objective):
+class InsertionTagging(Objective):
     auto_class = "AutoModelForMaskedLM"
     continues = False
     encoder = True
@@ -93,8 +93,8 @@ class Restoring(Objective):
         flags += [0] * len(self._frame.after)
         return Sample(np.array(ids, dtype=np.int64), np.array(flags, dtype=np.uint8))
 
-    def view(self, part: StorePart) -> Alone:
-        return Alone(part)
+    def view(self, part: StorePart) -> WholeSamples:
+        return WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
         assert rows.flags is not None

@@ -19,7 +19,7 @@ from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Reading
 from artel.objectives.per_token import SUMS, target_tensors, token_figures, token_sums
 from artel.objectives.texts import Texts, document_tensors, inputs_of
-from artel.tokens import Blocks, Rows, StorePart, Tokenizer
+from artel.tokens import Rows, StorePart, TokenBlocks, Tokenizer
 from artel.tokens.sampling.blocks import document_numbers
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Masked(Texts):
     def command(self, run: str) -> str:
         return f'artel generate {run} --prompt "The door is {self.tokenizer.hf.mask_token}."'
 
-    def view(self, part: StorePart) -> Blocks:
+    def view(self, part: StorePart) -> TokenBlocks:
         return self.blocks(part, self.run.data.block - self._frame.size, lookahead=0)
 
     def batch(self, rows: Rows) -> Batch:

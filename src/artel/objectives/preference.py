@@ -27,14 +27,14 @@ from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.chat import Chat, ConversationWriter, template_problems
 from artel.objectives.per_token import predicted
 from artel.text import Document, Dropped, Message, Preference, Rejected
-from artel.tokens import Alone, Rows, Sample, StorePart, Tokenizer
+from artel.tokens import Rows, Sample, StorePart, Tokenizer, WholeSamples
 
 _BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
 _CHOSEN, _REJECTED, _OTHER = 0, 1, 2
 _ROUND = 16
 
 
-class Preferring(Objective):
+class PreferenceOptimization(Objective):
     auto_class = "AutoModelForCausalLM"
     continues = False
     sums = ("loss", "targets", "pairs", "right", "chosen", "chosen_reward", "rejected", "rejected_reward")
@@ -50,8 +50,8 @@ class Preferring(Objective):
         self._writer = ConversationWriter(tokenizer, self._chat.template)
         self._wanted = run.preference
         self._beta = _BETA[run.preference.loss] if run.preference.beta is None else run.preference.beta
-        self.compares = run.preference.loss in ("dpo", "ipo", "kto")
-        self.surveys = run.preference.loss == "kto"
+        self.needs_reference = run.preference.loss in ("dpo", "ipo", "kto")
+        self.needs_global_statistics = run.preference.loss == "kto"
         self._reference: dict[bool, torch.Tensor] = {}
         self._kl = torch.zeros(())
 
@@ -95,8 +95,8 @@ class Preferring(Objective):
             return Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
         return self._writer.sample([*prompt, answer], {len(prompt)})
 
-    def view(self, part: StorePart) -> Alone:
-        return _WithAnother(part, self.run.data.block) if self._wanted.loss == "kto" else Alone(part)
+    def view(self, part: StorePart) -> WholeSamples:
+        return _WithAnother(part, self.run.data.block) if self._wanted.loss == "kto" else WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
         """input_ids and targets (rows x answers, longest), a row's answers one after another; `there` (rows, answers).
@@ -146,14 +146,14 @@ class Preferring(Objective):
         """The log-probabilities (samples, 3) that the model before training gave a part's answers."""
         self._reference[judged] = torch.from_numpy(outputs).float()
 
-    def survey(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    def batch_statistics(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """(2,): sum over the rows of log(policy / reference) of another's answer, and their count."""
         there = batch.tensors["there"][:, _OTHER]
         logps = self._logps(model, batch, only=_OTHER)[0]
         ratios = (logps - batch.tensors["reference"][:, _OTHER])[there]
         return torch.stack([ratios.sum(), there.sum().float()])
 
-    def surveyed(self, totals: list[float]) -> None:
+    def set_global_statistics(self, totals: list[float]) -> None:
         """KTO's reference point: how far the model has moved, never below 0 (Ethayarajh et al. 2024, section 4.1)."""
         self._kl = torch.tensor(max(0.0, totals[0] / max(1.0, totals[1])))
 
@@ -178,7 +178,7 @@ class Preferring(Objective):
 
     def _answer_logps(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """(rows, 2) each: of the chosen and the rejected answer; what a survey looked at is not run again."""
-        if not self.surveys:
+        if not self.needs_global_statistics:
             return self._logps(model, batch)
         sides = batch.tensors["there"].shape[1]
         wanted = torch.arange(batch.tensors["input_ids"].shape[0], device=batch.tensors["input_ids"].device)
@@ -193,7 +193,7 @@ class Preferring(Objective):
     def _sums(self, logps: torch.Tensor, counts: torch.Tensor, batch: Batch) -> torch.Tensor:
         there = batch.tensors["there"][:, :_OTHER]
         reference = batch.tensors.get("reference")
-        compared = logps if reference is None or not self.compares else logps - reference[:, :_OTHER]
+        compared = logps if reference is None or not self.needs_reference else logps - reference[:, :_OTHER]
         rewards = self._rewards(compared, logps, counts)
         losses = self._losses(compared, logps, counts, self._kl)
         both = there.all(dim=1)
@@ -248,7 +248,7 @@ class Preferring(Objective):
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """`accuracy`: pairs whose chosen answer has the higher reward; `margin`: mean reward, chosen less rejected."""
         figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
-        if self.surveys:
+        if self.needs_global_statistics:
             figures["loss"] = self._loss_of_part(torch.from_numpy(outputs), part)
         if totals["pairs"]:
             figures["accuracy"] = totals["right"] / totals["pairs"]
@@ -272,7 +272,7 @@ class Preferring(Objective):
         return self._chat.show(model, prompt, sampling)
 
 
-class _WithAnother(Alone):
+class _WithAnother(WholeSamples):
     """Each sample with the answer of the one after it behind its own prompt: KTO's measure of how far a model moved.
 
     That answer is not learned; it ends where the block does.

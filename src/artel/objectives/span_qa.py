@@ -23,7 +23,7 @@ from artel.models import IGNORED, Sampling
 from artel.objectives.answers import CLASSES, Prediction, predict, score, trimmed
 from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.text import Document, Dropped, Question, Record, Rejected
-from artel.tokens import Alone, BalancedOrder, Encoded, Order, Rows, Sample, StorePart, Tokenizer, one_row
+from artel.tokens import BalancedOrder, Encoded, Order, Rows, Sample, StorePart, Tokenizer, WholeSamples, one_row
 
 # The numbers of a sample, by column: document within its part, first token of the window in it, where the window
 # begins in the sample, start and end of the answer in the sample, class.
@@ -152,15 +152,15 @@ class SpanQA(Objective):
 
     # samples -> batch -> loss
 
-    def view(self, part: StorePart) -> Alone:
-        return Alone(part)
+    def view(self, part: StorePart) -> WholeSamples:
+        return WholeSamples(part)
 
     def order(self, part: StorePart, samples: int) -> Order | BalancedOrder:
         if not self._wanted.balanced_sampling:
             return super().order(part, samples)
         return BalancedOrder(np.asarray(part.numbers()[:, _CLASS]), self.run.seed)
 
-    def study(self, part: StorePart) -> None:
+    def fit_statistics(self, part: StorePart) -> None:
         if self._wanted.class_weights == "balanced":
             counts = np.bincount(part.numbers()[:, _CLASS], minlength=len(CLASSES))
             there = counts > 0

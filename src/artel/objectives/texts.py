@@ -11,7 +11,7 @@ from artel.config import RunConfig
 from artel.errors import Problem
 from artel.objectives.base import Batch, Made, Objective
 from artel.text import Document
-from artel.tokens import Blocks, Sample, StorePart, Tokenizer
+from artel.tokens import Sample, StorePart, TokenBlocks, Tokenizer
 from artel.tokens.sampling.packing import PackedBlocks
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Texts(Objective):
     """Blocks of texts, an end token after each, which see one another or not."""
 
-    joins = True
+    packs_text = True
     causal: ClassVar[bool]
     """Whether a token sees only those before it."""
 
@@ -50,10 +50,10 @@ class Texts(Objective):
         for ids in self.tokenizer.encode([document.record.text for document in documents]):
             yield Made([Sample(np.append(ids, self.tokenizer.end_id))])
 
-    def blocks(self, part: StorePart, length: int, lookahead: int) -> Blocks:
+    def blocks(self, part: StorePart, length: int, lookahead: int) -> TokenBlocks:
         if self.run.data.packing == "best_fit":
             return PackedBlocks(part, length, lookahead)
-        return Blocks(part, length, lookahead, documents=self.apart)
+        return TokenBlocks(part, length, lookahead, documents=self.apart)
 
 
 def keeps_apart(run: RunConfig) -> bool:

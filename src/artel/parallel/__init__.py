@@ -1,18 +1,18 @@
 """How one global batch is run: by one process or by many."""
 
-from artel.parallel.data_parallel import Layout, Replicated
-from artel.parallel.mesh import Grid, read_grid
-from artel.parallel.parallelize import lay_out, split_problems
-from artel.parallel.process_group import Processes, device_here, open_processes
+from artel.parallel.data_parallel import DataParallel, ParallelStrategy
+from artel.parallel.mesh import ParallelDims, read_parallel_dims
+from artel.parallel.parallelize import parallelize, split_problems
+from artel.parallel.process_group import World, join_world, local_device
 
 __all__ = [
-    "Grid",
-    "Layout",
-    "Processes",
-    "Replicated",
-    "device_here",
-    "lay_out",
-    "open_processes",
-    "read_grid",
+    "DataParallel",
+    "ParallelDims",
+    "ParallelStrategy",
+    "World",
+    "join_world",
+    "local_device",
+    "parallelize",
+    "read_parallel_dims",
     "split_problems",
 ]

@@ -21,38 +21,38 @@ from artel.models.device import autocast_dtype
 from artel.models.profiler_ranges import marked
 from artel.objectives import Batch, Objective
 from artel.parallel.grad_norm import norm_here
-from artel.parallel.mesh import Grid
-from artel.parallel.process_group import Processes
+from artel.parallel.mesh import ParallelDims
+from artel.parallel.process_group import World
 
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
-class Layout(Protocol):
+class ParallelStrategy(Protocol):
     """What the loop asks of a layout."""
 
     model: PreTrainedModel
-    grid: Grid
+    dims: ParallelDims
 
     @property
-    def batch_rank(self) -> int:
+    def dp_rank(self) -> int:
         """Which share of a global batch this process takes, of `grid.batch_ranks`."""
         ...
 
     @property
-    def counts(self) -> bool:
+    def is_reporting_rank(self) -> bool:
         """Whether this process's counts of a batch count: of those that take the same share, one's do."""
         ...
 
     @property
-    def rehearses(self) -> bool:
-        """Whether `rehearse` shows what memory a micro-batch takes."""
+    def can_probe_memory(self) -> bool:
+        """Whether `probe_memory` shows what memory a micro-batch takes."""
         ...
 
-    def add_up(self, numbers: list[float]) -> list[float]:
+    def all_reduce_sum(self, numbers: list[float]) -> list[float]:
         """The sum of each number over all processes, known to the host, without waiting for the device."""
         ...
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """The smallest of all ranks' numbers."""
         ...
 
@@ -64,7 +64,7 @@ class Layout(Protocol):
         """
         ...
 
-    def rehearse(self, batch: Batch) -> None:
+    def probe_memory(self, batch: Batch) -> None:
         """Forward and backward of a micro-batch for nothing; without the others, where each has the whole model."""
         ...
 
@@ -84,7 +84,7 @@ class Layout(Protocol):
         """What the model writes in; whether this process must take part."""
         ...
 
-    def trying(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+    def with_full_model(self, work: Callable[[PreTrainedModel], T]) -> T:
         """What `work` finds out about the model, on all processes at the same time; not for stages of a pipeline."""
         ...
 
@@ -101,75 +101,75 @@ class _Learner(nn.Module):
         return self.objective.loss(self.model, batch)
 
 
-class Replicated:
+class DataParallel:
     """Every process holds the whole model: alone, or as DistributedDataParallel."""
 
-    def __init__(self, model: PreTrainedModel, objective: Objective, processes: Processes, precision: str) -> None:
-        self.grid = Grid("ddp", copies=processes.world)
-        self.model = model.to(processes.device)
+    def __init__(self, model: PreTrainedModel, objective: Objective, world: World, precision: str) -> None:
+        self.dims = ParallelDims("ddp", copies=world.size)
+        self.model = model.to(world.device)
         self._objective = objective
-        self._processes = processes
+        self._world = world
         self._dtype = autocast_dtype(precision)
         self._learner: nn.Module = _Learner(model, objective)
-        if processes.world > 1:
+        if world.size > 1:
             # Buffers are computed alike on every rank (masks, rotary angles): nothing to send at each forward. Nor are
             # frozen weights, which every rank has read for itself, sent at the start: under LoRA that is all the model.
             alike = [name for name, _ in self._learner.named_buffers()]
             alike += [name for name, parameter in self._learner.named_parameters() if not parameter.requires_grad]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self._learner, alike)
-            devices = [processes.device] if processes.device.type == "cuda" else None
+            devices = [world.device] if world.device.type == "cuda" else None
             self._learner = DistributedDataParallel(self._learner, device_ids=devices, gradient_as_bucket_view=True)
 
     @property
-    def batch_rank(self) -> int:
-        return self.grid.batch_rank(self._processes.rank)
+    def dp_rank(self) -> int:
+        return self.dims.dp_rank(self._world.rank)
 
     @property
-    def counts(self) -> bool:
-        return self.grid.counts(self._processes.rank)
+    def is_reporting_rank(self) -> bool:
+        return self.dims.is_reporting_rank(self._world.rank)
 
     @property
-    def rehearses(self) -> bool:
+    def can_probe_memory(self) -> bool:
         return True
 
-    def add_up(self, numbers: list[float]) -> list[float]:
-        if self._processes.world == 1:
+    def all_reduce_sum(self, numbers: list[float]) -> list[float]:
+        if self._world.size == 1:
             return numbers
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
         return total.tolist()
 
-    def least(self, number: int) -> int:
-        if self._processes.world == 1:
+    def all_reduce_min(self, number: int) -> int:
+        if self._world.size == 1:
             return number
         found = torch.tensor(number)
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return int(found)
 
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
-        scale = self._share(targets) * (1.0 if loss_scale is None else loss_scale)
-        if self._objective.surveys:
+        scale = self._loss_multiplier(targets) * (1.0 if loss_scale is None else loss_scale)
+        if self._objective.needs_global_statistics:
             self._survey(batches)
         sums = []
         for number, batch in enumerate(batches):
-            with self._micro_step(last=number == len(batches) - 1):
-                with marked("artel: forward"), self._computing():
-                    found = self._learn(self._mine(batch))
+            with self._gradient_sync(last=number == len(batches) - 1):
+                with marked("artel: forward"), self._autocast():
+                    found = self._learn(self._local_batch(batch))
                 with marked("artel: backward"):
-                    self._go_back(found[0] * scale)
+                    self._backward(found[0] * scale)
             sums.append(self._own(found.detach()))
         return torch.stack(sums).sum(dim=0)
 
     def _survey(self, batches: list[Batch]) -> None:
         found = []
-        with torch.no_grad(), self._computing():
+        with torch.no_grad(), self._autocast():
             for batch in batches:
-                found.append(self._own(self._survey_of(self._mine(batch))))
-        self._objective.surveyed(self.add_up(torch.stack(found).sum(dim=0).double().tolist()))
+                found.append(self._own(self._survey_of(self._local_batch(batch))))
+        self._objective.set_global_statistics(self.all_reduce_sum(torch.stack(found).sum(dim=0).double().tolist()))
 
-    def rehearse(self, batch: Batch) -> None:
-        with self._computing():
-            loss = self._objective.loss(self.model, self._mine(batch))[0]
+    def probe_memory(self, batch: Batch) -> None:
+        with self._autocast():
+            loss = self._objective.loss(self.model, self._local_batch(batch))[0]
         loss.backward()
         self.model.zero_grad(set_to_none=True)
 
@@ -183,20 +183,20 @@ class Replicated:
         self.model.eval()
         with torch.no_grad():
             for batch, indices in batches:
-                with self._computing():
-                    sums, rows = self._judgement(self._mine(batch))
+                with self._autocast():
+                    sums, rows = self._judgement(self._local_batch(batch))
                 totals += self._own(sums).double().cpu()
                 outputs[indices] = self._own(rows[: len(indices)]).double().cpu()
         self.model.train()
-        if self._processes.world > 1 and outputs.numel():
+        if self._world.size > 1 and outputs.numel():
             dist.all_reduce(outputs)  # each sample is one rank's; the others have zeros in its place
-        return dict(zip(names, self.add_up(totals.tolist()), strict=True)), outputs.numpy()
+        return dict(zip(names, self.all_reduce_sum(totals.tolist()), strict=True)), outputs.numpy()
 
     @contextmanager
     def generating(self) -> Iterator[bool]:
-        yield self._processes.first
+        yield self._world.first
 
-    def trying(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+    def with_full_model(self, work: Callable[[PreTrainedModel], T]) -> T:
         with self.generating():  # where the model is in shards they are let go again
             return work(self.model)
 
@@ -207,36 +207,36 @@ class Replicated:
 
     def _survey_of(self, batch: Batch) -> torch.Tensor:
         """The objective's survey of a micro-batch."""
-        return self._objective.survey(self.model, batch)
+        return self._objective.batch_statistics(self.model, batch)
 
     def _judgement(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The objective's judgement of a micro-batch."""
         return self._objective.judge(self.model, batch)
 
-    def _go_back(self, loss: torch.Tensor) -> None:
+    def _backward(self, loss: torch.Tensor) -> None:
         """The backward pass of a micro-batch."""
         loss.backward()
 
-    def _mine(self, batch: Batch) -> Batch:
+    def _local_batch(self, batch: Batch) -> Batch:
         """This process's part of a micro-batch, on its device."""
-        return batch.to(self._processes.device)
+        return batch.to(self._world.device)
 
     def _own(self, found: torch.Tensor) -> torch.Tensor:
         """What this process adds to the sums over all."""
         return found
 
-    def _share(self, targets: float) -> float:
+    def _loss_multiplier(self, targets: float) -> float:
         """What a micro-batch's summed loss is multiplied by: DDP divides gradients by the number of processes."""
-        return self._processes.world / targets
+        return self._world.size / targets
 
-    def _micro_step(self, last: bool) -> AbstractContextManager[object]:
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
         """Forward and backward of a micro-batch run in this; gradients are exchanged with the step's last one."""
         waits = isinstance(self._learner, DistributedDataParallel) and not last
         return self._learner.no_sync() if waits else nullcontext()  # type: ignore[operator]
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
+    def _autocast(self) -> Iterator[None]:
         """What a forward pass runs in: the precision, and the order among kernels of attention."""
-        device = self._processes.device
+        device = self._world.device
         with preferred_kernels(device), torch.autocast(device.type, self._dtype, enabled=self._dtype is not None):
             yield

@@ -25,20 +25,20 @@ from artel.models.device import autocast_dtype
 from artel.models.router_aux_loss import balance_of
 from artel.objectives import Batch, Objective
 from artel.parallel.context.context import exchanging, sees_before_alone, split_batch
-from artel.parallel.data_parallel import Replicated
+from artel.parallel.data_parallel import DataParallel
 from artel.parallel.grad_norm import norm_of_shards
-from artel.parallel.mesh import Grid
-from artel.parallel.process_group import Processes
+from artel.parallel.mesh import ParallelDims
+from artel.parallel.process_group import World
 from artel.parallel.tensor.apply import shard_dimension
 
 
-def batch_mesh(mesh: DeviceMesh, grid: Grid) -> DeviceMesh:
+def batch_mesh(mesh: DeviceMesh, dims: ParallelDims) -> DeviceMesh:
     """The processes whose gradients are summed: in one dimension that shares weights, or with one of copies before."""
     name = "shard"
-    if grid.context > 1:  # those that share a sequence share the weights too
+    if dims.context > 1:  # those that share a sequence share the weights too
         name = "shard_context"
         mesh["shard", "context"]._flatten(name)
-    return mesh[name] if grid.copies == 1 and grid.mode != "ddp" else mesh["copies", name]
+    return mesh[name] if dims.copies == 1 and dims.mode != "ddp" else mesh["copies", name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Sharing:
     offload: OffloadPolicy
 
     @classmethod
-    def of(cls, grid: Grid, dtype: torch.dtype | None, offload: str) -> Sharing:
+    def of(cls, dims: ParallelDims, dtype: torch.dtype | None, offload: str) -> Sharing:
         """`dtype` is what layers compute in, where it is not that of the weights."""
         policy = OffloadPolicy()
         if offload != "none":
             policy = CPUOffloadPolicy(pin_memory=offload == "pinned" and torch.cuda.is_available())
         # Inputs are cast by autocast. Gradients are summed in float32.
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        return cls(grid.mode in ("ddp", "zero1", "zero2"), precision, policy)
+        return cls(dims.mode in ("ddp", "zero1", "zero2"), precision, policy)
 
     def apply(
         self,
@@ -116,29 +116,29 @@ class SharedSequences:
         return exchanging(self._model, self._group, self._how)
 
 
-class Sharded(Replicated):
+class FullyShardedDataParallel(DataParallel):
     """No process holds the whole model, or not all of it for itself; `model` has been through `shard`."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         objective: Objective,
-        processes: Processes,
+        world: World,
         precision: str,
-        grid: Grid,
+        dims: ParallelDims,
         shared: SharedSequences | None = None,
     ) -> None:
-        self.grid = grid
+        self.dims = dims
         self._shared = shared
         self.model = model
         self._objective = objective
-        self._processes = processes
+        self._world = world
         self._dtype = autocast_dtype(precision)
 
     @property
-    def rehearses(self) -> bool:
+    def can_probe_memory(self) -> bool:
         # On a GPU memory runs out on all alike. On a CPU it hardly does, and each trial costs its communication.
-        return self._processes.device.type == "cuda"
+        return self._world.device.type == "cuda"
 
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
         if self._shared is not None:  # else the same masks of dropout would be drawn for all parts
@@ -146,12 +146,12 @@ class Sharded(Replicated):
         with self._exchanging():
             return super().run(batches, targets, loss_scale)
 
-    def rehearse(self, batch: Batch) -> None:
+    def probe_memory(self, batch: Batch) -> None:
         with self._exchanging():
-            super().rehearse(batch)
+            super().probe_memory(batch)
 
     def norm(self) -> torch.Tensor:
-        return norm_of_shards(self.model.parameters(), self._processes.world, self._processes.device)
+        return norm_of_shards(self.model.parameters(), self._world.size, self._world.device)
 
     def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         with self._gathered(), self._exchanging():
@@ -165,8 +165,8 @@ class Sharded(Replicated):
     def _learn(self, batch: Batch) -> torch.Tensor:
         return self._objective.loss(self.model, batch)
 
-    def _mine(self, batch: Batch) -> Batch:
-        return super()._mine(batch if self._shared is None else self._shared.part(batch))
+    def _local_batch(self, batch: Batch) -> Batch:
+        return super()._local_batch(batch if self._shared is None else self._shared.part(batch))
 
     def _exchanging(self) -> AbstractContextManager[None]:
         """Whatever is computed of parts of sequences, forward and backward, is computed in this."""
@@ -174,13 +174,13 @@ class Sharded(Replicated):
 
     def _own(self, found: torch.Tensor) -> torch.Tensor:
         # Those that share the matrices of a layer all find the same.
-        return found if self._processes.rank % self.grid.tensor == 0 else torch.zeros_like(found)
+        return found if self._world.rank % self.dims.tensor == 0 else torch.zeros_like(found)
 
-    def _share(self, targets: float) -> float:
+    def _loss_multiplier(self, targets: float) -> float:
         return 1.0 / targets
 
-    def _micro_step(self, last: bool) -> AbstractContextManager[object]:
-        root, mode = self.model, self.grid.mode
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
+        root, mode = self.model, self.dims.mode
         assert isinstance(root, FSDPModule)
         if mode in ("ddp", "zero1"):
             root.set_requires_gradient_sync(last)

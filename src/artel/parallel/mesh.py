@@ -26,7 +26,7 @@ NAMES = ("pipeline", "copies", "shard", "context", "tensor")
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class ParallelDims:
     """How many processes each dimension has, and what those that share the batch do with weights."""
 
     mode: Mode
@@ -38,7 +38,7 @@ class Grid:
     expert: int = 1
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         return math.prod(self.sizes)
 
     @property
@@ -46,51 +46,51 @@ class Grid:
         return tuple(getattr(self, name) for name in NAMES)
 
     @property
-    def batch_ranks(self) -> int:
+    def dp_degree(self) -> int:
         """Processes among which a global batch is shared out."""
         return self.copies * self.shard
 
     @property
     def is_plain(self) -> bool:
         """Whether each process holds the whole model: alone, or as DistributedDataParallel."""
-        return self.mode == "ddp" and self.copies == self.world
+        return self.mode == "ddp" and self.copies == self.world_size
 
-    def batch_rank(self, rank: int) -> int:
+    def dp_rank(self, rank: int) -> int:
         """Which share of a global batch a process takes."""
-        return rank // (self.context * self.tensor) % self.batch_ranks
+        return rank // (self.context * self.tensor) % self.dp_degree
 
-    def counts(self, rank: int) -> bool:
+    def is_reporting_rank(self, rank: int) -> bool:
         """Whether a process is the one of those that take the same share whose figures count."""
-        return rank % (self.context * self.tensor) == 0 and rank // (self.world // self.pipeline) == 0
+        return rank % (self.context * self.tensor) == 0 and rank // (self.world_size // self.pipeline) == 0
 
     def mesh(self, device: str) -> DeviceMesh:
         """Process groups of all dimensions; every process of the run must ask for it at the same time."""
         return init_device_mesh(device, self.sizes, mesh_dim_names=NAMES)
 
 
-def read_grid(wanted: ParallelConfig, world: int, here: int) -> Grid:
+def read_parallel_dims(wanted: ParallelConfig, world_size: int, here: int) -> ParallelDims:
     """The grid of `world` processes, `here` of them on each host. Raises InputError where they do not divide."""
     fixed = wanted.pipeline * wanted.context * wanted.tensor
     problems = []
-    if world % fixed:
+    if world_size % fixed:
         named = [f"{name} {getattr(wanted, name)}" for name in ("pipeline", "context", "tensor")]
         problems.append(
-            Problem("parallel", f"{world} processes are no multiple of {' x '.join(named)} = {fixed}",
-                    f"start {fixed * max(1, round(world / fixed))} processes, or write smaller numbers")
+            Problem("parallel", f"{world_size} processes are no multiple of {' x '.join(named)} = {fixed}",
+                    f"start {fixed * max(1, round(world_size / fixed))} processes, or write smaller numbers")
         )  # fmt: skip
         raise InputError(problems)
-    batch_ranks = world // fixed
+    dp_degree = world_size // fixed
     mode: Mode = "ddp" if isinstance(wanted.data, int) or wanted.data == "auto" else wanted.data
     if wanted.data == "auto" and (wanted.expert > 1 or wanted.offload != "none"):
         mode = "fsdp"
-    shard = {"ddp": 1, "hsdp": 0}.get(mode, batch_ranks)
+    shard = {"ddp": 1, "hsdp": 0}.get(mode, dp_degree)
     if mode == "hsdp":
         on_host = max(1, here // (wanted.context * wanted.tensor))
-        shard = min(on_host, batch_ranks) if wanted.shard == "auto" else wanted.shard
-        if batch_ranks % shard:
+        shard = min(on_host, dp_degree) if wanted.shard == "auto" else wanted.shard
+        if dp_degree % shard:
             problems.append(
-                Problem("parallel.shard", f"{batch_ranks} processes that share the batch are no multiple of {shard}",
-                        f"write one of: {_divisors(batch_ranks)}")
+                Problem("parallel.shard", f"{dp_degree} processes that share the batch are no multiple of {shard}",
+                        f"write one of: {_divisors(dp_degree)}")
             )  # fmt: skip
     elif wanted.shard != "auto":
         problems.append(Problem("parallel.shard", f"{mode} has no copies of a shard", "write data: hsdp with it"))
@@ -100,12 +100,12 @@ def read_grid(wanted: ParallelConfig, world: int, here: int) -> Grid:
         )
     if wanted.expert > 1 and mode == "ddp":
         problems.append(Problem("parallel.expert", "needs weights in shards", "write data: fsdp with it"))
-    if wanted.expert > 1 and not problems and batch_ranks % wanted.expert:
-        what = f"{batch_ranks} processes that share the batch are no multiple of {wanted.expert}"
-        problems.append(Problem("parallel.expert", what, f"write one of: {_divisors(batch_ranks)}"))
+    if wanted.expert > 1 and not problems and dp_degree % wanted.expert:
+        what = f"{dp_degree} processes that share the batch are no multiple of {wanted.expert}"
+        problems.append(Problem("parallel.expert", what, f"write one of: {_divisors(dp_degree)}"))
     if problems:
         raise InputError(problems)
-    return Grid(mode, wanted.pipeline, batch_ranks // shard, shard, wanted.context, wanted.tensor, wanted.expert)
+    return ParallelDims(mode, wanted.pipeline, dp_degree // shard, shard, wanted.context, wanted.tensor, wanted.expert)
 
 
 def _divisors(number: int) -> str:

@@ -13,110 +13,110 @@ from transformers import PreTrainedModel
 from artel.config.schema.run import ParallelConfig
 from artel.errors import Problem
 from artel.models.device import autocast_dtype
-from artel.models.loading.materialize import Fill
+from artel.models.loading.materialize import WeightLoader
 from artel.objectives import Objective
 from artel.parallel.context.context import context_problems, exchange_choice
-from artel.parallel.data_parallel import Layout, Replicated
+from artel.parallel.data_parallel import DataParallel, ParallelStrategy
 from artel.parallel.expert import expert_meshes, expert_problems, experts_of, split_experts
-from artel.parallel.fsdp import Sharded, SharedSequences, Sharing, batch_mesh, shard
-from artel.parallel.mesh import Grid
-from artel.parallel.pipeline.pipeline import Pipelined
+from artel.parallel.fsdp import FullyShardedDataParallel, SharedSequences, Sharing, batch_mesh, shard
+from artel.parallel.mesh import ParallelDims
+from artel.parallel.pipeline.pipeline import PipelineParallel
 from artel.parallel.pipeline.stages import cut, stages_in_all, stages_problems
-from artel.parallel.process_group import Processes
+from artel.parallel.process_group import World
 from artel.parallel.tensor.apply import split_by_tensor, tensor_problems
 
 
 def split_problems(
-    model: PreTrainedModel, grid: Grid, wanted: ParallelConfig, *, block: int, objective: str, documents: bool
+    model: PreTrainedModel, dims: ParallelDims, wanted: ParallelConfig, *, block: int, objective: str, documents: bool
 ) -> list[Problem]:
     """Why a model cannot be split so, all reasons at once; it may be on the meta device.
 
     `block` in tokens; `objective` by its name in the run file; `documents`: they are kept apart.
     """
     problems = []
-    if grid.tensor > 1:
-        problems += tensor_problems(model, grid.tensor, sequence=wanted.sequence)
-    if grid.context > 1:
+    if dims.tensor > 1:
+        problems += tensor_problems(model, dims.tensor, sequence=wanted.sequence)
+    if dims.context > 1:
         problems += context_problems(
             model,
-            grid.context,
+            dims.context,
             wanted.exchange,
             block,
             objective=objective,
-            tensor=grid.tensor,
+            tensor=dims.tensor,
             documents=documents,
         )
-    if grid.pipeline > 1:
-        problems += stages_problems(model, grid.pipeline, wanted.schedule)
-        problems += _beside_stages(grid, wanted)
-    if grid.expert > 1:
-        problems += expert_problems(model, grid.expert)
+    if dims.pipeline > 1:
+        problems += stages_problems(model, dims.pipeline, wanted.schedule)
+        problems += _beside_stages(dims, wanted)
+    if dims.expert > 1:
+        problems += expert_problems(model, dims.expert)
     return problems
 
 
-def _beside_stages(grid: Grid, wanted: ParallelConfig) -> list[Problem]:
+def _beside_stages(dims: ParallelDims, wanted: ParallelConfig) -> list[Problem]:
     """What does not go with a pipeline."""
     problems = []
-    if grid.context > 1:
+    if dims.context > 1:
         problems.append(Problem("parallel.context", "sequences are not shared within a pipeline", "write 1"))
-    if grid.expert > 1:
+    if dims.expert > 1:
         problems.append(Problem("parallel.expert", "experts are not shared within a pipeline", "write 1"))
-    if grid.tensor > 1 and wanted.sequence:
+    if dims.tensor > 1 and wanted.sequence:
         problems.append(Problem("parallel.sequence", "parts of a sequence do not pass between stages", "write false"))
-    if grid.tensor > 1 and stages_in_all(grid.pipeline, wanted.schedule) > grid.pipeline:
+    if dims.tensor > 1 and stages_in_all(dims.pipeline, wanted.schedule) > dims.pipeline:
         what = f"{wanted.schedule} gives each process two stages, whose matrices are not split"
         problems.append(Problem("parallel.schedule", what, "write 1f1b"))
     return problems
 
 
-def lay_out(
+def parallelize(
     model: PreTrainedModel,
     objective: Objective,
-    processes: Processes,
+    world: World,
     precision: str,
-    grid: Grid,
+    dims: ParallelDims,
     wanted: ParallelConfig,
     *,
-    fill: Fill | None,
+    fill: WeightLoader | None,
     tell: Callable[[str], None],
-) -> Layout:
+) -> ParallelStrategy:
     """The model, spread over the processes of `grid` as `wanted` says; all of them call it.
 
     A model on the meta device needs `fill`, which brings the weights of what is left of it.
     """
-    device = processes.device
-    if grid.is_plain:
-        return Replicated(model, objective, processes, precision)
-    mesh = grid.mesh(device.type)
+    device = world.device
+    if dims.is_plain:
+        return DataParallel(model, objective, world, precision)
+    mesh = dims.mesh(device.type)
     experts: dict[nn.Module, DeviceMesh] = {}
-    if grid.expert > 1:
-        expert_mesh, rest = expert_meshes(mesh, grid.expert)
+    if dims.expert > 1:
+        expert_mesh, rest = expert_meshes(mesh, dims.expert)
         tell(split_experts(model, expert_mesh))
         experts = dict.fromkeys(experts_of(model).values(), rest)
     stages = []
-    if grid.pipeline > 1:
-        count = stages_in_all(grid.pipeline, wanted.schedule)
-        stages = cut(model, range(mesh.get_local_rank("pipeline"), count, grid.pipeline), count)
-    if grid.tensor > 1:
+    if dims.pipeline > 1:
+        count = stages_in_all(dims.pipeline, wanted.schedule)
+        stages = cut(model, range(mesh.get_local_rank("pipeline"), count, dims.pipeline), count)
+    if dims.tensor > 1:
         tell(split_by_tensor(model, mesh["tensor"], sequence=wanted.sequence))
-    how = Sharing.of(grid, autocast_dtype(precision), wanted.offload)
+    how = Sharing.of(dims, autocast_dtype(precision), wanted.offload)
     # Host memory is where offloaded weights stay; buffers are needed where layers are computed.
     place = torch.device("cpu") if wanted.offload != "none" else device
     if stages:
-        if grid.batch_ranks * grid.context > 1:
+        if dims.dp_degree * dims.context > 1:
             for stage in stages:
-                shard(stage, batch_mesh(mesh, grid), how)
+                shard(stage, batch_mesh(mesh, dims), how)
         if fill is not None:
             fill(model, device=place)
-        return Pipelined(model, stages, objective, processes, precision, grid, mesh["pipeline"], wanted.schedule)
-    shard(model, batch_mesh(mesh, grid), how, experts)
+        return PipelineParallel(model, stages, objective, world, precision, dims, mesh["pipeline"], wanted.schedule)
+    shard(model, batch_mesh(mesh, dims), how, experts)
     if fill is not None:
         fill(model, device=place)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
     shared = None
-    if grid.context > 1:
-        exchange = exchange_choice(model, grid.context, wanted.exchange, tensor=grid.tensor)
-        tell(f"sequences are shared by {grid.context} processes: {exchange.value}, {exchange.why}")
+    if dims.context > 1:
+        exchange = exchange_choice(model, dims.context, wanted.exchange, tensor=dims.tensor)
+        tell(f"sequences are shared by {dims.context} processes: {exchange.value}, {exchange.why}")
         shared = SharedSequences(model, mesh["context"], exchange.value)
-    return Sharded(model, objective, processes, precision, grid, shared)
+    return FullyShardedDataParallel(model, objective, world, precision, dims, shared)

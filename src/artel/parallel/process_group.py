@@ -24,11 +24,11 @@ _kept: list[dist.ProcessGroup | None] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
+class World:
     """This process among those of the run."""
 
     rank: int
-    world: int
+    size: int
     local_rank: int
     device: torch.device
     on_host: int = 1
@@ -40,46 +40,47 @@ class Processes:
         return self.rank == 0
 
     def barrier(self) -> None:
-        if self.world > 1:
+        if self.size > 1:
             dist.barrier()
 
     def wait_at_most(self, seconds: float) -> None:
         """From now on collectives, of every group there is, fail after so long; libraries give each group its own."""
-        if self.world > 1:
+        if self.size > 1:
             for group in dist.distributed_c10d._world.pg_map:
                 group.set_timeout(timedelta(seconds=seconds))
 
 
-def device_here(local_rank: int = 0) -> torch.device:
+def local_device(local_rank: int = 0) -> torch.device:
     """What a process of this host computes on: the GPU of its number, or the CPU where there is none."""
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @contextmanager
-def open_processes(threads: int | None) -> Iterator[Processes]:
+def join_world(threads: int | None) -> Iterator[World]:
     """Join the process group, gloo on CPU and nccl on GPU, for the length of the block; on a single process, none.
 
     `threads` are CPU threads of each process; by default its cores, shared with others that may use them.
     """
     environment = os.environ
-    world = int(environment.get("WORLD_SIZE", "1"))
-    local_rank, local_world = int(environment.get("LOCAL_RANK", "0")), int(environment.get("LOCAL_WORLD_SIZE", world))
-    device = device_here(local_rank)
+    world_size = int(environment.get("WORLD_SIZE", "1"))
+    local_rank = int(environment.get("LOCAL_RANK", "0"))
+    local_size = int(environment.get("LOCAL_WORLD_SIZE", world_size))
+    device = local_device(local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    if world == 1:
+    if world_size == 1:
         torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-        yield Processes(0, 1, 0, device)
+        yield World(0, 1, 0, device)
         return
     # Numbers that the host needs (counts, signals) go through gloo in either case, so that no step waits for a GPU.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     rank = int(environment["RANK"])
     store = process_store(rank, _TIMEOUT)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=_TIMEOUT)
     _kept[:] = [dist.group.WORLD]
     torch.set_num_threads(threads or _threads_here())
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), local_rank, device, local_world)
+        yield World(dist.get_rank(), dist.get_world_size(), local_rank, device, local_size)
     except BaseException:
         if device.type == "cpu":  # nccl would wait for a peer that may be gone
             dist.destroy_process_group()

@@ -21,8 +21,8 @@ from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError, Problem
 from artel.models import check_model, check_pretrained, pick_precision
 from artel.objectives import objective_of, objective_type
-from artel.parallel import device_here
-from artel.parallel.mesh import Grid, read_grid
+from artel.parallel import local_device
+from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.planning.machine import usable_cores
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
@@ -36,7 +36,7 @@ from artel.training.optim.optimizer import check_optimizer
 class Start:
     """How a run is started, as far as it is known."""
 
-    world: int | None = None
+    world_size: int | None = None
     """Processes in all; None: not known yet, and at least as many as the numbers in `parallel` need."""
     on_host: int | None = None
     """Processes on each host; None: all of them."""
@@ -98,7 +98,7 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
     yield Check(("train.optimizer", "train.weights", "train.precision"), lambda: check_optimizer(train))
     if start.here:
         yield Check(
-            ("train.precision", "train.weights"), lambda: pick_precision(train.precision, device_here(), train.weights)
+            ("train.precision", "train.weights"), lambda: pick_precision(train.precision, local_device(), train.weights)
         )
         yield Check(("train.threads",), lambda: _check_threads(train.threads))
     if is_doubtful("objective", doubtful) or is_doubtful("data.sources", doubtful):
@@ -153,37 +153,37 @@ def _outline(run: RunConfig, auto_class: str) -> PreTrainedModel | None:
 
 def _check_memory(run: RunConfig, outline: Callable[[], PreTrainedModel | None], start: Start) -> None:
     """Raise InputError for a model that fits no memory here; one that is wrong is said to be so by other checks."""
-    grid = _grid(run, start)
-    if grid is None:
+    dims = _dims(run, start)
+    if dims is None:
         return
     try:
         model = outline()
     except InputError:
         return
     if model is not None:
-        check_memory(model, run, grid, start.on_host or grid.world)
+        check_memory(model, run, dims, start.on_host or dims.world_size)
 
 
-def _grid(run: RunConfig, start: Start) -> Grid | None:
+def _dims(run: RunConfig, start: Start) -> ParallelDims | None:
     """How processes share the run; None where that is not known yet, or is DeepSpeed's to say, or is wrong."""
-    world = start.world
-    if world is None and run.parallel.data in ("auto", "ddp", 1):
-        world = 1 if _fewest(run.parallel) == 1 else None
-    if world is None or run.parallel.deepspeed is not None:
+    world_size = start.world_size
+    if world_size is None and run.parallel.data in ("auto", "ddp", 1):
+        world_size = 1 if _fewest(run.parallel) == 1 else None
+    if world_size is None or run.parallel.deepspeed is not None:
         return None
     try:
-        return read_grid(run.parallel, world, start.on_host or world)
+        return read_parallel_dims(run.parallel, world_size, start.on_host or world_size)
     except InputError:  # said by the check of the layout
         return None
 
 
 def _check_layout(run: RunConfig, auto_class: str, start: Start) -> None:
-    if run.parallel.deepspeed is not None and (start.world is None or not start.here):
+    if run.parallel.deepspeed is not None and (start.world_size is None or not start.here):
         return  # the file's numbers are of processes, and its engine is of their machine
     if run.model.from_ is not None and not (start.hub or Path(run.model.from_).is_dir()):
         return  # no structure to look at; if that is wrong, it is said of the model
-    world = start.world or _fewest(run.parallel)
-    check_layout(run, auto_class, world, start.on_host or world)
+    world_size = start.world_size or _fewest(run.parallel)
+    check_layout(run, auto_class, world_size, start.on_host or world_size)
 
 
 def _fewest(parallel: ParallelConfig) -> int:

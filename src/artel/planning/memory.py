@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.parallel import device_here
-from artel.parallel.mesh import Grid
+from artel.parallel import local_device
+from artel.parallel.mesh import ParallelDims
 from artel.planning.machine import in_gib, memory, swap
 
 # Of each trained parameter, the least: muon's matrices have one average, the other parameters adamw's two.
@@ -23,15 +23,15 @@ _WEIGHT = {"fp32": 4, "bf16": 2}
 _QUANTIZED = {"int8": 1.0, "nf4": 0.5}
 
 
-def check_memory(model: PreTrainedModel, run: RunConfig, grid: Grid, on_host: int) -> None:
+def check_memory(model: PreTrainedModel, run: RunConfig, dims: ParallelDims, on_host: int) -> None:
     """Raise InputError where a run cannot fit into this machine's memory, with the numbers.
 
     `model` may be on the meta device; `on_host` processes of the `grid` run here. With GPUs each has one of its own.
     """
-    device = device_here()
+    device = local_device()
     trained, frozen = _parameters(model, run)
     held = trained * _for_trained(run) + int(frozen * _for_frozen(model, run, device))
-    needed = held // (grid.world // grid.copies)  # the least that any way of sharing leaves to a process
+    needed = held // (dims.world_size // dims.copies)  # the least that any way of sharing leaves to a process
     if device.type == "cuda" and run.parallel.offload == "none":
         room = max(torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count()))
         who, place = "a process", f"the largest GPU here has {in_gib(room)}"

@@ -1,7 +1,7 @@
 """Tokenizers, the token store, the order of samples, batches. Knows no model."""
 
 from artel.tokens.sampling.batches import Rows, Samples, micro_batches, one_row, rows_to_judge, step_numbers
-from artel.tokens.sampling.blocks import Alone, Blocks
+from artel.tokens.sampling.blocks import TokenBlocks, WholeSamples
 from artel.tokens.sampling.order import BalancedOrder, Order
 from artel.tokens.store.shards import StoreWriter
 from artel.tokens.store.store import DamagedStore, Sample, StorePart, TokenStore
@@ -9,9 +9,7 @@ from artel.tokens.tokenizer.tokenizer import Encoded, Frame, Tokenizer, load_tok
 from artel.tokens.tokenizer.train import train_tokenizer
 
 __all__ = [
-    "Alone",
     "BalancedOrder",
-    "Blocks",
     "DamagedStore",
     "Encoded",
     "Frame",
@@ -21,8 +19,10 @@ __all__ = [
     "Samples",
     "StorePart",
     "StoreWriter",
+    "TokenBlocks",
     "TokenStore",
     "Tokenizer",
+    "WholeSamples",
     "load_tokenizer",
     "micro_batches",
     "one_row",

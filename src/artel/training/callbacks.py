@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from artel.training.loop import Run
 
 
-class Occasion(Protocol):
+class Callback(Protocol):
     def __call__(self, run: Run) -> None: ...
 
 
@@ -32,7 +32,7 @@ class Log:
         if not (run.step % run.config.log.every == 0 or run.is_over):
             return
         run.guard.settle(run)
-        sums = run.layout.add_up(run.window.double().tolist())
+        sums = run.strategy.all_reduce_sum(run.window.double().tolist())
         totals = dict(zip(run.objective.sums, sums, strict=True))
         if not totals["targets"]:  # bad steps alone: bad_steps.jsonl has them
             return
@@ -42,7 +42,7 @@ class Log:
         tokens, run.window_tokens = run.window_tokens, 0
         run.progress.train_loss = totals["loss"] / totals["targets"]
         speed = tokens_a_second(tokens, seconds)
-        used = utilisation(run.flops, speed, run.peak, run.processes.world)
+        used = utilisation(run.flops, speed, run.peak, run.world.size)
         balance = totals.get("balance", 0.0) / totals["targets"]
         run.trackers.training(
             {
@@ -75,7 +75,7 @@ class Validate:
         run.guard.settle(run)
         run.trackers.busy("evaluating", 0.0)
         progress = partial(run.trackers.busy, "evaluating")
-        figures, _ = run.validation.judge(run.layout, run.micro_batch, wanted.blocks, progress)
+        figures, _ = run.validation.judge(run.strategy, run.micro_batch, wanted.blocks, progress)
         run.progress.validation = figures
         run.newest_validation = run.step
         run.check_folder()
@@ -107,15 +107,15 @@ class ShowSamples:
     def __call__(self, run: Run) -> None:
         if run.newest_validation != run.step:
             return
-        with run.layout.generating() as takes_part:
+        with run.strategy.generating() as takes_part:
             for prompt in run.config.validate_.prompts if takes_part else ():
                 self._show(run, prompt)
 
     def _show(self, run: Run, prompt: str) -> None:
         sampling = Sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
-        text = "".join(run.objective.show(run.layout.model, prompt, sampling))
+        text = "".join(run.objective.show(run.strategy.model, prompt, sampling))
         run.tell(f"step {run.step}: {prompt} → {text}")
-        if run.processes.first:
+        if run.world.first:
             lines = Lines(run.folder.samples)
             lines.add({"step": run.step, "prompt": prompt, "text": text})
             lines.close()
@@ -142,7 +142,7 @@ class Save:
         if last:
             run.trackers.busy("writing the checkpoint")
         saved = run.saver.save(run.progress_now(), last=last)
-        if last and run.layout.add_up([float(not saved)])[0]:
+        if last and run.strategy.all_reduce_sum([float(not saved)])[0]:
             lines = run.saver.failures or ["the checkpoint could not be written"]
             raise WorkError([Problem(f"step {run.step}", line) for line in lines])
 

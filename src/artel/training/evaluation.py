@@ -9,7 +9,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.objectives import Batch, Objective
-from artel.parallel import Layout, Processes
+from artel.parallel import ParallelStrategy, World
 from artel.tokens import StorePart, rows_to_judge
 from artel.training.faults.watchdog import beat
 
@@ -35,11 +35,11 @@ class News:
             self._tell(f"{self._what} {share:.0%}")
 
 
-def micro_batch_size(config: RunConfig, processes: Processes) -> int:
+def micro_batch_size(config: RunConfig, world: World) -> int:
     """Rows of a micro-batch of this run on this device."""
     if config.train.micro_batch != "auto":
         return config.train.micro_batch
-    return max(1, _AUTO_TOKENS.get(processes.device.type, 4096) // config.data.block)
+    return max(1, _AUTO_TOKENS.get(world.device.type, 4096) // config.data.block)
 
 
 class Validation:
@@ -52,7 +52,7 @@ class Validation:
 
     def judge(
         self,
-        layout: Layout,
+        strategy: ParallelStrategy,
         micro_batch: int,
         most: int | None = None,
         progress: Callable[[float], None] = lambda _: None,
@@ -62,14 +62,14 @@ class Validation:
         `progress` hears the share that is done, from 0 to 1, before each batch.
         """
         count = min(len(self.samples), most or len(self.samples))
-        totals, outputs = layout.judge(self._batches(layout, micro_batch, count, progress), count)
+        totals, outputs = strategy.judge(self._batches(strategy, micro_batch, count, progress), count)
         return self._objective.figures(totals, outputs, self.part), outputs
 
     def _batches(
-        self, layout: Layout, micro_batch: int, count: int, progress: Callable[[float], None]
+        self, strategy: ParallelStrategy, micro_batch: int, count: int, progress: Callable[[float], None]
     ) -> Iterator[tuple[Batch, np.ndarray]]:
-        ranks = layout.grid.batch_ranks
-        mine = np.arange(layout.batch_rank, count, ranks)
+        ranks = strategy.dims.dp_degree
+        mine = np.arange(strategy.dp_rank, count, ranks)
         for start in range(0, -(-count // ranks), micro_batch):  # all alike: some may have only filler in the last
             indices = mine[start : start + micro_batch]
             beat("a validation batch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.parallel import Layout, Processes
+from artel.parallel import ParallelStrategy, World
 from artel.tokens import Samples, StorePart
 from artel.training.checkpoint.format import Progress
 from artel.training.evaluation import Validation
@@ -19,11 +19,11 @@ def check_same_store(progress: Progress, digest: str) -> None:
         )  # fmt: skip
 
 
-def check_same_step(progress: Progress, layout: Layout, processes: Processes) -> None:
+def check_same_step(progress: Progress, strategy: ParallelStrategy, world: World) -> None:
     """Raise InputError where processes found different checkpoints: the run's folder is one, seen by every host."""
-    if layout.add_up([float(progress.step)]) != [float(progress.step * processes.world)]:
+    if strategy.all_reduce_sum([float(progress.step)]) != [float(progress.step * world.size)]:
         raise InputError(
-            [Problem("run", f"process {processes.rank} found step {progress.step}, others found another",
+            [Problem("run", f"process {world.rank} found step {progress.step}, others found another",
                      "put the run's folder on a disk that all hosts share")]
         )  # fmt: skip
 

@@ -27,11 +27,11 @@ from artel.models import save_model, try_compiled
 from artel.models.flops import device_name, flops_a_token, peak_flops, tokens_a_second
 from artel.models.profiler_ranges import marked
 from artel.objectives import Batch, Objective, objective_of
-from artel.parallel import Layout, Processes
+from artel.parallel import ParallelStrategy, World
 from artel.preparing import Prepared
 from artel.storage import write_file
 from artel.tokens import BalancedOrder, Order, Samples, Tokenizer, micro_batches, step_numbers
-from artel.training.callbacks import Clock, Log, Occasion, Save, ShowSamples, StopOnSignal, Validate
+from artel.training.callbacks import Callback, Clock, Log, Save, ShowSamples, StopOnSignal, Validate
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import (
     Progress,
@@ -49,14 +49,14 @@ from artel.training.faults.bad_steps import Guard
 from artel.training.faults.out_of_memory import Feed, gradients, optimizer_memory_told
 from artel.training.faults.watchdog import beat, watched
 from artel.training.first_step import check_blocks, check_same_step, check_same_store
-from artel.training.memory.cpu_allocator import kept_host_memory
-from artel.training.memory.micro_batch import Found, Limit
+from artel.training.memory.cpu_allocator import retained_host_memory
+from artel.training.memory.micro_batch import MemoryLimit, MicroBatchPlan
 from artel.training.metrics.profiler import Profile
 from artel.training.metrics.trackers import Trackers
-from artel.training.model_setup import make_ready
-from artel.training.optim.optimizer import Stepper
-from artel.training.prefetch import held_garbage
-from artel.training.reference_log_probs import remember_before
+from artel.training.model_setup import set_up_model
+from artel.training.optim.optimizer import OptimizerProtocol
+from artel.training.prefetch import gc_between_steps
+from artel.training.reference_log_probs import set_reference
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, rate, run_length
 
@@ -66,23 +66,23 @@ Result = dict[str, Any]
 def train(
     config: RunConfig,
     prepared: Prepared,
-    processes: Processes,
+    world: World,
     tell: Callable[[str], None],
-    occasions: Sequence[Occasion] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train, or go on training, the run that `config` describes; its result, as in result.json.
 
-    `occasions` of the caller's come before those that are always there.
+    `callbacks` of the caller's come before those that are always there.
 
     Raises InputError before the first step, WorkError when the work fails, Interrupted when asked to stop.
     """
     signals = StopOnSignal()
-    run = open_run(config, prepared, processes, tell if processes.first else lambda _: None)
+    run = open_run(config, prepared, world, tell if world.first else lambda _: None)
     profile = Profile(run)
     # The profile comes last: it sees each step together with what is done after it.
-    occasions = [*occasions, Log(), Validate(), ShowSamples(), Save(), signals, profile]
+    callbacks = [*callbacks, Log(), Validate(), ShowSamples(), Save(), signals, profile]
     try:
-        with watched(run), kept_host_memory(processes.device), held_garbage() as collect, Feed(run) as feed:
+        with watched(run), retained_host_memory(world.device), gc_between_steps() as collect, Feed(run) as feed:
             while not run.is_over:
                 started = time.monotonic()
                 with marked("artel: data"):
@@ -94,9 +94,9 @@ def train(
                 run.count_step(time.monotonic() - started)
                 beat("a step")
                 with marked("artel: once in a while"):
-                    for occasion in occasions:
-                        occasion(run)
-                        beat(type(occasion).__name__)
+                    for callback in callbacks:
+                        callback(run)
+                        beat(type(callback).__name__)
                 collect(run.step)
         return close_run(run)
     finally:
@@ -114,18 +114,18 @@ class Run:
     folder: RunFolder
     mark: str
     """What tells the folder from one that is made anew in its place while the run is at work."""
-    processes: Processes
+    world: World
     tokenizer: Tokenizer
     objective: Objective
     samples: Samples
     validation: Validation
     order: Order | BalancedOrder
     length: Length
-    found: Found
+    found: MicroBatchPlan
     """Rows of a micro-batch, and what is computed again."""
-    limit: Limit
-    layout: Layout
-    optimizer: Stepper
+    limit: MemoryLimit
+    strategy: ParallelStrategy
+    optimizer: OptimizerProtocol
     guard: Guard
     saver: Saver
     trackers: Trackers
@@ -186,8 +186,8 @@ class Run:
             self.samples,
             self.order.at(numbers),
             numbers // self.length.samples,
-            rank=self.layout.batch_rank,
-            world=self.layout.grid.batch_ranks,
+            rank=self.strategy.dp_rank,
+            world=self.strategy.dims.dp_degree,
             batch=self.length.batch,
             size=self.micro_batch,
         )
@@ -195,17 +195,17 @@ class Run:
 
     def agree(self, stop: bool, batches: list[Batch]) -> None:
         """What all ranks must know alike: the batch's counts, whether one was asked to stop, the first one's clock."""
-        clock = time.monotonic() - self.started if self.processes.first else 0.0
+        clock = time.monotonic() - self.started if self.world.first else 0.0
         mine = [float(sum(batch.targets for batch in batches)), float(sum(batch.tokens for batch in batches))]
-        mine = mine if self.layout.counts else [0.0, 0.0]
-        self.targets, tokens, stops, self.first_seconds = self.layout.add_up([*mine, float(stop), clock])
+        mine = mine if self.strategy.is_reporting_rank else [0.0, 0.0]
+        self.targets, tokens, stops, self.first_seconds = self.strategy.all_reduce_sum([*mine, float(stop), clock])
         self.tokens = int(tokens)
         self.stop_asked = stops > 0
 
     def gradients(self, batches: list[Batch]) -> torch.Tensor:
         """Forward and backward of the next step's micro-batches; this process's sums, on the device."""
-        torch.manual_seed(_dropout_seed(self.config.seed, self.step, self.layout.batch_rank))
-        return self.layout.run(batches, self.targets, self.optimizer.loss_factor)
+        torch.manual_seed(_dropout_seed(self.config.seed, self.step, self.strategy.dp_rank))
+        return self.strategy.run(batches, self.targets, self.optimizer.loss_factor)
 
     def check_folder(self) -> None:
         """Raise WorkError where the run's folder is gone: before anything is written into another in its place."""
@@ -229,36 +229,36 @@ class Run:
         return replace(self.progress, seconds=self.progress.seconds + time.monotonic() - self.started)
 
 
-def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: Callable[[str], None]) -> Run:
+def open_run(config: RunConfig, prepared: Prepared, world: World, tell: Callable[[str], None]) -> Run:
     """Open the store, the model, the layout, the optimizer; resume if there is something to resume."""
     folder = RunFolder(Path(config.run))
     store, tokenizer = prepared.open(), prepared.tokenizer()
     objective = objective_of(config, tokenizer)
-    if processes.first:
+    if world.first:
         folder.claim()
     samples, validation = objective.view(store.train), Validation(objective, store.validation)
     check_blocks(samples, store.train, validation, config)
-    objective.study(store.train)
+    objective.fit_statistics(store.train)
     length = run_length(config, samples, store.train)
 
     if config.checkpoint.copy_to is not None:
-        if processes.first:
+        if world.first:
             fetch_newest(folder.checkpoints, config, tell)
-        processes.barrier()
+        world.barrier()
     tell("loading the model")
-    ready = make_ready(config, tokenizer, objective, samples, processes, length.steps, tell)
-    layout, optimizer = ready.layout, ready.optimizer
+    ready = set_up_model(config, tokenizer, objective, samples, world, length.steps, tell)
+    strategy, optimizer = ready.strategy, ready.optimizer
     resumed = bool(list_checkpoints(folder.checkpoints))
-    remember_before(objective, store, layout, processes, ready.found.size, folder.before, resumed, tell)
+    set_reference(objective, store, strategy, world, ready.found.size, folder.before, resumed, tell)
     progress = load_checkpoint(folder.checkpoints, optimizer, tell) or Progress(store=store.digest)
     check_same_store(progress, store.digest)
     if progress.warmup is None:
         progress.warmup = config.train.warmup.of(length.steps)
-    if processes.first:
+    if world.first:
         if progress.step:
             commit(folder.checkpoints, progress, config.checkpoint)
-        check_space(folder.checkpoints, checkpoint_bytes(layout.model, config.train, layout.grid.pipeline), tell)
-    check_same_step(progress, layout, processes)
+        check_space(folder.checkpoints, checkpoint_bytes(strategy.model, config.train, strategy.dims.pipeline), tell)
+    check_same_step(progress, strategy, world)
 
     tell(
         f"{len(samples):,} samples of up to {config.data.block} tokens · {length.steps:,} steps of "
@@ -267,13 +267,13 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
     if progress.step:
         tell(f"going on after step {progress.step}")
     steps = {"step": progress.step, "steps": length.steps}
-    first = processes.first
-    peak = peak_flops(device_name(processes.device), ready.precision)
+    first = world.first
+    peak = peak_flops(device_name(world.device), ready.precision)
     run = Run(
         config=config,
         folder=folder,
         mark=folder.identity(),  # after the first process has made it: all have met since
-        processes=processes,
+        world=world,
         tokenizer=tokenizer,
         objective=objective,
         samples=samples,
@@ -282,31 +282,31 @@ def open_run(config: RunConfig, prepared: Prepared, processes: Processes, tell: 
         length=length,
         found=ready.found,
         limit=ready.limit,
-        layout=layout,
+        strategy=strategy,
         optimizer=optimizer,
         guard=Guard(config.train, folder.bad_steps, progress.step, first=first),
         saver=Saver(
             folder.checkpoints,
             optimizer,
-            processes,
+            world,
             config.checkpoint,
             dump_run(config),
-            shared=not layout.grid.is_plain,
+            shared=not strategy.dims.is_plain,
             tell=tell,
         ),
         trackers=Trackers(config if first else config.model_copy(update={"track": []}), folder, **steps),
         progress=progress,
         tell=tell,
         started=time.monotonic(),
-        window=torch.zeros(len(objective.sums), device=processes.device),
-        norm=torch.zeros((), device=processes.device),
-        flops=None if peak is None else flops_a_token(layout.model.config, objective.auto_class, config.data.block),
+        window=torch.zeros(len(objective.sums), device=world.device),
+        norm=torch.zeros((), device=world.device),
+        flops=None if peak is None else flops_a_token(strategy.model.config, objective.auto_class, config.data.block),
         peak=peak,
     )
     if ready.compiled and not run.is_over:
         tell("compiling the layers")
         run.trackers.busy("compiling")
-        reason = try_compiled(layout.model, lambda: layout.rehearse(run.take(run.step)[0]))
+        reason = try_compiled(strategy.model, lambda: strategy.probe_memory(run.take(run.step)[0]))
         if reason is not None:
             tell(f"the layers cannot be compiled, so they run as they are: {reason}")
     return run
@@ -319,12 +319,12 @@ def close_run(run: Run) -> Result:
         run.tell(failure)
     progress = run.progress_now()
     model_step, saved = progress.step, checkpoint_path(run.folder.checkpoints, progress.step)
-    whole = run.layout.grid.is_plain and not run.optimizer.gathers  # this process has all of the model
+    whole = run.strategy.dims.is_plain and not run.optimizer.saves_collectively  # this process has all of the model
     best = run.folder.checkpoints / "best"
     if progress.stopped_early and best.exists():  # the last validations were worse; on a full disk there may be no best
         saved = best
         if whole:
-            load_weights(best, run.layout.model)
+            load_weights(best, run.strategy.model)
         found = read_progress(best)  # an earlier one, where the disk was full when the best was to be written
         model_step, progress.validation = found.step, found.best_validation
     result = {
@@ -336,12 +336,12 @@ def close_run(run: Run) -> Result:
         "validation": progress.validation,
         "tokens_per_second": tokens_a_second(progress.tokens, progress.train_seconds),
         "wall_seconds": progress.seconds,
-        "peak_memory_gib": _peak_memory(run.processes.device) / 2**30,
+        "peak_memory_gib": _peak_memory(run.world.device) / 2**30,
     }
-    if run.processes.first:
+    if run.world.first:
         weights = None if whole else full_weights(saved)
         save_model(
-            run.layout.model, run.tokenizer, run.folder.model, weights,
+            run.strategy.model, run.tokenizer, run.folder.model, weights,
             kept=run.folder.foreign_in_model(), note=run.folder.note_model,
         )  # fmt: skip
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
@@ -351,7 +351,7 @@ def close_run(run: Run) -> Result:
         run.tell(f"    {run.objective.command(name)}")
         if "jsonl" in run.config.track:
             run.tell(f"    artel report {name}")
-    run.processes.barrier()
+    run.world.barrier()
     return result
 
 

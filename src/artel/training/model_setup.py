@@ -19,41 +19,49 @@ from artel.models.choice import Choice
 from artel.models.compile import OFF
 from artel.models.float8 import use_float8
 from artel.models.loading.build import outline
-from artel.models.loading.materialize import Fill, materialise
+from artel.models.loading.materialize import WeightLoader, materialize
 from artel.models.loading.meta_model import build_skeleton, can_be_sharded_while_loading
 from artel.models.loss import loss_choice
 from artel.models.quantization import compute_in
 from artel.objectives import Objective
 from artel.objectives.texts import keeps_apart
-from artel.parallel import Grid, Layout, Processes, device_here, lay_out, read_grid, split_problems
+from artel.parallel import (
+    ParallelDims,
+    ParallelStrategy,
+    World,
+    local_device,
+    parallelize,
+    read_parallel_dims,
+    split_problems,
+)
 from artel.parallel.context.context import check_context
 from artel.parallel.deepspeed.config import Resolved, read_deepspeed
-from artel.parallel.deepspeed.engine import DeepSpeedLayout
+from artel.parallel.deepspeed.engine import DeepSpeedStrategy
 from artel.tokens import Samples, Tokenizer
 from artel.training.memory.micro_batch import (
-    Found,
-    Limit,
+    MemoryLimit,
+    MicroBatchPlan,
+    cache_key,
     copies,
     find_micro_batch,
     longest_sample,
     sizes_to_try,
-    what_matters,
 )
 from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.optim.loss_scaler import LossScale
-from artel.training.optim.optimizer import Optimizer, Stepper, plain_optimizer, state_bytes
+from artel.training.optim.optimizer import Optimizer, OptimizerProtocol, plain_optimizer, state_bytes
 from artel.training.run_folder import RunFolder
 
 
 @dataclass(slots=True)
-class Ready:
+class TrainableModel:
     """What the loop needs to take steps."""
 
-    layout: Layout
-    optimizer: Stepper
-    found: Found
+    strategy: ParallelStrategy
+    optimizer: OptimizerProtocol
+    found: MicroBatchPlan
     """Rows of a micro-batch, and what is computed again."""
-    limit: Limit
+    limit: MemoryLimit
     """Where less is remembered."""
     precision: str
     """What layers compute in."""
@@ -62,17 +70,17 @@ class Ready:
     """Model, device and what was chosen, in a line."""
 
 
-def check_layout(config: RunConfig, auto_class: str, world: int, here: int) -> None:
+def check_layout(config: RunConfig, auto_class: str, world_size: int, here: int) -> None:
     """Raise InputError where a run cannot be split over `world` processes, `here` of them on each host.
 
-    Asked before any text is read, of the model on the meta device: `make_ready` asks again, of the model itself.
+    Asked before any text is read, of the model on the meta device: `set_up_model` asks again, of the model itself.
     """
-    device = device_here()
+    device = local_device()
     if config.parallel.deepspeed is not None:
-        _resolved(config.parallel.deepspeed, config, world, device)
+        _resolved(config.parallel.deepspeed, config, world_size, device)
         return
-    grid = read_grid(config.parallel, world, here)
-    if grid.is_plain:
+    dims = read_parallel_dims(config.parallel, world_size, here)
+    if dims.is_plain:
         return
     problems = []
     if config.train.optimizer in ("adafactor", "adamw8bit"):
@@ -82,86 +90,86 @@ def check_layout(config: RunConfig, auto_class: str, world: int, here: int) -> N
         problems.append(Problem("model.quantise", "int8 weights cannot be shared out", "write nf4; or data: ddp"))
     model = outline(config.model, auto_class)
     if model is not None:
-        use_for_training(model, encoders=grid.context > 1)
+        use_for_training(model, encoders=dims.context > 1)
         documents = config.objective in ("causal", "masked") and keeps_apart(config)
         problems += split_problems(
-            model, grid, config.parallel, block=config.data.block, objective=config.objective, documents=documents
+            model, dims, config.parallel, block=config.data.block, objective=config.objective, documents=documents
         )
     if problems:
         raise InputError(problems)
 
 
-def make_ready(
+def set_up_model(
     config: RunConfig,
     tokenizer: Tokenizer,
     objective: Objective,
     samples: Samples,
-    processes: Processes,
+    world: World,
     steps: int,
     tell: Callable[[str], None],
-) -> Ready:
+) -> TrainableModel:
     """The run's model, on its device, as `config` wants it; `steps` is the length of the run. Raises InputError."""
-    grid = read_grid(config.parallel, processes.world, processes.on_host)
-    deepspeed = _deepspeed(config, processes, tell)
-    shares = not grid.is_plain or (deepspeed is not None and deepspeed.stage == 3)
-    built, fill = _built(config, tokenizer, objective, grid, processes, shares)
+    dims = read_parallel_dims(config.parallel, world.size, world.on_host)
+    deepspeed = _deepspeed(config, world, tell)
+    shares = not dims.is_plain or (deepspeed is not None and deepspeed.stage == 3)
+    built, fill = _built(config, tokenizer, objective, dims, world, shares)
     for note in built.notes:
         tell(note)
     model = built.model
-    use_for_training(model, encoders=grid.context > 1)
+    use_for_training(model, encoders=dims.context > 1)
     documents = getattr(objective, "apart", False)
     problems = split_problems(
-        model, grid, config.parallel, block=config.data.block, objective=config.objective, documents=documents
+        model, dims, config.parallel, block=config.data.block, objective=config.objective, documents=documents
     )
     if problems:
         raise InputError(problems)
     whole = not any(parameter.is_meta for parameter in model.parameters())
     if whole:
         objective.check(model)  # on the device: other kernels run there
-    precision = _in_precision(model, config, processes, tell)
+    precision = _in_precision(model, config, world, tell)
     model.train()
     parameters = built.parameters
-    layout: Layout
+    strategy: ParallelStrategy
     if deepspeed is not None:
         precision = deepspeed.precision
-        layout = DeepSpeedLayout(model, objective, processes, deepspeed, fill)
+        strategy = DeepSpeedStrategy(model, objective, world, deepspeed, fill)
     else:
-        layout = lay_out(model, objective, processes, precision, grid, config.parallel, fill=fill, tell=tell)
-        _check(layout, objective, checked=whole)
-    if grid.pipeline > 1 and config.validate_.prompts:
+        strategy = parallelize(model, objective, world, precision, dims, config.parallel, fill=fill, tell=tell)
+        _check(strategy, objective, checked=whole)
+    if dims.pipeline > 1 and config.validate_.prompts:
         tell("validate.prompts: no stage of a pipeline can write alone, so nothing is written while it trains")
     given = deepspeed.micro_batch if deepspeed is not None else None
-    limit = _limit(config, layout, processes)
-    fitting = _fit(config, objective, samples, layout, processes, tell, given)
-    found = limit.keep(fitting, layout.least)
+    limit = _limit(config, strategy, world)
+    fitting = _fit(config, objective, samples, strategy, world, tell, given)
+    found = limit.keep(fitting, strategy.all_reduce_min)
     if found != fitting:
         tell(f"micro-batches of {found.size}, not {fitting.size}: memory ran out in an earlier step of this run")
     recomputed = _recomputing(model, config, found)
-    compiled = compile_choice(config.train.compile, processes.device, steps)
+    compiled = compile_choice(config.train.compile, world.device, steps)
     if deepspeed is not None:  # its engine takes hold of the layers as they are
         compiled = Choice(OFF, "parallel.deepspeed")
     if compiled.value != OFF:
-        compile_layers(model, fixed=objective.joins)
-    optimizer: Stepper
-    if isinstance(layout, DeepSpeedLayout):
-        optimizer = layout.start(plain_optimizer(model, config.train, config.seed), found.size, steps)
-        _check(layout, objective, checked=whole)
+        compile_layers(model, fixed=objective.packs_text)
+    optimizer: OptimizerProtocol
+    if isinstance(strategy, DeepSpeedStrategy):
+        optimizer = strategy.start(plain_optimizer(model, config.train, config.seed), found.size, steps)
+        _check(strategy, objective, checked=whole)
     else:
-        loss_scale = LossScale(processes.device) if precision == "fp16" else None
+        loss_scale = LossScale(world.device) if precision == "fp16" else None
         optimizer = Optimizer(model, config.train, config.seed, loss_scale, precision)
-    loss = layout.trying(loss_choice).value if grid.pipeline == 1 else "in the last stage"
-    device = f"{processes.world} process(es) on {processes.device.type}"
+    loss = strategy.with_full_model(loss_choice).value if dims.pipeline == 1 else "in the last stage"
+    device = f"{world.size} process(es) on {world.device.type}"
     told = (
         f"{device}, {precision}, micro-batches of {found.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
         f"loss: {loss}"
     )
-    return Ready(layout, optimizer, found, limit, precision, compiled.value != OFF,
+    return TrainableModel(strategy, optimizer, found, limit, precision, compiled.value != OFF,
                  f"{model.config.model_type}, {parameters:,} parameters · {told}")  # fmt: skip
 
 
-def _in_precision(model: PreTrainedModel, config: RunConfig, processes: Processes, tell: Callable[[str], None]) -> str:
+def _in_precision(model: PreTrainedModel, config: RunConfig, world: World, tell: Callable[[str], None]) -> str:
     """Hold the weights as asked for; what layers compute in."""
-    precision = pick_precision(config.train.precision, processes.device, config.train.weights)
+    precision = pick_precision(config.train.precision, world.device, config.train.weights)
     if config.train.weights == "bf16":
         hold_in_bf16(model)
     if precision == "fp8":
@@ -170,7 +178,7 @@ def _in_precision(model: PreTrainedModel, config: RunConfig, processes: Processe
     return precision
 
 
-def _recomputing(model: PreTrainedModel, config: RunConfig, found: Found) -> str:
+def _recomputing(model: PreTrainedModel, config: RunConfig, found: MicroBatchPlan) -> str:
     """Have layers compute again what was found or asked for, in words."""
     done, asked = recompute(model, found.recompute), config.train.activation_checkpointing
     if done.startswith("none (") and asked not in ("auto", "none"):
@@ -180,8 +188,8 @@ def _recomputing(model: PreTrainedModel, config: RunConfig, found: Found) -> str
 
 
 def _built(
-    config: RunConfig, tokenizer: Tokenizer, objective: Objective, grid: Grid, processes: Processes, shares: bool
-) -> tuple[Built, Fill | None]:
+    config: RunConfig, tokenizer: Tokenizer, objective: Objective, dims: ParallelDims, world: World, shares: bool
+) -> tuple[Built, WeightLoader | None]:
     """The model: whole, or where processes are to have `shares` of it on the meta device, and then what brings weights.
 
     A pipeline's stages cannot be tried alone: where documents are kept apart, each process tries the whole model first.
@@ -192,35 +200,35 @@ def _built(
         "block": config.data.block,
         "seed": config.seed,
     }
-    tried_whole = grid.pipeline > 1 and getattr(objective, "apart", False)
+    tried_whole = dims.pipeline > 1 and getattr(objective, "apart", False)
     if not shares or tried_whole or can_be_sharded_while_loading(config.model) is not None:
         built = build_model(config.model, tokenizer, **wanted)
-        built.model.to(processes.device)
+        built.model.to(world.device)
         return built, None
     skeleton = build_skeleton(config.model, tokenizer, **wanted)
-    return skeleton, partial(materialise, weights=skeleton.weights)
+    return skeleton, partial(materialize, weights=skeleton.weights)
 
 
-def _check(layout: Layout, objective: Objective, *, checked: bool) -> None:
+def _check(strategy: ParallelStrategy, objective: Objective, *, checked: bool) -> None:
     """Try a model that has its weights only now; no stage of a pipeline can be tried alone."""
-    if layout.grid.pipeline == 1:
+    if strategy.dims.pipeline == 1:
         if not checked:
-            layout.trying(objective.check)
-        if layout.grid.context > 1:
-            layout.trying(check_context)
+            strategy.with_full_model(objective.check)
+        if strategy.dims.context > 1:
+            strategy.with_full_model(check_context)
 
 
-def _deepspeed(config: RunConfig, processes: Processes, tell: Callable[[str], None]) -> Resolved | None:
+def _deepspeed(config: RunConfig, world: World, tell: Callable[[str], None]) -> Resolved | None:
     """What a DeepSpeed file says, where the run has one."""
     if config.parallel.deepspeed is None:
         return None
-    found = _resolved(config.parallel.deepspeed, config, processes.world, processes.device)
+    found = _resolved(config.parallel.deepspeed, config, world.size, world.device)
     for note in found.notes:
         tell(note)
     return found
 
 
-def _resolved(file: str, config: RunConfig, world: int, device: torch.device) -> Resolved:
+def _resolved(file: str, config: RunConfig, world_size: int, device: torch.device) -> Resolved:
     """A DeepSpeed file for this run. Raises InputError with all that does not go with it."""
     problems = []
     steps_itself, fix = "DeepSpeed's engine steps by itself", "leave it out, or leave parallel.deepspeed out"
@@ -229,7 +237,7 @@ def _resolved(file: str, config: RunConfig, world: int, device: torch.device) ->
     if config.train.spike is not None:
         problems.append(Problem("train.spike", f"{config.train.spike:g}: {steps_itself}", fix))
     try:
-        found = read_deepspeed(file, config, world, device)
+        found = read_deepspeed(file, config, world_size, device)
     except InputError as error:
         raise InputError([*error.problems, *problems]) from None
     if problems:
@@ -237,31 +245,31 @@ def _resolved(file: str, config: RunConfig, world: int, device: torch.device) ->
     return found
 
 
-def _limit(config: RunConfig, layout: Layout, processes: Processes) -> Limit:
+def _limit(config: RunConfig, strategy: ParallelStrategy, world: World) -> MemoryLimit:
     """What earlier starts of this run on such processes have found too large."""
-    most = -(-config.train.batch // layout.grid.batch_ranks)
-    key = what_matters(config, layout.model, most, config.data.block, processes.device, processes.world)
-    return Limit(RunFolder(Path(config.run)).micro_batches, key)
+    most = -(-config.train.batch // strategy.dims.dp_degree)
+    key = cache_key(config, strategy.model, most, config.data.block, world.device, world.size)
+    return MemoryLimit(RunFolder(Path(config.run)).micro_batches, key)
 
 
 def _fit(
     config: RunConfig,
     objective: Objective,
     samples: Samples,
-    layout: Layout,
-    processes: Processes,
+    strategy: ParallelStrategy,
+    world: World,
     tell: Callable[[str], None],
     given: int | None = None,
-) -> Found:
+) -> MicroBatchPlan:
     """The micro-batch and what is computed again: as asked for (or `given`), or found by trying the longest sample."""
     asked, size = config.train.activation_checkpointing, given or config.train.micro_batch
     if size != "auto" and asked != "auto":
-        return Found(size, asked)
+        return MicroBatchPlan(size, asked)
     index, row_tokens = longest_sample(objective, samples)
-    most = -(-config.train.batch // layout.grid.batch_ranks) if size == "auto" else size
-    if not layout.rehearses:
-        largest = sizes_to_try(most, row_tokens, processes.device)[-1] if size == "auto" else size
-        return Found(largest, "none" if asked == "auto" else asked)
+    most = -(-config.train.batch // strategy.dims.dp_degree) if size == "auto" else size
+    if not strategy.can_probe_memory:
+        largest = sizes_to_try(most, row_tokens, world.device)[-1] if size == "auto" else size
+        return MicroBatchPlan(largest, "none" if asked == "auto" else asked)
 
     said: list[str] = []
 
@@ -269,22 +277,22 @@ def _fit(
         if not said:
             said.append("trying which micro-batch fits into memory")
             tell(said[0])
-        recompute(layout.model, how)
+        recompute(strategy.model, how)
         try:
             with torch.compiler.set_stance("force_eager"):
-                layout.rehearse(copies(objective, samples, index, rows))
+                strategy.probe_memory(copies(objective, samples, index, rows))
         finally:
-            layout.model.zero_grad(set_to_none=True)
+            strategy.model.zero_grad(set_to_none=True)
 
     return find_micro_batch(
         attempt,
         most,
         ("none", "selective", "full") if asked == "auto" else (asked,),
         row_tokens=row_tokens,
-        device=processes.device,
-        key=what_matters(config, layout.model, most, row_tokens, processes.device, processes.world),
+        device=world.device,
+        key=cache_key(config, strategy.model, most, row_tokens, world.device, world.size),
         run=RunFolder(Path(config.run)).micro_batches,
-        reserve=state_bytes(layout.model, config.train),
+        reserve=state_bytes(strategy.model, config.train),
         exactly=size != "auto",
-        agree=layout.least,
+        agree=strategy.all_reduce_min,
     )

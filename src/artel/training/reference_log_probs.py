@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from artel.errors import InputError, Problem
 from artel.objectives import Objective
-from artel.parallel import Layout, Processes
+from artel.parallel import ParallelStrategy, World
 from artel.storage import write_file
 from artel.tokens import StorePart, TokenStore
 from artel.training.evaluation import News, Validation
@@ -19,11 +19,11 @@ from artel.training.evaluation import News, Validation
 _NAMES = {"train": False, "validation": True}
 
 
-def remember_before(
+def set_reference(
     objective: Objective,
     store: TokenStore,
-    layout: Layout,
-    processes: Processes,
+    strategy: ParallelStrategy,
+    world: World,
     micro_batch: int,
     file: Path,
     resumed: bool,
@@ -34,30 +34,30 @@ def remember_before(
     When the run is `resumed`, `file` knows it; that of a run which never reached a checkpoint may be of another model.
     It holds `train` and `validation`, float64 (samples, len(objective.outputs)), and the store's digest.
     """
-    if not objective.compares:
+    if not objective.needs_reference:
         return
     known = _read(file, store.digest) if resumed and file.is_file() else None
-    processes.barrier()  # all look before the first one writes
+    world.barrier()  # all look before the first one writes
     if known is None:
         what = "computing what the model says of each answer before training"
         tell(what)
         parts = {"train": store.train, "validation": store.validation}
         known = {
-            name: judged_before(objective, part, layout, processes, micro_batch, News(tell, f"{what} ({name}):"))
+            name: judged_before(objective, part, strategy, world, micro_batch, News(tell, f"{what} ({name}):"))
             for name, part in parts.items()
             if part.samples
         }
-        if processes.first:
+        if world.first:
             write_file(file, save(known, metadata={"store": store.digest}))
     for name, outputs in known.items():
         objective.remember(outputs.numpy(), judged=_NAMES[name])
 
 
 def judged_before(
-    objective: Objective, part: StorePart, layout: Layout, processes: Processes, micro_batch: int, news: News
+    objective: Objective, part: StorePart, strategy: ParallelStrategy, world: World, micro_batch: int, news: News
 ) -> torch.Tensor:
     """What the model of `layout` says of each sample of a part, float64 (samples, len(objective.outputs))."""
-    return torch.from_numpy(Validation(objective, part).judge(layout, micro_batch, None, news)[1])
+    return torch.from_numpy(Validation(objective, part).judge(strategy, micro_batch, None, news)[1])
 
 
 def _read(file: Path, digest: str) -> dict[str, torch.Tensor] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from artel.config import RunConfig, TrainConfig
 from artel.config.schema.quantities import Interval
-from artel.tokens import Blocks, Samples, StorePart
+from artel.tokens import Samples, StorePart, TokenBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Length:
 
 def run_length(config: RunConfig, samples: Samples, part: StorePart) -> Length:
     """The length of a run on `samples`, which are its objective's view of the training `part` of its store."""
-    tokens = config.data.block if isinstance(samples, Blocks) else part.tokens / part.samples
+    tokens = config.data.block if isinstance(samples, TokenBlocks) else part.tokens / part.samples
     return Length.of(config.train, len(samples), tokens)
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from artel.config import load_run
-from artel.parallel import Processes
+from artel.parallel import World
 from artel.preparing import prepare
 from artel.training import evaluation as judging
 from artel.training.loop import train
@@ -50,10 +50,10 @@ def hangs_with_pythons_lock():
     ctypes.PyDLL(None).sleep(600)  # which, unlike CDLL, does not let go of it
 
 
-def trained(folder, case, occasions=(), **changes):
+def trained(folder, case, callbacks=(), **changes):
     file = write_run(folder / f"{case}.yaml", train={"hang_timeout": LIMIT, **changes.pop("train", {})}, **changes)
     run = load_run(str(file))
-    train(run, prepare(run, lambda _: None), Processes(0, 1, 0, torch.device("cpu")), lambda _: None, occasions)
+    train(run, prepare(run, lambda _: None), World(0, 1, 0, torch.device("cpu")), lambda _: None, callbacks)
 
 
 def free(folder):
@@ -113,7 +113,7 @@ def waits(rank, port):
                    "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     dist.init_process_group("gloo")
     groups = [dist.new_group([0, 1]), None]
-    Processes(rank, 2, rank, torch.device("cpu")).wait_at_most(1.5)
+    World(rank, 2, rank, torch.device("cpu")).wait_at_most(1.5)
     for group in groups:
         dist.all_reduce(torch.ones(1), group=group)  # they have met
     if rank:

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from artel.parallel import open_processes
+from artel.parallel import join_world
 
 
 def interrupted() -> None:
-    with open_processes(threads=1):
+    with join_world(threads=1):
         model = DistributedDataParallel(torch.nn.Linear(64, 64), gradient_as_bucket_view=True)
         sys.setswitchinterval(30)  # seconds for which the interpreter's lock is held, if nothing gives it up
         model(torch.ones(2, 64)).sum().backward()

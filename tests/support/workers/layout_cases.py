@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from artel.config import load_run
 from artel.errors import ArtelError
 from artel.models.compile import repeated_layers
-from artel.parallel import Processes
+from artel.parallel import World
 from artel.preparing import prepare
 from artel.training.loop import train
 
@@ -20,7 +20,7 @@ sys.path.append(str(Path(sys.prefix) / "deepspeed"))  # beside the environment: 
 
 
 def run_files(rank: int, world: int) -> list[str | None]:
-    processes = Processes(rank, world, rank, torch.device("cpu"), on_host=int(os.environ.get("CASES_ON_HOST", world)))
+    processes = World(rank, world, rank, torch.device("cpu"), on_host=int(os.environ.get("CASES_ON_HOST", world)))
     told = []
     for file in os.environ["CASES"].split(os.pathsep):
         run = load_run(file, [])
@@ -41,14 +41,14 @@ def run_files(rank: int, world: int) -> list[str | None]:
 
 def held_at_the_step(rank: int, world: int) -> dict[str, int]:
     """Bytes that a process holds when the optimizer is about to step for the third time."""
-    processes = Processes(rank, world, rank, torch.device("cpu"), on_host=world)
+    processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
     run = load_run(os.environ["CASES"], [])
     found = {}
 
     def look(state) -> None:
         if state.step != 2:
             return
-        model, norm = state.layout.model, state.layout.norm
+        model, norm = state.strategy.model, state.strategy.norm
 
         def looked_at():
             parameters = list(model.parameters())
@@ -60,12 +60,12 @@ def held_at_the_step(rank: int, world: int) -> dict[str, int]:
             found["other"] = sum(size for place, size in alive.items() if place not in own)
             return norm()
 
-        state.layout.norm = looked_at
+        state.strategy.norm = looked_at
         layers = repeated_layers(model)
         found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         found["layer"] = max(sum(each.numel() for each in layer.parameters()) for layer in layers)
 
-    train(run, prepare(run, lambda _: None), processes, lambda _: None, occasions=[look])
+    train(run, prepare(run, lambda _: None), processes, lambda _: None, callbacks=[look])
     return found
 
 

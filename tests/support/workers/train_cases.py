@@ -6,13 +6,13 @@ torchrun --nproc-per-node N train_cases.py CASE.yaml ...
 import sys
 
 from artel.config import load_run
-from artel.parallel import open_processes
+from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training.loop import train
 
 if __name__ == "__main__":
     runs = [load_run(name) for name in sys.argv[1:]]
     prepared = [prepare(run) for run in runs]
-    with open_processes(threads=1) as processes:
+    with join_world(threads=1) as processes:
         for run, store in zip(runs, prepared, strict=True):
             train(run, store, processes, lambda text: None)

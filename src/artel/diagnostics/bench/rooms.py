@@ -17,7 +17,7 @@ from artel.diagnostics.bench.inputs import Lines
 from artel.diagnostics.bench.texts import pages
 from artel.text import Rejected, html_to_text
 from artel.text.formats.jsonl import read_jsonl
-from artel.tokens import Blocks, Order, Sample, StoreWriter, TokenStore, micro_batches, step_numbers
+from artel.tokens import Order, Sample, StoreWriter, TokenBlocks, TokenStore, micro_batches, step_numbers
 
 _PAGES = 20_000_000  # bytes of text made into pages; they are held in memory
 _LINES = 200_000_000  # bytes of text packed
@@ -126,7 +126,7 @@ def _write_store(folder: Path, tokens: int) -> None:
 
 
 def _read(store: TokenStore, steps: int) -> None:
-    blocks = Blocks(store.train, _BLOCK, 1)
+    blocks = TokenBlocks(store.train, _BLOCK, 1)
     order = Order(len(blocks), 0)
     for step in range(steps):
         numbers = step_numbers(step, _BATCH, steps * _BATCH)

@@ -21,7 +21,7 @@ from artel.errors import InputError, Problem
 from artel.models import check_model, read_config
 from artel.models.loading import build
 from artel.objectives import objective_type
-from artel.parallel import device_here
+from artel.parallel import local_device
 from artel.planning import machine
 from artel.planning.machine import in_gib
 from artel.storage import cache_folder
@@ -68,7 +68,7 @@ def examine(run: RunConfig | None, variables: Mapping[str, str]) -> Examination:
     Raises InputError for a run that could not be started. Nothing is written and no network is asked, provided that
     HF_HUB_OFFLINE is set, and TORCHINDUCTOR_CACHE_DIR names a folder that is there, before this is imported.
     """
-    device = device_here()
+    device = local_device()
     wanted = run or RunConfig()
     model = _model(wanted)
     gpus = _gpus()

@@ -23,7 +23,7 @@ import yaml
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.models.loading.model_folder import read_config
-from artel.parallel import read_grid
+from artel.parallel import read_parallel_dims
 
 _STEPS = 2
 _BLOCK = 32
@@ -72,9 +72,9 @@ class Agreement:
 
 def try_layout(run: RunConfig, processes: int) -> Agreement:
     """Train the small copy of `run`'s model twice and compare. Raises InputError for a layout that cannot be."""
-    grid = read_grid(run.parallel, processes, processes)
+    dims = read_parallel_dims(run.parallel, processes, processes)
     on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= processes
-    described = small_copy(run, grid.batch_ranks)
+    described = small_copy(run, dims.dp_degree)
     with TemporaryDirectory() as folder:
         one = _trained(Path(folder) / "one", described | {"parallel": {}}, 1, on_gpus)
         asked = run.parallel.model_dump(mode="json", exclude_defaults=True)
@@ -89,11 +89,11 @@ def try_layout(run: RunConfig, processes: int) -> Agreement:
     return Agreement(processes, device, described["model"]["config"], *differences)
 
 
-def small_copy(run: RunConfig, batch_ranks: int) -> dict[str, Any]:
+def small_copy(run: RunConfig, dp_degree: int) -> dict[str, Any]:
     """A run file's tree that trains a small copy of `run`'s model on made-up records."""
     config = _small_config(run)
     stages = run.parallel.pipeline * (2 if run.parallel.schedule in ("interleaved", "zero_bubble") else 1)
-    rows = _ROWS * batch_ranks * max(2, stages)
+    rows = _ROWS * dp_degree * max(2, stages)
     made: dict[str, Any] = {"format": "dummy", "documents": 300}
     of_objective = {}
     if run.objective == "span_qa":

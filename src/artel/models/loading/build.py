@@ -28,7 +28,7 @@ from artel.models.adapters import (
 )
 from artel.models.loading.heads import check_head, model_class, own_classes
 from artel.models.loading.init_weights import initialise_again
-from artel.models.loading.materialize import Weights, materialise
+from artel.models.loading.materialize import Weights, materialize
 from artel.models.loading.missing_weights import check_lacking, check_vocabulary, has_embeddings
 from artel.models.loading.model_config import configuration, known_keys
 from artel.models.loading.model_folder import cannot_load, check_folder, read_config
@@ -91,7 +91,7 @@ def build_model(
         built = from_scratch(wanted.config, tokenizer, auto_class, heads or {}, block)
         check_positions(built.model, block)
         try:
-            materialise(built.model, Weights(copy.deepcopy(built.model), seed), device="cpu")
+            materialize(built.model, Weights(copy.deepcopy(built.model), seed), device="cpu")
         except RuntimeError as error:
             if "allocate memory" not in str(error):
                 raise

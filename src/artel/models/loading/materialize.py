@@ -41,8 +41,8 @@ Read = Callable[[list["Part"]], torch.Tensor]
 """What gives a process its part of one tensor."""
 
 
-class Fill(Protocol):
-    """`materialise` with the weights of a run's model."""
+class WeightLoader(Protocol):
+    """`materialize` with the weights of a run's model."""
 
     def __call__(
         self,
@@ -54,7 +54,7 @@ class Fill(Protocol):
     ) -> None: ...
 
 
-def materialise(
+def materialize(
     model: nn.Module,
     weights: Weights,
     *,

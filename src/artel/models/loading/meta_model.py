@@ -1,6 +1,6 @@
 """The model of a run without its weights: on the meta device, to be taken apart before any of them is read or drawn.
 
-What `build_model` checks and tells is checked and told here, by the headers of the files. `materialise` then puts into
+What `build_model` checks and tells is checked and told here, by the headers of the files. `materialize` then puts into
 each process what it holds.
 """
 
@@ -66,7 +66,7 @@ def build_skeleton(
     seed: int,
     heads: dict[str, int] | None = None,
 ) -> Skeleton:
-    """What `build_model` builds, with its checks, notes and errors, but without weights: `materialise` brings them.
+    """What `build_model` builds, with its checks, notes and errors, but without weights: `materialize` brings them.
 
     Not for a model that must be built whole (`can_be_sharded_while_loading`). Raises InputError.
     """

@@ -20,20 +20,20 @@ from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
 from artel.models.device import autocast_dtype
-from artel.models.loading.materialize import Fill
+from artel.models.loading.materialize import WeightLoader
 from artel.models.loss import open_head
 from artel.objectives import Batch, Objective
-from artel.parallel.data_parallel import Replicated
+from artel.parallel.data_parallel import DataParallel
 from artel.parallel.deepspeed.config import Resolved
 from artel.parallel.deepspeed.state import full_state, full_weights, load_state, load_weights
-from artel.parallel.mesh import Grid
-from artel.parallel.process_group import Processes
+from artel.parallel.mesh import ParallelDims
+from artel.parallel.process_group import World
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 
-Found = TypeVar("Found")
+MicroBatchPlan = TypeVar("MicroBatchPlan")
 
 
 class _Learner(nn.Module):
@@ -44,11 +44,11 @@ class _Learner(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+    def forward(self, work: Callable[[PreTrainedModel], MicroBatchPlan]) -> MicroBatchPlan:
         return work(self.model)
 
 
-class DeepSpeedLayout(Replicated):
+class DeepSpeedStrategy(DataParallel):
     """Every process takes a share of each global batch, and of the model what ZeRO's stage says.
 
     Until `start` it holds the model as it was given: that is when micro-batches are tried, layers wrapped and compiled.
@@ -61,14 +61,14 @@ class DeepSpeedLayout(Replicated):
         self,
         model: PreTrainedModel,
         objective: Objective,
-        processes: Processes,
+        world: World,
         resolved: Resolved,
-        fill: Fill | None = None,
+        fill: WeightLoader | None = None,
     ) -> None:
-        self.grid = Grid("ddp", copies=processes.world)
+        self.dims = ParallelDims("ddp", copies=world.size)
         self.model = model
         self._objective = objective
-        self._processes = processes
+        self._world = world
         self._resolved = resolved
         self._dtype = autocast_dtype(resolved.precision)
         self._fill = fill
@@ -76,7 +76,7 @@ class DeepSpeedLayout(Replicated):
         self._started = False
 
     @property
-    def rehearses(self) -> bool:
+    def can_probe_memory(self) -> bool:
         # In stage 3 the whole model is meant not to fit. Once the engine has it, a backward pass speaks to the others.
         return self._resolved.stage < 3 and not self._started
 
@@ -88,7 +88,7 @@ class DeepSpeedLayout(Replicated):
         Raises InputError where the file asks for what DeepSpeed or its model cannot do.
         """
         settings = self._resolved.complete(self.model.config, steps, micro_batch)
-        _prepare(self._processes)
+        _prepare(self._world)
         if self._fill is not None:
             self._share_out(self._fill, settings)
         optimizer = make_optimizer()
@@ -98,10 +98,10 @@ class DeepSpeedLayout(Replicated):
         self.engine = _opened(self._resolved.file, self._learner, optimizer, settings)
         self._started = True
         self._dtype = None  # DeepSpeed holds the weights themselves in the precision
-        self.trying(open_head)  # here, not within the first step
-        return DeepSpeedOptimizer(self.engine, optimizer, self._processes.device)
+        self.with_full_model(open_head)  # here, not within the first step
+        return DeepSpeedOptimizer(self.engine, optimizer, self._world.device)
 
-    def _share_out(self, fill: Fill, settings: dict[str, Any]) -> None:
+    def _share_out(self, fill: WeightLoader, settings: dict[str, Any]) -> None:
         """Bring the weights, each shared out over the processes before the next one comes.
 
         DeepSpeed's zero.Init is made for models that draw their own weights when they are built. Here it is given each
@@ -121,7 +121,7 @@ class DeepSpeedLayout(Replicated):
                 deepspeed.zero.Init(module=nn.ParameterList([parameter]), config_dict_or_path=settings)
             shared.append(parameter)
 
-        fill(self.model, device=self._processes.device, each=share, reads=self._processes.first)
+        fill(self.model, device=self._world.device, each=share, reads=self._world.first)
 
     def _learn(self, batch: Batch) -> torch.Tensor:
         return self._asked(batch, "loss")
@@ -132,25 +132,25 @@ class DeepSpeedLayout(Replicated):
     def _judgement(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         return self._asked(batch, "judge")
 
-    def trying(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+    def with_full_model(self, work: Callable[[PreTrainedModel], MicroBatchPlan]) -> MicroBatchPlan:
         # In a tuple: what a forward pass gives is looked through for tensors, for which it must be of a few kinds.
         return self._run(lambda model: (work(model),))[0]
 
     def _asked(self, batch: Batch, what: str) -> Any:
         return self._run(lambda model: getattr(self._objective, what)(model, batch))
 
-    def _run(self, work: Callable[[PreTrainedModel], Found]) -> Found:
+    def _run(self, work: Callable[[PreTrainedModel], MicroBatchPlan]) -> MicroBatchPlan:
         """What work with the model finds, through the engine once there is one."""
-        found: Found = (self.engine if self._started else self._learner)(work)
+        found: MicroBatchPlan = (self.engine if self._started else self._learner)(work)
         return found
 
-    def _go_back(self, loss: torch.Tensor) -> None:
+    def _backward(self, loss: torch.Tensor) -> None:
         self.engine.backward(loss, scale_wrt_gas=False)
 
-    def _share(self, targets: float) -> float:
-        return (self._processes.world if self.engine.gradient_average else 1) / targets
+    def _loss_multiplier(self, targets: float) -> float:
+        return (self._world.size if self.engine.gradient_average else 1) / targets
 
-    def _micro_step(self, last: bool) -> AbstractContextManager[object]:
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
         self.engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
@@ -158,25 +158,25 @@ class DeepSpeedLayout(Replicated):
         """Under ZeRO NaN: the engine finds the norm as it steps, and the step returns it."""
         if self._resolved.stage == 0:
             return super().norm()
-        return torch.full((), torch.nan, device=self._processes.device)
+        return torch.full((), torch.nan, device=self._world.device)
 
     @contextmanager
     def generating(self) -> Iterator[bool]:
-        yield self._processes.first or self._resolved.stage == 3  # there a forward pass gathers weights from all
+        yield self._world.first or self._resolved.stage == 3  # there a forward pass gathers weights from all
 
 
 class DeepSpeedOptimizer:
     """What the loop and a checkpoint ask of an optimizer, done by an engine; fp16's loss scale is the engine's own."""
 
     loss_factor: None = None
-    gathers = True
+    saves_collectively = True
 
     def __init__(self, engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._engine = engine
         self._optimizer = optimizer
         self._device = device
 
-    def clipped_step(
+    def clip_and_step(
         self, rate: float, norm: torch.Tensor, *, guarded: bool = False, spike: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One step at `rate` times the peak learning rate, with clipped gradients; `norm` counts without ZeRO alone.
@@ -224,11 +224,11 @@ class DeepSpeedOptimizer:
         load_state(self._engine, self._optimizer, state)
 
 
-def _prepare(processes: Processes) -> None:
+def _prepare(world: World) -> None:
     """What DeepSpeed expects to find around it."""
-    os.environ.setdefault("LOCAL_RANK", str(processes.local_rank))
+    os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
     if not dist.is_initialized():  # DeepSpeed wants a group of processes, be it of one
-        backend = "cpu:gloo,cuda:nccl" if processes.device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     import deepspeed
 

@@ -27,7 +27,7 @@ FORMS: tuple[Callable[[torch.Tensor], Any], ...] = (
 """What a layer may return, as the model that calls it expects it."""
 
 
-class NotInARow(Exception):
+class NotSequential(Exception):
     """Why a model is not a row of layers that hand on hidden states."""
 
 
@@ -54,25 +54,25 @@ class Anatomy:
 
 
 def examine(model: PreTrainedModel) -> Anatomy:
-    """Raises NotInARow."""
+    """Raises NotSequential."""
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
-        raise NotInARow("it has an encoder and a decoder")
+        raise NotSequential("it has an encoder and a decoder")
     if any(getattr(config, key, 0) for key in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")):
-        raise NotInARow("it leaves out layers at random (layerdrop)")
+        raise NotSequential("it leaves out layers at random (layerdrop)")
     count = getattr(config, "num_hidden_layers", None)
-    reason: Exception = NotInARow("its layers are not in one list")
+    reason: Exception = NotSequential("its layers are not in one list")
     for name, stack in _outermost_lists(model, count):
         for form in range(len(FORMS)):
             try:
                 return _traced(model, name, len(stack), form)
             except Exception as error:  # whatever an architecture's own code raises where it is not what we take it for
                 reason = error
-    if isinstance(reason, NotInARow):
+    if isinstance(reason, NotSequential):
         raise reason
     if isinstance(reason, DataDependentOutputException):
-        raise NotInARow("what it does depends on the values of its inputs")
-    raise NotInARow(" ".join(str(reason).split())[:200] or type(reason).__name__)
+        raise NotSequential("what it does depends on the values of its inputs")
+    raise NotSequential(" ".join(str(reason).split())[:200] or type(reason).__name__)
 
 
 def _outermost_lists(model: PreTrainedModel, count: int | None) -> Iterator[tuple[str, nn.ModuleList]]:
@@ -94,19 +94,19 @@ def _traced(model: PreTrainedModel, stack: str, layers: int, form: int) -> Anato
         ids = torch.zeros((2, 3), dtype=torch.int64)
         output = skeleton(input_ids=ids, **({"use_cache": False} if hasattr(skeleton.config, "use_cache") else {}))
     if len(tape.inputs) != layers:
-        raise NotInARow(f"{len(tape.inputs)} of its {layers} layers are called")
+        raise NotSequential(f"{len(tape.inputs)} of its {layers} layers are called")
     before, made_before = _reached([tape.inputs[0]])
     after, made_after = _reached(tree_leaves(output))
     if made_before & made_after:
-        raise NotInARow("what is made before the layers is needed after them")
+        raise NotSequential("what is made before the layers is needed after them")
     handed = {id(hidden) for hidden in tape.handed}
     if after & handed != {id(tape.handed[-1])}:
-        raise NotInARow("not only the last layer's output is used")
+        raise NotSequential("not only the last layer's output is used")
     everywhere: dict[str, set[int]] = {}
     for place, others in enumerate(tape.others):
         needed, _ = _reached(others)
         if needed & handed:
-            raise NotInARow("a layer takes more of the earlier ones than hidden states")
+            raise NotSequential("a layer takes more of the earlier ones than hidden states")
         for leaf in needed:
             everywhere.setdefault(names[leaf], set()).add(place)
     return Anatomy(
@@ -132,14 +132,14 @@ class _Tape:
     def see(self, place: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hidden = hidden_of(args, kwargs)
         if place != len(self.inputs):
-            raise NotInARow("its layers are not called one after another")
+            raise NotSequential("its layers are not called one after another")
         if self.handed and hidden is not self.handed[-1]:
-            raise NotInARow("something happens between layers")
+            raise NotSequential("something happens between layers")
         if hidden.ndim != 3 or hidden.shape[:2] != (2, 3):
-            raise NotInARow(f"hidden states of shape {tuple(hidden.shape)}, not (rows, length, size)")
+            raise NotSequential(f"hidden states of shape {tuple(hidden.shape)}, not (rows, length, size)")
         rest = [value for value in (*args[1:], *kwargs.values()) if value is not hidden]
         if any(hasattr(value, "update") and not len(value) for value in rest):
-            raise NotInARow("its layers write into something that others read")
+            raise NotSequential("its layers write into something that others read")
         self.inputs.append(hidden)
         self.others.append([leaf for leaf in tree_leaves(rest) if isinstance(leaf, torch.Tensor)])
         self.handed.append(torch.empty_like(hidden).requires_grad_())

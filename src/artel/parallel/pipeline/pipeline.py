@@ -37,11 +37,11 @@ from artel.models.device import autocast_dtype
 from artel.models.profiler_ranges import marked
 from artel.models.router_aux_loss import balance_of, carried
 from artel.objectives import Batch, Objective
-from artel.parallel.data_parallel import Replicated
+from artel.parallel.data_parallel import DataParallel
 from artel.parallel.grad_norm import norm_of_shards
-from artel.parallel.mesh import Grid
+from artel.parallel.mesh import ParallelDims
 from artel.parallel.pipeline.stages import Stage, Task, stages_in_all
-from artel.parallel.process_group import Processes
+from artel.parallel.process_group import World
 
 _ORDERS: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -53,7 +53,7 @@ _ORDERS: dict[str, Any] = {
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class Pipelined(Replicated):
+class PipelineParallel(DataParallel):
     """Each process holds one stage of the model, or two; `model` holds the parameters of its stages.
 
     `stages` are those that `cut` gave for this process's place in the pipeline, in order, on its device. Where
@@ -66,21 +66,21 @@ class Pipelined(Replicated):
         model: PreTrainedModel,
         stages: list[Stage],
         objective: Objective,
-        processes: Processes,
+        world: World,
         precision: str,
-        grid: Grid,
+        dims: ParallelDims,
         mesh: DeviceMesh,
         schedule: str,
     ) -> None:
         self.model = model
-        self.grid = grid
+        self.dims = dims
         self._stages = stages
         self._objective = objective
-        self._processes = processes
+        self._world = world
         self._dtype = autocast_dtype(precision)
         self._schedule = schedule
         self._group = mesh.get_group()
-        self._count = stages_in_all(grid.pipeline, schedule)
+        self._count = stages_in_all(dims.pipeline, schedule)
         self._sent: list[tuple[torch.dtype, int]] = []
         """(precision, size) of the hidden states that each stage sends."""
         self._orders: dict[bool, tuple[Any, int, tuple[int, int]]] = {}
@@ -90,13 +90,13 @@ class Pipelined(Replicated):
         self._sums = torch.zeros(0)
 
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
-        self._scale = self._share(targets) * (1.0 if loss_scale is None else loss_scale)
+        self._scale = self._loss_multiplier(targets) * (1.0 if loss_scale is None else loss_scale)
         # Else the same masks of dropout would be drawn in all stages.
         torch.manual_seed(torch.initial_seed() + self._stages[0].index)
-        if self._objective.surveys:
+        if self._objective.needs_global_statistics:
             self._survey(batches)
-        self._sums = torch.zeros(len(self._objective.sums), device=self._processes.device)
-        batches = [self._mine(batch) for batch in batches]
+        self._sums = torch.zeros(len(self._objective.sums), device=self._world.device)
+        batches = [self._local_batch(batch) for batch in batches]
         # One order for the whole step: where weights are in shards, a new one forgets gradients when it first runs.
         size = _largest(batches)
         at_a_time = 1 if self._schedule == "sequential" else len(batches)
@@ -105,10 +105,10 @@ class Pipelined(Replicated):
         self._add_shared()
         return self._own(self._sums)
 
-    def rehearse(self, batch: Batch) -> None:
+    def probe_memory(self, batch: Batch) -> None:
         """With as many micro-batches as this process holds at a time, of which GPipe may hold more than are tried."""
         self._measure()
-        batch, device = self._mine(batch), self._processes.device
+        batch, device = self._local_batch(batch), self._world.device
         self._scale, self._sums = 1.0, torch.zeros(len(self._objective.sums), device=device)
         found = []
         for stage in self._stages:
@@ -128,8 +128,8 @@ class Pipelined(Replicated):
             for name, parameter in stage.model.named_parameters()
             if name in stage.counted_elsewhere
         ]
-        owners = self._processes.world // self.grid.pipeline
-        return norm_of_shards(self.model.parameters(), owners, self._processes.device, spared)
+        owners = self._world.size // self.dims.pipeline
+        return norm_of_shards(self.model.parameters(), owners, self._world.device, spared)
 
     def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         names = self._objective.sums
@@ -144,25 +144,25 @@ class Pipelined(Replicated):
                     outputs[indices] = self._own(rows[: len(indices)]).double().cpu()
         if outputs.numel():
             dist.all_reduce(outputs)  # each sample is one process's; the others have zeros in its place
-        return dict(zip(names, self.add_up(totals.tolist()), strict=True)), outputs.numpy()
+        return dict(zip(names, self.all_reduce_sum(totals.tolist()), strict=True)), outputs.numpy()
 
     @contextmanager
     def generating(self) -> Iterator[bool]:
         yield False  # no process can write: a token would have to go through all stages
 
     def _survey(self, batches: list[Batch]) -> None:
-        found = [self._own(each) for each in self._look(batches, self._objective.survey)]
+        found = [self._own(each) for each in self._look(batches, self._objective.batch_statistics)]
         # Only the last stage knows how many numbers there are.
-        width = -self.least(-len(found[0]) if found else 0)
+        width = -self.all_reduce_min(-len(found[0]) if found else 0)
         total = torch.stack(found).sum(dim=0).double().tolist() if found else [0.0] * width
-        self._objective.surveyed(self.add_up(total))
+        self._objective.set_global_statistics(self.all_reduce_sum(total))
 
-    def _share(self, targets: float) -> float:
+    def _loss_multiplier(self, targets: float) -> float:
         return 1.0 / targets
 
     def _own(self, found: torch.Tensor) -> torch.Tensor:
         # Those that share the matrices of a layer all find the same.
-        return found if self._processes.rank % self.grid.tensor == 0 else torch.zeros_like(found)
+        return found if self._world.rank % self.dims.tensor == 0 else torch.zeros_like(found)
 
     # One pass through the pipeline
 
@@ -181,12 +181,12 @@ class Pipelined(Replicated):
     def _look(self, batches: list[Batch], what: Callable[[PreTrainedModel, Batch], Any]) -> list[Any]:
         """What the objective finds of each micro-batch, forward only, on the last stage; on others nothing."""
         found: list[Any] = []
-        batches = [self._mine(batch) for batch in batches]
-        nothing = torch.zeros(len(self._objective.sums), device=self._processes.device)
+        batches = [self._local_batch(batch) for batch in batches]
+        nothing = torch.zeros(len(self._objective.sums), device=self._world.device)
 
         def looking(batch: Batch) -> Task:
             def call(model: PreTrainedModel) -> torch.Tensor:
-                with self._computing():
+                with self._autocast():
                     found.append(what(model, batch))
                 return nothing
 
@@ -203,7 +203,7 @@ class Pipelined(Replicated):
         """The forward pass of a micro-batch; its sums count, or it is there to make up the number."""
 
         def call(model: PreTrainedModel) -> torch.Tensor:
-            with marked("artel: forward"), self._computing():
+            with marked("artel: forward"), self._autocast():
                 found = self._objective.loss(model, batch)
             if counted:
                 self._sums += found.detach()
@@ -235,7 +235,7 @@ class Pipelined(Replicated):
         PyTorch's interleaved orders go in rounds of about as many as there are processes, all of the same length.
         """
         if self._schedule in ("interleaved", "zero_bubble"):
-            while count % max(1, count // self.grid.pipeline):
+            while count % max(1, count // self.dims.pipeline):
                 count += 1
         return count
 
@@ -276,7 +276,7 @@ class Pipelined(Replicated):
             stage,
             stage.index,
             self._count,
-            self._processes.device,
+            self._world.device,
             input_args=self._example(stage, size, "meta"),
             output_args=(sent,),
             group=self._group,
@@ -299,11 +299,11 @@ class Pipelined(Replicated):
         if self._sent:
             return
         config = self.model.config.get_text_config()
-        device, mine = self._processes.device, {stage.index: stage for stage in self._stages}
+        device, mine = self._world.device, {stage.index: stage for stage in self._stages}
         ids = (torch.arange(3, 7, device=device) % config.vocab_size)[None]
 
         def call(model: PreTrainedModel) -> torch.Tensor:
-            with self._computing():
+            with self._autocast():
                 found: torch.Tensor = model(input_ids=ids).logits
             return found
 
@@ -316,7 +316,7 @@ class Pipelined(Replicated):
                     stage.tasks.append(Task(call))
                     hidden = stage(*self._example(stage, (1, 4), device.type))
                     told = torch.tensor([_DTYPES.index(hidden.dtype), hidden.shape[-1]], device=device)
-                dist.broadcast(told, group=self._group, group_src=index % self.grid.pipeline)
+                dist.broadcast(told, group=self._group, group_src=index % self.dims.pipeline)
                 number, width = told.tolist()
                 self._sent.append((_DTYPES[number], width))
 
@@ -342,7 +342,7 @@ class Pipelined(Replicated):
             parameters = dict(stage.model.named_parameters())
             for name in stage.shared:
                 if parameters[name].requires_grad:
-                    holders[name] = tuple(sorted({index % self.grid.pipeline for index in stage.shared[name]}))
+                    holders[name] = tuple(sorted({index % self.dims.pipeline for index in stage.shared[name]}))
                     here.setdefault(name, []).append(_gradient(parameters[name]))
         rank = dist.get_rank(self._group)
         for name in sorted(here):

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
 from artel.models.router_aux_loss import balance_of, share_balance
-from artel.parallel.pipeline.model_structure import FORMS, Anatomy, NotInARow, copy_attributes, examine, hidden_of
+from artel.parallel.pipeline.model_structure import FORMS, Anatomy, NotSequential, copy_attributes, examine, hidden_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def stages_problems(model: PreTrainedModel, processes: int, schedule: str) -> li
     kind, where = model.config.model_type, "parallel.pipeline"
     try:
         anatomy = examine(model)
-    except NotInARow as reason:
+    except NotSequential as reason:
         return [Problem(where, f"{kind} cannot be cut into stages: {reason}", "write 1, and parallel.data: fsdp")]
     wanted = stages_in_all(processes, schedule)
     if wanted > anatomy.layers:
@@ -149,7 +149,7 @@ def cut(model: PreTrainedModel, indices: Sequence[int], stages: int) -> list[Sta
     """
     try:
         anatomy = examine(model)
-    except NotInARow as reason:
+    except NotSequential as reason:
         what = f"{model.config.model_type} cannot be cut into stages: {reason}"
         raise InputError([Problem("parallel.pipeline", what, "write 1, and parallel.data: fsdp")]) from None
     shares = _balanced(*_costs(model, anatomy), stages)

@@ -21,7 +21,7 @@ def may_be_predicted(flags: np.ndarray) -> np.ndarray:
     return (flags & PREDICTED) > 0
 
 
-class Blocks:
+class TokenBlocks:
     """The joined blocks of a store's part.
 
     With `lookahead` 1 a block carries the token after its end, so that each token of the stream but the first is
@@ -56,7 +56,7 @@ class Blocks:
         return self.part.origins(index * self.length, (index + 1) * self.length)
 
 
-class Alone:
+class WholeSamples:
     """The samples of a store's part as they stand: pairs, windows, conversations."""
 
     def __init__(self, part: StorePart) -> None:

@@ -11,11 +11,11 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
-from artel.tokens.sampling.blocks import PREDICTED, Blocks
+from artel.tokens.sampling.blocks import PREDICTED, TokenBlocks
 from artel.tokens.store.store import Sample, StorePart
 
 
-class PackedBlocks(Blocks):
+class PackedBlocks(TokenBlocks):
     """The blocks of a store's part, each of whole documents; what room is left in one is filler. None is left over.
 
     A document longer than a block gives pieces of `length` tokens, each a block by itself, and its rest is packed. With

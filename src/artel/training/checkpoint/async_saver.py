@@ -22,12 +22,12 @@ from torch.distributed.tensor import DTensor
 
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
-from artel.parallel import Processes
+from artel.parallel import World
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_shared, write_whole
 from artel.training.checkpoint.retention import commit
 from artel.training.checkpoint.s3_mirror import copy_checkpoints
 from artel.training.memory.micro_batch import spare_memory
-from artel.training.optim.optimizer import Stepper
+from artel.training.optim.optimizer import OptimizerProtocol
 
 # Of the memory that is free when copies are first made, they may take half.
 _SHARE = 0.5
@@ -41,8 +41,8 @@ class Saver:
     def __init__(
         self,
         folder: Path,
-        optimizer: Stepper,
-        processes: Processes,
+        optimizer: OptimizerProtocol,
+        world: World,
         wanted: CheckpointConfig,
         run_file: str,
         *,
@@ -50,7 +50,7 @@ class Saver:
         tell: Callable[[str], None],
     ) -> None:
         """`shared`: each process has pieces of the model, and writes them; otherwise the first has it whole."""
-        self._folder, self._optimizer, self._processes = folder, optimizer, processes
+        self._folder, self._optimizer, self._world = folder, optimizer, world
         self._wanted, self._run_file, self._shared, self._tell = wanted, run_file, shared, tell
         # Of its own, so that what its thread says to its peers does not mix with what the loop says.
         self._group = dist.new_group(backend="gloo") if shared else None
@@ -70,7 +70,7 @@ class Saver:
     def save(self, progress: Progress, *, last: bool) -> bool:
         """Begin to write a checkpoint; with `last` end it, too. False where that was seen to fail."""
         self.wait()
-        if not (self._writes or self._optimizer.gathers):
+        if not (self._writes or self._optimizer.saves_collectively):
             return True
         weights, state = self._optimizer.weights(), self._optimizer.state()
         if not self._writes:
@@ -95,15 +95,15 @@ class Saver:
 
     @property
     def _writes(self) -> bool:
-        return self._shared or self._processes.first
+        return self._shared or self._world.first
 
     def _is_asynchronous(self) -> bool:
         """Whether there is room for the copies, decided once."""
-        if not self._wanted.asynchronous or self._optimizer.gathers:
+        if not self._wanted.asynchronous or self._optimizer.saves_collectively:
             return False
         if self._has_room is None:
             needed = sum(_here(tensor).nbytes for tensor in self._tensors().values())
-            self._has_room = sys.platform != "linux" or needed <= _SHARE * spare_memory() / self._processes.on_host
+            self._has_room = sys.platform != "linux" or needed <= _SHARE * spare_memory() / self._world.on_host
             if not self._has_room:
                 copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of what is free"
                 self._tell(f"checkpoints are written while training waits: {copy}")
@@ -128,7 +128,7 @@ class Saver:
                 copy = self._copies[name] = _empty_like(tensor)
             copy.copy_(here, non_blocking=True)
             found[name] = DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
-        if self._processes.device.type == "cuda":
+        if self._world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return found
 
@@ -138,15 +138,15 @@ class Saver:
         path = checkpoint_path(self._folder, step)
         try:
             if self._shared:
-                write_shared(path, content, first=self._processes.first, group=self._group)
+                write_shared(path, content, first=self._world.first, group=self._group)
             else:
                 write_whole(path, content)
-            if self._processes.first:
+            if self._world.first:
                 commit(self._folder, content.progress, self._wanted)
         except ArtelError as error:
             self._failed(f"the checkpoint of step {step} could not be written: {error.in_a_line}")
             return False
-        if self._processes.first and self._wanted.copy_to is not None:
+        if self._world.first and self._wanted.copy_to is not None:
             try:
                 copy_checkpoints(self._folder, self._wanted)
             except ArtelError as error:

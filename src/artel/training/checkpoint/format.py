@@ -38,7 +38,7 @@ from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.storage import check_regular_in, checksum, new_folder, remove_leftovers
 from artel.training.checkpoint.sharded_files import piece_shapes, read_pieces, told_by_first, write_pieces
 from artel.training.optim.local_shards import trained_tensors
-from artel.training.optim.optimizer import Optimizer, Stepper
+from artel.training.optim.optimizer import Optimizer, OptimizerProtocol
 from artel.training.run_folder import written_checkpoints
 
 _MODEL, _OPTIMIZER, _STATE, SUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
@@ -125,7 +125,7 @@ def _close(partial: Path, content: Content) -> None:
     (partial / SUMS).write_bytes(orjson.dumps(sums, option=orjson.OPT_INDENT_2))
 
 
-def load_checkpoint(folder: Path, optimizer: Stepper, tell: Callable[[str], None]) -> Progress | None:
+def load_checkpoint(folder: Path, optimizer: OptimizerProtocol, tell: Callable[[str], None]) -> Progress | None:
     """The newest whole checkpoint, put into the optimizer and its model; None where there is none.
 
     A damaged one is named and the one before it taken. Raises InputError when checkpoints exist and none is good.
@@ -144,7 +144,7 @@ def load_checkpoint(folder: Path, optimizer: Stepper, tell: Callable[[str], None
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # with its checksums, and yet not what is written: each reader's own kinds
-                if optimizer.gathers:  # all processes load it together: it may be that one of them is gone
+                if optimizer.saves_collectively:  # all processes load it together: it may be that one of them is gone
                     raise
                 fault = f"is damaged ({' '.join(str(error).split())[:300] or type(error).__name__})"
         tell(f"{path} {fault}: the checkpoint before it is taken")
@@ -164,8 +164,8 @@ def read_progress(path: Path) -> Progress:
     return progress
 
 
-def _load(path: Path, optimizer: Stepper) -> None:
-    if optimizer.gathers or ((path / _MODEL).is_file() and not _has_pieces(optimizer.weights())):
+def _load(path: Path, optimizer: OptimizerProtocol) -> None:
+    if optimizer.saves_collectively or ((path / _MODEL).is_file() and not _has_pieces(optimizer.weights())):
         weights, state = _whole(path)
         optimizer.load_weights(weights)
     else:

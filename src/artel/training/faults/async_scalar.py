@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 
-class Late:
+class AsyncScalar:
     """One number or truth value."""
 
     def __init__(self, value: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ import torch
 from artel.config import TrainConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.training.checkpoint.format import Progress, load_checkpoint
-from artel.training.faults.async_scalar import Late
+from artel.training.faults.async_scalar import AsyncScalar
 from artel.training.metrics.jsonl import Lines
 from artel.training.metrics.trackers import JsonLines
 
@@ -46,7 +46,7 @@ class _Newest:
     """Counted from 1."""
     sums: torch.Tensor
     norm: torch.Tensor
-    good: Late
+    good: AsyncScalar
     loss: float | None
     """Mean over the global batch, where spikes are looked for."""
     spike: str | None
@@ -71,12 +71,12 @@ class Guard:
         """
         loss = None if self._train.spike is None else _mean_loss(run, sums)
         spike = None if loss is None else self._spike(run, loss)
-        norm, good = run.optimizer.clipped_step(
-            share, run.layout.norm(), guarded=self._train.on_bad_step != "stop", spike=spike is not None
+        norm, good = run.optimizer.clip_and_step(
+            share, run.strategy.norm(), guarded=self._train.on_bad_step != "stop", spike=spike is not None
         )
         run.window += torch.where(good, sums, torch.zeros_like(sums))
         run.norm = torch.where(good, norm, run.norm)
-        self._newest = _Newest(run.step + 1, sums, norm, Late(good), loss, spike)
+        self._newest = _Newest(run.step + 1, sums, norm, AsyncScalar(good), loss, spike)
 
     def settled(self, run: Run, gradients: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What `gradients` gives for the next step, with the newest one seen to while the device is at it.
@@ -150,22 +150,22 @@ class Guard:
 def _go_back(run: Run) -> Progress | None:
     """Put weights and state of the newest whole checkpoint in place, on all processes; None where there is none."""
     run.saver.wait()  # the newest may still be being written
-    run.processes.barrier()
+    run.world.barrier()
     try:
         back = load_checkpoint(run.folder.checkpoints, run.optimizer, run.tell)
     except InputError as error:  # all are damaged: once it has started, that is no longer wrong input
         raise WorkError(error.problems) from None
-    run.layout.model.zero_grad(set_to_none=True)
+    run.strategy.model.zero_grad(set_to_none=True)
     step = -1 if back is None else back.step
-    if run.layout.add_up([float(step)]) != [float(step * run.processes.world)]:
-        what = f"process {run.processes.rank} found step {step}, others found another"
+    if run.strategy.all_reduce_sum([float(step)]) != [float(step * run.world.size)]:
+        what = f"process {run.world.rank} found step {step}, others found another"
         raise WorkError([Problem(str(run.folder.checkpoints), what, "the same command goes on")])
     return back
 
 
 def _mean_loss(run: Run, sums: torch.Tensor) -> float:
     """Over all targets of the global batch, from this process's sums of it."""
-    loss, targets = run.layout.add_up(sums[:2].double().tolist())
+    loss, targets = run.strategy.all_reduce_sum(sums[:2].double().tolist())
     return loss / targets
 
 

@@ -18,8 +18,8 @@ import torch
 from artel.errors import ArtelError, OutOfMemory, Problem, WorkError
 from artel.models.activation_checkpointing import recompute
 from artel.objectives import Batch
-from artel.training.memory.micro_batch import Found, is_out_of_memory, less
-from artel.training.prefetch import fed
+from artel.training.memory.micro_batch import MicroBatchPlan, is_out_of_memory, next_smaller
+from artel.training.prefetch import prefetching
 
 if TYPE_CHECKING:
     from artel.training.loop import Run
@@ -49,7 +49,7 @@ class Feed:
 
     def _begin(self) -> None:
         run = self._run
-        self._take = self._open.enter_context(fed(run.take, run.step, run.length.steps, run.processes.device))
+        self._take = self._open.enter_context(prefetching(run.take, run.step, run.length.steps, run.world.device))
 
     def __enter__(self) -> Feed:
         return self
@@ -91,21 +91,21 @@ def optimizer_memory_told() -> Iterator[None]:
 def _go_on_with_less(run: Run) -> None:
     """Choose and remember less, and make ready to try the step again."""
     where, before = f"step {run.step + 1}", run.found
-    found = less(before, -(-run.length.batch // run.layout.grid.batch_ranks))
+    found = next_smaller(before, -(-run.length.batch // run.strategy.dims.dp_degree))
     if found is None:
         raise _nothing_left(where, "though all within its layers was computed again")
     # DeepSpeed's engine cannot be told to forget half a backward pass.
-    if run.processes.world > 1 or run.optimizer.gathers:
+    if run.world.size > 1 or run.optimizer.saves_collectively:
         run.limit.lower(found)
-        what = f"out of memory on process {run.processes.rank} with micro-batches of {before.size}"
+        what = f"out of memory on process {run.world.rank} with micro-batches of {before.size}"
         raise OutOfMemory([Problem(where, what, f"the same command goes on with {_in_words(found)}")])
-    run.layout.model.zero_grad(set_to_none=True)
+    run.strategy.model.zero_grad(set_to_none=True)
     if found.recompute != before.recompute:
-        if recompute(run.layout.model, found.recompute).startswith("none"):
+        if recompute(run.strategy.model, found.recompute).startswith("none"):
             raise _nothing_left(where, "and this model cannot compute its layers twice")
         torch.compiler.reset()  # what is compiled was made of the layers as they were
     gc.collect()
-    if run.processes.device.type == "cuda":
+    if run.world.device.type == "cuda":
         torch.cuda.empty_cache()
     run.found = found
     run.tell(f"{where}: out of memory with micro-batches of {before.size}; tried again with {_in_words(found)}")
@@ -115,7 +115,7 @@ def _go_on_with_less(run: Run) -> None:
         run.tell(f"{where}: this cannot be remembered: {error.in_a_line}")
 
 
-def _in_words(found: Found) -> str:
+def _in_words(found: MicroBatchPlan) -> str:
     return f"micro-batches of {found.size}" + (" and all computed again" if found.recompute == "full" else "")
 
 

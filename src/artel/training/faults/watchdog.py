@@ -56,7 +56,7 @@ def watched(run: Run) -> Iterator[None]:
     """
     global _watching  # one process, one loop
     seconds = run.config.train.hang_timeout
-    run.processes.wait_at_most(_A_YEAR if seconds is None else seconds + _LONGER_SECONDS)
+    run.world.wait_at_most(_A_YEAR if seconds is None else seconds + _LONGER_SECONDS)
     if seconds is None:
         yield
         return
@@ -78,7 +78,7 @@ class _Watchdog:
         self.newest = ("begin the loop",)
         """What was done last: another tuple at each beat."""
         self._run, self._seconds, self._tick = run, seconds, min(TICK, seconds / 10)
-        self._rank, self._folder = run.processes.rank, run.folder.hangs.absolute()
+        self._rank, self._folder = run.world.rank, run.folder.hangs.absolute()
         self._overseer = _Overseer(self._rank, seconds, self._tick, self._folder)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -115,7 +115,7 @@ class _Watchdog:
             write(file, line, stacks.fileno())
         telling.join(1)
         self._overseer.tell()  # which would else soon take this end for another hang
-        if self._run.processes.world > 1:
+        if self._run.world.size > 1:
             time.sleep(_OTHERS_SECONDS)
         os._exit(HUNG)
 

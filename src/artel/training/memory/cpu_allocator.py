@@ -33,7 +33,7 @@ _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 
 @contextmanager
-def kept_host_memory(device: torch.device) -> Iterator[None]:
+def retained_host_memory(device: torch.device) -> Iterator[None]:
     """Within the block free memory stays with this process, where it computes on a CPU and its C library is glibc.
 
     Who has set one of these numbers in the environment (_CHOSEN) has chosen otherwise, and is left alone.

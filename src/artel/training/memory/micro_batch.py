@@ -27,7 +27,7 @@ from artel.errors import InputError, Problem
 from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.objectives import Batch, Objective
 from artel.storage import cache_folder, write_file
-from artel.tokens import Alone, Samples, rows_to_judge
+from artel.tokens import Samples, WholeSamples, rows_to_judge
 from artel.training.memory.cpu_allocator import KEPT_SHARE
 
 Attempt = Callable[[int, Recompute], None]
@@ -47,47 +47,47 @@ _JSON = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MicroBatchPlan:
     size: int
     """Rows of a micro-batch."""
     recompute: Recompute
     """What the layers compute again: one of the modes that were asked about."""
 
 
-class Limit:
+class MemoryLimit:
     """The most that a run may ask of memory, because more was too much for one of its steps: kept in its folder."""
 
     def __init__(self, run: Path, key: Mapping[str, Any]) -> None:
         """`run` is the folder, `key` all that the limit depends on, as in `find_micro_batch`."""
         self._file, self._key = run / f"limit-{_digest(key)}.json", key
 
-    def keep(self, found: Found, agree: Callable[[int], int]) -> Found:
+    def keep(self, found: MicroBatchPlan, agree: Callable[[int], int]) -> MicroBatchPlan:
         """`found`, or less where the limit is lower; `agree` gives the smallest of all processes' numbers."""
         known = _remembered(self._file, ("none", "selective", "full"))
         least = agree(min(_appetite(each) for each in (found, known) if each is not None))
         if least == _appetite(found):
             return found
-        return Found(least // 2, found.recompute if least % 2 else "full")
+        return MicroBatchPlan(least // 2, found.recompute if least % 2 else "full")
 
-    def lower(self, found: Found) -> None:
+    def lower(self, found: MicroBatchPlan) -> None:
         """Remember that no more than `found` may be asked from now on. Raises WorkError or InputError of the disk."""
         _remember([self._file], found, self._key)
 
 
-def _appetite(found: Found) -> int:
+def _appetite(found: MicroBatchPlan) -> int:
     """A number in whose order micro-batches take memory: by rows, of equal ones those with all computed again less."""
     return 2 * found.size + (found.recompute != "full")
 
 
-def less(found: Found, share: int) -> Found | None:
+def next_smaller(found: MicroBatchPlan, share: int) -> MicroBatchPlan | None:
     """What is left to try when memory has run out with `found`: half the rows; of a single one, all computed again.
 
     `share` is this process's share of a global batch, in rows: it is cut into equal micro-batches.
     """
     rows = -(-share // -(-share // found.size))
     if rows > 1:
-        return Found(-(-rows // 2), found.recompute)
-    return None if found.recompute == "full" else Found(1, "full")
+        return MicroBatchPlan(-(-rows // 2), found.recompute)
+    return None if found.recompute == "full" else MicroBatchPlan(1, "full")
 
 
 def find_micro_batch(
@@ -102,7 +102,7 @@ def find_micro_batch(
     reserve: int = 0,
     exactly: bool = False,
     agree: Callable[[int], int] = lambda number: number,
-) -> Found:
+) -> MicroBatchPlan:
     """The largest micro-batch that fits, with the first of `modes` that is enough for it.
 
     `most` is this process's share of a global batch, in rows of `row_tokens` tokens; with `exactly` only that size
@@ -157,7 +157,7 @@ def longest_sample(objective: Objective, samples: Samples) -> tuple[int, int]:
     Of samples that stand alone, those with most tokens in the store are looked at; blocks are all alike.
     """
     candidates = np.zeros(1, dtype=np.int64)
-    if isinstance(samples, Alone):
+    if isinstance(samples, WholeSamples):
         candidates = np.argsort(np.diff(samples.part.ends().astype(np.int64), prepend=0))[-_LOOKED_AT:]
     tokens = [copies(objective, samples, int(index), 1).tensors["input_ids"].numel() for index in candidates]
     return int(candidates[int(np.argmax(tokens))]), max(tokens)
@@ -168,7 +168,7 @@ def copies(objective: Objective, samples: Samples, index: int, rows: int) -> Bat
     return objective.batch(rows_to_judge(samples, np.full(rows, index), rows))
 
 
-def what_matters(
+def cache_key(
     config: RunConfig, model: PreTrainedModel, most: int, row_tokens: int, device: torch.device, world: int
 ) -> dict[str, Any]:
     """All that decides how large a micro-batch fits: the key under which the answer is remembered."""
@@ -197,20 +197,20 @@ def _digest(key: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(key, str, _JSON))
 
 
-def _remember(files: Sequence[Path], found: Found, key: Mapping[str, Any]) -> None:
+def _remember(files: Sequence[Path], found: MicroBatchPlan, key: Mapping[str, Any]) -> None:
     for file in files:
         if _remembered(file, [found.recompute]) != found:
             write_file(file, orjson.dumps({"size": found.size, "recompute": found.recompute, "for": key}, str, _JSON))
 
 
-def _remembered(file: Path, modes: Sequence[Recompute]) -> Found | None:
+def _remembered(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None:
     """What an earlier search found; nothing where the file is not there or not what it should be."""
     try:
         found = orjson.loads(file.read_bytes())
         size, mode = int(found["size"]), found["recompute"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Found(size, mode) if size >= 1 and mode in modes else None
+    return MicroBatchPlan(size, mode) if size >= 1 and mode in modes else None
 
 
 def _nothing_fits(modes: Sequence[Recompute], row_tokens: int, rows: int) -> InputError:
@@ -233,7 +233,7 @@ class _Trials:
     reserve: int
     agree: Callable[[int], int]
 
-    def search(self, sizes: list[int], modes: Sequence[Recompute], enough: int) -> Found | None:
+    def search(self, sizes: list[int], modes: Sequence[Recompute], enough: int) -> MicroBatchPlan | None:
         """The first mode in which `enough` rows fit, or the largest of the ascending `sizes`; of the last, any."""
         for mode in modes:
             last = mode == modes[-1]
@@ -245,7 +245,7 @@ class _Trials:
                     raise
                 continue
             if size:
-                return Found(size, mode)
+                return MicroBatchPlan(size, mode)
         return None
 
     def _largest(self, sizes: list[int], mode: Recompute) -> int:

@@ -36,7 +36,7 @@ class Profile:
     def __init__(self, run: Run) -> None:
         """Called before the first step: a run of a single step is recorded from here on."""
         self._run = run
-        self._wanted = run.config.profile and run.processes.first
+        self._wanted = run.config.profile and run.world.first
         self._profiler: profile | None = None
         left = run.length.steps - run.step
         skipped = min(_SKIPPED, left // 2)
@@ -90,7 +90,7 @@ class Profile:
             return
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it announces itself on standard error
         activities = [ProfilerActivity.CPU]
-        if self._run.processes.device.type == "cuda":
+        if self._run.world.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         warmup = self._first - self._begin
         with warnings.catch_warnings():
@@ -101,8 +101,8 @@ class Profile:
 
     def _wait_for_device(self) -> None:
         """At both ends of the recording, so that it holds the kernels of its own steps and no others."""
-        if self._run.processes.device.type == "cuda":
-            torch.cuda.synchronize(self._run.processes.device)
+        if self._run.world.device.type == "cuda":
+            torch.cuda.synchronize(self._run.world.device)
 
 
 def _write(profiler: profile, folder: Path, steps: int) -> TimeTable:

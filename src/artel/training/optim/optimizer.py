@@ -61,18 +61,18 @@ def state_bytes(model: PreTrainedModel, train: TrainConfig) -> int:
     return int(a_number[train.optimizer] * trained)
 
 
-class Stepper(Protocol):
+class OptimizerProtocol(Protocol):
     """What the loop and a checkpoint ask of what steps a model: `Optimizer`, or an engine of another's."""
 
     @property
     def loss_factor(self) -> torch.Tensor | None: ...
 
-    def clipped_step(
+    def clip_and_step(
         self, rate: float, norm: torch.Tensor, *, guarded: bool = False, spike: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     @property
-    def gathers(self) -> bool:
+    def saves_collectively(self) -> bool:
         """Whether `weights` and `state` are collected from all processes: whole, and on the first one alone."""
         ...
 
@@ -103,7 +103,7 @@ class Optimizer:
     `step` says.
     """
 
-    gathers = False
+    saves_collectively = False
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Optimizer:
         """What the loss must be multiplied by before the backward pass: a scalar on the device, or None."""
         return None if self.loss_scale is None else self.loss_scale.scale
 
-    def clipped_step(
+    def clip_and_step(
         self, rate: float, norm: torch.Tensor, *, guarded: bool = False, spike: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One step at `rate` times the peak learning rate, with clipped gradients; `norm` is theirs as they are.

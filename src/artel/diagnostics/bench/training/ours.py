@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from artel.config import RunConfig, run_from
-from artel.parallel import open_processes
+from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training import loop
 
@@ -24,8 +24,8 @@ _STEPS = 1_000_000
 def train(work: Work, after_step: AfterStep) -> None:
     """Train until ended; see contestant.py."""
     run = run_of(work)
-    with open_processes(run.train.threads) as processes:
-        loop.train(run, prepare(run), processes, _tell, occasions=[_AfterStep(after_step)])
+    with join_world(run.train.threads) as world:
+        loop.train(run, prepare(run), world, _tell, callbacks=[_AfterStep(after_step)])
 
 
 def _tell(text: str) -> None:
