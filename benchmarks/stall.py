@@ -3,7 +3,7 @@
     python benchmarks/stall.py [--gigabytes 1] [--rounds 5] [--every 12] [--folder FOLDER]
 
 One run trains a GPT-2 whose weights and AdamW's averages together take so many gigabytes (10^9 bytes), on one thread.
-It saves in turn with `checkpoint.asynchronous` true and false; timed is artel's own occasion `Save`, from its call
+It saves in turn with `checkpoint.asynchronous` true and false; timed is artel's own callback `Save`, from its call
 until it gives the loop back. A checkpoint that is still being written is waited for before the next one is timed. Shown
 are medians, and how long steps take while a checkpoint is being written, against those in which nothing is.
 """
@@ -44,7 +44,7 @@ write_seconds: list[float] = []
 
 
 class TimedSave(Save):
-    """artel's occasion; every other checkpoint goes through a saver that is not asynchronous."""
+    """artel's callback; every other checkpoint goes through a saver that is not asynchronous."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -129,11 +129,11 @@ CTRL_C = "import _thread; _thread.interrupt_main()"
 FORGOTTEN = """
 import sys, time, torch
 from artel.objectives import Batch
-from artel.training.prefetch import Ahead
+from artel.training.prefetch import Prefetcher
 def make(step):
     time.sleep(0.01)
     return [Batch({"input_ids": torch.randn(64, 64) @ torch.randn(64, 64)}, 1, 1)]
-ahead = Ahead(make, 0, 10**9, torch.device("cpu"))
+ahead = Prefetcher(make, 0, 10**9, torch.device("cpu"))
 ahead.take(0)
 %s
 """

@@ -58,7 +58,7 @@ class Ended(Exception):
 
 
 class Squeeze:
-    """An occasion: for step 4 a share of what the forward pass of step 3 held is left; `end` ends the run."""
+    """A callback: for step 4 a share of what the forward pass of step 3 held is left; `end` ends the run."""
 
     def __init__(self, share, end=None):
         self.share, self.end, self.held = share, end, 0
@@ -80,7 +80,7 @@ class Squeeze:
 
 
 class Nothing:
-    """An occasion: once a single row is run with all computed again, nothing is left for the step after."""
+    """A callback: once a single row is run with all computed again, nothing is left for the step after."""
 
     def __call__(self, run):
         if run.found == MicroBatchPlan(1, "full"):

@@ -35,7 +35,7 @@ class ParallelStrategy(Protocol):
 
     @property
     def dp_rank(self) -> int:
-        """Which share of a global batch this process takes, of `grid.batch_ranks`."""
+        """Which share of a global batch this process takes, of `dims.dp_degree`."""
         ...
 
     @property

@@ -108,7 +108,7 @@ def train(
 
 @dataclass(slots=True)
 class Run:
-    """All that a running training consists of; the occasions read it."""
+    """All that a running training consists of; the callbacks read it."""
 
     config: RunConfig
     folder: RunFolder

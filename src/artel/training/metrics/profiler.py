@@ -1,7 +1,7 @@
 """The profile of a few steps: `profile: true` writes RUN/profile with a Chrome trace and a table of where time goes.
 
-PyTorch's profiler runs for these steps alone, in the first process alone. Outside of them nothing is recorded: an
-occasion with nothing to do is called once a step, and ranges (`artel.models.profiler_ranges`) ask whether it runs.
+PyTorch's profiler runs for these steps alone, in the first process alone. Outside of them nothing is recorded: a
+callback with nothing to do is called once a step, and ranges (`artel.models.profiler_ranges`) ask whether it runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RECORDED = 3
 
 
 class Profile:
-    """An occasion: records steps 6 to 8 of this start of the run, fewer and earlier where the run is shorter.
+    """A callback: records steps 6 to 8 of this start of the run, fewer and earlier where the run is shorter.
 
     It is the last in the list, so that it sees a step together with what is done after it. `close` is called however
     the run ends.
