@@ -30,6 +30,12 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture
+def in_tmp_path(tmp_path, monkeypatch):
+    """The working folder is tmp_path: write_run then writes relative paths, as users do."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """On cores that other tests share, two threads wait for one another longer than such small sums take.

@@ -334,6 +334,7 @@ def test_a_read_only_folder(tmp_path, disk):
         assert "cannot be written" in done.stderr
 
 
+@pytest.mark.long
 def test_the_page_of_200_megabytes(tmp_path):
     page = Path(tmp_path / "a.html")
     with page.open("wb") as file:

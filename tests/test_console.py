@@ -12,6 +12,8 @@ from artel.training.metrics import trackers as tracking
 from artel.training.metrics.trackers import ConsoleTracker
 from support.runs import artel, write_run
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 FIGURES = {"loss": 3.25, "tokens_per_second": 1234.0}
 
 

@@ -141,13 +141,14 @@ def test_novels_and_code_get_the_ids_of_tokenizers(fast, shared_data):
 def test_no_texts_empty_texts_and_many(fast):
     assert ids_of(fast, []) == []
     assert ids_of(fast, ["", "a", ""]) == wanted_ids(fast, ["", "a", ""])
-    many = ids_of(fast, ["a b"] * 200_000)
-    assert len(many) == 200_000
+    many = ids_of(fast, ["a b"] * 20_000)
+    assert len(many) == 20_000
     assert many[0] == many[-1] == wanted_ids(fast, ["a b"])[0]
     assert next(fast.encode(["a"])).dtype == np.int64
     assert next(fast.encode([""])).shape == (0,)
 
 
+@pytest.mark.long
 @both
 def test_one_text_of_50_megabytes(quick):
     fast = quick(trained("gpt2"))
@@ -327,6 +328,7 @@ def test_a_copy_for_another_process_makes_its_own():
     assert ids_of(with_fastokens(copy), [LINE]) == ids_of(tokenizer, [LINE])
 
 
+@pytest.mark.long
 def test_memory_stays_flat(shared_data):
     """Texts that are all different, 30 MB of them: the caches of fastokens are bounded."""
     fast = with_fastokens(load_tokenizer(str(shared_data / "tokenizers" / "gpt2")))

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 from support import WORKERS
 from support.runs import artel, kill, largest_difference, losses, metrics, start, torchrun, wait_for_step, write_run
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 CASES = WORKERS / "train_cases.py"
 
 

@@ -47,8 +47,9 @@ def merged(base: dict, changes: dict) -> dict:
 
 
 def write_run(path: Path, **changes) -> Path:
-    """A run file TINY + changes; its run folder and stores lie beside it."""
-    run = merged(TINY, {"run": str(path.with_suffix("")), "data": {"store": str(path.parent / "stores")}})
+    """A run file TINY + changes; its run folder and stores lie beside it, by relative paths in the working folder."""
+    folder = Path() if path.parent == Path.cwd() else path.parent
+    run = merged(TINY, {"run": str(folder / path.stem), "data": {"store": str(folder / "stores")}})
     path.write_text(yaml.safe_dump(merged(run, changes), allow_unicode=True))
     return path
 
