@@ -3,18 +3,17 @@
 import fcntl
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import termios
-import time
 from contextlib import suppress
 
 import pytest
 
 from support.chat_models import ONE_THREAD
 from support.runs import ENVIRONMENT
+from support.waiting import LIMIT, Screen
 
 # The child makes the pseudo-terminal the one that it is controlled by, so that Ctrl-C typed into it is a signal.
 _IN_A_TERMINAL = """
@@ -36,28 +35,18 @@ class Terminal:
             env={**ENVIRONMENT, **ONE_THREAD, "TERM": "dumb"},
         )  # fmt: skip
         os.close(slave)
-        self._seen = ""
+        self._screen = Screen(self._master)
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def until(self, text: str, limit: float = 90) -> None:
+    def until(self, text: str, silence: float = LIMIT) -> None:
         """Read on until `text` is seen; what comes after it is left to the next call."""
-        self._read_until(lambda: text in self._seen, limit, text)
-        self._seen = self._seen.partition(text)[2]
+        self._screen.read_until(lambda seen: text in seen, silence)
+        self._screen.text = self._screen.text.partition(text)[2]
 
-    def until_more(self, characters: int, limit: float = 90) -> None:
-        self._read_until(lambda: len(self._seen) >= characters, limit, f"{characters} characters")
-
-    def _read_until(self, done, limit: float, wanted: str) -> None:
-        end = time.monotonic() + limit
-        while not done():
-            assert time.monotonic() < end, f"{wanted!r} was not seen in: {self._seen[-2000:]!r}"
-            if select.select([self._master], [], [], 0.1)[0]:
-                try:
-                    self._seen += os.read(self._master, 65536).decode(errors="replace")
-                except OSError:  # the other side is closed
-                    raise AssertionError(f"ended before {wanted!r}: {self._seen[-2000:]!r}") from None
+    def until_more(self, characters: int) -> None:
+        self._screen.read_until(lambda seen: len(seen) >= characters)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -101,15 +90,13 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(endless, tmp_path, terminal):
             seen.process.send_signal(signal.SIGINT)
         seen.until("(stopped; Ctrl-D ends)")
         seen.until("> ")
-    for _ in range(5):  # at the prompt: nothing to stop, and the program stays
-        # readline may miss a signal between showing the prompt and waiting for the line; people press again.
-        time.sleep(0.3)
+    # At the prompt there is nothing to stop, and the program stays. readline may miss a signal between showing the
+    # prompt and waiting for the line; people press again.
+    while True:
         seen.type("\x03")
         with suppress(AssertionError):
-            seen.until("(stopped; Ctrl-D ends)", limit=5)
+            seen.until("(stopped; Ctrl-D ends)", silence=5)
             break
-    else:
-        pytest.fail("Ctrl-C at the prompt is not answered")
     seen.until("> ")
     seen.type(f"/save {file}\n")
     seen.until("saved: ")
@@ -118,7 +105,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(endless, tmp_path, terminal):
     seen.until("commands are:")
     seen.until("> ")
     seen.type("\x04")
-    assert seen.process.wait(timeout=30) == 0
+    assert seen.process.wait(timeout=LIMIT) == 0
     messages = json.loads(file.read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == ["Message typed", "Message sent"]
     assert all(len(message["content"]) > 10 for message in messages[1::2])
@@ -131,5 +118,5 @@ def test_the_prompt_is_not_written_into_a_file(with_marks, tmp_path, terminal):
         seen.type("Who are you?\n")
         seen.until("> ")
         seen.type("/exit\n")
-        assert seen.process.wait(timeout=30) == 0
+        assert seen.process.wait(timeout=LIMIT) == 0
     assert (tmp_path / "out.txt").read_text() == "I am a tiny model.\n"

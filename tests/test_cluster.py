@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from datatrove.executor.local import LocalPipelineExecutor  # noqa: E402
 
 from artel.preparing.engines.cluster import Work, lost, new_work  # noqa: E402
 from artel.preparing.engines.slurm import Array  # noqa: E402
+from support.waiting import LIMIT, wait_until  # noqa: E402
 
 SLURM = {"time": "0:10:00", "memory": "1G"}
 
@@ -183,16 +183,9 @@ def slurm(slurm_environment, monkeypatch):
 
 
 def queue():
-    done = subprocess.run(["squeue", "--noheader", "--format=%A"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["squeue", "--noheader", "--format=%A"], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
-
-
-def wait_until(condition, limit=90):
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def in_thread(run):
@@ -242,8 +235,8 @@ def test_the_starter_is_killed_and_then_the_job_cancelled(tmp_path, slurm, monke
     assert first  # its job goes on
     thread, raised = in_thread(on_slurm)
     wait_until(lambda: len(finished()) >= len(before) + 4 and queue() and not first & set(queue()))  # it was ended
-    subprocess.run(["scancel", *queue()], check=True, timeout=60)
-    thread.join(120)
+    subprocess.run(["scancel", *queue()], check=True, timeout=LIMIT)
+    thread.join(LIMIT)
     [error] = raised
     assert "tasks (text) were not done: the job" in str(error)
     assert "ended as CANCELLED" in str(error)

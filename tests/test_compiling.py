@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from artel.models.compile import OFF, compile_choice, compile_layers, has_compil
 from artel.models.cpu.cross_entropy import cpu_slopes
 from artel.models.loss import model_losses
 from support.runs import artel, write_run
+from support.waiting import LIMIT, wait_until
 
 CPU = torch.device("cpu")
 
@@ -93,12 +93,10 @@ def test_ctrl_c_ends_no_compiler(tmp_path):
     for line in run.stderr:
         lines.append(line)
         if "compiling the layers" in line:
-            end = time.monotonic() + 120
-            while time.monotonic() < end and subprocess.run(["pgrep", "-g", str(run.pid), "cc1plus"]).returncode:
-                time.sleep(0.01)
+            wait_until(lambda: subprocess.run(["pgrep", "-g", str(run.pid), "cc1plus"]).returncode == 0)
             os.killpg(run.pid, signal.SIGINT)
-    assert run.wait(60) == 130, lines
-    again = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert run.wait(LIMIT) == 130, lines
+    again = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment)
     assert again.returncode == 0
     assert not [
         line for line in [*lines, *again.stderr.splitlines()] if "cannot be compiled" in line or "built" in line

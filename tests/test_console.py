@@ -1,9 +1,7 @@
 """What is seen of a run while it works: the bar on a terminal, lines without one, and how it ends."""
 
 import os
-import select
 import shlex
-import time
 
 import pytest
 
@@ -11,6 +9,7 @@ from artel.training.evaluation import News
 from artel.training.metrics import trackers as tracking
 from artel.training.metrics.trackers import ConsoleTracker
 from support.runs import artel, write_run
+from support.waiting import Screen
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -23,14 +22,10 @@ class Seen:
     def __init__(self) -> None:
         self._master, slave = os.openpty()
         self.stream = os.fdopen(slave, "w")
-        self._text = ""
+        self._screen = Screen(self._master)
 
     def until(self, text: str) -> None:
-        end = time.monotonic() + 60
-        while text not in self._text:
-            assert time.monotonic() < end, f"{text!r} is not seen in {self._text[-2000:]!r}"
-            if select.select([self._master], [], [], 0.1)[0]:
-                self._text += os.read(self._master, 65536).decode()
+        self._screen.read_until(lambda seen: text in seen)
 
     def close(self) -> None:
         self.stream.close()
@@ -83,13 +78,13 @@ def test_without_a_terminal_there_are_lines(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_news_come_now_and_then(monkeypatch):
+def test_news_come_now_and_then():
     told = []
-    news = News(told.append, "evaluating")
-    news(0.1)
-    monkeypatch.setattr("artel.training.evaluation._SECONDS_BETWEEN_NEWS", 0.0)
-    news(0.4)
-    assert told == ["evaluating 40%"]
+    now = iter([0.0, 9.9, 10.0, 19.9, 20.0])
+    news = News(told.append, "evaluating", clock=lambda: next(now))
+    for share in (0.1, 0.4, 0.5, 0.8):
+        news(share)
+    assert told == ["evaluating 40%", "evaluating 80%"]
 
 
 OBJECTIVES = {

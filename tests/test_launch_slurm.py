@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,8 +15,7 @@ from artel.launching.started import first_host
 from support import cluster_slurm
 from support.runs import ENVIRONMENT, artel, largest_difference, losses, write_run
 from support.sockets import free_ports
-
-LIMIT = 400
+from support.waiting import LIMIT, wait_until
 
 
 def directives(script):
@@ -25,7 +23,7 @@ def directives(script):
 
 
 def shell_reads(script):
-    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=LIMIT)
     return done.returncode == 0 and not done.stderr
 
 
@@ -111,7 +109,7 @@ def test_values_stay_one_word_each(tmp_path):
     srun = tmp_path / "srun"
     srun.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv))\n")
     srun.chmod(0o755)
-    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, timeout=30, cwd=tmp_path,
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path,
                           env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -179,16 +177,9 @@ def reference(tmp_path_factory):
 
 def job(cluster, number):
     """What Slurm knows of a job, by name."""
-    done = subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True, timeout=30,
+    done = subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True, timeout=LIMIT,
                           env={**os.environ, **cluster})  # fmt: skip
     return dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
-
-
-def wait_until(condition, log):
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end, log.read_text()[-4000:] if log.exists() else f"no {log}"
-        time.sleep(0.1)
 
 
 @needs_slurm
@@ -200,18 +191,22 @@ def test_a_job_of_two_nodes_is_warned_saves_is_queued_again_and_completes(tmp_pa
     assert done.returncode == 0, done.stderr
     number = json.loads(done.stdout)["job"]
     log = folder / f"slurm-{number}.log"
+
+    def logged():
+        return log.read_text()[-4000:] if log.exists() else f"no {log}"
+
     try:
-        wait_until(lambda: (folder / "metrics.jsonl").exists() and len(losses(folder)) >= 20, log)
+        wait_until(lambda: (folder / "metrics.jsonl").exists() and len(losses(folder)) >= 20, logged)
         # What Slurm itself does before the time is over, but it may do so up to a minute early.
-        subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True, timeout=30,
+        subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True, timeout=LIMIT,
                        env={**os.environ, **cluster})  # fmt: skip
-        wait_until(lambda: job(cluster, number).get("Restarts") == "1", log)
+        wait_until(lambda: job(cluster, number).get("Restarts") == "1", logged)
         told = log.read_text()
         assert "stopped and saved after step" in told
         assert "2 process(es)" in told
-        wait_until(lambda: job(cluster, number).get("JobState") == "COMPLETED", log)
+        wait_until(lambda: job(cluster, number).get("JobState") == "COMPLETED", logged)
     finally:
-        subprocess.run(["scancel", number], timeout=30, env={**os.environ, **cluster})
+        subprocess.run(["scancel", number], timeout=LIMIT, env={**os.environ, **cluster})
     assert "going on after step" in log.read_text()
     assert largest_difference(reference, losses(folder)) < 1e-5
 
@@ -239,6 +234,6 @@ def test_tasks_of_srun_train_as_one_process_does(tmp_path, cluster, reference):
 @pytest.mark.long
 @pytest.mark.parametrize("nodes", ["n1", "n[1,3-5],m7", "gpu[007-012,20]", "r[1-2]n[3-4]", "a-b[08-11]"])
 def test_the_first_host_is_the_one_that_slurm_tells(cluster, nodes):
-    done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30,
+    done = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=LIMIT,
                           env={**os.environ, **cluster})  # fmt: skip
     assert first_host(nodes) == done.stdout.split()[0]

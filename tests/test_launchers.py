@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,8 +18,8 @@ from artel.errors import InputError
 from artel.launching import take_over
 from support.runs import ENVIRONMENT, artel, end, largest_difference, losses, start, wait_for_step, write_run
 from support.sockets import free_ports
+from support.waiting import LIMIT, wait_until_gone
 
-LIMIT = 200
 PROGRAMS = Path(sys.executable).parent
 
 
@@ -196,7 +195,7 @@ def test_two_launchers_meet_and_start_again_what_was_killed(tmp_path, reference)
     endpoint = f"127.0.0.1:{free_ports(1)[0]}"
     both = [start("train", run, "--nnodes", "2", "--rdzv-endpoint", endpoint, "--max-restarts", "1") for _ in range(2)]
     try:
-        wait_for_step(both[0], tmp_path / "run", 4, LIMIT)
+        wait_for_step(both[0], tmp_path / "run", 4)
         os.kill(worker_of(both[1]), signal.SIGKILL)
         told = [process.communicate(timeout=LIMIT)[1] for process in both]
     finally:
@@ -216,15 +215,12 @@ def test_a_launcher_that_is_warned_or_killed_leaves_a_saved_run_and_no_process(t
     for number, step in ((signal.SIGUSR1, 5), (signal.SIGKILL, 300)):
         launcher = start("train", run, "--max-restarts", "1")
         try:
-            wait_for_step(launcher, tmp_path / "run", step, LIMIT)
+            wait_for_step(launcher, tmp_path / "run", step)
             worker = worker_of(launcher)
             before = saved(tmp_path / "run")
             os.kill(launcher.pid, number)
             assert launcher.wait(LIMIT) == (130 if number == signal.SIGUSR1 else -signal.SIGKILL)
-            until = time.monotonic() + LIMIT
-            while Path(f"/proc/{worker}").exists():
-                assert time.monotonic() < until
-                time.sleep(0.05)
+            wait_until_gone([worker])
             assert saved(tmp_path / "run") > before
         finally:
             end(launcher)
@@ -235,7 +231,7 @@ def test_a_launcher_that_is_warned_or_killed_leaves_a_saved_run_and_no_process(t
 def test_a_process_that_failed_is_named(tmp_path):
     launcher = start("train", write_run(tmp_path / "run.yaml", **STEADY), "--nproc", "2")
     try:
-        wait_for_step(launcher, tmp_path / "run", 4, LIMIT)
+        wait_for_step(launcher, tmp_path / "run", 4)
         os.kill(worker_of(launcher), signal.SIGKILL)
         _, told = launcher.communicate(timeout=LIMIT)
     finally:

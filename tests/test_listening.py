@@ -9,9 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from datetime import timedelta
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -28,8 +26,8 @@ from artel.launching.signed_store import ForeignValue, SignedStore
 from artel.parallel.tcp_store import process_store, serve_store
 from support.runs import ENVIRONMENT, end, start, wait_for_step, workers_of, write_run
 from support.sockets import descendants, free_ports, has_ipv6, listening, outside
+from support.waiting import LIMIT, wait_until_gone
 
-LIMIT = 200
 SHORT = timedelta(seconds=20)
 SECRET = b"0123456789abcdef"
 ENDLESS = {"train": {"steps": 100_000}, "checkpoint": {"every": "never"}, "validate": {"every": "never"}}
@@ -219,7 +217,7 @@ def test_one_host_listens_on_loopback_alone_and_takes_nothing_from_there(tmp_pat
                                 start_new_session=True)  # fmt: skip
     try:
         for step in (2, 4):
-            wait_for_step(launcher, tmp_path / "run", step, LIMIT)
+            wait_for_step(launcher, tmp_path / "run", step)
             places = listening(descendants(launcher.pid))
             assert len(places) > processes, places  # the store, and gloo of each
             assert outside(places) == set()
@@ -230,7 +228,7 @@ def test_one_host_listens_on_loopback_alone_and_takes_nothing_from_there(tmp_pat
                 os.kill(next(iter(workers.values())), signal.SIGKILL)
                 wait_until_gone(workers.values())
                 before = logged(tmp_path / "run")  # nothing but what is started anew adds to it
-                wait_for_step(launcher, tmp_path / "run", before + 2, LIMIT)
+                wait_for_step(launcher, tmp_path / "run", before + 2)
         launcher.send_signal(signal.SIGTERM)
         _, told = launcher.communicate(timeout=LIMIT)
     finally:
@@ -239,13 +237,6 @@ def test_one_host_listens_on_loopback_alone_and_takes_nothing_from_there(tmp_pat
     assert not (tmp_path / "ran").exists()
     assert len(re.findall(r"process \d on \S+: was ended by SIGKILL; starting again from the last", told)) == 1
     assert "torch/distributed" not in told  # its own log of the same, for those who know its code
-
-
-def wait_until_gone(processes):
-    limit = time.monotonic() + LIMIT
-    while any(Path(f"/proc/{number}").exists() for number in processes):
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 def logged(folder):
@@ -270,7 +261,7 @@ def test_a_foreign_client_can_end_a_run_of_several_hosts_and_no_more(tmp_path):
     [port] = free_ports(1)
     both = [start("train", run, "--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{port}") for _ in range(2)]
     try:
-        wait_for_step(both[0], tmp_path / "run", 2, LIMIT)
+        wait_for_step(both[0], tmp_path / "run", 2)
         assert (tmp_path / "run" / ".secret").stat().st_mode & 0o777 == 0o600
         places = set.union(*(listening(descendants(process.pid)) for process in both))
         assert ("127.0.0.1", port) in places

@@ -4,7 +4,6 @@ after any kill; and what it holds of each set adds up."""
 import json
 import os
 import random
-import time
 from collections import Counter
 
 import numpy as np
@@ -18,6 +17,7 @@ from artel.text.dedup.exact import DIGEST, repeated
 from support.runs import kill, start
 from support.servers import Relay
 from support.stores import lines_with_repeats, run_of, stored, tree
+from support.waiting import wait_until
 
 pytest_plugins = ["support.services"]
 
@@ -106,9 +106,9 @@ def test_a_killed_prepare_goes_on_and_ends_the_same(tmp_path, everything):
     seen = []
     for wanted in (1, 12, 40):  # so many finished parts at the least when it is killed
         process = start("prepare", file)
-        end = time.monotonic() + 60
-        while len(list(parts.glob("*.parts/text/0*"))) < wanted and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.005)
+        wait_until(
+            lambda: len(list(parts.glob("*.parts/text/0*"))) >= wanted or process.poll() is not None  # noqa: B023
+        )
         kill(process)
         seen.append({path.name: path.stat().st_ino for path in parts.glob("*.parts/text/0*")})
         assert not [path for path in parts.glob("*/manifest.json") if not path.parent.name.startswith(".")]

@@ -16,6 +16,7 @@ from artel.storage import lock
 from artel.text import Ledger, read_documents
 from support.runs import artel, kill, start, write_run
 from support.stores import run_of
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -212,10 +213,7 @@ def test_the_process_beside_ends_with_the_one_that_started_it(tmp_path):
     beside = Path(f"/proc/{int(starter.stdout.readline())}/stat")
     starter.kill()
     starter.wait()
-    end = time.monotonic() + 100
-    while beside.exists() and beside.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: not beside.exists() or beside.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 @pytest.mark.ci

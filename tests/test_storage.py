@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,13 +116,15 @@ def test_a_held_lock_says_who_holds_it_and_falls_with_its_process(tmp_path: Path
     process = start(HOLDER, tmp_path / "lock")
     with pytest.raises(WorkError, match=f"process {process.pid} "), lock(tmp_path / "lock", wait=False):
         pass
-    waited: list[float] = []
-    killer = threading.Timer(0.3, kill, [process])
-    killer.start()
-    with lock(tmp_path / "lock", lambda: waited.append(time.monotonic())):
+    waited: list[int] = []
+
+    def on_wait() -> None:
+        waited.append(process.pid)
+        kill(process)
+
+    with lock(tmp_path / "lock", on_wait):
         pass
-    killer.join()
-    assert len(waited) == 1
+    assert waited == [process.pid]
 
 
 def test_a_lock_that_is_removed_each_time_is_still_held_by_one(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import gzip
 import random
-import time
 import tracemalloc
 
 import pyarrow
@@ -153,12 +152,11 @@ def test_nested_and_repeated_machinery_is_skipped():
 
 
 def test_nothing_takes_quadratic_time():
-    start = time.monotonic()
+    """A fraction of a second; when quadratic hours, which the limit of a test ends."""
     assert html_to_text(b"<!-- " * 100_000 + b"text").endswith("text")
     assert html_to_text(b"<!-- x -->" * 100_000 + b"text") == "text"
     assert len(clean("a" + " " * 1_000_000 + "b\n", CleanConfig())) == 1_000_002
     assert clean("a" + "\n \n" * 300_000 + "b", CleanConfig()) == "a\n\n\nb"
-    assert time.monotonic() - start < 10  # a fraction of a second; hours when quadratic
 
 
 def test_paths_that_cannot_be(tmp_path):

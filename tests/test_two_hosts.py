@@ -17,10 +17,9 @@ import pytest
 from support.runs import ENVIRONMENT, artel, largest_difference, losses, roberta_of_2019, write_run
 from support.sockets import has_ipv6, watch
 from support.two_hosts import FIRST, HIDDEN, MARKS, PORT, SECOND, ip, six, two_namespaces
+from support.waiting import LIMIT
 
 pytestmark = MARKS
-
-LIMIT = 120
 
 
 @pytest.fixture

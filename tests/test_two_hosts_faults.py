@@ -15,9 +15,9 @@ import pytest
 
 from support.runs import ENVIRONMENT, artel, largest_difference, losses, wait_for_step, write_run
 from support.two_hosts import FIRST, HIDDEN, MARKS, PORT, ip, two_namespaces
+from support.waiting import LIMIT, wait_until
 
 STEPS = 400
-LIMIT = 280
 # A rate that stays as it is: then the first steps of a longer run are those of a shorter one. SGD and a low rate: with
 # AdamW and 1e-3 the last bit of a sum has grown to 1e-5 of the gradient norm by step 60.
 STEADY = {"steps": STEPS, "warmup": 0, "schedule": "constant", "optimizer": "sgd", "learning_rate": 1e-2}
@@ -54,11 +54,11 @@ class Host:
         return self._log.read_text()
 
     def await_told(self, text, times=1):
-        end = time.monotonic() + LIMIT
-        while self.told().count(text) < times:
-            assert time.monotonic() < end, f"not within {LIMIT} s: {text}\n{self.told()[-3000:]}"
-            assert self.process.poll() is None, f"ended without: {text}\n{self.told()[-3000:]}"
-            time.sleep(0.1)
+        def said():
+            return self.told().count(text) >= times
+
+        wait_until(lambda: said() or self.process.poll() is not None, lambda: f"{text}\n{self.told()[-3000:]}")
+        assert said(), f"ended without: {text}\n{self.told()[-3000:]}"
 
     def worker(self):
         """The process id of a worker of this host."""
@@ -115,7 +115,7 @@ def seconds(since, what):
 
 def test_goes_on_after_a_workers_sigkill(begin, reference):
     first, second, folder = begin("--nnodes", 2, "--max-restarts", 1)
-    wait_for_step(first.process, folder, 50, LIMIT)
+    wait_for_step(first.process, folder, 50)
     worker = second.worker()
     since = time.monotonic()
     os.kill(worker, signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_goes_on_after_a_workers_sigkill(begin, reference):
 def test_goes_on_alone_after_a_hosts_loss_and_together_when_it_is_back(begin, reference):
     first, second, folder = begin("--nnodes", "1:2", steps=100_000)
     first.await_told("2 process(es)")
-    wait_for_step(first.process, folder, 50, LIMIT)
+    wait_for_step(first.process, folder, 50)
     since = time.monotonic()
     second.lose()
     first.await_told("1 process(es)")
@@ -140,7 +140,7 @@ def test_goes_on_alone_after_a_hosts_loss_and_together_when_it_is_back(begin, re
     first.await_told("2 process(es)", times=2)
     seconds(since, "the host back, training together")
     before = len(losses(folder))
-    wait_for_step(first.process, folder, before + 20, LIMIT)
+    wait_for_step(first.process, folder, before + 20)
     for host in (second, first):
         host.process.send_signal(signal.SIGTERM)
     assert (first.end(), second.end()) == (130, 130), first.told() + second.told()
@@ -149,7 +149,7 @@ def test_goes_on_alone_after_a_hosts_loss_and_together_when_it_is_back(begin, re
 
 def test_goes_on_after_the_cable_was_cut_for_a_minute(begin, reference):
     first, second, folder = begin("--nnodes", "1:2")
-    wait_for_step(first.process, folder, 50, LIMIT)
+    wait_for_step(first.process, folder, 50)
     cable = f"v{second.namespace[5:]}"
     ip("-n", second.namespace, "link", "set", cable, "down")
     time.sleep(60)
@@ -158,7 +158,7 @@ def test_goes_on_after_the_cable_was_cut_for_a_minute(begin, reference):
     assert len(losses(folder)) == step < STEPS
     ip("-n", second.namespace, "link", "set", cable, "up")
     since = time.monotonic()
-    wait_for_step(first.process, folder, step + 1, LIMIT)
+    wait_for_step(first.process, folder, step + 1)
     seconds(since, "the cable whole again, the next step")
     assert (first.end(), second.end()) == (0, 0), first.told() + second.told()
     assert "going on after step" not in first.told() + second.told()  # nothing was started again
@@ -168,7 +168,7 @@ def test_goes_on_after_the_cable_was_cut_for_a_minute(begin, reference):
 def test_goes_on_alone_when_the_cable_stays_cut_and_together_when_it_is_whole(begin, reference):
     """A host that is silent but whose connections stay open, as after a power cut; this one comes back by itself."""
     first, second, folder = begin("--nnodes", "1:2", steps=100_000)
-    wait_for_step(first.process, folder, 50, LIMIT)
+    wait_for_step(first.process, folder, 50)
     cable = f"v{second.namespace[5:]}"
     ip("-n", second.namespace, "link", "set", cable, "down")
     since = time.monotonic()
@@ -186,7 +186,7 @@ def test_goes_on_alone_when_the_cable_stays_cut_and_together_when_it_is_whole(be
 
 def test_the_host_of_the_rendezvous_is_lost_and_the_same_commands_go_on(begin, reference):
     first, second, folder = begin("--nnodes", "1:2")
-    wait_for_step(first.process, folder, 50, LIMIT)
+    wait_for_step(first.process, folder, 50)
     since = time.monotonic()
     first.lose()
     assert second.end() == 1

@@ -4,11 +4,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 from support.sockets import free_ports
+from support.waiting import wait_until
 
 LIMIT = 60
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "squeue", "runuser")
@@ -96,10 +96,8 @@ def states(environment):
     return set(done.stdout.split())
 
 
-def wait_for(condition, folder, limit=LIMIT):
-    end = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > end:
-            told = "\n".join(f"{file.name}: {file.read_text()[-2000:]}" for file in folder.glob("*.log"))
-            raise AssertionError(f"not within {limit} seconds\n{told}")
-        time.sleep(0.2)
+def wait_for(condition, folder):
+    def logs():
+        return "\n".join(f"{file.name}: {file.read_text()[-2000:]}" for file in folder.glob("*.log"))
+
+    wait_until(condition, logs)

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import yaml
 
 from support.forks import run_forked
+from support.waiting import LIMIT, wait_until
 
 # It lies beside the environment (see the Makefile): once it is installed, accelerate imports it to save any model.
 DEEPSPEED = Path(sys.prefix) / "deepspeed"
@@ -54,7 +54,7 @@ def write_run(path: Path, **changes) -> Path:
     return path
 
 
-def artel(*arguments: str, timeout: float = 120, env: dict | None = None, **more) -> subprocess.CompletedProcess:
+def artel(*arguments: str, timeout: float = LIMIT, env: dict | None = None, **more) -> subprocess.CompletedProcess:
     """Run the command and wait; its output is captured as text.
 
     A verb that imports torch is forked off a process that has imported it (forks.py), unless variables are set for it,
@@ -89,7 +89,7 @@ def start(*arguments: str) -> subprocess.Popen:
     )
 
 
-def torchrun(processes: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess:
+def torchrun(processes: int, *arguments: str, timeout: float = LIMIT) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT
@@ -111,18 +111,15 @@ def largest_difference(one: dict, other: dict) -> float:
     return max(abs(a - b) / abs(a) for step in one for a, b in zip(one[step], other[step], strict=True))
 
 
-def wait_for_step(process: subprocess.Popen, folder: Path, step: int, limit: float = 90) -> None:
+def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
     """Until the run has logged `step`."""
-    end = time.monotonic() + limit
-    while time.monotonic() < end and process.poll() is None:
-        file = folder / "metrics.jsonl"
-        lines = file.read_bytes().count(b'"loss"') if file.exists() else 0
-        if lines >= step:
-            return
-        time.sleep(0.01)
-    raise AssertionError(
-        f"step {step} was not reached: {process.communicate()[1] if process.poll() is not None else ''}"
-    )
+    file = folder / "metrics.jsonl"
+
+    def reached():
+        return file.exists() and file.read_bytes().count(b'"loss"') >= step
+
+    wait_until(lambda: reached() or process.poll() is not None, lambda: f"step {step}")
+    assert reached(), f"step {step} was not reached: {process.communicate()[1]}"
 
 
 def kill(process: subprocess.Popen) -> None:

@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import boto3
 import pytest
 
 from support.servers import FILES, Relay
+from support.waiting import LIMIT, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +29,18 @@ def s3_server():
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+
+    def answers():
+        assert process.poll() is None
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=LIMIT):
+            return True
+
     try:
-        for _ in range(300):
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=5):
-                    break
-            except OSError:
-                assert process.poll() is None
-                time.sleep(0.1)
+        wait_until(answers)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(LIMIT)
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def bucket(s3_server, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    urllib.request.urlopen(urllib.request.Request(f"{s3_server}/moto-api/reset", method="POST"), timeout=10).close()
+    urllib.request.urlopen(urllib.request.Request(f"{s3_server}/moto-api/reset", method="POST"), timeout=LIMIT).close()
     client = boto3.client("s3")
     client.create_bucket(Bucket="texts")
     return client

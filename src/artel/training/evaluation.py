@@ -24,12 +24,12 @@ _SECONDS_BETWEEN_NEWS = 10.0
 class News:
     """How far a long piece of work is, in a line every ten seconds: `evaluating 40%`."""
 
-    def __init__(self, tell: Callable[[str], None], what: str) -> None:
-        self._tell, self._what = tell, what
-        self._last = time.monotonic()
+    def __init__(self, tell: Callable[[str], None], what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell, self._what, self._clock = tell, what, clock
+        self._last = clock()
 
     def __call__(self, share: float) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - self._last >= _SECONDS_BETWEEN_NEWS:
             self._last = now
             self._tell(f"{self._what} {share:.0%}")

@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from support.waiting import LIMIT, wait_until
 
 HEAD, NODES = "10.213.78.1", ["10.213.78.2", "10.213.78.3"]
 
@@ -52,9 +53,7 @@ def main(folder: Path, texts: Path):
     cluster.wait_for_nodes()
     os.environ["RAY_ADDRESS"] = cluster.address
     try:
-        began = time.monotonic()
-        prepared = prepare(run_of("whole"))
-        told["whole"], told["seconds"] = tree(prepared.folder), round(time.monotonic() - began, 1)
+        told["whole"] = tree(prepare(run_of("whole")).folder)
         told["workspace_left"] = [str(path) for path in (folder / "whole").rglob("jobs")]
 
         (folder / "killing").mkdir()
@@ -77,7 +76,7 @@ def main(folder: Path, texts: Path):
             wait_for_parts(parts, told["parts_when_killed"] + 10, second)
             told["parts_when_node_went"] = len(finished(parts))
             cluster.remove_node(nodes[1], allow_graceful=False)
-            told["status"] = second.wait(150)
+            told["status"] = second.wait(LIMIT)
         finally:
             if second.poll() is None:
                 os.killpg(second.pid, signal.SIGKILL)
@@ -94,9 +93,7 @@ def finished(parts: Path):
 
 
 def wait_for_parts(parts: Path, count: int, process):
-    end = time.monotonic() + 120
-    while len(finished(parts)) < count and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_until(lambda: len(finished(parts)) >= count or process.poll() is not None)
 
 
 if __name__ == "__main__":
