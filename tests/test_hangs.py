@@ -103,6 +103,7 @@ def test_an_overseer_that_is_interrupted_while_it_starts_goes_on(tmp_path):
     assert status == 0
 
 
+@pytest.mark.processes
 def test_collectives_wait_as_long_as_they_are_told(alone):
     assert alone[1]["waits"] == 0, alone[2]
 
