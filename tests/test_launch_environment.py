@@ -17,9 +17,9 @@ def test_hosts_by_flags_and_by_environment(monkeypatch):
     for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     alone = Hosts.read(None)
-    assert (alone.all_reduce_min, alone.count, alone.rank, alone.fixed) == (1, 1, 0, True)
+    assert (alone.least, alone.count, alone.rank, alone.fixed) == (1, 1, 0, True)
     elastic = Hosts.read("1:4", endpoint="node1:4000")
-    assert (elastic.all_reduce_min, elastic.count, elastic.rank, elastic.where) == (1, 4, None, "node1:4000")
+    assert (elastic.least, elastic.count, elastic.rank, elastic.where) == (1, 4, None, "node1:4000")
     assert elastic.elastic
     assert not elastic.fixed
     assert Hosts.read("2", endpoint="[fe80::1]:4000").where == "[fe80::1]:4000"
