@@ -216,7 +216,7 @@ def _work(run: RunConfig) -> dict[str, Any]:
 
     choose_interface_of_process()
     held = lock(RunFolder(Path(run.run)).processes_lock, wait=False, shared=True)
-    with join_world(run.train.threads) as processes, lost_others_told(), held:
+    with join_world(run.train.threads) as world, lost_others_told(), held:
         if _LED in os.environ:  # who starts the run anew knows of this process only from now on
             end_with_launcher(int(os.environ[_LED]))
-        return train_run(run, prepare(run, tell), processes, tell)
+        return train_run(run, prepare(run, tell), world, tell)

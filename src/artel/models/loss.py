@@ -135,39 +135,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
             guesses = torch.empty_like(targets)
             grad_hidden = torch.empty_like(inputs) if wants_hidden else None
             grad_weight = None
-            of_bias = torch.zeros(matrix.shape[0], device=hidden.device) if wants_bias else None
+            grad_bias = torch.zeros(matrix.shape[0], device=hidden.device) if wants_bias else None
             # The same on all processes that share a vocabulary, of which the last may have fewer ids.
             columns = matrix.shape[0] if share is None else share.most
             size = max(128, _AT_A_TIME.get(hidden.device.type, 2**25) // (4 * columns))
             for start in range(0, len(targets), size):
                 piece = slice(start, start + size)
                 logits = F.linear(inputs[piece], matrix, shift)
-                found, guesses[piece], of_logits = find(logits, targets[piece])
+                found, guesses[piece], grad_logits = find(logits, targets[piece])
                 loss += found
                 if grad_hidden is not None:
-                    torch.mm(of_logits, matrix, out=grad_hidden[piece])
+                    torch.mm(grad_logits, matrix, out=grad_hidden[piece])
                 if wants_weight:
-                    grad_weight = add(grad_weight, of_logits, inputs[piece])
-                if of_bias is not None:
-                    of_bias += of_logits.float().sum(dim=0)
+                    grad_weight = add(grad_weight, grad_logits, inputs[piece])
+                if grad_bias is not None:
+                    grad_bias += grad_logits.float().sum(dim=0)
             if grad_hidden is not None and share is not None:
                 dist.all_reduce(grad_hidden, group=share.group)
         ctx.grad_hidden = grad_hidden if grad_hidden is None else grad_hidden.to(hidden.dtype)
         if wants_weight and grad_weight is None:
             grad_weight = torch.zeros(matrix.shape, device=hidden.device)  # there were no positions at all
         ctx.grad_weight = grad_weight if grad_weight is None else grad_weight[:vocabulary].to(weight.dtype)
-        ctx.of_bias = of_bias if of_bias is None else of_bias[:vocabulary].to(weight.dtype)
+        ctx.grad_bias = grad_bias if grad_bias is None else grad_bias[:vocabulary].to(weight.dtype)
         ctx.mark_non_differentiable(guesses)
         return loss, guesses
 
     @staticmethod
     def backward(ctx: Any, *of_outputs: Any) -> tuple[torch.Tensor | None, ...]:
         slope = of_outputs[0]  # of the loss; the guesses have none
-        if ctx.grad_hidden is None and ctx.grad_weight is None and ctx.of_bias is None:
+        if ctx.grad_hidden is None and ctx.grad_weight is None and ctx.grad_bias is None:
             raise RuntimeError("the gradient of this loss was taken before, and is gone")
-        kept = (ctx.grad_hidden, ctx.grad_weight, ctx.of_bias)
+        kept = (ctx.grad_hidden, ctx.grad_weight, ctx.grad_bias)
         found = tuple(None if each is None else each.mul_(slope) for each in kept)
-        ctx.grad_hidden = ctx.grad_weight = ctx.of_bias = None
+        ctx.grad_hidden = ctx.grad_weight = ctx.grad_bias = None
         return *found, None, None, None, None
 
 

@@ -157,14 +157,14 @@ class DataParallel:
                     found = self._learn(self._local_batch(batch))
                 with marked("artel: backward"):
                     self._backward(found[0] * scale)
-            sums.append(self._own(found.detach()))
+            sums.append(self._count_once(found.detach()))
         return torch.stack(sums).sum(dim=0)
 
     def _survey(self, batches: list[Batch]) -> None:
         found = []
         with torch.no_grad(), self._autocast():
             for batch in batches:
-                found.append(self._own(self._survey_of(self._local_batch(batch))))
+                found.append(self._count_once(self._survey_of(self._local_batch(batch))))
         self._objective.set_global_statistics(self.all_reduce_sum(torch.stack(found).sum(dim=0).double().tolist()))
 
     def probe_memory(self, batch: Batch) -> None:
@@ -185,8 +185,8 @@ class DataParallel:
             for batch, indices in batches:
                 with self._autocast():
                     sums, rows = self._judgement(self._local_batch(batch))
-                totals += self._own(sums).double().cpu()
-                outputs[indices] = self._own(rows[: len(indices)]).double().cpu()
+                totals += self._count_once(sums).double().cpu()
+                outputs[indices] = self._count_once(rows[: len(indices)]).double().cpu()
         self.model.train()
         if self._world.size > 1 and outputs.numel():
             dist.all_reduce(outputs)  # each sample is one rank's; the others have zeros in its place
@@ -221,7 +221,7 @@ class DataParallel:
         """This process's part of a micro-batch, on its device."""
         return batch.to(self._world.device)
 
-    def _own(self, found: torch.Tensor) -> torch.Tensor:
+    def _count_once(self, found: torch.Tensor) -> torch.Tensor:
         """What this process adds to the sums over all."""
         return found
 

@@ -172,7 +172,7 @@ class FullyShardedDataParallel(DataParallel):
         """Whatever is computed of parts of sequences, forward and backward, is computed in this."""
         return nullcontext() if self._shared is None else self._shared.exchanging()
 
-    def _own(self, found: torch.Tensor) -> torch.Tensor:
+    def _count_once(self, found: torch.Tensor) -> torch.Tensor:
         # Those that share the matrices of a layer all find the same.
         return found if self._world.rank % self.dims.tensor == 0 else torch.zeros_like(found)
 

@@ -8,13 +8,13 @@ from pydantic import field_validator
 
 from artel.config.sbatch import directive, one_line, quoted
 from artel.config.schema.base import Section, free
-from artel.config.schema.quantities import Bytes, World
+from artel.config.schema.quantities import Bytes, ProcessCount
 
 
 class SlurmConfig(Section):
     partition: str = free("", "Partition of the jobs; the cluster's default when silent.")
     time: str = free("24:00:00", "Time limit of a job, as sbatch takes it.")
-    cpus: World = free(
+    cpus: ProcessCount = free(
         1, "Processes of a job, each with a core: as many as a node has where only whole nodes are given out."
     )
     memory: Bytes = free(4_000_000_000, "Memory of a process, in bytes.", ge=1)
@@ -46,7 +46,7 @@ class PrepareConfig(Section):
         "Where the parts of the text are made: processes here, jobs of Slurm, or tasks of Ray (extra `cluster`). The "
         "store is the same, byte for byte.",
     )
-    workers: Literal["auto"] | World = free(
+    workers: Literal["auto"] | ProcessCount = free(
         "auto", "Processes that make parts at a time; auto: the cores here, as many as Ray has, 64 jobs of Slurm."
     )
     part: Bytes = free(

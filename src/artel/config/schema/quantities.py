@@ -204,6 +204,6 @@ Samples = Annotated[_Whole, at_most(10**7, "one step would have to see them all"
 Length = Annotated[_Whole, at_most(10**8, "no model reads so many tokens at once"), Field(ge=1)]
 Vocabulary = Annotated[_Whole, at_most(4_000_000, "the largest vocabularies have a tenth of it")]
 Seed = Annotated[_Whole, at_most(2**63 - 1, "a seed has 63 bits"), Field(ge=0)]
-World = Annotated[_Whole, at_most(10**6, "no cluster runs so many processes"), Field(ge=1)]
+ProcessCount = Annotated[_Whole, at_most(10**6, "no cluster runs so many processes"), Field(ge=1)]
 Threads = Annotated[_Whole, at_most(4096, "no machine has so many cores"), Field(ge=1)]
 Rank = Annotated[_Whole, at_most(65_536, "no layer is so wide"), Field(ge=1)]

@@ -23,6 +23,7 @@ from artel.config.schema.quantities import (
     Interval,
     Length,
     Number,
+    ProcessCount,
     Rank,
     Rate,
     Samples,
@@ -30,7 +31,6 @@ from artel.config.schema.quantities import (
     Seed,
     Threads,
     Warmup,
-    World,
 )
 
 
@@ -194,25 +194,29 @@ def _without_threads(value: object) -> object:
 
 class ParallelConfig(Section):
     data: Annotated[
-        Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"] | World, BeforeValidator(_without_threads)
+        Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"] | ProcessCount, BeforeValidator(_without_threads)
     ] = free(
         "auto",
         "How processes share each global batch: ddp (each holds the whole model); zero1, zero2, fsdp (they share the "
         "optimizer's state, also the gradients, also the weights); hsdp (fsdp within a host, copies across). A number: "
         "so many processes. auto: ddp where the model fits.",
     )
-    shard: Literal["auto"] | World = free("auto", "hsdp: processes that share one copy; auto: those of one host.")
-    tensor: World = free(1, "Processes that share each layer's matrices.", ge=1)
+    shard: Literal["auto"] | ProcessCount = free(
+        "auto", "hsdp: processes that share one copy; auto: those of one host."
+    )
+    tensor: ProcessCount = free(1, "Processes that share each layer's matrices.", ge=1)
     sequence: bool = free(False, "tensor: share what is between the matrices too, by parts of the sequence.")
-    pipeline: World = free(1, "Processes that share the layers, one stage after another.", ge=1)
+    pipeline: ProcessCount = free(1, "Processes that share the layers, one stage after another.", ge=1)
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "sequential"] = free(
         "1f1b", "pipeline: in which order stages run micro-batches; sequential: one stage at a time."
     )
-    context: World = free(1, "Processes that share each sequence.", ge=1)
+    context: ProcessCount = free(1, "Processes that share each sequence.", ge=1)
     exchange: Literal["auto", "gather", "ulysses", "ring"] = free(
         "auto", "context: keys and values of all are gathered; heads are exchanged for parts; or parts go round."
     )
-    expert: World = free(1, "Processes that share the experts of each layer; of those that share the batch.", ge=1)
+    expert: ProcessCount = free(
+        1, "Processes that share the experts of each layer; of those that share the batch.", ge=1
+    )
     offload: Literal["none", "cpu", "pinned"] = free(
         "none", "zero1, zero2, fsdp, hsdp: weights and optimizer state in host memory; pinned: copied faster."
     )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 
-MicroBatchPlan = TypeVar("MicroBatchPlan")
+T = TypeVar("T")
 
 
 class _Learner(nn.Module):
@@ -44,7 +44,7 @@ class _Learner(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, work: Callable[[PreTrainedModel], MicroBatchPlan]) -> MicroBatchPlan:
+    def forward(self, work: Callable[[PreTrainedModel], T]) -> T:
         return work(self.model)
 
 
@@ -132,16 +132,16 @@ class DeepSpeedStrategy(DataParallel):
     def _judgement(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         return self._asked(batch, "judge")
 
-    def with_full_model(self, work: Callable[[PreTrainedModel], MicroBatchPlan]) -> MicroBatchPlan:
+    def with_full_model(self, work: Callable[[PreTrainedModel], T]) -> T:
         # In a tuple: what a forward pass gives is looked through for tensors, for which it must be of a few kinds.
         return self._run(lambda model: (work(model),))[0]
 
     def _asked(self, batch: Batch, what: str) -> Any:
         return self._run(lambda model: getattr(self._objective, what)(model, batch))
 
-    def _run(self, work: Callable[[PreTrainedModel], MicroBatchPlan]) -> MicroBatchPlan:
+    def _run(self, work: Callable[[PreTrainedModel], T]) -> T:
         """What work with the model finds, through the engine once there is one."""
-        found: MicroBatchPlan = (self.engine if self._started else self._learner)(work)
+        found: T = (self.engine if self._started else self._learner)(work)
         return found
 
     def _backward(self, loss: torch.Tensor) -> None:

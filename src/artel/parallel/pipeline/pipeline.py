@@ -103,7 +103,7 @@ class PipelineParallel(DataParallel):
         for start in range(0, len(batches), at_a_time):
             self._learn_from(batches[start : start + at_a_time], size)
         self._add_shared()
-        return self._own(self._sums)
+        return self._count_once(self._sums)
 
     def probe_memory(self, batch: Batch) -> None:
         """With as many micro-batches as this process holds at a time, of which GPipe may hold more than are tried."""
@@ -140,8 +140,8 @@ class PipelineParallel(DataParallel):
             while some := list(islice(coming, self._count)):  # enough to keep all stages busy
                 found = self._look([batch for batch, _ in some], self._objective.judge)
                 for (sums, rows), (_, indices) in zip(found, some, strict=False):  # none but of the last stage
-                    totals += self._own(sums).double().cpu()
-                    outputs[indices] = self._own(rows[: len(indices)]).double().cpu()
+                    totals += self._count_once(sums).double().cpu()
+                    outputs[indices] = self._count_once(rows[: len(indices)]).double().cpu()
         if outputs.numel():
             dist.all_reduce(outputs)  # each sample is one process's; the others have zeros in its place
         return dict(zip(names, self.all_reduce_sum(totals.tolist()), strict=True)), outputs.numpy()
@@ -151,7 +151,7 @@ class PipelineParallel(DataParallel):
         yield False  # no process can write: a token would have to go through all stages
 
     def _survey(self, batches: list[Batch]) -> None:
-        found = [self._own(each) for each in self._look(batches, self._objective.batch_statistics)]
+        found = [self._count_once(each) for each in self._look(batches, self._objective.batch_statistics)]
         # Only the last stage knows how many numbers there are.
         width = -self.all_reduce_min(-len(found[0]) if found else 0)
         total = torch.stack(found).sum(dim=0).double().tolist() if found else [0.0] * width
@@ -160,7 +160,7 @@ class PipelineParallel(DataParallel):
     def _loss_multiplier(self, targets: float) -> float:
         return 1.0 / targets
 
-    def _own(self, found: torch.Tensor) -> torch.Tensor:
+    def _count_once(self, found: torch.Tensor) -> torch.Tensor:
         # Those that share the matrices of a layer all find the same.
         return found if self._world.rank % self.dims.tensor == 0 else torch.zeros_like(found)
 
