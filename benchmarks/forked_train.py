@@ -182,7 +182,7 @@ def _lead(file: Path, shared: _Shared, log: Path) -> None:
 
 def _launch(ranks: list[BaseProcess], let_go: int, shared: _Shared, *_: object) -> None:
     """In place of artel.launching.launch. Raises WorkError when a rank fails."""
-    from artel.errors import Problem, WorkError
+    from artel.errors import WorkError
 
     os.write(let_go, _free_port().to_bytes(_NUMBER, "little") * len(ranks))
     shared.tell_launched()
@@ -190,7 +190,7 @@ def _launch(ranks: list[BaseProcess], let_go: int, shared: _Shared, *_: object) 
         process.join()
         shared.tell_status(rank, process.exitcode or 0)
     if any(process.exitcode for process in ranks):
-        raise WorkError([Problem("", f"the processes ended with {[process.exitcode for process in ranks]}")])
+        raise WorkError.at("", f"the processes ended with {[process.exitcode for process in ranks]}")
 
 
 def _work(rank: int, ranks: int, file: Path, ports: int, let_go: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from artel.printable import in_a_line
 from artel.secrets import hide_secrets
@@ -56,9 +57,9 @@ class ArtelError(Exception):
         return " · ".join("; ".join(line.strip() for line in problem.lines) for problem in self.problems)
 
     @classmethod
-    def at(cls, where: str, what: str, fix: str = "") -> ArtelError:
-        """An error with a single problem."""
-        return cls([Problem(where, what, fix)])
+    def at(cls, where: str, what: str, fix: str = "", quoted: tuple[str, ...] = ()) -> Self:
+        """An error with one problem: `raise InputError.at("data.block", "is 0", "write 1 or more")`."""
+        return cls((Problem(where, what, fix, quoted),))
 
 
 class InputError(ArtelError):
@@ -97,10 +98,6 @@ def _shown(text: str) -> str:
 
 def missing_extra(package: str, extra: str, needed_for: str) -> InputError:
     """The error for an optional dependency that is not installed."""
-    return InputError(
-        [
-            Problem(
-                needed_for, f"needs the package {package}, which is not installed", f"pip install 'artel-lm[{extra}]'"
-            )
-        ]
+    return InputError.at(
+        needed_for, f"needs the package {package}, which is not installed", f"pip install 'artel-lm[{extra}]'"
     )

@@ -74,7 +74,7 @@ def says_nothing_of_training(run: RunConfig) -> bool:
 def _error(status: int, written: bytes) -> ArtelError:
     if not written:  # ended by force
         fix = "look for what it lacked, as memory: artel config check"
-        return WorkError([Problem("the check of the run", f"ended with status {status}", fix)])
+        return WorkError.at("the check of the run", f"ended with status {status}", fix)
     problems = [
         Problem(where, what, fix, tuple(quoted)) for where, what, fix, quoted in json.loads(written.splitlines()[-1])
     ]

@@ -13,7 +13,7 @@ import typer
 
 from artel.cli.common import AsJson, print_json, quiet_libraries, tell, tell_error
 from artel.cli.streams import write_out
-from artel.errors import ArtelError, InputError, Problem
+from artel.errors import ArtelError, InputError
 from artel.printable import in_lines
 from artel.storage import check_regular
 
@@ -61,7 +61,7 @@ def chat(
     try:
         system.encode()
     except UnicodeEncodeError:
-        raise InputError([Problem("--system", "is not UTF-8", "write it in UTF-8")]) from None
+        raise InputError.at("--system", "is not UTF-8", "write it in UTF-8") from None
     settings = TalkSettings(history, new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
     if script is None and not sys.stdin.isatty():
         script = "-"
@@ -93,7 +93,7 @@ def _lines(script: str) -> Iterable[str]:
         what = f"{script} cannot be read: {error.strerror}"
     except UnicodeDecodeError as error:
         what = f"{script} is not UTF-8 (byte {error.start})"
-    raise InputError([Problem("--script", what, "give a text file with a message or a command on each line")])
+    raise InputError.at("--script", what, "give a text file with a message or a command on each line")
 
 
 class _Screen:
@@ -221,7 +221,7 @@ def _checked(line: str) -> str:
         line.encode()
     except UnicodeEncodeError as error:
         what = f"character {error.start + 1} of the line is not UTF-8"
-        raise InputError([Problem("", what, "write it in UTF-8")]) from None
+        raise InputError.at("", what, "write it in UTF-8") from None
     return line
 
 
@@ -233,6 +233,6 @@ def _misunderstood(command: str) -> InputError:
     """A command that there is not, with the list of those there are, or one that was given too much or too little."""
     usage = next((usage for usage in _COMMANDS if usage.split()[0] == command), None)
     if usage is not None:
-        return InputError([Problem(command, "it is written otherwise", usage)])
+        return InputError.at(command, "it is written otherwise", usage)
     fix = f"commands are: {', '.join(_COMMANDS)}; a message that begins with / needs a space before it"
-    return InputError([Problem(command, "there is no such command", fix)])
+    return InputError.at(command, "there is no such command", fix)

@@ -42,7 +42,7 @@ def show(
     Example: artel data show run.yaml --count 5
     """
     from artel.config import load_run
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
     from artel.preparing import prepare
     from artel.tokens import TokenStore, load_tokenizer
 
@@ -58,7 +58,7 @@ def show(
     there = chosen.samples if read is None else len(read)
     if document is not None and document >= there:
         fix = f"its samples are 0 to {there - 1}" if there else "it is empty"
-        raise InputError([Problem("--document", f"the {part} part has no sample {document}", fix)])
+        raise InputError.at("--document", f"the {part} part has no sample {document}", fix)
     if there == 0:
         tell(f"the {part} part has no sample: {chosen.tokens:,} tokens of {chosen.documents:,} documents")
     numbers = range(min(count, there)) if document is None else [document]
@@ -133,7 +133,7 @@ def import_(
 
 
 def _share_or_path(validation: str) -> float | str:
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
 
     try:
         share = float(validation)
@@ -141,7 +141,7 @@ def _share_or_path(validation: str) -> float | str:
         return validation
     if not 0 <= share < 1:
         fix = "write 0.05, or the path of a file of tokens"
-        raise InputError([Problem("--validation", f"{validation} is not a fraction from 0 to below 1", fix)])
+        raise InputError.at("--validation", f"{validation} is not a fraction from 0 to below 1", fix)
     return share
 
 

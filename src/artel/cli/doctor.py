@@ -58,10 +58,10 @@ def doctor(
 
 def _try_layout(name: str, overrides: list[str], nproc: int | None, as_json: bool) -> None:
     from artel.config import load_run
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
 
     if not name:
-        raise InputError([Problem("--parallel", "needs a run file", "artel doctor run.yaml --parallel")])
+        raise InputError.at("--parallel", "needs a run file", "artel doctor run.yaml --parallel")
     run = load_run(name, overrides)
     quiet_libraries()
     from artel.diagnostics.doctor.parallel import try_layout

@@ -38,7 +38,7 @@ def evaluate(
     if models:
         tell(f"loading {', '.join(models)}")
     quiet_libraries()
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
     from artel.inference import evaluate as judge
     from artel.inference import open_model
     from artel.launching import check_worker, choose_interface_of_process
@@ -46,9 +46,9 @@ def evaluate(
     from artel.storage import check_new
 
     if not models:
-        raise InputError([Problem("MODEL", "names no model", "artel evaluate runs/NAME")])
+        raise InputError.at("MODEL", "names no model", "artel evaluate runs/NAME")
     if predictions is not None and len(models) > 1:
-        raise InputError([Problem("--predictions", "is a file for one model", "name one")])
+        raise InputError.at("--predictions", "is a file for one model", "name one")
     if predictions is not None:
         check_new(predictions, "--predictions")
     if tasks:
@@ -66,11 +66,11 @@ def evaluate(
 
 
 def _write_predictions(judged: Judged, file: Path) -> None:
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
     from artel.storage import write_file
 
     if judged.predictions is None:
-        raise InputError([Problem("--predictions", f"{judged.model} answers no questions", "leave it out")])
+        raise InputError.at("--predictions", f"{judged.model} answers no questions", "leave it out")
     write_file(file, json.dumps(judged.predictions, ensure_ascii=False, indent=1))
     tell(f"answers to {judged.documents:,} questions: {file}")
 

@@ -34,16 +34,14 @@ def export(
     Example: artel export runs/assistant exported --merge --gguf q4_k_m
     """
     quiet_libraries()
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
     from artel.inference import export as write
     from artel.inference import export_for_deepspeed
 
     if llama_cpp is not None and gguf is None:
-        raise InputError([Problem("--llama-cpp", "has no meaning without --gguf", "add --gguf q8_0, or leave it out")])
+        raise InputError.at("--llama-cpp", "has no meaning without --gguf", "add --gguf q8_0, or leave it out")
     if deepspeed and (merge or gguf is not None):
-        raise InputError(
-            [Problem("--deepspeed", "is for a checkpoint as it is", "leave it out, or --merge and --gguf")]
-        )
+        raise InputError.at("--deepspeed", "is for a checkpoint as it is", "leave it out, or --merge and --gguf")
     if deepspeed:
         done = export_for_deepspeed(name, folder)
     else:

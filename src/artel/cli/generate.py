@@ -41,13 +41,13 @@ def generate(
     tell(f"loading {name}")
     quiet_libraries()
     from artel.config import load_run
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
     from artel.inference import open_model, open_untrained
     from artel.models import Sampling
     from artel.objectives import Masked, SpanQA
 
     if overrides and not untrained:
-        raise InputError([Problem("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")])
+        raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
     text = _given("--prompt", prompt)
     opened = open_untrained(load_run(name, overrides or []), tell) if untrained else open_model(name)
     if isinstance(opened.objective, SpanQA):
@@ -88,29 +88,29 @@ def _fill(opened: Opened, text: str, as_json: bool) -> None:
 
 def _given(flag: str, value: str) -> str:
     """What was given with a flag, or on standard input. Raises InputError for what is no text."""
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
 
     try:
         text = sys.stdin.read() if value == "-" else value
         text.encode()
     except UnicodeError as error:
         place = f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else "half a character, or a broken byte"
-        raise InputError([Problem(flag, f"is not UTF-8 ({place})", "write it in UTF-8")]) from None
+        raise InputError.at(flag, f"is not UTF-8 ({place})", "write it in UTF-8") from None
     return text
 
 
 def _read(text_or_file: str) -> str:
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
     from artel.storage import check_regular
 
     if not text_or_file:
-        raise InputError([Problem("--context", "a question needs a text to be answered from", "give a text or a file")])
+        raise InputError.at("--context", "a question needs a text to be answered from", "give a text or a file")
     try:
         check_regular(Path(text_or_file))
         return Path(text_or_file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         what = f"{text_or_file} is not UTF-8 (byte {error.start})"
-        raise InputError([Problem("--context", what, "save it as UTF-8")]) from None
+        raise InputError.at("--context", what, "save it as UTF-8") from None
     except (OSError, ValueError):  # no such file, or a name that no file can have: it is the text itself
         return _given("--context", text_or_file)
 

@@ -30,7 +30,7 @@ from artel.cli import (
 )
 from artel.cli.parsing import Verbs
 from artel.cli.streams import be_utf8, leave_out, newest_told, open_streams, show, write_lines
-from artel.errors import ArtelError, OutOfMemory, Problem, WorkError
+from artel.errors import ArtelError, OutOfMemory, WorkError
 from artel.launching.worker import LostOthers
 from artel.printable import in_a_line
 from artel.storage.unexpected_errors import FAULT, fault_lines, machine_error
@@ -92,7 +92,7 @@ def main() -> None:
         sys.stdout.flush()
     except OSError as error:
         leave_out()
-        status = status or _end(WorkError([Problem("standard output", f"cannot be written: {error.strerror}")]))
+        status = status or _end(WorkError.at("standard output", f"cannot be written: {error.strerror}"))
     sys.exit(status)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 
 
 class Verbs(TyperGroup):
@@ -51,7 +51,7 @@ def _refuse_key(option: str, words: list[str]) -> None:
             written, value = f"{written} {after[0]}", after[0]
     about = other_unit(name)
     advice = f"write {dotted}=…: {about}" if about else f"write {dotted}={value}"
-    raise InputError([Problem(written, "is no option but a key of the run file", advice)])
+    raise InputError.at(written, "is no option but a key of the run file", advice)
 
 
 def _is_far(name: str, dotted: str) -> bool:

@@ -58,11 +58,11 @@ def _text(name: str) -> str:
     import difflib
 
     from artel.config import recipe_names, recipe_text
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
 
     try:
         return recipe_text(name)
     except KeyError:
         near = difflib.get_close_matches(name, recipe_names(), 1)
         fix = f"did you mean {near[0]}?" if near else f"there are: {', '.join(recipe_names())}"
-        raise InputError([Problem(name, "there is no such recipe", fix)]) from None
+        raise InputError.at(name, "there is no such recipe", fix) from None

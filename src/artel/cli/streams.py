@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from artel.errors import Problem, WorkError
+from artel.errors import WorkError
 from artel.printable import in_a_line, in_lines
 from artel.secrets import hide_secrets
 
@@ -92,7 +92,7 @@ def write_out(text: str, stream: TextIO | None = None) -> None:
     except OSError as error:
         leave_out()
         name = "standard error" if stream is sys.stderr else "standard output"
-        raise WorkError([Problem(name, f"cannot be written: {error.strerror}")]) from None
+        raise WorkError.at(name, f"cannot be written: {error.strerror}") from None
 
 
 def leave_out() -> None:

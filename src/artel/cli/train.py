@@ -144,7 +144,7 @@ def _await_processes(folder: RunFolder) -> None:
 
 def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
     """How many processes run on this host. Raises InputError when flags or launcher and `parallel` disagree."""
-    from artel.errors import InputError, Problem
+    from artel.errors import InputError
     from artel.launching import is_worker
 
     wanted = run.parallel.processes
@@ -152,17 +152,17 @@ def _processes_here(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
         return nproc or (1 if is_worker() else -(-wanted // hosts.count))
     if hosts.elastic:
         what, fix = f"the run wants {wanted} processes, and hosts may come and go", "write parallel.data=auto"
-        raise InputError([Problem("parallel.data", what, fix)])
+        raise InputError.at("parallel.data", what, fix)
     here, rest = divmod(wanted, hosts.count)
     started = wanted if nproc is None else nproc * hosts.count
     if is_worker():
         started = int(os.environ["WORLD_SIZE"])
     elif nproc is None and rest:
         what, fix = f"{hosts.count} hosts cannot share {wanted} processes evenly", f"write a multiple of {hosts.count}"
-        raise InputError([Problem("parallel.data", what, fix)])
+        raise InputError.at("parallel.data", what, fix)
     if started != wanted:
         what = f"the run wants {wanted} processes, and {started} are started"
-        raise InputError([Problem("parallel.data", what, f"start {wanted}, or write parallel.data=auto")])
+        raise InputError.at("parallel.data", what, f"start {wanted}, or write parallel.data=auto")
     return here
 
 

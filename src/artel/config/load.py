@@ -62,7 +62,7 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     text, place, stem = _find(name)
     if is_impruver(text):
         fix = f"convert it: artel config convert {name} > run.yaml"
-        raise InputError([Problem(place, "is a configuration of impruver, not a run file", fix)])
+        raise InputError.at(place, "is a configuration of impruver, not a run file", fix)
     tree, lines = parse(text, place)
     refuse_other_json(tree, place)
     drop_ddp(tree, place)
@@ -202,7 +202,7 @@ def _find(name: str) -> tuple[str, str, str]:
     """Text, the place to name in messages, and the stem for the default run folder."""
     fault = name_fault(name)
     if fault is not None:
-        raise InputError([Problem(name[:_LONGEST_SHOWN], fault, "give a YAML file or a recipe")])
+        raise InputError.at(name[:_LONGEST_SHOWN], fault, "give a YAML file or a recipe")
     path = Path(name)
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
@@ -215,7 +215,7 @@ def _find(name: str) -> tuple[str, str, str]:
     near = near_name(name)
     fix = f"did you mean {near}?" if near else f"give a YAML file or a recipe: {', '.join(recipe_names())}"
     what = "is a folder without config.yaml" if path.is_dir() else "there is no such file, and no recipe of that name"
-    raise InputError([Problem(name, what, fix)])
+    raise InputError.at(name, what, fix)
 
 
 def read_file(path: Path) -> str:
@@ -223,16 +223,16 @@ def read_file(path: Path) -> str:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise InputError([Problem(str(path), "is not a regular file", "give a file, as an editor saves it")])
+            raise InputError.at(str(path), "is not a regular file", "give a file, as an editor saves it")
         if status.st_size > _LARGEST:
             what = f"has {status.st_size:,} bytes, more than the {_LARGEST:,} of any configuration"
-            raise InputError([Problem(str(path), what, "give a run file in YAML")])
+            raise InputError.at(str(path), what, "give a run file in YAML")
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         what, fix = f"is not a UTF-8 text file (byte {error.start})", "give a run file in YAML"
     except OSError as error:
         what, fix = f"cannot be read: {error.strerror}", "check its permissions"
-    raise InputError([Problem(str(path), what, fix)])
+    raise InputError.at(str(path), what, fix)
 
 
 _UNKNOWN = "there is no such key"

@@ -30,11 +30,9 @@ def parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
         mark = getattr(error, "problem_mark", None)
         where = f"{place}:{mark.line + 1}" if mark else place
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise InputError(
-            [Problem(where, f"is not valid YAML: {what}", "check indentation, colons and brackets")]
-        ) from None
+        raise InputError.at(where, f"is not valid YAML: {what}", "check indentation, colons and brackets") from None
     except (ValueError, RecursionError) as error:  # dates out of range, documents nested without end
-        raise InputError([Problem(place, f"is not valid YAML: {error}", "check its values")]) from None
+        raise InputError.at(place, f"is not valid YAML: {error}", "check its values") from None
     if tree is None:
         tree = {}
     if not isinstance(tree, dict):

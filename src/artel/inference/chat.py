@@ -61,11 +61,11 @@ class TalkSettings:
         if name not in types:
             near = difflib.get_close_matches(name.replace("-", "_"), types, 1)
             fix = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(types)}"
-            raise InputError([Problem(name, "there is no such setting", fix)])
+            raise InputError.at(name, "there is no such setting", fix)
         try:
             read: Any = read_count(value) if types[name] == "int" else read_number(value)
         except (ValueError, OverflowError) as error:
-            raise InputError([Problem(name, str(error))]) from None
+            raise InputError.at(name, str(error)) from None
         return replace(self, **{name: read})
 
 
@@ -86,7 +86,7 @@ class Talk:
         """Raises InputError for a model that does not continue text, and for a wrong template."""
         if opened.objective.encoder or opened.objective.auto_class != "AutoModelForCausalLM":
             what = f"it is a model for {opened.objective.run.objective}, which answers in no words of its own"
-            raise InputError([Problem(opened.name, what, "give a causal model; this one works with artel generate")])
+            raise InputError.at(opened.name, what, "give a causal model; this one works with artel generate")
         self.settings = settings
         self.system = system
         self.exchanges: list[Exchange] = []
@@ -113,7 +113,7 @@ class Talk:
     def retry(self) -> Iterator[str]:
         """Another answer to the last message, in place of the one it has. Raises InputError when there is none."""
         if not self.exchanges:
-            raise InputError([Problem("retry", "nothing has been said yet", "write a message first")])
+            raise InputError.at("retry", "nothing has been said yet", "write a message first")
         if self.settings.temperature == 0:
             self._tell("at temperature 0 the likeliest answer is written again")
         return self._answer(self.exchanges[-1].message, self.exchanges[:-1])
@@ -140,7 +140,7 @@ class Talk:
         Raises InputError, WorkError.
         """
         if not self.exchanges:
-            raise InputError([Problem("save", "nothing has been said yet", "write a message first")])
+            raise InputError.at("save", "nothing has been said yet", "write a message first")
         file = own_path(path, "save").absolute()
         if file not in self._saved:
             check_new(file)
@@ -197,7 +197,7 @@ class Talk:
             ids = self._ids([*kept, Exchange(message)])
         if len(ids) >= self._window:
             what = f"with it the prompt is {len(ids):,} tokens, and the model takes {self._window:,}"
-            raise InputError([Problem("message", what, "write less, or a shorter system message")])
+            raise InputError.at("message", what, "write less, or a shorter system message")
         if len(kept) < remembered:
             left = remembered - len(kept)
             self._tell(f"the model takes {self._window:,} tokens: without the oldest {left} of {remembered} exchanges")
@@ -209,7 +209,7 @@ class Talk:
             return prompt_ids(self._tokenizer, self._template, self._messages(exchanges)[:-1])
         except TemplateRefuses as refusal:
             fix = "many templates take no system message: try without" if self.system else "try another chat.template"
-            raise InputError([Problem("chat.template", f"it refuses the conversation: {refusal}", fix)]) from None
+            raise InputError.at("chat.template", f"it refuses the conversation: {refusal}", fix) from None
 
     def _messages(self, exchanges: list[Exchange]) -> list[dict[str, str]]:
         messages = [{"role": "system", "content": self.system}] if self.system else []
@@ -225,5 +225,5 @@ def _end_ids(model: PreTrainedModel) -> set[int]:
     numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(isinstance(number, int) for number in numbers):
         what = f"its generation_config.json ends a text at {str(ends)[:100]}, which is no token's id"
-        raise InputError([Problem(model.name_or_path, what, "write eos_token_id as a number, or numbers in a list")])
+        raise InputError.at(model.name_or_path, what, "write eos_token_id as a number, or numbers in a list")
     return set(numbers)

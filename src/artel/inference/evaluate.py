@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, run_from
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.inference.open import Opened, open_untrained
 from artel.models import check_positions, pick_precision, position_limit
 from artel.models.quantization import compute_in
@@ -60,8 +60,11 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], world: Worl
         objective.fit_statistics(store.train)  # a weighted loss is weighted as it was learned
     validation = Validation(objective, store.validation)
     if len(validation.samples) == 0:
-        raise InputError([Problem("data.validation", "there is nothing to judge the model on",
-                                  "give more text, a smaller data.block, or --data FILE")])  # fmt: skip
+        raise InputError.at(
+            "data.validation",
+            "there is nothing to judge the model on",
+            "give more text, a smaller data.block, or --data FILE",
+        )
     # fp8 is a way to train: the model is judged as it will be used.
     asked = "auto" if run.train.precision == "fp8" else run.train.precision
     precision = pick_precision(asked, world.device)
@@ -91,7 +94,7 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], world: Worl
 def _judged_run(opened: Opened, data: str | None, overrides: list[str]) -> RunConfig:
     """The run whose validation part is judged: the model's own, another's, or one made of a path, all of it judged."""
     if data is None and opened.run is None:
-        raise InputError([Problem(opened.name, "is not a run, so it has no validation part", "add --data FILE")])
+        raise InputError.at(opened.name, "is not a run, so it has no validation part", "add --data FILE")
     if data is None:
         return load_run(opened.name, overrides)
     # Never the folder of another run: what cannot be used of this text is no news of that one.
@@ -99,8 +102,11 @@ def _judged_run(opened: Opened, data: str | None, overrides: list[str]) -> RunCo
     if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
         run = load_run(data, overrides)
         if run.objective != opened.objective.run.objective:
-            raise InputError([Problem(opened.name, f"learned {opened.objective.run.objective}, {data} is for "
-                                      f"{run.objective}", "judge it on data of its own kind")])  # fmt: skip
+            raise InputError.at(
+                opened.name,
+                f"learned {opened.objective.run.objective}, {data} is for {run.objective}",
+                "judge it on data of its own kind",
+            )
         return run.model_copy(update={"run": "", "tokenizer": own_tokenizer, "model": ModelConfig()})
     base = opened.objective.run
     source = _source_like(base, data)

@@ -19,10 +19,11 @@ def run_tasks(opened: Opened, tasks: list[str], folder: str | None, limit: int |
     if find_spec("lm_eval") is None:
         raise missing_extra("lm_eval", "tasks", "--tasks")
     if opened.objective.auto_class != "AutoModelForCausalLM":
-        raise InputError(
-            [Problem("--tasks", f"{opened.name} is no causal model, which the harness needs",
-                     "judge it by its own figures: leave --tasks out")]
-        )  # fmt: skip
+        raise InputError.at(
+            "--tasks",
+            f"{opened.name} is no causal model, which the harness needs",
+            "judge it by its own figures: leave --tasks out",
+        )
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     import lm_eval
     from lm_eval.models.huggingface import HFLM

@@ -10,7 +10,7 @@ from typing import Literal
 from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models import build_adapted, build_model, pick_precision, read_adapter, read_config
 from artel.models.loading.missing_weights import check_finite
 from artel.models.loading.model_folder import is_in_hub_cache
@@ -48,10 +48,10 @@ def open_model(name: str) -> Opened:
             return _open_folder(name, str(folder.model), run)
         if (folder.checkpoints / "latest").exists():
             return open_checkpoint(run, prepare(run), folder.checkpoints / "latest")
-        raise InputError([Problem(name, "has no checkpoint yet", f"train it: artel train {folder.config}")])
+        raise InputError.at(name, "has no checkpoint yet", f"train it: artel train {folder.config}")
     if folder.path.is_file():
         fix = "give the run's folder, or --untrained for the model before training"
-        raise InputError([Problem(name, "is a file, not a run, a model folder or a hub id", fix)])
+        raise InputError.at(name, "is a file, not a run, a model folder or a hub id", fix)
     try:
         return _open_folder(name, name, None)
     except InputError:
@@ -59,7 +59,7 @@ def open_model(name: str) -> Opened:
         if near is None:
             raise
         what = "there is no such run or model folder, nor a model of that name to be had from the hub"
-        raise InputError([Problem(name, what, f"did you mean {near}?")]) from None
+        raise InputError.at(name, what, f"did you mean {near}?") from None
 
 
 def check_run_name(name: str) -> None:
@@ -69,14 +69,14 @@ def check_run_name(name: str) -> None:
     """
     fault = name_fault(name)
     if fault is not None:
-        raise InputError([Problem(f"{name[:100]}…", fault, "give a run's folder, a model folder or a hub id")])
+        raise InputError.at(f"{name[:100]}…", fault, "give a run's folder, a model folder or a hub id")
     near = None if Path(name).exists() or is_in_hub_cache(name) else near_name(name)
     if near is not None and name in (near, Path(near).name):
         if near in recipe_names():
             fix = f"train it first: artel train {near}; or write with it as it begins: artel generate --untrained"
-            raise InputError([Problem(name, "is a recipe, and no model of it has been trained here", fix)])
+            raise InputError.at(name, "is a recipe, and no model of it has been trained here", fix)
         fix = f"did you mean {near}? else fetch the hub's model first: hf download {name}"
-        raise InputError([Problem(name, "there is no such folder", fix)])
+        raise InputError.at(name, "there is no such folder", fix)
 
 
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:

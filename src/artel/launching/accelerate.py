@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 
 if TYPE_CHECKING:
     from artel.config import RunConfig
@@ -56,7 +56,7 @@ def take_over(run: RunConfig) -> Taken:
         _take(taken, run, "train.precision", precision)
     if _flag("ACCELERATE_USE_MEGATRON_LM"):
         fix = "take it out of accelerate's configuration, and write parallel.tensor and parallel.pipeline"
-        raise InputError([Problem("accelerate's megatron_lm_config", "artel has no Megatron-LM in it", fix)])
+        raise InputError.at("accelerate's megatron_lm_config", "artel has no Megatron-LM in it", fix)
     if _flag("ACCELERATE_USE_FSDP"):
         _take_fsdp(taken, run)
     if _flag("ACCELERATE_USE_DEEPSPEED"):
@@ -92,7 +92,7 @@ def _take_deepspeed(taken: Taken, run: RunConfig) -> None:
     if "nvme" in places:
         what, fix = "offload to NVMe is DeepSpeed's own, and has no keys in the run file", \
                     "write a ds_config.json with it, and parallel.deepspeed: ds_config.json"  # fmt: skip
-        raise InputError([Problem("accelerate's deepspeed_config", what, fix)])
+        raise InputError.at("accelerate's deepspeed_config", what, fix)
     _take(taken, run, "parallel.data", _STAGES.get(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"), "zero2"))
     if "cpu" in places:
         _take(taken, run, "parallel.offload", "cpu")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 _OUTSIDE = "192.0.2.1"  # of TEST-NET-1 (RFC 5737): no host has it, so the way there is the default route
@@ -93,7 +93,7 @@ def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
     except (OSError, UnicodeError) as error:  # UnicodeError: no name that a host can have, as a..b
         reason = error.strerror if isinstance(error, OSError) else error
         what, fix = f"there is no way to {host}: {reason}", "give the first host's address, as the others see it"
-        raise InputError([Problem(flag, what, fix)]) from None
+        raise InputError.at(flag, what, fix) from None
 
 
 def _resolve(host: str, port: int) -> tuple[int, int, int, str, Any]:

@@ -65,10 +65,10 @@ def launch(
         if not (result.is_failed() and hosts.elastic):
             handler.shutdown()
     except SignalException:
-        raise Interrupted([Problem("", "stopped", "the same command goes on from the last checkpoint")]) from None
+        raise Interrupted.at("", "stopped", "the same command goes on from the last checkpoint") from None
     except RendezvousClosedError:
         what, fix = "another host has ended the run", "what was wrong is said there; the same command goes on"
-        raise WorkError([Problem(hosts.where, what, fix)]) from None
+        raise WorkError.at(hosts.where, what, fix) from None
     except (RendezvousError, DistError) as error:
         raise _parted(meeting, error) from None
     if result.is_failed():
@@ -92,7 +92,7 @@ def _parted(meeting: Meeting, error: Exception) -> WorkError:
     if isinstance(error, ForeignValue):
         what = f"someone else has written to the store of this run's hosts: {error}"
         fix = f"let nobody else reach that port, and start again; or a host has another secret ({VARIABLE})"
-        return WorkError([Problem(hosts.where, what, fix)])
+        return WorkError.at(hosts.where, what, fix)
     go_on = "start the same command on every host: the run goes on from its last checkpoint"
     if isinstance(error, RendezvousTimeoutError):
         what = f"fewer than {hosts.least} hosts have come"
@@ -100,7 +100,7 @@ def _parted(meeting: Meeting, error: Exception) -> WorkError:
         what = f"the meeting of hosts failed: {error}"
     else:
         what = "the host that holds the rendezvous is lost: its artel was ended, or there is no way to it"
-    return WorkError([Problem(hosts.where, what, go_on)])
+    return WorkError.at(hosts.where, what, go_on)
 
 
 def _failed(rank: int, status: int, folder: RunFolder, number: int) -> ArtelError:
@@ -112,16 +112,16 @@ def _failed(rank: int, status: int, folder: RunFolder, number: int) -> ArtelErro
     if status in (HUNG, -SIGNAL):
         fix = "the same command goes on from the last checkpoint; where it was only slow, write a longer " \
               "train.hang_timeout"  # fmt: skip
-        return WorkError([Problem(where, f"hung; where its threads stood is in {folder.hangs}", fix)])
+        return WorkError.at(where, f"hung; where its threads stood is in {folder.hangs}", fix)
     if status == OutOfMemory.exit_code:
         fix = "it has noted to do with less: the same command goes on from the last checkpoint"
-        return WorkError([Problem(where, "was out of memory", fix)])
+        return WorkError.at(where, "was out of memory", fix)
     if status == FAULT:
         fix = f"its traceback: {fault_of_process(number) or 'said above'}; please report it"
-        return WorkError([Problem(where, "failed by a fault of artel", fix)])
+        return WorkError.at(where, "failed by a fault of artel", fix)
     if status < 0:
         fix = "SIGKILL is how Linux ends what takes too much memory" if -status == signal.SIGKILL else ""
-        return WorkError([Problem(where, f"was ended by {signal.Signals(-status).name}", fix)])
+        return WorkError.at(where, f"was ended by {signal.Signals(-status).name}", fix)
     problem = Problem(where, f"ended with status {status}", "what was wrong is said above")
     kinds: dict[int, type[ArtelError]] = {2: InputError, 130: Interrupted}
     return kinds.get(status, WorkError)([problem])

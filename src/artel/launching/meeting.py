@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from artel.errors import InputError, Problem, WorkError
+from artel.errors import InputError, WorkError
 from artel.launching.hosts import Hosts
 from artel.launching.interface import Addresses, choose_interface
 from artel.launching.run_secret import run_secret
@@ -60,7 +60,7 @@ class Meeting:
             if hosts.rank is None and error.errno == errno.EADDRINUSE:  # another "host" of this same machine has it
                 return cls(hosts, False, addresses)
             what, fix = f"cannot listen there: {error.strerror}", "give a free port of the first host"
-            raise InputError([Problem(hosts.where, what, fix)]) from None
+            raise InputError.at(hosts.where, what, fix) from None
         return cls(hosts, True, addresses, held)
 
     def handler(self, folder: RunFolder, announce: Callable[[str], None]) -> RendezvousHandler:
@@ -129,7 +129,7 @@ def _reach(hosts: Hosts, address: str) -> TCPStore:
             fix = "start it on the host of that address; where that host does not know the address for its own " \
                   "(a service, a proxy), give it --node-rank 0, and where its own name means 127.0.1.1 to it, write " \
                   "an address in place of the name"  # fmt: skip
-            raise WorkError([Problem(hosts.where, what, fix)])
+            raise WorkError.at(hosts.where, what, fix)
         time.sleep(0.5)
     return TCPStore(address, hosts.port, is_master=False, timeout=timedelta(seconds=_ANSWER_SECONDS))
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.storage import disk_errors
 
 VARIABLE = "ARTEL_SECRET"
@@ -33,14 +33,14 @@ def run_secret(file: Path, leads: bool, patience: float, announce: Callable[[str
         _await(file, patience, announce)
         if file.stat().st_mode & 0o077:
             fix = f"remove it, and start all hosts again; where the disk knows no owners, {_FIX}"
-            raise InputError([Problem(str(file), "others than its owner can read this secret", fix)])
+            raise InputError.at(str(file), "others than its owner can read this secret", fix)
         return _checked(file.read_bytes(), str(file))
 
 
 def _checked(secret: bytes, where: str) -> bytes:
     if len(secret.strip()) < _SHORTEST:
         fix = f"write {_SHORTEST} or more, as by: openssl rand -hex 32"
-        raise InputError([Problem(where, f"has {len(secret.strip())} bytes, which can be guessed", fix)])
+        raise InputError.at(where, f"has {len(secret.strip())} bytes, which can be guessed", fix)
     return secret
 
 
@@ -62,7 +62,7 @@ def _await(file: Path, patience: float, announce: Callable[[str], None]) -> None
         if waited > patience:
             what = f"the first host has not written this secret for {patience / 60:.0f} minutes"
             fix = f"hosts share the run's folder, under the same path; or {_FIX}"
-            raise InputError([Problem(str(file), what, fix)])
+            raise InputError.at(str(file), what, fix)
         if waited > _SAY_SECONDS and not announced:
             announce(f"waiting for the first host to write {file}")
             announced = True

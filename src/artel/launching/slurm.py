@@ -81,11 +81,11 @@ def submit(script: str, folder: Path) -> str:
     """Hand the script to sbatch: the number of the job. Raises InputError without sbatch, WorkError when it refuses."""
     if shutil.which("sbatch") is None:
         fix = "run this on a login node of the cluster, or write the script by --dry-run and take it there"
-        raise InputError([Problem("sbatch", "there is no such program here", fix)])
+        raise InputError.at("sbatch", "there is no such program here", fix)
     folder.mkdir(parents=True, exist_ok=True)  # Slurm drops the output of a job whose folder is missing, and the job
     done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise WorkError([Problem("sbatch", done.stderr.strip() or "refused the job", "see the options by --dry-run")])
+        raise WorkError.at("sbatch", done.stderr.strip() or "refused the job", "see the options by --dry-run")
     return done.stdout.strip().partition(";")[0]
 
 

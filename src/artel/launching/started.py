@@ -109,7 +109,7 @@ def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
         if tasks != hosts:
             what, fix = f"srun has started {tasks} tasks on {hosts} hosts, and each would start {nproc} processes", \
                         "give srun --ntasks-per-node=1, or leave out --nproc: each task is then a process"  # fmt: skip
-            raise InputError([Problem("--nproc", what, fix)])
+            raise InputError.at("--nproc", what, fix)
         environment |= {"NNODES": str(hosts), "NODE_RANK": environment["SLURM_NODEID"]}
         return
     here = tasks_of_node(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"]))
@@ -135,7 +135,7 @@ def tasks_of_node(counts: str, node: int) -> int:
         if node < int(found[2] or 1):
             return int(found[1])
         node -= int(found[2] or 1)
-    raise InputError([Problem("SLURM_STEP_TASKS_PER_NODE", f"{counts!r} does not say how many tasks this node has")])
+    raise InputError.at("SLURM_STEP_TASKS_PER_NODE", f"{counts!r} does not say how many tasks this node has")
 
 
 def _set_meeting(environment: os._Environ[str], alone: bool) -> None:
@@ -143,6 +143,6 @@ def _set_meeting(environment: os._Environ[str], alone: bool) -> None:
         if not alone:
             what, fix = "MPI has started processes on several hosts and does not say which is the first", \
                         "export MASTER_ADDR and MASTER_PORT, as mpirun -x MASTER_ADDR=node1"  # fmt: skip
-            raise InputError([Problem("MASTER_ADDR", what, fix)])
+            raise InputError.at("MASTER_ADDR", what, fix)
         environment["MASTER_ADDR"] = "127.0.0.1"
     environment.setdefault("MASTER_PORT", "29500")

@@ -62,22 +62,22 @@ def read_adapter(name: str) -> AdapterFolder | None:
         if (folder / "adapter_model.bin").is_file():
             what += ", only adapter_model.bin, a pickle, which could hold code"
             fix = "where you trust it, load it with peft and save it again: save_pretrained writes safetensors"
-        raise InputError([Problem(where, what, fix)])
+        raise InputError.at(where, what, fix)
     require_peft()
     from peft import PeftConfig, PeftType
 
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except Exception as error:  # JSON, and whatever peft's own checks raise
-        raise InputError([Problem(where, f"cannot be read: {error}", "give a folder written by peft")]) from None
+        raise InputError.at(where, f"cannot be read: {error}", "give a folder written by peft") from None
     if config.peft_type != PeftType.LORA:
-        raise InputError([Problem(where, f"is an adapter of type {config.peft_type}", "artel knows LoRA only")])
+        raise InputError.at(where, f"is an adapter of type {config.peft_type}", "artel knows LoRA only")
     base = config.base_model_name_or_path
     if not base or not isinstance(base, str):
-        raise InputError([Problem(where, "names no base model", 'add "base_model_name_or_path": its folder or hub id')])
+        raise InputError.at(where, "names no base model", 'add "base_model_name_or_path": its folder or hub id')
     if base.startswith(("/", ".", "~")) and not Path(base).is_dir():
         fix = "write its new place there as base_model_name_or_path"
-        raise InputError([Problem(where, f"its base model {base} is not there any more", fix)])
+        raise InputError.at(where, f"its base model {base} is not there any more", fix)
     return AdapterFolder(folder, config, base)
 
 
@@ -197,7 +197,7 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> None:
         raise _unfit(adapter, error) from None
     if found.unexpected_keys:
         what = f"has tensors that {adapter.base} has no place for: {', '.join(found.unexpected_keys[:3])} …"
-        raise InputError([Problem(str(file), what, "base_model_name_or_path must be the model it was trained on")])
+        raise InputError.at(str(file), what, "base_model_name_or_path must be the model it was trained on")
 
 
 def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedModel:
@@ -218,7 +218,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedM
 def _unfit(adapter: AdapterFolder, error: Exception) -> InputError:
     first = " ".join(str(error).split())[:300]
     fix = f"it belongs to {adapter.base}; is that still the same model?"
-    return InputError([Problem(str(adapter.folder / _WEIGHTS), f"does not fit its base model: {first}", fix)])
+    return InputError.at(str(adapter.folder / _WEIGHTS), f"does not fit its base model: {first}", fix)
 
 
 @contextmanager
@@ -240,7 +240,7 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad = False
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError([Problem("model.freeze", "no parameter is left to be trained", f"leave some out; {known}")])
+        raise InputError.at("model.freeze", "no parameter is left to be trained", f"leave some out; {known}")
 
 
 def _is_named(full: str, name: str) -> bool:

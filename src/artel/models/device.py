@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from artel.errors import InputError, Problem, missing_extra
+from artel.errors import InputError, missing_extra
 
 _KEY = "train.precision"
 # Ada and Hopper are the first whose tensor cores multiply float8.
@@ -49,12 +49,12 @@ def autocast_dtype(precision: str) -> torch.dtype | None:
 
 def _check_float8(device: torch.device) -> None:
     if device.type != "cuda":
-        raise InputError([Problem(_KEY, f"fp8 needs a GPU and this is {device.type}", "write auto, bf16 or fp32")])
+        raise InputError.at(_KEY, f"fp8 needs a GPU and this is {device.type}", "write auto, bf16 or fp32")
     capability = torch.cuda.get_device_capability(device)
     if capability < _FLOAT8_CAPABILITY:
         has, needs = (".".join(map(str, version)) for version in (capability, _FLOAT8_CAPABILITY))
         what = f"fp8 needs a GPU of compute capability {needs} or higher and this one has {has}"
-        raise InputError([Problem(_KEY, what, "write bf16 or auto")])
+        raise InputError.at(_KEY, what, "write bf16 or auto")
     try:
         import torchao.float8  # noqa: F401
     except ImportError:

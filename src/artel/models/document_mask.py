@@ -158,7 +158,7 @@ def _check_as_given(model: PreTrainedModel, causal: bool) -> None:
     except Exception as error:  # an architecture that knows no such mask fails in its own way
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"{model.config.model_type} takes no mask of documents: {first}"
-        raise InputError([Problem("data.document_mask", what, _FIX)]) from None
+        raise InputError.at("data.document_mask", what, _FIX) from None
     finally:
         model.train(was_training)
     difference = float((together - alone).float().abs().max() / alone.float().abs().max())
@@ -166,4 +166,4 @@ def _check_as_given(model: PreTrainedModel, causal: bool) -> None:
     exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
     if not difference < (1e-4 if exact else 0.05):
         what = f"{model.config.model_type} does not keep documents apart: logits differ by a share of {difference:.0e}"
-        raise InputError([Problem("data.document_mask", what, _FIX)])
+        raise InputError.at("data.document_mask", what, _FIX)

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models.adapters import is_adapted
 from artel.models.compile import repeated_layers
 
@@ -25,7 +25,7 @@ def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
     """
     if is_adapted(model):
         what = "fp8 is for whole matrices, and model.lora trains narrow ones"
-        raise InputError([Problem("train.precision", what, "write train.precision: bf16")])
+        raise InputError.at("train.precision", what, "write train.precision: bf16")
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     # Without padding, a micro-batch whose tokens 16 does not divide would fail in the product for the gradient.

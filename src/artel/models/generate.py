@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
@@ -130,7 +130,7 @@ def write_tokens(
             logits[:, tokenizer.vocabulary :] = -torch.inf  # rows that no token stands for
             if not math.isfinite(logits.max()):
                 what = "its logits are NaN or infinite, so no token is likelier than another"
-                raise InputError([Problem(model.name_or_path, what, "its weights are damaged, or too large")])
+                raise InputError.at(model.name_or_path, what, "its weights are damaged, or too large")
             chosen = choose(torch.tensor([ids], device=device), logits, generator)
             if chosen in stop:
                 return
@@ -146,7 +146,7 @@ def _check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int]
     beyond = next((number for number in ids if number >= rows), None)
     if beyond is not None:
         what = f"the model has no embedding for {tokenizer.decode([beyond])!r} (id {beyond:,} of {rows:,})"
-        raise InputError([Problem(model.name_or_path, what, "give the model with its own tokenizer and chat template")])
+        raise InputError.at(model.name_or_path, what, "give the model with its own tokenizer and chat template")
 
 
 def _up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:

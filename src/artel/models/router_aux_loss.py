@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models.targets import IGNORED
 
 _BALANCES: WeakKeyDictionary[nn.Module, RouterAuxLoss | None] = WeakKeyDictionary()
@@ -93,7 +93,7 @@ class RouterAuxLoss:
         for each in logits:
             if each.numel() != targets.numel() * each.shape[-1]:
                 what = f"{self._kind}: its routers give something else than a number for each token and expert"
-                raise InputError([Problem(f"model.config.{_KEY}", what, "write 0: without a balance loss")])
+                raise InputError.at(f"model.config.{_KEY}", what, "write 0: without a balance loss")
             shares = each.float().view(*targets.shape, -1).softmax(dim=-1)
             chosen = torch.zeros_like(shares).scatter_(-1, shares.topk(self._choices, dim=-1).indices, 1.0)
             chances.append((shares * here[..., None]).sum(dim=1))

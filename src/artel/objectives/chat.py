@@ -169,7 +169,7 @@ class ConversationWriter:
         try:
             self._turns.write([Message("user", "a"), Message("assistant", "b")])
         except Unfit as unfit:
-            raise InputError([Problem("chat.template", str(unfit), "give another: chatml, or a Jinja file")]) from None
+            raise InputError.at("chat.template", str(unfit), "give another: chatml, or a Jinja file") from None
 
     def has_control_token(self, messages: Sequence[Message]) -> bool:
         """Whether a text would be read as the template's own writing: it could end a turn, or play a role."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models import position_limit
 from artel.tokens import Tokenizer
 
@@ -26,12 +26,10 @@ def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count:
     ids = torch.tensor([tokenizer.hf(prompt)["input_ids"]], device=model.device)
     where = (ids[0] == tokenizer.mask_id).nonzero().flatten()
     if len(where) == 0:
-        raise InputError([Problem("--prompt", f"holds no {mask}", f"write {mask} where a word is to be guessed")])
+        raise InputError.at("--prompt", f"holds no {mask}", f"write {mask} where a word is to be guessed")
     limit = position_limit(model)
     if limit is not None and ids.shape[1] > limit:
-        raise InputError(
-            [Problem("--prompt", f"{ids.shape[1]} tokens are more than the model's {limit}", "shorten it")]
-        )
+        raise InputError.at("--prompt", f"{ids.shape[1]} tokens are more than the model's {limit}", "shorten it")
     was_training = model.training
     model.eval()
     # Prompts are of all lengths: compiled layers would be compiled anew for each.

@@ -270,7 +270,7 @@ class SpanQA(Objective):
         document = Document(Record(context, "--context", "", asked), "validation")
         (made,) = self.samples([document])
         if not isinstance(made, Made):
-            raise InputError([Problem("--prompt", made.detail if isinstance(made, Rejected) else made.reason)])
+            raise InputError.at("--prompt", made.detail if isinstance(made, Rejected) else made.reason)
         found = []
         was_training = model.training
         model.eval()
@@ -293,7 +293,7 @@ class SpanQA(Objective):
         return predict(outputs, owners, sources, places, classes=self._five, no_answer=self._wanted.no_answer)
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        raise InputError([Problem("--prompt", "a question needs a document to be answered from", "give --context")])
+        raise InputError.at("--prompt", "a question needs a document to be answered from", "give --context")
 
 
 def window_starts(tokens: int, room: int, stride: int) -> range:

@@ -41,5 +41,5 @@ def process_store(rank: int, timeout: timedelta) -> Store:
             return serve_store(address, port, timeout)
         except OSError as error:
             what, fix = f"cannot listen there: {error.strerror}", "set MASTER_PORT to a free port of the first host"
-            raise WorkError([Problem(f"{address}:{port}", what, fix)]) from None
+            raise WorkError.at(f"{address}:{port}", what, fix) from None
     return TCPStore(address, port, is_master=False, timeout=timeout)

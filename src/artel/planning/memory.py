@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims
 from artel.planning.machine import in_gib, memory, swap
@@ -54,7 +54,7 @@ def check_memory(model: PreTrainedModel, run: RunConfig, dims: ParallelDims, on_
             fix += "; or train adapters over 4-bit weights: model.lora: {rank: 16}, model.quantise: nf4"
         if device.type == "cpu" and on_host > 1 and needed // on_host <= room:
             fix = f"start fewer processes: {room // (needed // on_host):,} at most; or {fix}"
-        raise InputError([Problem(where, what, fix)])
+        raise InputError.at(where, what, fix)
 
 
 def _parameters(model: PreTrainedModel, run: RunConfig) -> tuple[int, int]:

@@ -103,7 +103,7 @@ def check_there(folder: Path, its_identity: str) -> None:
         return
     what = "the run's folder was removed or moved while the run was at work; nothing more is written there"
     fix = "where it was moved, move it back: the same command goes on from its last checkpoint"
-    raise WorkError([Problem(str(folder), what, fix)])
+    raise WorkError.at(str(folder), what, fix)
 
 
 def _write(folder: Path, mark: dict[str, Any]) -> None:
@@ -123,11 +123,11 @@ def _read(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        raise InputError([Problem(str(file), f"cannot be read: {error.strerror}", "check its permissions")]) from None
+        raise InputError.at(str(file), f"cannot be read: {error.strerror}", "check its permissions") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     fix = "remove it if all in this folder is artel's, or choose another folder (run=…)"
-    raise InputError([Problem(str(file), "is not the mark that artel wrote there", fix)])
+    raise InputError.at(str(file), "is not the mark that artel wrote there", fix)
 
 
 def _are_names(names: object) -> bool:

@@ -164,7 +164,7 @@ class _Writing:
         at = file.before + place * file.ids.dtype.itemsize
         where = f"{file.path}: token {place:,} (byte {at:,})"
         what = f"id {file.ids[place]:,} in document {number:,}; the tokenizer's ids are 0 to {self.vocabulary - 1:,}"
-        raise InputError([Problem(where, what, "give the tokenizer that made these tokens: --tokenizer FOLDER")])
+        raise InputError.at(where, what, "give the tokenizer that made these tokens: --tokenizer FOLDER")
 
 
 def _counted(read: int, empty: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from artel.config import RunConfig
-from artel.errors import Problem, WorkError
+from artel.errors import WorkError
 from artel.objectives import Made, Objective
 from artel.storage import new_folder
 from artel.text import Cleaned, Dropped, Ledger, Part, Rejected, clean_part, count_lines
@@ -67,7 +67,7 @@ def write_part(run: RunConfig, part: Part, objective: Objective, folder: Path, e
                 writer.add(cleaned, next(made) if cleaned.is_left else None)
         if objective.tokenizer.doubtful_texts:
             fix = f"{objective.tokenizer.encoder_remedy}, delete {folder.parents[1]}, and start again"
-            raise WorkError([Problem("tokenizer", objective.tokenizer.encoder_note, fix)])
+            raise WorkError.at("tokenizer", objective.tokenizer.encoder_note, fix)
         writer.close(_lines(part), objective.tokenizer.encoder_note)
 
 

@@ -221,7 +221,7 @@ def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:
     """The new name of a store that is damaged; None where another process has made it anew meanwhile."""
     if not _is_artels(folder):
         what, fix = "stands where a store is to be written, and is none", "move it away, or choose another data.store"
-        raise InputError([Problem(str(folder), what, fix)])
+        raise InputError.at(str(folder), what, fix)
     fault = damage(folder)
     if fault is None:
         return None
@@ -350,7 +350,7 @@ def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:
     if store_key(run) != key:
         shutil.rmtree(workspace.path)
         what, fix = "files came, went or changed while they were prepared", "start again when nothing writes there"
-        raise WorkError([Problem("data.sources", what, fix)])
+        raise WorkError.at("data.sources", what, fix)
 
 
 def _check_parts(run: RunConfig, manifest: dict[str, Any]) -> None:
@@ -363,9 +363,10 @@ def _check_parts(run: RunConfig, manifest: dict[str, Any]) -> None:
         if parts["validation"]["documents"]:
             what = "no sample could be made of the documents that are held out"
         fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(run.data)}"
-        raise InputError([Problem("data.validation", what, fix)])
+        raise InputError.at("data.validation", what, fix)
     if run.data.validation != 1.0 and parts["train"]["samples"] == 0:
-        raise InputError(
-            [Problem("data.sources", "no training sample could be made of them", "see what was dropped, and raise "
-                     "data.max_bad or mend it")]
-        )  # fmt: skip
+        raise InputError.at(
+            "data.sources",
+            "no training sample could be made of them",
+            "see what was dropped, and raise data.max_bad or mend it",
+        )

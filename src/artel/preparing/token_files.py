@@ -65,7 +65,7 @@ def _named(path: str, where: str) -> list[Path]:
     if not found:
         fix = "give NAME.bin, the prefix of Megatron-LM's NAME.bin and NAME.idx, or a glob in quotes: 'tokens/*.bin'"
         what = "is a folder" if Path(path).is_dir() else "there are no such files of tokens"
-        raise InputError([Problem(f"{where} {path}", what, fix)])
+        raise InputError.at(f"{where} {path}", what, fix)
     return sorted({file.with_suffix(".bin") if file.suffix == ".idx" else file for file in found})
 
 
@@ -190,4 +190,4 @@ def _check_bounds(index: Path, bounds: np.ndarray, sequences: int, anew: str) ->
 
 
 def bad_file(file: Path, what: str, fix: str) -> InputError:
-    return InputError([Problem(str(file), what, fix)])
+    return InputError.at(str(file), what, fix)

@@ -30,9 +30,9 @@ def read_metrics(path: Path, tell: Callable[[str], None] = lambda _: None) -> li
     except (FileNotFoundError, NotADirectoryError):
         near = None if path.parent.is_dir() else near_name(str(path.parent))
         fix = f"did you mean {near}?" if near else "give the folder of a run that has been trained"
-        raise InputError([Problem(str(path), "there is no such file", fix)]) from None
+        raise InputError.at(str(path), "there is no such file", fix) from None
     except OSError as error:
-        raise InputError([Problem(str(path), f"cannot be read: {error.strerror}", "it must be a file")]) from None
+        raise InputError.at(str(path), f"cannot be read: {error.strerror}", "it must be a file") from None
     *whole, last = content.split(b"\n")
     if last:
         tell(f"{path}:{len(whole) + 1}: the last line was torn by a kill, and is left out")

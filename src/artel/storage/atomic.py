@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.storage.locations import disk_errors
 
 _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL)
@@ -54,7 +54,7 @@ def check_new(path: Path | str, where: str = "") -> None:
     if os.path.lexists(path):
         what = "is there already, and is not written over"
         what = f"{path} {what}" if where else what
-        raise InputError([Problem(where or str(path), what, "choose another name, or move it away")])
+        raise InputError.at(where or str(path), what, "choose another name, or move it away")
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def point(link: Path | str, target: Path | str) -> None:
     """
     link = Path(link)
     if link.exists() and not link.is_symlink():
-        raise InputError([Problem(str(link), "is a folder or a file, where artel writes a link", "move it away")])
+        raise InputError.at(str(link), "is a folder or a file, where artel writes a link", "move it away")
     with disk_errors(link.parent):
         partial = _partial_name(link)
         partial.symlink_to(os.path.relpath(target, link.parent))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.errors import ArtelError, InputError, WorkError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
@@ -23,12 +23,12 @@ DISK_ERRORS = frozenset(_FULL | _REFUSED | _FILES | _BROKEN | {errno.EFBIG, errn
 def own_path(path: str, where: str) -> Path:
     """A path as its user writes it, at the key or option `where`; `~` is a home folder. Raises InputError."""
     if "\0" in path:
-        raise InputError([Problem(where, f"{path} has a NUL, which no path has", "leave it out")])
+        raise InputError.at(where, f"{path} has a NUL, which no path has", "leave it out")
     try:
         return Path(path).expanduser()
     except RuntimeError:
         what, fix = f"{path}: there is no such home", "write the path in full, or ./~ where a name begins so"
-        raise InputError([Problem(where, what, fix)]) from None
+        raise InputError.at(where, what, fix) from None
 
 
 def cache_folder() -> Path:
@@ -43,7 +43,7 @@ def cache_folder() -> Path:
         return (Path(common) if common else Path.home() / ".cache") / "artel"
     except RuntimeError:
         fix = "set ARTEL_CACHE to a folder that can be written"
-        raise InputError([Problem("HOME", "there is no home folder", fix)]) from None
+        raise InputError.at("HOME", "there is no home folder", fix) from None
 
 
 def folder_fault(folder: Path) -> str:
@@ -101,21 +101,19 @@ def disk_error(error: OSError, where: Path | str, what: str = "cannot be written
         detail += f" ({os.fsdecode(error.filename)})"
     other = "choose another folder (run, data.store, ARTEL_CACHE)"
     if error.errno in _FULL:
-        return WorkError([Problem(str(where), f"the disk is full: {detail}", f"free space there, or {other}")])
+        return WorkError.at(str(where), f"the disk is full: {detail}", f"free space there, or {other}")
     if error.errno in _REFUSED:
         fix = "choose a folder that can be written (run, data.store, ARTEL_CACHE), or change its permissions"
-        return InputError([Problem(str(where), f"{what}: {detail}", fix)])
+        return InputError.at(str(where), f"{what}: {detail}", fix)
     if error.errno == errno.EFBIG:
         fix = f"lift the limit on the size of a file (ulimit -f), or {other}"
-        return WorkError([Problem(str(where), f"a file there may not become so large: {detail}", fix)])
+        return WorkError.at(str(where), f"a file there may not become so large: {detail}", fix)
     if error.errno in _FILES:
-        return WorkError(
-            [Problem(str(where), f"cannot be opened: {detail}", "lift the limit on open files (ulimit -n)")]
-        )
+        return WorkError.at(str(where), f"cannot be opened: {detail}", "lift the limit on open files (ulimit -n)")
     if error.errno == errno.ENOENT:
         fix = "it was removed or moved meanwhile: put it back, and the same command goes on"
-        return WorkError([Problem(str(where), f"is not there: {detail}", fix)])
-    return WorkError([Problem(str(where), f"the disk fails: {detail}", f"see the system's log, or {other}")])
+        return WorkError.at(str(where), f"is not there: {detail}", fix)
+    return WorkError.at(str(where), f"the disk fails: {detail}", f"see the system's log, or {other}")
 
 
 def _is_below(name: object, where: Path | str) -> bool:

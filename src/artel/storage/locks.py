@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from artel.errors import Problem, WorkError
+from artel.errors import WorkError
 from artel.storage.locations import disk_errors
 from artel.storage.regular_files import check_regular
 
@@ -41,7 +41,7 @@ def lock(
     while (number := _taken(path, shared)) is None:
         if time.monotonic() >= end:
             fix = "wait until it ends, or stop it"
-            raise WorkError([Problem(str(path), f"is in use by {holders(path)}", fix)])
+            raise WorkError.at(str(path), f"is in use by {holders(path)}", fix)
         if waiting is not None and not told:
             told = True
             waiting()
@@ -74,7 +74,7 @@ def _taken(path: Path, shared: bool) -> int | None:
     except OSError as error:  # of a disk far away that knows no locks (ENOLCK, EOPNOTSUPP), or fails
         os.close(number)
         what = f"cannot be locked: {error.strerror}"
-        raise WorkError([Problem(str(path), what, "choose a folder on a disk that knows locks (flock)")]) from None
+        raise WorkError.at(str(path), what, "choose a folder on a disk that knows locks (flock)") from None
     except BaseException:
         os.close(number)
         raise

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import artel
-from artel.errors import ArtelError, Problem, WorkError
+from artel.errors import ArtelError, WorkError
 from artel.secrets import hide_secrets
 from artel.storage.locations import DISK_ERRORS, cache_folder, disk_error
 
@@ -40,7 +40,7 @@ def machine_error(error: BaseException) -> ArtelError | None:
         what = "the system gives no more" + (f": {first}" if first else "")
         fix = "lift the limit on this process (ulimit -v, the container's or the job's), or take less: a smaller " \
               "model, data.block or train.micro_batch, fewer prepare.workers"  # fmt: skip
-        return WorkError([Problem("memory", what, fix)])
+        return WorkError.at("memory", what, fix)
     if isinstance(error, OSError) and error.errno in DISK_ERRORS - {errno.ENOENT}:
         place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
         return disk_error(error, place, "cannot be read or written")
@@ -82,7 +82,7 @@ def told_of_worker(error: BaseException, doing: str) -> ArtelError:
     if (known := machine_error(error)) is not None:
         return known
     first, fault, file = fault_lines(error, doing)
-    return WorkError([Problem("", f"{first} ({fault})", file)])
+    return WorkError.at("", f"{first} ({fault})", file)
 
 
 def fault_of_process(number: int) -> str | None:

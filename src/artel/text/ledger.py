@@ -138,7 +138,7 @@ class Ledger:
         for name, counts in self.sets.items():
             if counts.read != counts.kept + counts.dropped.total():
                 what = f"{name}: {counts.documents()} does not add up"
-                raise WorkError([Problem("ledger", what, "this is a bug of artel")])
+                raise WorkError.at("ledger", what, "this is a bug of artel")
 
     def to_json(self) -> dict[str, Any]:
         total = self.total

@@ -131,12 +131,13 @@ def judge(data: DataConfig, ledger: Ledger) -> None:
     ledger.judge(data.max_bad)
     if total.kept == 0:
         dropped = in_words(total.dropped) or "none were there"
-        raise InputError([Problem("data.sources", f"no document is left: {dropped}", "give files with text in them")])
+        raise InputError.at("data.sources", f"no document is left: {dropped}", "give files with text in them")
     if total.parts["train"]["documents"] == 0 and data.validation != 1.0:  # 1: all of it is there to be judged
-        raise InputError(
-            [Problem("data.validation", "no document is left for training: all fell into the validation part",
-                     f"write a smaller data.validation, or {more_documents(data)}")]
-        )  # fmt: skip
+        raise InputError.at(
+            "data.validation",
+            "no document is left for training: all fell into the validation part",
+            f"write a smaller data.validation, or {more_documents(data)}",
+        )
 
 
 def more_documents(data: DataConfig) -> str:

@@ -170,12 +170,8 @@ class StopOnSignal:
 
     def __call__(self, run: Run) -> None:
         if run.stop_asked and not run.is_over:
-            raise Interrupted(
-                [
-                    Problem(
-                        "", f"stopped and saved after step {run.step} of {run.length.steps}", "the same command goes on"
-                    )
-                ]
+            raise Interrupted.at(
+                "", f"stopped and saved after step {run.step} of {run.length.steps}", "the same command goes on"
             )
 
     def close(self) -> None:

@@ -13,19 +13,21 @@ from artel.training.evaluation import Validation
 def check_same_store(progress: Progress, digest: str) -> None:
     """Raise InputError where a run resumes with another text than it began with."""
     if progress.step and progress.store != digest:
-        raise InputError(
-            [Problem("data", "the text is not what this run began with (the token store's digest differs)",
-                     "restore the text, choose another folder (run=…), or begin anew with --restart")]
-        )  # fmt: skip
+        raise InputError.at(
+            "data",
+            "the text is not what this run began with (the token store's digest differs)",
+            "restore the text, choose another folder (run=…), or begin anew with --restart",
+        )
 
 
 def check_same_step(progress: Progress, strategy: ParallelStrategy, world: World) -> None:
     """Raise InputError where processes found different checkpoints: the run's folder is one, seen by every host."""
     if strategy.all_reduce_sum([float(progress.step)]) != [float(progress.step * world.size)]:
-        raise InputError(
-            [Problem("run", f"process {world.rank} found step {progress.step}, others found another",
-                     "put the run's folder on a disk that all hosts share")]
-        )  # fmt: skip
+        raise InputError.at(
+            "run",
+            f"process {world.rank} found step {progress.step}, others found another",
+            "put the run's folder on a disk that all hosts share",
+        )
 
 
 def check_blocks(samples: Samples, part: StorePart, validation: Validation, config: RunConfig) -> None:

@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 
 from artel.config import RunConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.objectives import objective_of
 from artel.preparing import Prepared
 from artel.training.checkpoint.format import Progress, list_checkpoints, read_progress
@@ -71,7 +71,7 @@ def _why_not(before: RunConfig, now: RunConfig, old: Length, new: Length, progre
 def _refused(file: Path, before: RunConfig, done: int, steps: int, reason: str, model: Path) -> InputError:
     what = f"the run cannot become one of {steps:,} steps: {reason}"
     if not model.is_dir():
-        return InputError([Problem(str(file), what, "set its length back, or begin anew with --restart")])
+        return InputError.at(str(file), what, "set its length back, or begin anew with --restart")
     name = str(file.parent)
     begin, place = [], str(model)
     if before.model.lora is not None:
@@ -86,4 +86,4 @@ def _refused(file: Path, before: RunConfig, done: int, steps: int, reason: str, 
     commands = [*begin, ["artel", "train", name, *values]]
     line = " && ".join(shlex.join(command) for command in commands)
     fix = f"to train its model further, by a schedule of its own: {line}"
-    return InputError([Problem(str(file), what, fix)])
+    return InputError.at(str(file), what, fix)

@@ -183,7 +183,7 @@ def _recomputing(model: PreTrainedModel, config: RunConfig, found: MicroBatchPla
     done, asked = recompute(model, found.recompute), config.train.activation_checkpointing
     if done.startswith("none (") and asked not in ("auto", "none"):
         what = f"{asked}: {model.config.model_type} cannot compute its layers twice"
-        raise InputError([Problem("train.activation_checkpointing", what, "write auto or none")])
+        raise InputError.at("train.activation_checkpointing", what, "write auto or none")
     return done
 
 

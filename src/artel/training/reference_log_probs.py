@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.objectives import Objective
 from artel.parallel import ParallelStrategy, World
 from artel.storage import write_file
@@ -65,7 +65,7 @@ def _read(file: Path, digest: str) -> dict[str, torch.Tensor] | None:
         return _read_whole(file, digest)
     except (OSError, SafetensorError) as error:
         fix = "put a copy of it back, or begin anew with --restart: the model is no longer what it was"
-        raise InputError([Problem(str(file), f"is damaged: {error}", fix)]) from None
+        raise InputError.at(str(file), f"is damaged: {error}", fix) from None
 
 
 def _read_whole(file: Path, digest: str) -> dict[str, torch.Tensor] | None:

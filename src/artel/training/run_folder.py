@@ -146,7 +146,7 @@ class RunFolder:
         except (OSError, ValueError) as error:
             what = str(error)
         fix = "remove it: the same command writes it again from the last checkpoint"
-        raise InputError([Problem(str(self.result), f"is damaged: {what}", fix)])
+        raise InputError.at(str(self.result), f"is damaged: {what}", fix)
 
     def empty(self) -> None:
         """Remove what an earlier run wrote here, and nothing else that may lie in the folder, which is claimed.

@@ -28,11 +28,11 @@ def convert(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
     try:
         tree = json.loads(text)
     except ValueError as error:
-        raise InputError([Problem(place, f"is not valid JSON: {error}", "check its commas and quotes")]) from None
+        raise InputError.at(place, f"is not valid JSON: {error}", "check its commas and quotes") from None
     refuse_other_json(tree, place)
     if not is_old_json(tree):
         fix = f"its keys are: {', '.join(_OLD_JSON)}; a run file needs no conversion"
-        raise InputError([Problem(place, "is not the JSON of the masked-LM script", fix)])
+        raise InputError.at(place, "is not the JSON of the masked-LM script", fix)
     return from_old_json(tree, place), []
 
 
@@ -55,11 +55,11 @@ def refuse_other_json(tree: dict[str, Any], place: str) -> None:
     """Raises InputError when this is a transformers model's configuration, or a file of DeepSpeed's."""
     if "data" not in tree and tree.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}:
         fix = f"give a run file, and name this one there: parallel: {{deepspeed: {place}}}"
-        raise InputError([Problem(place, "is a file of DeepSpeed's, not a run", fix)])
+        raise InputError.at(place, "is a file of DeepSpeed's, not a run", fix)
     told = "model_type" in tree or "architectures" in tree or {"hidden_size", "vocab_size"} <= tree.keys()
     if told and "data" not in tree and "inputs_path" not in tree:
         fix = "give a run file, and name the model's folder there: model: {from: FOLDER}"
-        raise InputError([Problem(place, "is a model's config.json, not a run", fix)])
+        raise InputError.at(place, "is a model's config.json, not a run", fix)
 
 
 def from_old_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class _Recipe(OldKeys):
         if not set(self.given()) & _KNOWN:
             fix = "give the .cfg of the Natural Questions recipe, impruver's YAML or the masked-LM script's JSON; " \
                   "a run file needs no conversion"  # fmt: skip
-            raise InputError([Problem(place, "is no old configuration that artel knows", fix)])
+            raise InputError.at(place, "is no old configuration that artel knows", fix)
 
     def _parse(self, line: str, where: str) -> None:
         match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\S.*?)(?:\s+#.*)?", line)

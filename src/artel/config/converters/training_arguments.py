@@ -65,7 +65,7 @@ def drop_ddp(tree: dict[str, Any], place: str) -> None:
     """
     section = tree.pop("ddp", None) or {}
     if not isinstance(section, dict):
-        raise InputError([Problem(f"{place}: ddp", "is not a section", "take it out")])
+        raise InputError.at(f"{place}: ddp", "is not a section", "take it out")
     problems = []
     for name, value in section.items():
         if name not in ("ddp_find_unused_parameters", "find_unused_parameters"):

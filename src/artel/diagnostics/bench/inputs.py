@@ -11,7 +11,7 @@ import orjson
 
 from artel.config import CleanConfig, DataConfig, DedupConfig, SourceConfig, TokenizerTraining
 from artel.diagnostics.bench.texts import documents
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.text import Ledger, read_documents
 from artel.tokens import load_tokenizer, train_tokenizer
 
@@ -51,7 +51,7 @@ def taken(file: Path, path: str, size: int) -> Lines:
     lines = write_lines(file, (document.record.text for document in read_documents(data, Ledger())), size)
     if lines.documents < 200:
         what = f"{lines.documents} documents are too few to measure anything on"
-        raise InputError([Problem(f"--input {path}", what, "give 200 and more: JSON lines, or text with blank lines")])
+        raise InputError.at(f"--input {path}", what, "give 200 and more: JSON lines, or text with blank lines")
     return lines
 
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from artel.errors import Problem, WorkError
+from artel.errors import WorkError
 
 # The numbers of a process are read so often, in seconds; a peak that is over sooner is not seen.
 _SAMPLE = 0.1
@@ -63,7 +63,7 @@ def run(command: list[str], environment: dict[str, str], *, memory: bool = False
     if process.returncode != 0:
         last = complaints.strip().splitlines()[-5:] or [f"exit status {process.returncode}"]
         fix = "run it by hand to see more"
-        raise WorkError([Problem(" ".join(command[:6]), "failed", fix, tuple(line.strip() for line in last))])
+        raise WorkError.at(" ".join(command[:6]), "failed", fix, tuple(line.strip() for line in last))
     # The system's own count leaves out processes that the command did not wait for; what was seen of those is added.
     waited = after.children_user + after.children_system - before.children_user - before.children_system
     return Finished(elapsed, max(waited, tree.processor), tree.memory or None, tree.resident or None, output)

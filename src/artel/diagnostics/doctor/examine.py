@@ -193,7 +193,7 @@ def _from_scratch(run: RunConfig, auto_class: str) -> Any:
         return kind(**values)
     except Exception as error:  # each configuration checks its own way
         first = " ".join(str(error).split())[:300]
-        raise InputError([Problem("model.config", f"is refused: {first}", "check its values")]) from None
+        raise InputError.at("model.config", f"is refused: {first}", "check its values") from None
 
 
 def _gpus() -> list[dict[str, Any]]:

@@ -161,7 +161,7 @@ def _configuration(given: dict[str, Any]) -> Any:
         return CONFIG_MAPPING[model_type](**values)
     except Exception as error:  # each configuration checks its own way
         first = " ".join(str(error).split())[:300]
-        raise InputError([Problem("model.config", f"{model_type} refuses it: {first}", "check its values")]) from None
+        raise InputError.at("model.config", f"{model_type} refuses it: {first}", "check its values") from None
 
 
 def _trained(folder: Path, described: dict[str, Any], processes: int, on_gpus: bool) -> dict[str, list[float]]:
@@ -176,7 +176,7 @@ def _trained(folder: Path, described: dict[str, Any], processes: int, on_gpus: b
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
-        raise WorkError([Problem("parallel", f"{processes} process(es) did not end within {_SECONDS} s")]) from None
+        raise WorkError.at("parallel", f"{processes} process(es) did not end within {_SECONDS} s") from None
     if done.returncode:
         kind = InputError if done.returncode == 2 else WorkError
         raise kind([Problem("parallel", f"with a small copy of the model: {done.stderr.strip()[-1500:]}")])
@@ -184,5 +184,5 @@ def _trained(folder: Path, described: dict[str, Any], processes: int, on_gpus: b
     steps = [line for line in lines if "loss" in line]
     found = {name: [float(line[name]) for line in steps] for name in ("loss", "gradient_norm")}
     if any(not math.isfinite(value) for values in found.values() for value in values):
-        raise WorkError([Problem("parallel", f"the loss is not finite with {processes} process(es)")])
+        raise WorkError.at("parallel", f"the loss is not finite with {processes} process(es)")
     return found

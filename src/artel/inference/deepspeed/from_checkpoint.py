@@ -46,7 +46,7 @@ def assemble(folder: Path) -> Assembled:
     described = folder if (folder / "latest").is_file() else folder.parent
     if not (described / "config.json").is_file():
         fix = f"copy config.json and the tokenizer's files of the model that was trained to {described}"
-        raise InputError([Problem(str(folder), "is DeepSpeed's checkpoint, and does not say of which model", fix)])
+        raise InputError.at(str(folder), "is DeepSpeed's checkpoint, and does not say of which model", fix)
     tokenizer = load_tokenizer(str(described), where=str(folder))
     objective = objective_of_folder(str(described), None, tokenizer)
     config, _ = read_config(str(described))
@@ -90,7 +90,7 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[
     steps = run_length(run, opened.objective.view(store.train), store.train).steps
     if step >= steps:
         what = f"is of step {step:,}, and this run ends after {steps:,}"
-        raise InputError([Problem(str(folder), what, "give train.steps, tokens or epochs for all of it")])
+        raise InputError.at(str(folder), what, "give train.steps, tokens or epochs for all of it")
     weights, state = _of_run(opened.model, saved.weights(), state, folder)
     checkpoints = RunFolder(Path(run.run)).checkpoints
     checkpoints.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def _of_run(
     stepped = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if unlike := sorted(stepped ^ {name.rpartition("|")[0] for name in state}):
         what = f"trained other parameters than this run does ({unlike[0]} …, {len(unlike)} in all)"
-        raise InputError([Problem(str(folder), what, "set model.freeze as it was there")])
+        raise InputError.at(str(folder), what, "set model.freeze as it was there")
     by_tensor = {id(whole[name]): value for name, value in _named_as(model, weights, folder).items()}
     return {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in trained.items()}, state
 

@@ -43,7 +43,7 @@ def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
     folder = RunFolder(Path(name))
     if not folder.config.is_file():
         fix = "give a run's folder, or leave --deepspeed out"
-        raise InputError([Problem(name, "is no run, and has no optimizer's state", fix)])
+        raise InputError.at(name, "is no run, and has no optimizer's state", fix)
     run = load_run(name)
     problems = exchange_problems(run)
     newest = folder.checkpoints / "latest"

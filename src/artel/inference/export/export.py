@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from artel.config import RunConfig, load_run, near_name
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.inference.deepspeed.from_checkpoint import Assembled, assemble
 from artel.inference.deepspeed.universal import newest_checkpoint, write_universal
 from artel.inference.export.gguf import find_gguf_tools, write_gguf
@@ -61,9 +61,9 @@ def export(name: str, folder: Path, *, merge: bool, gguf: str | None, llama_cpp:
         refuse_overlaps(run, [("DIR", folder)])
     adapted = read_adapter(str(source)) is not None if isinstance(source, Path) else is_adapted(source.model)
     if merge and not adapted:
-        raise InputError([Problem("--merge", f"{name} has no adapter to be merged", "leave it out")])
+        raise InputError.at("--merge", f"{name} has no adapter to be merged", "leave it out")
     if tools is not None and adapted and not merge:
-        raise InputError([Problem("--gguf", f"{name} is an adapter, not a whole model", "add --merge")])
+        raise InputError.at("--gguf", f"{name} is an adapter, not a whole model", "add --merge")
     kind = "gguf" if tools is not None else "adapter" if adapted and not merge else "model"
     done = Exported(str(folder), kind)
     with new_folder(folder) as partial:
@@ -114,7 +114,7 @@ def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:
     fix = "give a run's folder or a model's; of a model on the hub: hf download NAME --local-dir FOLDER"
     near = None if folder.is_dir() else near_name(name)
     fix = f"did you mean {near}?" if near else fix
-    raise InputError([Problem(name, "is neither a run nor a folder with a model", fix)])
+    raise InputError.at(name, "is neither a run nor a folder with a model", fix)
 
 
 def _put(source: Path | Opened | Assembled, folder: Path) -> Path:

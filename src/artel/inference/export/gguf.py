@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from artel.errors import InputError, Problem, WorkError
+from artel.errors import InputError, WorkError
 from artel.tokens import Tokenizer, load_tokenizer
 
 _SCRIPT = "convert_hf_to_gguf.py"
@@ -45,22 +45,22 @@ def find_gguf_tools(type_: str, llama_cpp: str | None) -> GgufTools:
     if wanted not in _CONVERTED + _QUANTISED:
         near = difflib.get_close_matches(wanted, _CONVERTED + _QUANTISED, 1)
         fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(_CONVERTED + _QUANTISED)}"
-        raise InputError([Problem("--gguf", f"there is no type {type_}", fix)])
+        raise InputError.at("--gguf", f"there is no type {type_}", fix)
     where, folder = ("--llama-cpp", llama_cpp) if llama_cpp else ("LLAMA_CPP", os.environ.get("LLAMA_CPP"))
     converter = _converter(Path(folder) if folder else None)
     if converter is None and folder:
-        raise InputError([Problem(where, f"{folder} holds no {_SCRIPT}", "give llama.cpp's own folder, as cloned")])
+        raise InputError.at(where, f"{folder} holds no {_SCRIPT}", "give llama.cpp's own folder, as cloned")
     if converter is None:
         fix = ("git clone https://github.com/ggml-org/llama.cpp, pip install -r its requirements.txt, "
                "then --llama-cpp FOLDER or LLAMA_CPP=FOLDER")  # fmt: skip
-        raise InputError([Problem("--gguf", f"llama.cpp's {_SCRIPT} is not on PATH, nor named", fix)])
+        raise InputError.at("--gguf", f"llama.cpp's {_SCRIPT} is not on PATH, nor named", fix)
     quantize = None
     if wanted in _QUANTISED:
         quantize = _quantize(Path(folder) if folder else None)
         if quantize is None:
             what = f"{wanted} is written by llama.cpp's llama-quantize, which is neither on PATH nor in its folder"
             fix = "build it: cmake -B build && cmake --build build --target llama-quantize; or write --gguf q8_0"
-            raise InputError([Problem("--gguf", what, fix)])
+            raise InputError.at("--gguf", what, fix)
     return GgufTools(wanted, converter, quantize)
 
 
@@ -114,7 +114,7 @@ def _run(program: Path, command: list[str]) -> None:
         said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         reason = said[-1][:300] if said else f"exit status {done.returncode}"
         fix = "it must know the model's architecture and tokenizer; a newer llama.cpp may"
-        raise WorkError([Problem(program.name, f"failed: {reason}", fix)])
+        raise WorkError.at(program.name, f"failed: {reason}", fix)
 
 
 def _pre_tokenizer(tokenizer: Tokenizer) -> str | None:
@@ -151,9 +151,9 @@ def _read_object(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError([Problem(str(file), f"is not JSON: {error}", "mend it, or remove it")]) from None
+        raise InputError.at(str(file), f"is not JSON: {error}", "mend it, or remove it") from None
     if not isinstance(values, dict):
-        raise InputError([Problem(str(file), "is no object of JSON", "mend it, or remove it")])
+        raise InputError.at(str(file), "is no object of JSON", "mend it, or remove it")
     return values
 
 

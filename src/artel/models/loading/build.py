@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models.adapters import (
     AdapterFolder,
     adapter_problems,
@@ -96,7 +96,7 @@ def build_model(
             if "allocate memory" not in str(error):
                 raise
             what = f"{built.parameters:,} parameters, of 4 bytes each, find no room in this machine's memory"
-            raise InputError([Problem("model.config", what, "write smaller sizes")]) from None
+            raise InputError.at("model.config", what, "write smaller sizes") from None
     finish(built, wanted, auto_class, seed)
     return built
 
@@ -148,10 +148,11 @@ def check_positions(model: PreTrainedModel, block: int) -> None:
     """Raise InputError when inputs of `block` tokens are longer than the model takes."""
     positions = position_limit(model)
     if positions is not None and positions < block:
-        raise InputError(
-            [Problem("data.block", f"{block} tokens are more than the model's {positions} positions",
-                     f"write data.block: {positions} or less")]
-        )  # fmt: skip
+        raise InputError.at(
+            "data.block",
+            f"{block} tokens are more than the model's {positions} positions",
+            f"write data.block: {positions} or less",
+        )
 
 
 def position_limit(model: PreTrainedModel) -> int | None:
@@ -190,8 +191,8 @@ def from_scratch(
         raise
     except Exception as error:  # each architecture refuses sizes in its own way
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            [Problem("model.config", f"{config.model_type} cannot be built: {first}", "check its sizes")]
+        raise InputError.at(
+            "model.config", f"{config.model_type} cannot be built: {first}", "check its sizes"
         ) from None
     return Built(model)
 
@@ -266,9 +267,7 @@ def pretrained_config(name: str, auto_class: str, *, runs_code: bool = False) ->
     if folder.is_dir():
         check_folder(folder)
     elif folder.exists() or name.startswith((".", "/", "~")):
-        raise InputError(
-            [Problem("model.from", f"{name} is not a folder", "give a folder with config.json, or a hub id")]
-        )
+        raise InputError.at("model.from", f"{name} is not a folder", "give a folder with config.json, or a hub id")
     config, notes = read_config(name, runs_code=runs_code)
     check_head(config.model_type, auto_class, "model.from", own_classes(config, runs_code=runs_code))
     return config, notes

@@ -34,7 +34,7 @@ def check_head(model_type: str, auto_class: str, where: str, own: Collection[str
         return
     if model_type not in getattr(transformers, auto_class)._model_mapping._model_mapping:
         purpose, have = _PURPOSE[auto_class]
-        raise InputError([Problem(where, f"{model_type} has no head for {purpose}: no {auto_class}", f"take {have}")])
+        raise InputError.at(where, f"{model_type} has no head for {purpose}: no {auto_class}", f"take {have}")
 
 
 def own_classes(config: PreTrainedConfig, *, runs_code: bool) -> dict[str, str]:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models.loading.conversion import Conversion, Loading
 from artel.models.loading.init_weights import first_values, initial_names
 from artel.models.loading.safetensors_files import TensorFiles
@@ -274,9 +274,7 @@ class _Sources:
         except Exception as error:  # each architecture has its own rules, and does not check what they are given
             first = " ".join(str(error).split())[:300] or type(error).__name__
             kind = self._reference.config.model_type
-            raise InputError(
-                [Problem("model.config", f"{kind} cannot be initialised: {first}", "check its values")]
-            ) from None
+            raise InputError.at("model.config", f"{kind} cannot be initialised: {first}", "check its values") from None
         found = {start + name: values[name] for name in anew}
         for name in found.keys() & self._grown.keys():
             origin = self._saved[name]

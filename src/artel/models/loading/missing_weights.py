@@ -8,7 +8,7 @@ from collections.abc import Collection
 import torch
 from transformers import MODEL_MAPPING, PreTrainedModel
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.tokens import Tokenizer
 
 _LISTED = 8
@@ -32,7 +32,7 @@ def check_lacking(
     fix = "give the folder with all of its weights: they are not made up"
     if len(lacking) > len(model.state_dict()) // 2:
         fix = "the weights and config.json are of different models"
-    raise InputError([Problem("model.from", f"{name} has no weights for {_list(lacking)}", fix)])
+    raise InputError.at("model.from", f"{name} has no weights for {_list(lacking)}", fix)
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
@@ -44,7 +44,7 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
     ]
     if broken:
         what = f"has NaN or infinite weights: {_list(broken)}"
-        raise InputError([Problem(name, what, "take an earlier checkpoint, or the model as it was published")])
+        raise InputError.at(name, what, "take an earlier checkpoint, or the model as it was published")
 
 
 def has_embeddings(model: PreTrainedModel, modules: Collection[str]) -> bool:
@@ -71,7 +71,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) ->
             f"{name}: its tokenizer has {len(beyond)} tokens that its model has no embedding for, from "
             f"{hf.convert_ids_to_tokens(beyond[0])!r} on (id {beyond[0]:,} of {rows:,})"
         )
-        raise InputError([Problem("model.from", what, "give the model with the tokenizer that it was trained with")])
+        raise InputError.at("model.from", what, "give the model with the tokenizer that it was trained with")
 
 
 def _body(model: PreTrainedModel) -> set[str]:

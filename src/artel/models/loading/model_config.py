@@ -25,7 +25,7 @@ def known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
     if model_type not in CONFIG_MAPPING:
         near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 1)
         fix = f"did you mean {near[0]}?" if near else "see the model types of transformers"
-        raise InputError([Problem("model.config.model_type", f"transformers knows no {model_type!r}", fix)])
+        raise InputError.at("model.config.model_type", f"transformers knows no {model_type!r}", fix)
     plain = CONFIG_MAPPING[model_type]()
     known = {*plain.to_dict(), *plain.attribute_map, *_read_by_code(type(plain))}
     problems = []
@@ -70,7 +70,7 @@ def configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
         return CONFIG_MAPPING[model_type](**values)
     except Exception as error:  # each configuration checks its own way; huggingface_hub wraps what it finds
         what = f"{model_type} refuses it: {in_words(error)}"
-        raise InputError([Problem("model.config", what, "check its values")]) from None
+        raise InputError.at("model.config", what, "check its values") from None
 
 
 def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], known: set[str]) -> dict[str, int | None]:

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.storage import check_regular_in
 from artel.tokens.tokenizer.remote_code import check_whose, remedy
 
@@ -37,7 +37,7 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
             kind = _kind_by_tensors(folder)
             if kind is None:
                 fix = 'add "model_type": "roberta", or what it is'
-                raise InputError([Problem(str(file), "names no model_type", fix)])
+                raise InputError.at(str(file), "names no model_type", fix)
             told = f"{file} names no model_type; its tensors are those of {kind}"
             return CONFIG_MAPPING[kind].from_dict(values), [told]
         return AutoConfig.from_pretrained(name, trust_remote_code=runs_code), []
@@ -67,7 +67,7 @@ def cannot_load(name: str, error: Exception) -> InputError:
     what = f"{name} cannot be loaded: {first}"
     if not Path(name).exists():
         what = f"there is no folder {name} here, and as a model of the hub it cannot be loaded: {first}"
-    return InputError([Problem("model.from", what, fix)])
+    return InputError.at("model.from", what, fix)
 
 
 def is_in_hub_cache(name: str) -> bool | None:
@@ -83,35 +83,37 @@ def check_folder(folder: Path) -> None:
     try:
         names = {file.name for file in folder.iterdir()}
     except OSError as error:
-        raise InputError([Problem(str(folder), f"cannot be read: {error.strerror}", "check its permissions")]) from None
+        raise InputError.at(str(folder), f"cannot be read: {error.strerror}", "check its permissions") from None
     where = "model.from"
     if in_pieces(folder):
         fix = f"make a model of them first: artel export {folder} FOLDER; then model.from: FOLDER"
-        raise InputError([Problem(where, f"{folder} has weights in DeepSpeed's pieces only", fix)])
+        raise InputError.at(where, f"{folder} has weights in DeepSpeed's pieces only", fix)
     if "config.json" not in names and "adapter_config.json" in names:
         fix = f"merge it into its base model first: artel export {folder} FOLDER --merge; then model.from: FOLDER"
-        raise InputError([Problem(where, f"{folder} is an adapter, not a whole model", fix)])
+        raise InputError.at(where, f"{folder} is an adapter, not a whole model", fix)
     if "config.json" not in names:
-        raise InputError([Problem(where, f"{folder} has no config.json", "give a folder written by save_pretrained")])
+        raise InputError.at(where, f"{folder} has no config.json", "give a folder written by save_pretrained")
     for index in sorted(folder.glob("*.index.json")):
         _check_inside(index, _read(index).get("weight_map"))
     if any(name.endswith(".safetensors") for name in names):
         return
     binaries = _binaries(folder)
     if not binaries:
-        raise InputError(
-            [Problem(where, f"{folder} has no weights", "it needs model.safetensors or pytorch_model.bin; "
-                     "for training from scratch give model.config")]
-        )  # fmt: skip
+        raise InputError.at(
+            where,
+            f"{folder} has no weights",
+            "it needs model.safetensors or pytorch_model.bin; for training from scratch give model.config",
+        )
     for file in binaries:
         try:
             _tensors_of(file)
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise InputError(
-                [Problem(str(file), f"is not a file of tensors only: {first}",
-                         "nothing in it was run; convert it to safetensors where you trust it")]
-            ) from None  # fmt: skip
+            raise InputError.at(
+                str(file),
+                f"is not a file of tensors only: {first}",
+                "nothing in it was run; convert it to safetensors where you trust it",
+            ) from None
 
 
 def in_pieces(folder: Path) -> bool:
@@ -124,9 +126,9 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError([Problem(str(file), f"cannot be read: {error}", "it must be JSON")]) from None
+        raise InputError.at(str(file), f"cannot be read: {error}", "it must be JSON") from None
     if not isinstance(values, dict):
-        raise InputError([Problem(str(file), "is not a JSON object", "give a folder written by save_pretrained")])
+        raise InputError.at(str(file), "is not a JSON object", "give a folder written by save_pretrained")
     return values
 
 
@@ -142,18 +144,18 @@ def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
     weights = values.get("transformers_weights")
     if weights is not None and Path(str(weights)).name != weights:
         what = f"says that its weights are in {str(weights)[:200]}, which is no file beside its config.json"
-        raise InputError([Problem("model.from", f"{name} {what}", "take transformers_weights out of it")])
+        raise InputError.at("model.from", f"{name} {what}", "take transformers_weights out of it")
     classes = values.get("architectures")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(kind, str) for kind in classes)):
         what = f"its config.json says architectures: {str(classes)[:100]}, which is no list of names"
-        raise InputError([Problem("model.from", f"{name}: {what}", "take it out, or name the class that wrote it")])
+        raise InputError.at("model.from", f"{name}: {what}", "take it out, or name the class that wrote it")
     _check_quantization(values.get("quantization_config"), name)
     code = values.get("auto_map")
     if runs_code:
         check_whose(values, name)
     elif code and values.get("model_type") not in CONFIG_MAPPING:
         what = f"{name} is a model of its own code, which transformers does not have and artel does not run unasked"
-        raise InputError([Problem("model.from", what, remedy(name))])
+        raise InputError.at("model.from", what, remedy(name))
 
 
 def _check_quantization(saved: Any, name: str) -> None:
@@ -165,7 +167,7 @@ def _check_quantization(saved: Any, name: str) -> None:
     method = str(saved.get("quant_method", "bitsandbytes") if isinstance(saved, dict) else saved)
     if method != "bitsandbytes" and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         what = f"{name}: its config.json says that it is quantized by {method[:100]!r}, which transformers lacks"
-        raise InputError([Problem("model.from", what, "take quantization_config out if its weights are plain ones")])
+        raise InputError.at("model.from", what, "take quantization_config out if its weights are plain ones")
 
 
 def _check_inside(index: Path, weights: Any) -> None:
@@ -174,7 +176,7 @@ def _check_inside(index: Path, weights: Any) -> None:
     for file in files:
         if file is None or Path(file).name != file or not (index.parent / file).is_file():
             what = "names no files of weights" if file is None else f"names {file[:200]}, which is no file beside it"
-            raise InputError([Problem(str(index), what, "give the folder as it was saved, with all of its files")])
+            raise InputError.at(str(index), what, "give the folder as it was saved, with all of its files")
 
 
 def _binaries(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 
 # In the order in which transformers looks for them.
 _NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
@@ -99,9 +99,9 @@ def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig) ->
         for parameter, tensor in model.named_parameters():
             if parameter in there and files.shape(parameter) != tuple(tensor.shape):
                 what = f"{name}: {parameter} is {files.shape(parameter)}, by its config.json {tuple(tensor.shape)}"
-                raise InputError([Problem("model.from", what, _DIFFER)])
+                raise InputError.at("model.from", what, _DIFFER)
         saved = sum(math.prod(files.shape(key)) for key in there)
     built = sum(tensor.numel() for tensor in model.parameters())
     if built > _PACKED * saved:
         what = f"{name} has {saved:,} numbers, by its config.json {built:,} parameters"
-        raise InputError([Problem("model.from", what, _DIFFER)])
+        raise InputError.at("model.from", what, _DIFFER)

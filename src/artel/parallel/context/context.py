@@ -216,7 +216,7 @@ def check_context(model: PreTrainedModel) -> None:
     except Exception as error:  # each architecture fails in its own way
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"{model.config.model_type} cannot compute a part of a sequence: {first}"
-        raise InputError([Problem(_WHERE, what, "write parallel.context: 1")]) from None
+        raise InputError.at(_WHERE, what, "write parallel.context: 1") from None
     finally:
         model.train(was_training)
     difference = float((together - alone).float().abs().max() / alone.float().abs().max())
@@ -224,7 +224,7 @@ def check_context(model: PreTrainedModel) -> None:
     exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
     if not difference < (1e-4 if exact else 0.05):
         what = f"{model.config.model_type} looks at other tokens outside of its attention: logits differ"
-        raise InputError([Problem(_WHERE, f"{what} by a share of {difference:.0e}", "write parallel.context: 1")])
+        raise InputError.at(_WHERE, f"{what} by a share of {difference:.0e}", "write parallel.context: 1")
 
 
 @dataclass(frozen=True, slots=True)

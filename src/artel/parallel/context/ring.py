@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models.attention import Mixing
 from artel.parallel.context.chunks import Part
 from artel.parallel.context.gather_ulysses import in_autocast, repeated
@@ -40,7 +40,7 @@ class Ring:
         query, key, value = in_autocast(query, key, value)
         if query.device.type == "cuda" and query.dtype == torch.float32:
             fix = "write train.precision: bf16, or parallel.exchange: gather"
-            raise InputError([Problem("parallel.exchange", "ring: its kernel on a GPU has no float32", fix)])
+            raise InputError.at("parallel.exchange", "ring: its kernel on a GPU has no float32", fix)
         scale = query.shape[-1] ** -0.5 if how.scale is None else how.scale
         return _Ring.apply(query, key, value, _Round(self.part, self.group, how.causal, scale))
 

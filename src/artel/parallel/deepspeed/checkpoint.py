@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.serialization import safe_globals
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 
 AVERAGES = ("exp_avg", "exp_avg_sq")
 """What Adam keeps of a parameter's gradient, in PyTorch and in DeepSpeed."""
@@ -39,7 +39,7 @@ def model_files(folder: Path) -> list[Path]:
     found = sorted(folder.glob("*_model_states.pt"), key=_rank)
     if not found:
         fix = "name the folder that DeepSpeed saved in, with its file `latest`"
-        raise InputError([Problem(str(folder), "holds no checkpoint of DeepSpeed's", fix)])
+        raise InputError.at(str(folder), "holds no checkpoint of DeepSpeed's", fix)
     return found
 
 
@@ -63,7 +63,7 @@ class ZeroCheckpoint:
         count = max(count) if isinstance(count, list) else count
         if count != len(shards):
             what = f"has files of {len(shards)} processes and was written by {count}"
-            raise InputError([Problem(str(first.parent), what, "copy all of its files")])
+            raise InputError.at(str(first.parent), what, "copy all of its files")
         models = [first, *others] if states and states[0]["zero_stage"] == 3 else [first]
         return cls(folder, [_loaded(path) for path in models], states)
 
@@ -96,7 +96,7 @@ class ZeroCheckpoint:
         groups = [list(each["state"].values()) if isinstance(each, dict) else [] for each in kept]
         if not groups or not all(key in group for own in groups for group in own or [{}] for key in AVERAGES):
             fix = f"make a model of it, and begin from that: artel export {self.folder} FOLDER; then model.from: FOLDER"
-            raise InputError([Problem(str(self.folder), "holds no averages of Adam in the pieces of ZeRO", fix)])
+            raise InputError.at(str(self.folder), "holds no averages of Adam in the pieces of ZeRO", fix)
         found: dict[str, torch.Tensor] = {}
         for key in AVERAGES:
             of_key = self._of_parameters([[group[key] for group in own] for own in groups])
@@ -160,7 +160,7 @@ def _loaded(path: Path) -> dict[str, Any]:
         fix = "only plain data is read, since a pickled object can do anything; convert it where it was written"
         if reason and reason[1].startswith("deepspeed.") and find_spec("deepspeed") is None:
             fix = "its classes are deepspeed's: pip install 'artel-lm[deepspeed]'"
-        raise InputError([Problem(str(path), what, fix)]) from None
+        raise InputError.at(str(path), what, fix) from None
 
 
 def _plain_classes() -> list[Any]:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models.device import autocast_dtype
 from artel.models.loading.materialize import WeightLoader
 from artel.models.loss import open_head
@@ -250,7 +250,7 @@ def _refusals(file: str) -> Iterator[None]:
         with redirect_stdout(sys.stderr):
             yield
     except refusals as error:
-        raise InputError([Problem(file, f"DeepSpeed refuses it: {error}", "change what it names")]) from error
+        raise InputError.at(file, f"DeepSpeed refuses it: {error}", "change what it names") from error
 
 
 def _opened(

@@ -78,7 +78,7 @@ def read_tree(file: str) -> dict[str, Any]:
         if len(tree) < len(pairs):
             names = [name for name, _ in pairs]
             twice = ", ".join(sorted({name for name in names if names.count(name) > 1}))
-            raise InputError([Problem(file, f"has keys twice: {twice}", "keep one of each")])
+            raise InputError.at(file, f"has keys twice: {twice}", "keep one of each")
         return tree
 
     try:
@@ -88,9 +88,9 @@ def read_tree(file: str) -> dict[str, Any]:
             tree = hjson.loads(text, object_pairs_hook=once)
         except hjson.HjsonDecodeError:
             where = f"{file}:{error.lineno}"
-            raise InputError([Problem(where, f"is no JSON: {error.msg}", "check commas and quotes")]) from None
+            raise InputError.at(where, f"is no JSON: {error.msg}", "check commas and quotes") from None
     if not isinstance(tree, dict):
-        raise InputError([Problem(file, "is no DeepSpeed configuration", 'write {"zero_optimization": {"stage": 1}}')])
+        raise InputError.at(file, "is no DeepSpeed configuration", 'write {"zero_optimization": {"stage": 1}}')
     return tree
 
 

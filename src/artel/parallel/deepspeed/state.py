@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -100,7 +100,7 @@ def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state:
     if engine.zero_nvme_offload_optimizer():
         what = "nvme: the optimizer's state is in files of DeepSpeed's own, where that of a checkpoint cannot be put"
         fix = 'write "device": "cpu", or begin anew with --restart'
-        raise InputError([Problem("zero_optimization.offload_optimizer.device", what, fix)])
+        raise InputError.at("zero_optimization.offload_optimizer.device", what, fix)
     state = dict(state)
     scale, good_steps = state.pop(_SCALE, None), state.pop(_GOOD_STEPS, None)
     if _scales(engine) and scale is not None and good_steps is not None:

@@ -151,7 +151,7 @@ def cut(model: PreTrainedModel, indices: Sequence[int], stages: int) -> list[Sta
         anatomy = examine(model)
     except NotSequential as reason:
         what = f"{model.config.model_type} cannot be cut into stages: {reason}"
-        raise InputError([Problem("parallel.pipeline", what, "write 1, and parallel.data: fsdp")]) from None
+        raise InputError.at("parallel.pipeline", what, "write 1, and parallel.data: fsdp") from None
     shares = _balanced(*_costs(model, anatomy), stages)
     plan = _planned(model, anatomy, shares)
     balance_of(model)  # while it has all its layers

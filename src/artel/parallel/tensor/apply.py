@@ -117,7 +117,7 @@ def shard_dimension(parameter: torch.Tensor, shards: int) -> Shard | None:
         pieces = [_piece(whole, shards, rank) for whole in (most, least)]
         if pieces[0] != -(-(pieces[0] * (size - 1) + pieces[1]) // size):
             what = f"a vocabulary of {rows:,} cannot be shared out over {size} x {shards} processes"
-            raise InputError([Problem(_KEY, what, f"write {_KEY}: 1, or model.config.vocab_size: {most * size}")])
+            raise InputError.at(_KEY, what, f"write {_KEY}: 1, or model.config.vocab_size: {most * size}")
     return None
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from datatrove.utils.logging import logger  # type: ignore[import-untyped]
 
-from artel.errors import ArtelError, Problem, WorkError
+from artel.errors import ArtelError, WorkError
 from artel.preparing.engines.local import end_with
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
@@ -66,13 +66,13 @@ class Work:
         # Its folder alone proves nothing: where it is not seen, it is made for the logs.
         if not Path(self.workspace, "plan.json").is_file():
             node = socket.gethostname()
-            raise WorkError([Problem("data.store", f"the node {node} does not see {self.workspace}", SHARED)])
+            raise WorkError.at("data.store", f"the node {node} does not see {self.workspace}", SHARED)
         workspace = Workspace.at(Path(self.workspace))
         try:
             os.chdir(self.directory)
         except OSError as error:
             what = f"the node {socket.gethostname()} cannot go to {self.directory}: {error.strerror}"
-            workspace.note_error(f"{self.stage}-rank-{rank}", WorkError([Problem("prepare.engine", what, SHARED)]))
+            workspace.note_error(f"{self.stage}-rank-{rank}", WorkError.at("prepare.engine", what, SHARED))
             return
         encode_in_one_thread()  # each process is one of several
         threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
@@ -91,9 +91,9 @@ class Work:
         if killed := [signal.Signals(-code).name for code in codes if code < 0]:
             what = f"a process on {socket.gethostname()} was ended by {killed[0]}"
             write_file(Path(self.folder, "killed", str(rank)), what)
-            raise WorkError([Problem("prepare.workers", what)])
+            raise WorkError.at("prepare.workers", what)
         if any(codes):
-            raise WorkError([Problem("prepare.workers", "a process failed; its log tells why")])
+            raise WorkError.at("prepare.workers", "a process failed; its log tells why")
 
     def _do_tasks(self, workspace: Workspace, name: str, first: int, starter: int) -> None:
         threading.Thread(target=end_with, args=(starter,), daemon=True).start()
@@ -166,13 +166,13 @@ def lost(work: Work, missing: int, ended: str, fix: str) -> WorkError:
     what = f"{missing:,} of {len(work.numbers):,} tasks ({work.stage}) were not done: {ended}"
     if killed := [file.read_text() for file in sorted(Path(work.folder).glob("killed/*"))]:
         memory = "if memory ran out, raise prepare.slurm.memory, or start Ray with fewer CPUs on a node"
-        return WorkError([Problem("prepare.workers", f"{what}; {killed[0]}", f"{memory}; {GO_ON}")])
+        return WorkError.at("prepare.workers", f"{what}; {killed[0]}", f"{memory}; {GO_ON}")
     log = _log_of_a_failure(Path(work.folder))
     if log is None:
         what = f"{what} and left no log: do the nodes see that folder?"
-        return WorkError([Problem(work.folder, what, f"{SHARED}; {GO_ON}")])
+        return WorkError.at(work.folder, what, f"{SHARED}; {GO_ON}")
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return WorkError([Problem(str(log), f"{what}. It ends with", f"{fix}; {GO_ON}", tuple(lines[-_QUOTED_LINES:]))])
+    return WorkError.at(str(log), f"{what}. It ends with", f"{fix}; {GO_ON}", tuple(lines[-_QUOTED_LINES:]))
 
 
 def _log_of_a_failure(folder: Path) -> Path | None:

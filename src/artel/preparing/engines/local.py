@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Literal
 
-from artel.errors import ArtelError, Problem, WorkError
+from artel.errors import ArtelError, WorkError
 from artel.interrupts import interrupted_after
 from artel.preparing.tasks import Stage, Tasks
 from artel.storage.panics import unprinted_panics
@@ -144,4 +144,4 @@ def _killed(code: int) -> WorkError:
         fix = "if memory ran out, write fewer prepare.workers; the same command goes on from the finished parts"
     else:
         what, fix = f"a process that prepares text failed (exit status {code})", "see what it printed above"
-    return WorkError([Problem("prepare.workers", what, fix)])
+    return WorkError.at("prepare.workers", what, fix)

@@ -27,7 +27,7 @@ _END_SECONDS = 30
 def check() -> None:
     """Raise InputError where there is no Ray, or no cluster of it to be reached."""
     if find_spec("ray") is None:
-        raise InputError([Problem("prepare.engine", "ray: the package ray is not installed", "pip install ray")])
+        raise InputError.at("prepare.engine", "ray: the package ray is not installed", "pip install ray")
     with _connected():
         pass
 
@@ -86,7 +86,7 @@ def _connected() -> Iterator[Any]:
                 "start one (here `ray start --head`, on the others `ray start --address=THIS_MACHINE:6379`), and where "
                 "it is not found name it: export RAY_ADDRESS=HEAD:6379"
             )
-            raise InputError([Problem("prepare.engine", what, fix)]) from None
+            raise InputError.at("prepare.engine", what, fix) from None
         yield ray
     finally:
         ray.shutdown()
@@ -120,4 +120,4 @@ def _check_nodes(ray: Any, work: Work) -> None:
     if problems:
         raise InputError(problems)
     if not nodes:
-        raise WorkError([Problem("prepare.engine", "no node of the cluster of Ray has a CPU", "start some")])
+        raise WorkError.at("prepare.engine", "no node of the cluster of Ray has a CPU", "start some")

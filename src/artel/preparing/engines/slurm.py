@@ -19,7 +19,7 @@ from datatrove.utils.logging import logger  # type: ignore[import-untyped]
 
 from artel.config import PrepareConfig, SlurmConfig
 from artel.config.sbatch import quoted
-from artel.errors import InputError, Problem, WorkError
+from artel.errors import InputError, WorkError
 from artel.preparing.engines.cluster import UNSEEN_SECONDS, Watch, Work, lost, new_work
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
@@ -42,7 +42,7 @@ def check() -> None:
     if missing := [name for name in ("sbatch", "scontrol", "scancel") if shutil.which(name) is None]:
         what = f"slurm: there is no {missing[0]} on this machine"
         fix = "start artel on a login node of the cluster; or write prepare.engine: local"
-        raise InputError([Problem("prepare.engine", what, fix)])
+        raise InputError.at("prepare.engine", what, fix)
 
 
 def run_by_slurm(tasks: Tasks, stage: Stage, wanted: PrepareConfig, progress: Callable[[int, int], None]) -> None:
@@ -97,12 +97,12 @@ class Array(SlurmPipelineExecutor):
                 self.launch_job()
             except ValueError as error:  # of the path of its logs; what else goes into the script is checked before
                 fix = "choose another folder for stores (data.store, ARTEL_CACHE)"
-                raise InputError([Problem("data.store", str(error), fix)]) from None
+                raise InputError.at("data.store", str(error), fix) from None
             except subprocess.CalledProcessError:
                 script = self.logging_dir.resolve_paths("launch_script.slurm")
                 told = _run("sbatch", "--test-only", script).stderr.strip().splitlines()
                 what = f"Slurm refuses the job {script}: {told[-1].removeprefix('sbatch: error: ') if told else ''}"
-                raise InputError([Problem("prepare.slurm", what, _REFUSED)]) from None
+                raise InputError.at("prepare.slurm", what, _REFUSED) from None
         return str(self.job_id)
 
 
@@ -122,7 +122,7 @@ class _Job:
         if done.returncode and "Invalid job id" not in done.stderr:
             if time.monotonic() - self._answered > _SILENT_SECONDS:
                 what = f"Slurm has not answered for {_SILENT_SECONDS // 60} minutes: {done.stderr.strip()}"
-                raise WorkError([Problem("prepare.engine", what, "run the same command when it does")])
+                raise WorkError.at("prepare.engine", what, "run the same command when it does")
             return False
         self._answered = time.monotonic()
         found = re.findall(r"^JobId=(\d+) .*? JobState=(\w+) Reason=(\S+)", done.stdout, re.MULTILINE)
@@ -133,7 +133,7 @@ class _Job:
     def check(self) -> None:
         """Raise WorkError where it waits for what will not come."""
         for reason in self._waits_for & _HOPELESS:
-            raise WorkError([Problem("prepare.slurm", f"the job {self.number} cannot start: {reason}", _REFUSED)])
+            raise WorkError.at("prepare.slurm", f"the job {self.number} cannot start: {reason}", _REFUSED)
 
     def failures(self) -> list[str]:
         return sorted({state for state in self.states.values() if state in _ENDED - {"COMPLETED"}})

@@ -82,7 +82,7 @@ def _download_with_patience(url: str, unfinished: Unfinished, max_bytes: int | N
             furthest = max(furthest, unfinished.size)
             if tries > len(_PAUSES):
                 kept = f"; the {unfinished.size:,} bytes that came are kept" if unfinished.about else ""
-                raise WorkError([Problem(url, f"{reason}, three times", _FIX_NETWORK + kept)]) from reason
+                raise WorkError.at(url, f"{reason}, three times", _FIX_NETWORK + kept) from reason
             time.sleep(_PAUSES[tries - 1])
 
 
@@ -121,14 +121,14 @@ def _download(url: str, unfinished: Unfinished, max_bytes: int | None, timeout: 
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError) as error:
         raise _translated(url, error, timeout) from error
     except (UnicodeError, ValueError) as error:
-        raise InputError([Problem(url, f"is not an address: {error}", "write http://… or https://…")]) from error
+        raise InputError.at(url, f"is not an address: {error}", "write http://… or https://…") from error
 
 
 def _check_length(url: str, headers: Message) -> None:
     """Raise WorkError where a server says two lengths: Python takes the first, and the rest is lost in silence."""
     lengths = sorted(set(headers.get_all("Content-Length", [])))
     if len(lengths) > 1:
-        raise WorkError([Problem(url, f"the server says {len(lengths)} lengths: {', '.join(lengths)}", _FIX_ADDRESS)])
+        raise WorkError.at(url, f"the server says {len(lengths)} lengths: {', '.join(lengths)}", _FIX_ADDRESS)
 
 
 def _begin(response: http.client.HTTPResponse, unfinished: Unfinished) -> int | None:
@@ -170,7 +170,7 @@ def _refused(url: str, error: urllib.error.HTTPError, unfinished: Unfinished, as
         return _Again(what)
     if error.code >= 500 or error.code in (408, 429):
         return _Again(what)
-    return InputError([Problem(url, what, _FIX_ADDRESS)])
+    return InputError.at(url, what, _FIX_ADDRESS)
 
 
 def _translated(url: str, error: Exception, timeout: float) -> Exception:
@@ -178,21 +178,19 @@ def _translated(url: str, error: Exception, timeout: float) -> Exception:
     if isinstance(reason, TimeoutError):
         return _Again(f"no answer within {timeout:g} seconds")
     if isinstance(reason, http.client.InvalidURL):
-        return InputError([Problem(url, f"is not an address: {reason}", "write http://… or https://…")])
+        return InputError.at(url, f"is not an address: {reason}", "write http://… or https://…")
     if isinstance(reason, socket.gaierror):
         host = urllib.parse.urlsplit(url).hostname
-        return WorkError([Problem(url, f"the name {host} is not found", _FIX_NETWORK)])
+        return WorkError.at(url, f"the name {host} is not found", _FIX_NETWORK)
     if isinstance(reason, ConnectionRefusedError):
-        return WorkError([Problem(url, "the server refuses the connection", _FIX_NETWORK)])
+        return WorkError.at(url, "the server refuses the connection", _FIX_NETWORK)
     if isinstance(reason, ConnectionError | http.client.HTTPException):
         return _Again(f"the connection was cut ({type(reason).__name__})")
-    return WorkError([Problem(url, f"cannot be fetched: {reason}", _FIX_NETWORK)])
+    return WorkError.at(url, f"cannot be fetched: {reason}", _FIX_NETWORK)
 
 
 def _too_large(url: str, size: int, limit: int) -> ArtelError:
-    return InputError(
-        [Problem(url, f"is {size:,} bytes or more, over the limit of {limit:,}", "raise data.max_document")]
-    )
+    return InputError.at(url, f"is {size:,} bytes or more, over the limit of {limit:,}", "raise data.max_document")
 
 
 def _check_secrets(url: str) -> None:
@@ -200,7 +198,7 @@ def _check_secrets(url: str) -> None:
     if HIDDEN in url:
         what = f"its secret was not written down, {HIDDEN} stands in its place"
         fix = "give the address anew, with ${NAME} for the secret, and set NAME in the environment"
-        raise InputError([Problem(url, what, fix)])
+        raise InputError.at(url, what, fix)
     problems = [
         Problem(url, f"there is no {name} in the environment", f"set it: export {name}=…")
         for name in variables_of(url) if name not in os.environ

@@ -123,18 +123,18 @@ def _told(path: str, error: Exception, needs: tuple[str, ...]) -> ArtelError:
     if kind == "hf":
         keys = "log in (hf auth login, or HF_TOKEN), and accept the conditions on the page of the data set"
     if why == "keys":
-        return InputError([Problem(path, f"no keys are found: {said}", keys)])
+        return InputError.at(path, f"no keys are found: {said}", keys)
     if why == "right":
         done = "written" if WRITE in needs else "read"
-        return InputError([Problem(path, f"may not be {done}: {said}", keys)])
+        return InputError.at(path, f"may not be {done}: {said}", keys)
     if why == "bucket":
         bucket = path.split("/")[2]
-        return InputError(
-            [Problem(path, f"there is no bucket {bucket}", f"check its name, or make it: aws s3 mb s3://{bucket}")]
+        return InputError.at(
+            path, f"there is no bucket {bucket}", f"check its name, or make it: aws s3 mb s3://{bucket}"
         )
     if why == "absent":
-        return InputError([Problem(path, "there is no such file", _FIX_ADDRESS[kind])])
+        return InputError.at(path, "there is no such file", _FIX_ADDRESS[kind])
     if why == "address":
-        return InputError([Problem(path, f"is no address of a file: {said}", _FIX_ADDRESS[kind])])
+        return InputError.at(path, f"is no address of a file: {said}", _FIX_ADDRESS[kind])
     wrong = f"cannot be reached: {type(error).__name__}: {said}"
     return (OutOfReach if why == "reach" else WorkError)([Problem(path, wrong, _FIX_NETWORK[kind])])

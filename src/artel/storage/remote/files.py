@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.errors import ArtelError, InputError, WorkError
 from artel.storage.atomic import write_file
 from artel.storage.http.resume import Unfinished, fetch_once
 from artel.storage.locations import cache_folder
@@ -83,7 +83,7 @@ def described(entry: dict[str, Any], path: str) -> RemoteFile:
     """A file as its file system tells of it."""
     version = entry.get("ETag") or entry.get("blob_id")
     if not version:
-        raise WorkError([Problem(path, "is listed without a version (ETag)", "fetch it yourself, and give the file")])
+        raise WorkError.at(path, "is listed without a version (ETag)", "fetch it yourself, and give the file")
     return RemoteFile(f"{scheme(path)}://{entry['name']}", int(entry["size"]), str(version).strip('"'))
 
 
@@ -96,8 +96,8 @@ def _ask(path: str) -> list[RemoteFile]:
     if listed:
         return sorted(listed, key=lambda file: file.address)
     if is_glob:
-        raise InputError([Problem(path, "no file matches", fix_address(path))])
-    raise InputError([Problem(path, "is a folder", f"write a glob: {path}/*")])
+        raise InputError.at(path, "no file matches", fix_address(path))
+    raise InputError.at(path, "is a folder", f"write a glob: {path}/*")
 
 
 def _recorded(record: Path) -> tuple[list[RemoteFile], str] | None:
@@ -148,4 +148,4 @@ def _check_version(files: Any, file: RemoteFile, unfinished: Unfinished) -> None
 def _changed(file: RemoteFile, unfinished: Unfinished) -> WorkError:
     what = f"changed while it was fetched ({unfinished.size:,} bytes came of {file.size:,})"
     unfinished.start({})
-    return WorkError([Problem(file.address, what, "start again when it is no longer written")])
+    return WorkError.at(file.address, what, "start again when it is no longer written")

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from artel.errors import InputError, Problem, WorkError
+from artel.errors import InputError, WorkError
 from artel.storage.atomic import new_folder
 from artel.storage.checksums import checksum
 from artel.storage.http.resume import UNFINISHED, remove_stale
@@ -81,7 +81,7 @@ def push_folder(folder: Path, address: str, commit: str = MANIFEST) -> list[str]
     _check_writable(address)
     local = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
     if commit not in local:
-        raise InputError([Problem(str(folder), f"has no {commit}: it is not finished", "make it again")])
+        raise InputError.at(str(folder), f"has no {commit}: it is not finished", "make it again")
     last = local.pop(commit)
     pushed = []
     with remote_errors(address, LIST, READ), open_remote(address) as files:
@@ -100,7 +100,7 @@ def push_folder(folder: Path, address: str, commit: str = MANIFEST) -> list[str]
             size = there[name].size if name in there else 0
             if name not in there or size != file.stat().st_size:
                 what = f"has {size:,} bytes there and {file.stat().st_size:,} here"
-                raise WorkError([Problem(f"{address}/{name}", what, "start again; it goes on from there")])
+                raise WorkError.at(f"{address}/{name}", what, "start again; it goes on from there")
         _put(files, last, f"{address}/{commit}", checksum(last))
     return [*pushed, commit]
 
@@ -147,7 +147,7 @@ def pull_folder(
             there = _listed(files, address)
         if commit not in there:
             fix = "check the address, or push it again: it goes on from there"
-            raise InputError([Problem(address, f"has no {commit}: no folder was finished there", fix)])
+            raise InputError.at(address, f"has no {commit}: no folder was finished there", fix)
         facts = {name: (size, digest) for name, size, digest in wanted or ()}
         for name, (size, _) in facts.items():
             if name not in there or there[name].size != size:
@@ -179,7 +179,7 @@ def _listed(files: Any, address: str) -> dict[str, RemoteFile]:
         file = described(entry, address)
         name = file.address.removeprefix(f"{address}/")
         if ".." in PurePosixPath(name).parts or name.startswith("/"):
-            raise InputError([Problem(file.address, "has a name that leads out of the folder", "remove it there")])
+            raise InputError.at(file.address, "has a name that leads out of the folder", "remove it there")
         listed[name] = file
     return listed
 
@@ -208,7 +208,7 @@ def _is_there(files: Any, address: str) -> bool:
 def _check_writable(address: str) -> None:
     bucket, _, key = address.partition("://")[2].partition("/")
     if scheme(address) != "s3" or not bucket or not key:
-        raise InputError([Problem(address, "is no place to write to", "write s3://BUCKET/PREFIX")])
+        raise InputError.at(address, "is no place to write to", "write s3://BUCKET/PREFIX")
 
 
 def _code(error: Exception) -> str:
@@ -219,4 +219,4 @@ def _code(error: Exception) -> str:
 
 def _damaged(address: str, name: str, what: str) -> WorkError:
     fix = f"prepare it anew after: aws s3 rm --recursive {address}"
-    return WorkError([Problem(f"{address}/{name}", what, fix)])
+    return WorkError.at(f"{address}/{name}", what, fix)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from artel.errors import InputError, Problem, missing_extra
+from artel.errors import InputError, missing_extra
 
 # Shorter texts cannot be told: of paragraphs in Russian novels one in ten is taken for Bulgarian or Serbian.
 _ENOUGH_CHARACTERS = 100
@@ -23,7 +23,7 @@ def share_of_languages(text: str, languages: tuple[str, ...]) -> float | None:
     unknown = [code for code in languages if code not in known]
     if unknown:
         what = f"{', '.join(unknown)}: no language that can be identified"
-        raise InputError([Problem("data.clean.languages", what, f"write some of: {', '.join(known)}")])
+        raise InputError.at("data.clean.languages", what, f"write some of: {', '.join(known)}")
     if len(text) < _ENOUGH_CHARACTERS:
         return None
     if len(text) > 3 * _PAGE:

@@ -74,10 +74,10 @@ def own_converter(converter: str, where: str) -> OwnConverter:
     except (Exception, SystemExit) as error:  # the module is the user's: anything may go wrong in it
         what = f"{module!r} cannot be imported: {type(error).__name__}: {error}"
         fix = f"write module:function; the module is looked for in {here} and on PYTHONPATH"
-        raise InputError([Problem(where, what, fix)]) from None
+        raise InputError.at(where, what, fix) from None
     if not callable(found):
         fix = f"define {name}(row) there; it is given a row and returns a list of {{role, content}}"
-        raise InputError([Problem(where, f"{module!r} has no function {name!r}", fix)])
+        raise InputError.at(where, f"{module!r} has no function {name!r}", fix)
     return found
 
 

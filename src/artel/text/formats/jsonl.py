@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from artel.config import DataConfig, SourceConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.text.formats.json_fields import parser_of
 from artel.text.formats.parquet import parquet_rows
 from artel.text.reading.encodings import NotText, decode
@@ -127,7 +127,7 @@ def _array(file: Path, origin: str, encoding: str, largest: int) -> Iterator[tup
         if size > bound + 1:
             what = f"the array is over {largest:,} characters (data.max_document), and is parsed whole"
             fix = "write a larger data.max_document, or an object a line: jq -c '.[]'"
-            raise InputError([Problem(origin, what, fix)])
+            raise InputError.at(origin, what, fix)
     entries = _parsed("\n".join(lines))
     if isinstance(entries, BadLine):
         yield origin, entries

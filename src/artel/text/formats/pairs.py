@@ -51,7 +51,7 @@ def _two_files(
 ) -> Iterator[Record | Rejected]:
     """A row that cannot be read in either file costs this pair only: the rows after it still belong together."""
     if not other.is_file():
-        raise InputError([Problem(source.outputs, "there is no such file", "name the file of outputs: outputs: FILE")])
+        raise InputError.at(source.outputs, "there is no such file", "name the file of outputs: outputs: FILE")
     inputs = _rows(file, origin, (("input", source.input),), source, data)
     outputs = _outputs(other, source, data)
     for both, (left, right) in enumerate(zip_longest(inputs, outputs)):
@@ -59,7 +59,7 @@ def _two_files(
             longer = both + 1 + sum(1 for _ in (outputs if left is None else inputs))
             here, there = (both, longer) if left is None else (longer, both)
             what = f"has {here:,} rows and {source.outputs} has {there:,}: they do not go row for row"
-            raise InputError([Problem(origin, what, "give each input its output in the same row of the other file")])
+            raise InputError.at(origin, what, "give each input its output in the same row of the other file")
         (where, given), (place, wanted) = left, right
         if isinstance(given, BadLine):
             yield Rejected(where, given.reason, given.detail, set_name)
@@ -75,7 +75,7 @@ def _outputs(file: Path, source: SourceConfig, data: DataConfig) -> Iterator[Row
         yield from _rows(file, source.outputs, (("output", source.output),), source, data)
     except NotText as error:
         what = f"{error.detail}; its inputs have nothing to go with"
-        raise InputError([Problem(source.outputs, what, "name the file of outputs: outputs: FILE")]) from None
+        raise InputError.at(source.outputs, what, "name the file of outputs: outputs: FILE") from None
 
 
 def _pair(where: str, set_name: str, given: str, wanted: str) -> Record | Rejected:
@@ -91,7 +91,7 @@ def _rows(
     """The values of the columns, each given as (key of the source, name of the column), row by row."""
     name = file_name(origin)
     if name.endswith(packed_too(*_TABLES)[len(_TABLES) :]):
-        raise InputError([Problem(origin, "is a compressed csv, which cannot be read", "unpack it")])
+        raise InputError.at(origin, "is a compressed csv, which cannot be read", "unpack it")
     if name.endswith(_JSON):
         return _json_rows(file, origin, columns, source.encoding, data.max_document)
     if source.outputs and not name.endswith(_TABLES):
@@ -115,7 +115,7 @@ def _json_rows(
         elif line.strip():
             if number == 1 and line.lstrip().startswith("["):
                 what, fix = "is one JSON array, not an object a line", "write an object a line: jq -c '.[]' FILE"
-                raise InputError([Problem(where, what, fix)])
+                raise InputError.at(where, what, fix)
             yield where, _fields(line, columns)
 
 
@@ -157,7 +157,7 @@ def csv_rows(
         rows = _parsed(reader, origin, largest)
         where, header = next(rows, (f"{origin}:1", []))
         if isinstance(header, BadLine):
-            raise InputError([Problem(where, f"the header cannot be read: it {header.detail}", "mend the first line")])
+            raise InputError.at(where, f"the header cannot be read: it {header.detail}", "mend the first line")
         places = _places(where, header, columns)
         for where, row in rows:
             yield where, row if isinstance(row, BadLine) else _values(row, len(header), places, encoding)
@@ -174,19 +174,19 @@ def _pieces(text: TextIOWrapper, origin: str, largest: int) -> Iterator[str]:
             yield line
     except UnicodeError as error:  # only of encodings in which a byte is no character: UTF-16, UTF-32
         what = f"is not {text.encoding}: {error}"
-        raise InputError([Problem(f"{origin}:{number + 1}", what, "save the file as UTF-8")]) from None
+        raise InputError.at(f"{origin}:{number + 1}", what, "save the file as UTF-8") from None
     except DAMAGED as error:
         raise _is_damaged(f"{origin}:{number + 1}", error) from None
 
 
 def _is_damaged(where: str, error: Exception) -> InputError:
-    return InputError([Problem(where, damaged(error).detail, "leave the file out until then")])
+    return InputError.at(where, damaged(error).detail, "leave the file out until then")
 
 
 def _too_long(where: str, what: str, largest: int) -> InputError:
     fix = "close or double the quote, or write a larger data.max_document"
     said = f"{what} is over {largest:,} characters (data.max_document), or its quote is never closed"
-    return InputError([Problem(where, said, fix)])
+    return InputError.at(where, said, fix)
 
 
 def _parsed(reader: Iterator[list[str]], origin: str, largest: int) -> Iterator[tuple[str, list[str] | BadLine]]:
@@ -205,7 +205,7 @@ def _parsed(reader: Iterator[list[str]], origin: str, largest: int) -> Iterator[
                 raise _too_long(where, "the row that begins here", largest) from None
             if "end of data" in str(error):
                 fix = 'close the quote; a quote inside of a text is written twice: ""'
-                raise InputError([Problem(where, "a quote is opened in this row and never closed", fix)]) from None
+                raise InputError.at(where, "a quote is opened in this row and never closed", fix) from None
             yield where, BadLine("bad_row", f'is not csv: {error}; a quote inside of a text is written twice: ""')
             continue
         if row:

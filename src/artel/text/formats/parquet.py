@@ -38,7 +38,7 @@ def read_parquet(
     with _opened(file, origin) as table:
         wrong = _wrong_column(table, source)
         if wrong:
-            raise InputError([Problem(origin, wrong, _FIX_COLUMN)])
+            raise InputError.at(origin, wrong, _FIX_COLUMN)
         encoding = _encoding(table.schema_arrow.field(source.field).type, source)
         of_sets = column_of_sets(source)
         if of_sets in table.schema_arrow.names and of_sets not in columns:
@@ -55,7 +55,7 @@ def read_parquet(
                     continue
                 if len(value) > data.max_document:
                     what = f"the text is over {data.max_document:,} bytes (data.max_document)"
-                    raise InputError([Problem(where, what, "write a larger data.max_document")])
+                    raise InputError.at(where, what, "write a larger data.max_document")
                 found = set_of(entry if isinstance(entry, dict) else {}, source, where, set_name)
                 if not isinstance(found, str):
                     yield found
@@ -150,7 +150,7 @@ def _dictionary_size(file: IO[bytes], chunk: Any) -> int:
 
 def _damaged(origin: str, what: str) -> InputError:
     fix = "fetch or write it anew, or leave it out; if it is not parquet, give its format"
-    return InputError([Problem(origin, f"cannot be read as parquet: {what}", fix)])
+    return InputError.at(origin, f"cannot be read as parquet: {what}", fix)
 
 
 def _wrong_column(table: Any, source: SourceConfig) -> str:

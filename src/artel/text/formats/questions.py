@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from artel.config import DataConfig, SourceConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.text.reading.encodings import NotText
 from artel.text.reading.lines import BadLine, read_lines
 from artel.text.records import AnswerClass, Question, Record, Rejected
@@ -259,7 +259,7 @@ def _whole(file: Path, origin: str, source: SourceConfig, data: DataConfig) -> s
 
 def _too_large(origin: str, data: DataConfig) -> InputError:
     what = f"is over {data.max_document:,} bytes (data.max_document), and SQuAD is parsed whole"
-    return InputError([Problem(origin, what, "write a larger data.max_document, or cut data up into several files")])
+    return InputError.at(origin, what, "write a larger data.max_document, or cut data up into several files")
 
 
 def _squad_entries(text: str) -> Iterator[tuple[str, Any, Any]]:

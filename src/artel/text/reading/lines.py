@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import zstandard
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.text.reading.encodings import (
     BLOCK,
     SAMPLE,
@@ -253,7 +253,7 @@ def _wide_lines(file: Path, origin: str, name: str, largest: int) -> Iterator[tu
 
 def _too_long(origin: str, number: int, largest: int) -> InputError:
     what = f"the line is over {largest:,} bytes (data.max_document)"
-    return InputError([Problem(f"{origin}:{number}", what, "write a larger data.max_document")])
+    return InputError.at(f"{origin}:{number}", what, "write a larger data.max_document")
 
 
 def read_whole(file: Path, origin: str, largest: int) -> bytes:
@@ -286,7 +286,7 @@ def read_whole(file: Path, origin: str, largest: int) -> bytes:
 def too_large(origin: str, size: str, largest: int) -> InputError:
     fix = "write a larger data.max_document, or cut it up (document: line or paragraph)"
     what = f"{size} more than data.max_document ({largest:,}) allows in one document"
-    return InputError([Problem(origin, what, fix)])
+    return InputError.at(origin, what, fix)
 
 
 def unpacked(file: Path, origin: str, ahead: int = SAMPLE) -> io.BufferedReader:

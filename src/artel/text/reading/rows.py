@@ -73,7 +73,7 @@ def taken(source: SourceConfig, where: str, count_by: Callable[[], Items], read:
         place += 1
     if not found:
         name = source.name or " ".join(source.path)
-        raise InputError([Problem(f"{where}.rows", f"{source.rows} takes no record of {name}", "write a wider slice")])
+        raise InputError.at(f"{where}.rows", f"{source.rows} takes no record of {name}", "write a wider slice")
 
 
 def _bounds(rows: str) -> tuple[_Bound | None, _Bound | None]:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from artel.errors import ArtelError, Problem, WorkError
+from artel.errors import ArtelError, WorkError
 
 
 class unchanged:
@@ -51,4 +51,4 @@ def _changed(file: Path, size: int) -> WorkError:
     sizes = same if now == size else f"it had {size:,} bytes and now has {now:,}"
     what = "is gone" if now < 0 else f"changed: {sizes}"
     fix = "start again when it is no longer written, or give a copy of it: nothing was made of what was read"
-    return WorkError([Problem(str(file), f"{what}, while it was read", fix)])
+    return WorkError.at(str(file), f"{what}, while it was read", fix)

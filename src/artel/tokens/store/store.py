@@ -233,7 +233,7 @@ class TokenStore:
         """What a disk says: there is no right to read, which is no damage; or a sector cannot be read any more."""
         what = f"cannot be read: {error.strerror}"
         if isinstance(error, PermissionError):
-            return InputError([Problem(str(file), what, f"give yourself the right to: chmod -R u+rX {self.folder}")])
+            return InputError.at(str(file), what, f"give yourself the right to: chmod -R u+rX {self.folder}")
         return self._damaged(str(file.relative_to(self.folder)), what)
 
     def _damaged(self, name: str, what: str) -> DamagedStore:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.storage.locations import own_path
 from artel.storage.regular_files import special_kind
 from artel.tokens.tokenizer.template_limits import EndlessTemplate, in_time, try_template
@@ -81,16 +81,16 @@ def read_template(file: str, where: str = "chat.template") -> str:
         path = own_path(file, where)
         status = path.stat()
         if kind := special_kind(status.st_mode):
-            raise InputError([Problem(where, f"{file} is {kind}, not a regular file", fix)])
+            raise InputError.at(where, f"{file} is {kind}, not a regular file", fix)
         if status.st_size > _LARGEST_FILE:
             what = f"{file} has {status.st_size:,} bytes, more than the {_LARGEST_FILE:,} of any template"
-            raise InputError([Problem(where, what, fix)])
+            raise InputError.at(where, what, fix)
         template = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError([Problem(where, f"{file} cannot be read: {error.strerror}", fix)]) from None
+        raise InputError.at(where, f"{file} cannot be read: {error.strerror}", fix) from None
     except UnicodeDecodeError as error:
         what = f"{file} is not UTF-8 (byte {error.start})"
-        raise InputError([Problem(where, what, "save it as UTF-8")]) from None
+        raise InputError.at(where, what, "save it as UTF-8") from None
     _check(template, where, file)
     return template
 
@@ -104,7 +104,7 @@ def render(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]], 
             )
         )
     except EndlessTemplate:
-        raise InputError([Problem("chat.template", "does not end for a conversation", "write chatml")]) from None
+        raise InputError.at("chat.template", "does not end for a conversation", "write chatml") from None
     # What templates compute with messages fails in Python's own ways too: a missing key, text added to nothing.
     except Exception as error:
         raise TemplateRefuses(str(error) or type(error).__name__) from None
@@ -163,12 +163,10 @@ def _own(tokenizer: Tokenizer, where: str) -> str:
     if isinstance(own, dict):  # several, by purpose: tool use, documents
         if "default" not in own:
             what = f"the tokenizer has the templates {', '.join(own)}, and none is the default"
-            raise InputError([Problem(where, what, "write chatml, or the path of a Jinja file")])
+            raise InputError.at(where, what, "write chatml, or the path of a Jinja file")
         own = own["default"]
     if own and not isinstance(own, str):
-        raise InputError(
-            [Problem(where, f"the tokenizer's chat template is {str(own)[:100]}, no text", "write chatml")]
-        )
+        raise InputError.at(where, f"the tokenizer's chat template is {str(own)[:100]}, no text", "write chatml")
     if own:
         return own
     return CHATML if set(CHATML_TOKENS) <= _added_tokens(tokenizer).keys() else PLAIN
@@ -192,14 +190,14 @@ def _check(template: str, where: str, name: str) -> None:
         return max(texts, key=len, default="")
 
     if template.encode(errors="replace").decode() != template:
-        raise InputError([Problem(where, f"{name} holds half a character", "mend it, or write chatml")])
+        raise InputError.at(where, f"{name} holds half a character", "mend it, or write chatml")
     if template not in (CHATML, PLAIN):
         try_template(write, where, name)
     try:
         render_jinja_template([[{"role": "user", "content": "a"}]], chat_template=template)
     except TemplateSyntaxError as error:
         what = f"{name}:{error.lineno}: {error.message}"
-        raise InputError([Problem(where, what, "mend it, or write chatml")]) from None
+        raise InputError.at(where, what, "mend it, or write chatml") from None
     except Exception:
         pass
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 
 KEY = "model.trust_remote_code"
 
@@ -24,7 +24,7 @@ def check_whose(values: dict[str, Any], name: str) -> None:
         owner, dashes, _ = reference.partition("--")
         if dashes and owner != name:
             fix = "take that repository, or put code and model into one folder and name it in model.from"
-            raise InputError([Problem(KEY, f"the code of {name} lies in another repository, {owner}", fix)])
+            raise InputError.at(KEY, f"the code of {name} lies in another repository, {owner}", fix)
 
 
 def _references(value: Any) -> Iterator[str]:

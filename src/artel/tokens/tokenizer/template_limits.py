@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 
 _MEMORY = 2**30
 """Bytes that a trial may take beyond what this process has."""
@@ -61,7 +61,7 @@ def try_template(write: Callable[[], str], where: str, name: str) -> None:
             "text": f"makes more than {_TEXT:,} characters of a few words",
             "recursion": "calls itself without end",
         }.get(said, f"does not end within {_TRIAL_SECONDS} s for a few words")
-        raise InputError([Problem(where, f"{name} {what}", _FIX)])
+        raise InputError.at(where, f"{name} {what}", _FIX)
 
 
 def _tried(write: Callable[[], str], writing: int) -> None:

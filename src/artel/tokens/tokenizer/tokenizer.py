@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.storage import check_regular_in
 from artel.storage.panics import unprinted_panics
 from artel.tokens.tokenizer.fast_encoder import Encoder
@@ -63,9 +63,7 @@ class Tokenizer:
         self._backend = hf.backend_tokenizer
         end = hf.eos_token_id if hf.eos_token_id is not None else hf.sep_token_id
         if end is None:
-            raise InputError(
-                [Problem(where, "the tokenizer has no end token", "set eos_token in its tokenizer_config.json")]
-            )
+            raise InputError.at(where, "the tokenizer has no end token", "set eos_token in its tokenizer_config.json")
         self.end_id: int = int(end)
         self._where = where
         self._encoder: Encoder | None = None
@@ -144,7 +142,7 @@ class Tokenizer:
             if type(error).__name__ != "PanicException":
                 raise
             what, fix = f"the tokenizer cannot cut a text: {_first_line(error)}", "check the patterns in tokenizer.json"
-            raise InputError([Problem(self._where, what, fix)]) from None
+            raise InputError.at(self._where, what, fix) from None
         finally:
             self._backend.encode_special_tokens = before
 
@@ -159,10 +157,11 @@ class Tokenizer:
     def mask_id(self) -> int:
         """The mask token. Raises InputError where there is none."""
         if self.hf.mask_token_id is None:
-            raise InputError(
-                [Problem(self._where, "the tokenizer has no mask token, which objective masked needs",
-                         "take an encoder's tokenizer, or train one: tokenizer: {train: {vocab: 16384}}")]
-            )  # fmt: skip
+            raise InputError.at(
+                self._where,
+                "the tokenizer has no mask token, which objective masked needs",
+                "take an encoder's tokenizer, or train one: tokenizer: {train: {vocab: 16384}}",
+            )
         return int(self.hf.mask_token_id)
 
     @property
@@ -192,10 +191,11 @@ class Tokenizer:
                 at = int(text or 0) + 1
         second = [kind for kind, text in zip(encoding.type_ids, encoding.sequence_ids, strict=True) if text == 1]
         if not pieces[0] or not pieces[-1] or (pair and not pieces[1]):
-            raise InputError(
-                [Problem(self._where, "the tokenizer puts no special tokens around a text, as encoders need them",
-                         "take an encoder's tokenizer (BERT, RoBERTa …), or train one: tokenizer: {train: {}}")]
-            )  # fmt: skip
+            raise InputError.at(
+                self._where,
+                "the tokenizer puts no special tokens around a text, as encoders need them",
+                "take an encoder's tokenizer (BERT, RoBERTa …), or train one: tokenizer: {train: {}}",
+            )
         between = tuple(pieces[1]) if pair else ()
         return Frame(tuple(pieces[0]), between, tuple(pieces[-1]), second[0] if second else 0)
 
@@ -260,11 +260,11 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
     folder = Path(name)
     check_regular_in(folder)
     if folder.is_dir() and not any((folder / file).exists() for file in _TOKENIZER_FILES):
-        raise InputError(
-            [Problem(where, f"{name} holds no tokenizer", "it needs tokenizer.json, or vocab.json and merges.txt")]
+        raise InputError.at(
+            where, f"{name} holds no tokenizer", "it needs tokenizer.json, or vocab.json and merges.txt"
         )
     if not folder.is_dir() and (folder.exists() or name.startswith((".", "/", "~"))):
-        raise InputError([Problem(where, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")])
+        raise InputError.at(where, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")
     try:
         with unprinted_panics():
             hf = _open_own(name) if runs_code else _open(name, folder)
@@ -272,15 +272,13 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
         raise
     except BaseException as error:  # the hub, the file system, JSON and Rust (a panic of it is no Exception)
         fix = remedy(name) if "trust_remote_code" in str(error) else _remedy(folder)
-        raise InputError([Problem(where, f"{name} cannot be opened: {_first_line(error)}", fix)]) from None
+        raise InputError.at(where, f"{name} cannot be opened: {_first_line(error)}", fix) from None
     if not hasattr(hf, "backend_tokenizer"):
-        raise InputError(
-            [Problem(where, f"{name} has no fast tokenizer", "convert it to tokenizer.json with transformers")]
-        )
+        raise InputError.at(where, f"{name} has no fast tokenizer", "convert it to tokenizer.json with transformers")
     tokenizer = Tokenizer(hf, where)
     if tokenizer.vocabulary > _MOST_IDS:  # Rust would end the process when it writes down all ids up to there
         what = f"{name} has a token with the id {tokenizer.vocabulary - 1:,}; a model needs a row for each id below"
-        raise InputError([Problem(where, what, f"write ids below {_MOST_IDS:,} into its tokenizer.json")])
+        raise InputError.at(where, what, f"write ids below {_MOST_IDS:,} into its tokenizer.json")
     try:
         ids = tokenizer._exact([_ANY_TEXT])[0]
         tokenizer.decode(ids)
@@ -288,10 +286,10 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
         raise
     except BaseException as error:
         fix = "check that its vocabulary has the unknown token that it names"
-        raise InputError([Problem(where, f"{name} cannot encode any text: {_first_line(error)}", fix)]) from None
+        raise InputError.at(where, f"{name} cannot encode any text: {_first_line(error)}", fix) from None
     if not 0 < len(ids) <= _MOST_OF_ANY_TEXT:
         what = f"{name} makes {len(ids):,} tokens of {_ANY_TEXT!a}"
-        raise InputError([Problem(where, what, "check its vocabulary, its normalizer and its post_processor")])
+        raise InputError.at(where, what, "check its vocabulary, its normalizer and its post_processor")
     return tokenizer
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from artel.config import TokenizerTraining
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.tokens.tokenizer.tokenizer import Tokenizer, mask_token
 
 if TYPE_CHECKING:
@@ -74,25 +74,17 @@ def _pre_tokenizer(pattern: str) -> Any:
 
 def _check_size(reached: int, wanted: int, where: str) -> None:
     if reached < wanted:
-        raise InputError(
-            [
-                Problem(
-                    f"{where}.vocab",
-                    f"{wanted:,} tokens are more than this text yields: it has {reached:,}",
-                    f"write tokenizer.train.vocab: {reached} or less, give more text, or lower minimum_frequency",
-                )
-            ]
+        raise InputError.at(
+            f"{where}.vocab",
+            f"{wanted:,} tokens are more than this text yields: it has {reached:,}",
+            f"write tokenizer.train.vocab: {reached} or less, give more text, or lower minimum_frequency",
         )
     if reached > wanted:  # every character is a token before anything is merged
-        raise InputError(
-            [
-                Problem(
-                    f"{where}.vocab",
-                    f"{wanted:,} tokens do not hold the characters of this text and the special tokens: {reached:,}",
-                    f"write tokenizer.train.vocab: {reached * 2} or so; or tokenizer.train.pattern: gpt4, whose "
-                    "alphabet is the 256 bytes",
-                )
-            ]
+        raise InputError.at(
+            f"{where}.vocab",
+            f"{wanted:,} tokens do not hold the characters of this text and the special tokens: {reached:,}",
+            f"write tokenizer.train.vocab: {reached * 2} or so; or tokenizer.train.pattern: gpt4, whose "
+            "alphabet is the 256 bytes",
         )
 
 

@@ -109,7 +109,7 @@ def write_shared(path: Path, content: Content, *, first: bool, group: dist.Proce
         if refused is not None:
             raise refused
         if place is None:
-            raise WorkError([Problem(str(path), "the first process could not make the folder")])
+            raise WorkError.at(str(path), "the first process could not make the folder")
         write_pieces(Path(place), content.weights | content.state, group)
         if first:
             _close(Path(place), content)
@@ -226,7 +226,7 @@ def fault_of(path: Path) -> str | None:
             return f"is damaged ({SUMS} does not name all files)"
     except PermissionError as error:  # no damage, and nothing to be begun anew for
         fix = f"give yourself the right to read it: chmod -R u+rX {path}"
-        raise InputError([Problem(str(path), f"cannot be read: {error.strerror}", fix)]) from None
+        raise InputError.at(str(path), f"cannot be read: {error.strerror}", fix) from None
     except (OSError, ValueError, AttributeError, TypeError, SafetensorError) as error:
         return f"is damaged ({error})"
     return None

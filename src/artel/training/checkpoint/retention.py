@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from artel.config import TrainConfig
 from artel.config.schema.run import CheckpointConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.storage import discard, disk_errors, point
 from artel.training.checkpoint.format import Progress, checkpoint_path, list_checkpoints
 from artel.training.optim.local_shards import trained_tensors
@@ -67,7 +67,7 @@ def check_space(folder: Path, expected: int, tell: Callable[[str], None]) -> Non
     tell(f"a checkpoint takes about {_words(expected)}; {_words(free)} are free in {folder}")
     if free < expected:
         what = f"a checkpoint takes about {_words(expected)}, and only {_words(free)} are free"
-        raise InputError([Problem(str(folder), what, "free space there, or choose another folder (run=…)")])
+        raise InputError.at(str(folder), what, "free space there, or choose another folder (run=…)")
 
 
 def folder_bytes(path: Path) -> int:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from artel.errors import Problem, WorkError
+from artel.errors import WorkError
 
 
 def told_by_first(said: str | None, group: dist.ProcessGroup | None = None) -> str | None:
@@ -55,4 +55,4 @@ def piece_shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 def _told(folder: Path, error: BaseException) -> WorkError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return WorkError([Problem(str(folder), lines[-1] if lines else type(error).__name__)])
+    return WorkError.at(str(folder), lines[-1] if lines else type(error).__name__)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from artel.config import TrainConfig
-from artel.errors import InputError, Problem, WorkError
+from artel.errors import InputError, WorkError
 from artel.training.checkpoint.format import Progress, load_checkpoint
 from artel.training.faults.async_scalar import AsyncScalar
 from artel.training.metrics.jsonl import Lines
@@ -159,7 +159,7 @@ def _go_back(run: Run) -> Progress | None:
     step = -1 if back is None else back.step
     if run.strategy.all_reduce_sum([float(step)]) != [float(step * run.world.size)]:
         what = f"process {run.world.rank} found step {step}, others found another"
-        raise WorkError([Problem(str(run.folder.checkpoints), what, "the same command goes on")])
+        raise WorkError.at(str(run.folder.checkpoints), what, "the same command goes on")
     return back
 
 
@@ -181,4 +181,4 @@ def _stopped(step: int, what: str, named: str) -> WorkError:
         "lower train.learning_rate, lengthen train.warmup, write train.on_bad_step: skip or rewind, or look at these "
         "documents; the same command goes on from the last checkpoint"
     )
-    return WorkError([Problem(f"step {step}", told, fix)])
+    return WorkError.at(f"step {step}", told, fix)

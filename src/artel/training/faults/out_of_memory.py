@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from artel.errors import ArtelError, OutOfMemory, Problem, WorkError
+from artel.errors import ArtelError, OutOfMemory, WorkError
 from artel.models.activation_checkpointing import recompute
 from artel.objectives import Batch
 from artel.training.memory.micro_batch import MicroBatchPlan, is_out_of_memory, next_smaller
@@ -85,7 +85,7 @@ def optimizer_memory_told() -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         what = "memory is out in the optimizer's step, where micro-batches no longer take any"
-        raise WorkError([Problem("train.optimizer", what, f"write {_SMALLER_MODEL}")]) from error
+        raise WorkError.at("train.optimizer", what, f"write {_SMALLER_MODEL}") from error
 
 
 def _go_on_with_less(run: Run) -> None:
@@ -98,7 +98,7 @@ def _go_on_with_less(run: Run) -> None:
     if run.world.size > 1 or run.optimizer.saves_collectively:
         run.limit.lower(found)
         what = f"out of memory on process {run.world.rank} with micro-batches of {before.size}"
-        raise OutOfMemory([Problem(where, what, f"the same command goes on with {_in_words(found)}")])
+        raise OutOfMemory.at(where, what, f"the same command goes on with {_in_words(found)}")
     run.strategy.model.zero_grad(set_to_none=True)
     if found.recompute != before.recompute:
         if recompute(run.strategy.model, found.recompute).startswith("none"):
@@ -121,4 +121,4 @@ def _in_words(found: MicroBatchPlan) -> str:
 
 def _nothing_left(where: str, why: str) -> WorkError:
     fix = f"write a smaller data.block, {_SMALLER_MODEL}; the same command goes on from the last checkpoint"
-    return WorkError([Problem(where, f"out of memory with a single sample in a micro-batch, {why}", fix)])
+    return WorkError.at(where, f"out of memory with a single sample in a micro-batch, {why}", fix)

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 import artel
 from artel.config import RunConfig
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.objectives import Batch, Objective
 from artel.storage import cache_folder, write_file
@@ -216,12 +216,12 @@ def _remembered(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None
 def _nothing_fits(modes: Sequence[Recompute], row_tokens: int, rows: int) -> InputError:
     what = f"{rows} sample(s) of {row_tokens:,} tokens do not fit into memory"
     if rows > 1:
-        return InputError([Problem("train.micro_batch", what, "write auto, or a smaller number")])
+        return InputError.at("train.micro_batch", what, "write auto, or a smaller number")
     if modes[-1] != "full":
         told = f"{what} with {modes[-1]}"
-        return InputError([Problem("train.activation_checkpointing", told, "write auto, or full")])
+        return InputError.at("train.activation_checkpointing", told, "write auto, or full")
     fix = "write a smaller data.block, train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
-    return InputError([Problem("data.block", f"{what}, though all within their layers is computed again", fix)])
+    return InputError.at("data.block", f"{what}, though all within their layers is computed again", fix)
 
 
 @dataclass(frozen=True, slots=True)

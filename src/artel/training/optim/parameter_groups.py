@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 from artel.models.compile import repeated_layers
 
 
@@ -39,7 +39,7 @@ def layer_shares(model: PreTrainedModel, decay: float) -> dict[nn.Parameter, flo
         return shares
     stacks = list(_stacks(model))
     if not stacks:
-        raise InputError([Problem("train.layer_decay", "this model does not say which its layers are", "leave it out")])
+        raise InputError.at("train.layer_decay", "this model does not say which its layers are", "leave it out")
     tallest = max(len(stack) for stack in stacks)
     for module in _embeddings(model):
         shares |= dict.fromkeys(module.parameters(), decay**tallest)

@@ -55,7 +55,7 @@ def read_model(given: str, objective: str) -> dict[str, Any]:
     values = _read(given) if given else dict(_DEFAULTS[objective])
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         fix = "write {model_type: gpt2, n_layer: 6}, or give a JSON or YAML file or a folder with config.json"
-        raise InputError([Problem("--model", f"{given!r} is no model's configuration: it has no model_type", fix)])
+        raise InputError.at("--model", f"{given!r} is no model's configuration: it has no model_type", fix)
     values = {key: value for key, value in values.items() if key not in _ASIDE and not key.startswith("_")}
     known = _known(values["model_type"])
     if _is_config_json(given):  # transformers passes over keys of its earlier versions there, and so does this
@@ -98,7 +98,7 @@ def _read(given: str) -> Any:
     except (OSError, ValueError, yaml.YAMLError) as error:
         fix = "give a JSON or YAML file, a folder with config.json, or {model_type: gpt2, n_layer: 6}"
         reason = " ".join(str(error).split())[:200]
-        raise InputError([Problem("--model", f"{given!r} cannot be read: {reason}", fix)]) from None
+        raise InputError.at("--model", f"{given!r} cannot be read: {reason}", fix) from None
 
 
 def _is_config_json(given: str) -> bool:

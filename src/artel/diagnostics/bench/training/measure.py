@@ -219,7 +219,7 @@ def _told_when_it_fails(contestant: Contestant, tell: Tell) -> Iterator[None]:
         yield
     except Failed as error:
         if contestant.name == "artel":
-            raise WorkError([Problem("artel", f"its training failed: {error}")]) from None
+            raise WorkError.at("artel", f"its training failed: {error}") from None
         contestant.why = str(error)
         contestant.end()
         tell(f"{contestant.name} is left out: {error}")
