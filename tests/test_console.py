@@ -2,12 +2,15 @@
 
 import os
 import shlex
+from pathlib import Path
 
 import pytest
 
+from artel.config import RunConfig
 from artel.training.evaluation import News
 from artel.training.metrics import trackers as tracking
 from artel.training.metrics.trackers import ConsoleTracker
+from artel.training.run_folder import RunFolder
 from support.runs import artel, write_run
 from support.waiting import Screen
 
@@ -43,7 +46,7 @@ def terminal(monkeypatch):
 
 def test_the_bar_moves_every_step_and_says_what_is_done_meanwhile(terminal, monkeypatch):
     monkeypatch.setattr(tracking, "_BAR_SECONDS", 0.0)
-    tracker = ConsoleTracker(2, 9, terminal.stream)
+    tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 2, 9, terminal.stream)
     terminal.until("2/9")
     tracker.busy("compiling")
     terminal.until("compiling")
@@ -62,7 +65,7 @@ def test_without_a_terminal_there_are_lines(tmp_path, monkeypatch):
     with (tmp_path / "lines").open("w+") as stream:
         for seconds in (0.0, 1e9):
             monkeypatch.setattr(tracking, "_LINE_SECONDS", seconds)
-            tracker = ConsoleTracker(0, 40, stream)
+            tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 0, 40, stream)
             for step in range(1, 41):
                 tracker.step(step)
                 if step % 20 == 0:

@@ -176,12 +176,16 @@ def on_meta(**sizes):
         return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=1024, n_head=16, **sizes))
 
 
+# Muon keeps one average of the layers' 25,165,824 numbers in matrices, AdamW two of all others.
+MUON = 16 - 4 * 25_165_824 / 77_706_240
+
+
 @pytest.mark.parametrize(
     ("changes", "world", "on_host", "bytes_each"),
     [
         ({}, 1, 1, 16), ({}, 2, 2, 32), ({}, 4, 2, 32), ({"train": {"weights": "bf16", "precision": "bf16"}}, 1, 1, 12),
         ({"train": {"optimizer": "sgd"}}, 1, 1, 8), ({"train": {"optimizer": "sgd", "momentum": 0.9}}, 1, 1, 12),
-        ({"train": {"optimizer": "adafactor"}}, 1, 1, 8), ({"train": {"optimizer": "muon"}}, 1, 1, 12),
+        ({"train": {"optimizer": "adafactor"}}, 1, 1, 8.1), ({"train": {"optimizer": "muon"}}, 1, 1, MUON),
         ({"parallel": {"data": "fsdp"}}, 2, 2, 16), ({"parallel": {"data": "fsdp"}}, 4, 2, 8),
         ({"parallel": {"tensor": 2}}, 2, 2, 16), ({"parallel": {"pipeline": 2}}, 2, 2, 16),
         ({"parallel": {"data": "hsdp"}}, 4, 2, 16),
@@ -190,7 +194,7 @@ def on_meta(**sizes):
 def test_memory_is_what_is_held_at_a_step(changes, world, on_host, bytes_each, monkeypatch):
     """Refused with a byte less than weights, gradients and averages take in the processes of this host; not with it."""
     model = on_meta()
-    needed = model.num_parameters() * bytes_each + PROCESS * on_host
+    needed = round(model.num_parameters() * bytes_each) + PROCESS * on_host
     run = described(changes)
     grid = read_parallel_dims(run.parallel, world, on_host)
     monkeypatch.setattr(memory_module, "local_device", lambda: torch.device("cpu"))

@@ -14,9 +14,8 @@ from artel.errors import InputError
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims
 from artel.planning.machine import in_gib, memory, swap
+from artel.training.optim.optimizer import state_bytes
 
-# Of each trained parameter, the least: muon's matrices have one average, the other parameters adamw's two.
-_STATE = {"adamw": 8, "adamw8bit": 2, "adafactor": 0, "muon": 4, "sgd": 0}
 # A process before it has a model: Python, PyTorch and transformers took 305 MB of its own (torch 2.13 for CPUs).
 PROCESS = 200_000_000
 _WEIGHT = {"fp32": 4, "bf16": 2}
@@ -30,7 +29,8 @@ def check_memory(model: PreTrainedModel, run: RunConfig, dims: ParallelDims, on_
     """
     device = local_device()
     trained, frozen = _parameters(model, run)
-    held = trained * _for_trained(run) + int(frozen * _for_frozen(model, run, device))
+    state = state_bytes(model, run.train) if trained else 0
+    held = trained * 2 * _WEIGHT[run.train.weights] + state + int(frozen * _for_frozen(model, run, device))
     needed = held // (dims.world_size // dims.copies)  # the least that any way of sharing leaves to a process
     if device.type == "cuda" and run.parallel.offload == "none":
         room = max(torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count()))
@@ -46,7 +46,8 @@ def check_memory(model: PreTrainedModel, run: RunConfig, dims: ParallelDims, on_
     if needed > room:
         what = (
             f"{trained + frozen:,} parameters need at least {in_gib(needed)} in {who}, and {place}: weights, gradients "
-            f"and {run.train.optimizer}'s state take {_for_trained(run)} bytes for each of the {trained:,} trained"
+            f"and {run.train.optimizer}'s state take {2 * _WEIGHT[run.train.weights] + state / max(1, trained):.3g} "
+            f"bytes for each of the {trained:,} trained"
         )
         where = "model.config" if run.model.from_ is None else "model.from"
         fix = "take a smaller model; or share it among more machines, by parallel.data: fsdp"
@@ -63,12 +64,6 @@ def _parameters(model: PreTrainedModel, run: RunConfig) -> tuple[int, int]:
     for parameter in model.parameters():
         counts[parameter.requires_grad and run.model.lora is None] += parameter.numel()
     return counts[True], counts[False]
-
-
-def _for_trained(run: RunConfig) -> int:
-    """Bytes for each trained parameter: its weight, its gradient, the optimizer's state."""
-    momentum = 4 if run.train.optimizer == "sgd" and run.train.momentum else 0
-    return 2 * _WEIGHT[run.train.weights] + _STATE[run.train.optimizer] + momentum
 
 
 def _for_frozen(model: PreTrainedModel, run: RunConfig, device: torch.device) -> float:

@@ -349,8 +349,8 @@ def close_run(run: Run) -> Result:
         run.trackers.close()  # the bar ends before what is said of the end
         run.tell(f"{run.folder.path}: {progress.step:,} steps are done, the model is in {run.folder.model}; next:")
         run.tell(f"    {run.objective.command(name)}")
-        if "jsonl" in run.config.track:
-            run.tell(f"    artel report {name}")
+        for hint in run.trackers.hints:
+            run.tell(f"    {hint}")
     run.world.barrier()
     return result
 

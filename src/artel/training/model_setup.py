@@ -37,6 +37,7 @@ from artel.parallel import (
 from artel.parallel.context.context import check_context
 from artel.parallel.deepspeed.config import Resolved, read_deepspeed
 from artel.parallel.deepspeed.engine import DeepSpeedStrategy
+from artel.registry import OPTIMIZERS
 from artel.tokens import Samples, Tokenizer
 from artel.training.memory.micro_batch import (
     MemoryLimit,
@@ -83,7 +84,7 @@ def check_layout(config: RunConfig, auto_class: str, world_size: int, here: int)
     if dims.is_plain:
         return
     problems = []
-    if config.train.optimizer in ("adafactor", "adamw8bit"):
+    if not OPTIMIZERS[config.train.optimizer].steps_shards:
         what = f"{config.train.optimizer} looks at whole matrices, of which processes have pieces"
         problems.append(Problem("train.optimizer", what, "write adamw, sgd or muon; or parallel.data: ddp"))
     if config.model.quantise == "int8":

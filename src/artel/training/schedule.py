@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from artel.config import RunConfig, TrainConfig
 from artel.config.schema.quantities import Interval
+from artel.registry import SCHEDULES
 from artel.tokens import Samples, StorePart, TokenBlocks
 
 
@@ -60,19 +61,29 @@ def rate(train: TrainConfig, step: int, steps: int, warmup: int | None = None) -
     """The learning rate of step `step` (counted from 0) of `steps`, as a fraction of the peak.
 
     `warmup` is in steps, where it is not what the run file makes of `steps`: that of a run whose length was changed.
-    Warmup is linear from 1/warmup to 1; then `linear` and `cosine` (Loshchilov and Hutter 2017) fall to the minimum at
-    the end of the run, `constant` stays, and `wsd` (Hu et al. 2024, MiniCPM) stays and falls linearly in its last part.
+    Warmup is linear from 1/warmup to 1; then the schedule leads, between the minimum (0) and the peak (1).
     """
     warmup = train.warmup.of(steps) if warmup is None else warmup
     if step < warmup:
         return (step + 1) / warmup
-    left = (steps - step) / max(1, steps - warmup)  # 1 just after warmup, towards 0 at the end
     floor = train.minimum_learning_rate
-    if train.schedule == "constant":
-        return 1.0
-    if train.schedule == "linear":
-        return floor + (1 - floor) * left
-    if train.schedule == "cosine":
-        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (1 - left)))
-    decay = max(1.0, train.decay * steps)
-    return floor + (1 - floor) * min(1.0, (steps - step) / decay)
+    return floor + (1 - floor) * SCHEDULES[train.schedule](train, step, steps, warmup)
+
+
+def linear(train: TrainConfig, step: int, steps: int, warmup: int) -> float:
+    """1 just after warmup, falling to 0 at the end of the run."""
+    return (steps - step) / max(1, steps - warmup)
+
+
+def cosine(train: TrainConfig, step: int, steps: int, warmup: int) -> float:
+    """Half a wave from 1 to 0 (Loshchilov and Hutter 2017)."""
+    return 0.5 * (1 + math.cos(math.pi * (1 - linear(train, step, steps, warmup))))
+
+
+def constant(train: TrainConfig, step: int, steps: int, warmup: int) -> float:
+    return 1.0
+
+
+def warmup_stable_decay(train: TrainConfig, step: int, steps: int, warmup: int) -> float:
+    """1 until the last part of the run (`train.decay`), where it falls to 0 (wsd; Hu et al. 2024, MiniCPM)."""
+    return min(1.0, (steps - step) / max(1.0, train.decay * steps))

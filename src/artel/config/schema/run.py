@@ -32,6 +32,7 @@ from artel.config.schema.quantities import (
     Threads,
     Warmup,
 )
+from artel.config.schema.registered import OptimizerName, ScheduleName, TrackerName
 
 
 class LoraConfig(Section):
@@ -113,7 +114,7 @@ class TrainConfig(Section):
         "Activations computed again in the backward pass, not kept: none; selective (all but matrix products and "
         "attention); full (all within a layer); auto: as much as memory asks for.",
     )
-    optimizer: Literal["adamw", "adamw8bit", "adafactor", "muon", "sgd"] = Field(
+    optimizer: OptimizerName = Field(
         "adamw",
         description="adamw; adamw8bit (its averages in 8 bits; extra `quantize`); adafactor; muon (matrices of the "
         "layers; adamw for the rest); sgd.",
@@ -129,7 +130,7 @@ class TrainConfig(Section):
     layer_decay: Number = Field(
         1.0, gt=0, le=1, description="Each layer's learning rate is the next one's times this; 1: all alike."
     )
-    schedule: Literal["linear", "cosine", "constant", "wsd"] = Field(
+    schedule: ScheduleName = Field(
         "cosine", description="Learning rate after warmup; wsd is warmup, stable, then a linear decay."
     )
     warmup: Warmup = Field(Warmup(fraction=0.01), description="Steps, or a fraction of the run when below 1.")
@@ -292,9 +293,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is saved and what is kept.")
     log: LogConfig = Field(LogConfig(), description="How often figures are written down.")
     profile: bool = free(False, "Write where the time of a few steps goes: RUN/profile, a table and a Chrome trace.")
-    track: list[Literal["console", "jsonl", "tensorboard", "wandb"]] = free(
-        ["console", "jsonl"], "Where figures go; tensorboard and wandb are extras."
-    )
+    track: list[TrackerName] = free(["console", "jsonl"], "Where figures go; tensorboard and wandb are extras.")
 
     @field_validator("run")
     @classmethod

@@ -21,6 +21,7 @@ from artel.models import (
 )
 from artel.objectives.texts import keeps_apart
 from artel.planning.machine import usable_cores
+from artel.registry import OPTIMIZERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +68,9 @@ def _compile(case: Case) -> Choice:
 
 
 def _optimizer(case: Case) -> Choice:
-    kernels = {
-        "adamw": "AdamW, fused: one kernel steps all parameters",
-        "adamw8bit": "AdamW of bitsandbytes, its averages in 8 bits",
-        "adafactor": "Adafactor of PyTorch, its averages by rows and columns",
-        "muon": "Muon for the layers' matrices, fused AdamW for the rest",
-        "sgd": "SGD, fused: one kernel steps all parameters",
-    }
     name = case.run.train.optimizer
     rounded = "; weights in bf16, rounded stochastically" if case.run.train.weights == "bf16" else ""
-    return Choice(name, f"{kernels[name]}{rounded}")
+    return Choice(name, f"{OPTIMIZERS[name].summary}{rounded}")
 
 
 def _micro_batch(case: Case) -> Choice:

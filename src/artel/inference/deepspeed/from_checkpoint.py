@@ -22,6 +22,7 @@ from artel.models.loading.build import without_weights
 from artel.models.loading.meta_model import read_generation_config
 from artel.parallel.deepspeed.checkpoint import ZeroCheckpoint, model_files, read_zero_checkpoint
 from artel.preparing import Prepared
+from artel.registry import OPTIMIZERS
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.training import RunFolder
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_whole
@@ -58,7 +59,7 @@ def assemble(folder: Path) -> Assembled:
 def exchange_problems(run: RunConfig) -> list[Problem]:
     """Why weights and optimizer of `run` cannot go from DeepSpeed's checkpoints to its own, or back."""
     problems = []
-    if run.train.optimizer != "adamw":
+    if not OPTIMIZERS[run.train.optimizer].is_adam:
         what = f"{run.train.optimizer}: only Adam's state goes between DeepSpeed's checkpoints and artel's"
         problems.append(Problem("train.optimizer", what, "write adamw, or take the model alone"))
     if run.model.lora is not None:

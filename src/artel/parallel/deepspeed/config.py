@@ -32,6 +32,7 @@ from artel.parallel.deepspeed.keys import (
     is_off,
     read_tree,
 )
+from artel.registry import OPTIMIZERS
 
 # DeepSpeed's schedules, and what artel calls them.
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
@@ -195,7 +196,7 @@ class _Reading:
         if split:
             fix = "leave it out, or leave parallel.deepspeed out"
             self._found.problems.append(Problem("parallel", f"{', '.join(split)} beside deepspeed, which splits", fix))
-        if train.optimizer not in ("adamw", "sgd"):
+        if not OPTIMIZERS[train.optimizer].steps_flat_shards:
             what = f"{train.optimizer} looks at whole matrices, and DeepSpeed hands out flat pieces"
             self._found.problems.append(Problem("train.optimizer", what, "write adamw or sgd"))
         if train.weights != "fp32":

@@ -22,8 +22,7 @@ from artel.config import TrainConfig
 from artel.errors import InputError, WorkError
 from artel.training.checkpoint.format import Progress, load_checkpoint
 from artel.training.faults.async_scalar import AsyncScalar
-from artel.training.metrics.jsonl import Lines
-from artel.training.metrics.trackers import JsonLines
+from artel.training.metrics.jsonl import Lines, drop_lines_after
 
 if TYPE_CHECKING:
     from artel.training.loop import Run
@@ -61,7 +60,7 @@ class Guard:
         self._train, self._file, self._first = train, file, first
         self._newest: _Newest | None = None
         if first and file.exists():
-            JsonLines(file, step).close()
+            drop_lines_after(file, step)
 
     def step(self, run: Run, sums: torch.Tensor, share: float) -> None:
         """The optimizer's step at `share` of the peak learning rate, and the step's `sums` to those of the window.

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from artel.printable import in_a_line
-from artel.storage import disk_errors
+from artel.storage import disk_errors, write_file
 
 
 class Lines:
@@ -36,3 +36,17 @@ class Lines:
         if self._unwritten:
             print(in_a_line(f"{self._path} lacks its last lines: they could not be written"), file=sys.stderr)
         self._file.close()
+
+
+def drop_lines_after(path: Path, step: int) -> None:
+    """Drop the lines of steps after `step`, which a resumed run does again, and what a kill left torn."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_bytes().splitlines():
+        try:
+            if orjson.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    write_file(path, b"".join(line + b"\n" for line in kept))

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
-import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from artel.config import RunConfig
 from artel.errors import missing_extra
 from artel.printable import in_a_line
+from artel.registry import TRACKERS
 from artel.secrets import hide_secrets
-from artel.storage import write_file
-from artel.training.metrics.jsonl import Lines
+from artel.training.metrics.jsonl import Lines, drop_lines_after
 from artel.training.run_folder import RunFolder
 
 Figures = dict[str, Any]
@@ -30,7 +28,13 @@ _LINE_SECONDS = 10.0
 
 
 class Tracker:
-    """Where figures go: those of a logged step, those of a validation."""
+    """Where figures go: those of a logged step, those of a validation. One of your own has these methods."""
+
+    package: ClassVar[str] = ""
+    """The package that it needs, which comes with the extra of that name."""
+
+    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int) -> None:
+        """`step` is where the run stands, `steps` where it ends."""
 
     def training(self, figures: Figures) -> None: ...
 
@@ -42,32 +46,35 @@ class Tracker:
     def busy(self, what: str, share: float | None = None) -> None:
         """What is done that is no step (evaluating, compiling), and how much of it is done, from 0 to 1."""
 
+    def hint(self) -> str:
+        """A command that shows what was written, printed when the run is done; empty where there is none."""
+        return ""
+
     def close(self) -> None: ...
 
 
 def check_trackers(track: list[str]) -> None:
     """Raise InputError for a tracker whose package is not installed."""
-    for name in ("tensorboard", "wandb"):
-        if name in track and find_spec(name) is None:
-            raise missing_extra(name, name, f"track: {name}")
+    for name in track:
+        package = TRACKERS[name].package
+        if package and find_spec(package) is None:
+            raise missing_extra(package, package, f"track: {name}")
 
 
 class Trackers:
     """All trackers of a run as one."""
 
     def __init__(self, run: RunConfig, folder: RunFolder, *, step: int, steps: int) -> None:
-        makers: dict[str, Callable[[], Tracker]] = {
-            "console": lambda: ConsoleTracker(step, steps),
-            "jsonl": lambda: JsonLines(folder.metrics, step),
-            "tensorboard": lambda: TensorBoard(folder.path / "tensorboard", step),
-            "wandb": lambda: Wandb(run, folder.path),
-        }
         self._alive: list[Tracker] = []
         for name in run.track:
             try:
-                self._alive.append(makers[name]())
+                self._alive.append(TRACKERS[name](run, folder, step, steps))
             except Exception as error:  # a tracker is another's program: whatever it raises, the run goes on
                 _warn(name, error)
+
+    @property
+    def hints(self) -> list[str]:
+        return [hint for tracker in self._alive if (hint := tracker.hint())]
 
     def training(self, figures: Figures) -> None:
         self._each("training", figures)
@@ -100,22 +107,18 @@ def _warn(name: str, error: Exception) -> None:
 class JsonLines(Tracker):
     """metrics.jsonl: a line a logged step, a line a validation; on resume, lines after the checkpoint are dropped."""
 
-    def __init__(self, path: Path, step: int) -> None:
-        kept = []
-        if path.exists():
-            for line in path.read_bytes().splitlines():
-                try:
-                    if orjson.loads(line)["step"] <= step:
-                        kept.append(line)
-                except (ValueError, KeyError, TypeError):  # torn by a kill: it belongs to a step that is done again
-                    continue
-            write_file(path, b"".join(line + b"\n" for line in kept))
-        self._lines = Lines(path)
+    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int) -> None:
+        drop_lines_after(folder.metrics, step)
+        self._lines = Lines(folder.metrics)
+        self._hint = f"artel report {shlex.quote(str(folder.path))}"
 
     def training(self, figures: Figures) -> None:
         self._lines.add(figures)
 
     validation = training
+
+    def hint(self) -> str:
+        return self._hint
 
     def close(self) -> None:
         self._lines.close()
@@ -124,7 +127,7 @@ class JsonLines(Tracker):
 class ConsoleTracker(Tracker):
     """A progress bar on a terminal, else a line now and then; a table of validations anywhere; on standard error."""
 
-    def __init__(self, step: int, steps: int, stream: TextIO | None = None) -> None:
+    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
         self._header = False
         self._loss = float("nan")
@@ -198,10 +201,12 @@ def _short(value: float) -> str:
 
 
 class TensorBoard(Tracker):
-    def __init__(self, folder: Path, step: int) -> None:
+    package = "tensorboard"
+
+    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=step + 1)
+        self._writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1)
 
     def training(self, figures: Figures) -> None:
         self._write("train", figures, figures["step"])
@@ -221,14 +226,16 @@ class TensorBoard(Tracker):
 class Wandb(Tracker):
     """Offline unless an API key is there: never a prompt, never a wait for an account."""
 
-    def __init__(self, run: RunConfig, folder: Path) -> None:
+    package = "wandb"
+
+    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int) -> None:
         import wandb
 
         offline = not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"))
         self._run = wandb.init(
             project="artel",
-            name=folder.name,
-            dir=str(folder),
+            name=folder.path.name,
+            dir=str(folder.path),
             mode="offline" if offline else None,
             config=hide_secrets(run.model_dump(mode="json", by_alias=True)),
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -13,33 +14,29 @@ from transformers import PreTrainedModel
 from artel.config import TrainConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.models.compile import repeated_layers
+from artel.registry import OPTIMIZERS
 from artel.training.optim.bf16_adamw import RoundedAdamW
 from artel.training.optim.local_shards import Piece, trained_tensors
 from artel.training.optim.loss_scaler import LossScale
-from artel.training.optim.muon import Muon, iteration_dtype
+from artel.training.optim.muon import iteration_dtype
 from artel.training.optim.parameter_groups import layer_shares, parameter_groups
+from artel.training.optim.specs import Groups, OptimizerSpec
 
 
 def check_optimizer(train: TrainConfig) -> None:
     """Raise InputError for an optimizer that is not installed, and for bf16 weights with what they do not go with."""
-    if train.optimizer == "adamw8bit":
-        try:
-            import bitsandbytes  # noqa: F401
-        except ImportError:
-            raise missing_extra("bitsandbytes", "quantize", "train.optimizer: adamw8bit") from None
+    spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
+    if spec.package and find_spec(spec.package) is None:
+        raise missing_extra(spec.package, spec.extra, f"train.optimizer: {train.optimizer}")
     if train.weights != "bf16":
         return
     problems = []
-    if train.optimizer != "adamw":
-        problems.append(
-            Problem("train.weights", f"bf16 would lose small steps of {train.optimizer}: only adamw's are rounded "
-                    "stochastically", "write train.optimizer: adamw, or train.weights: fp32")
-        )  # fmt: skip
+    if not spec.rounds_to_bf16:
+        what = f"bf16 would lose small steps of {train.optimizer}: only adamw's are rounded stochastically"
+        problems.append(Problem("train.weights", what, "write train.optimizer: adamw, or train.weights: fp32"))
     if train.precision in ("fp32", "fp16"):
-        problems.append(
-            Problem("train.weights", f"bf16 weights do not compute in {train.precision}",
-                    "write train.precision: bf16, or train.weights: fp32")
-        )  # fmt: skip
+        what = f"bf16 weights do not compute in {train.precision}"
+        problems.append(Problem("train.weights", what, "write train.precision: bf16, or train.weights: fp32"))
     if problems:
         raise InputError(problems)
 
@@ -56,9 +53,11 @@ def clip_divisor(norm: torch.Tensor, largest: float | None) -> torch.Tensor:
 
 def state_bytes(model: PreTrainedModel, train: TrainConfig) -> int:
     """What the optimizer will hold, in bytes: it takes them with its first step."""
-    a_number = {"adamw": 8.0, "adamw8bit": 2.0, "adafactor": 0.1, "muon": 8.0, "sgd": 4.0 if train.momentum else 0.0}
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return int(a_number[train.optimizer] * trained)
+    spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
+    matrices = _matrices(model, spec)
+    per_number = spec.state_bytes(train)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return round(sum(p.numel() * (spec.matrix_bytes if p in matrices else per_number) for p in trained))
 
 
 class OptimizerProtocol(Protocol):
@@ -92,7 +91,7 @@ def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Ca
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = parameter_groups(trained, layer_shares(model, train.layer_decay), train.learning_rate, train.weight_decay)
-    return partial(_part, groups, train, seed)
+    return partial(OPTIMIZERS[train.optimizer].build, groups, train, seed)
 
 
 class Optimizer:
@@ -116,7 +115,7 @@ class Optimizer:
         self.loss_scale = loss_scale
         self._clip = train.clip
         self._model = model
-        matrices = _matrices(model) if train.optimizer == "muon" else set()
+        matrices = _matrices(model, OPTIMIZERS[train.optimizer])
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._pieces = [Piece(name, parameter, whole=parameter in matrices) for name, parameter in trained]
         self._by_stepped = {piece.stepped: piece for piece in self._pieces}
@@ -266,8 +265,10 @@ def _heeds(part: torch.optim.Optimizer) -> bool:
     return _divides(part) and not isinstance(part, RoundedAdamW)
 
 
-def _matrices(model: PreTrainedModel) -> set[torch.Tensor]:
-    """What muon steps."""
+def _matrices(model: PreTrainedModel, spec: OptimizerSpec) -> set[torch.Tensor]:
+    """The matrices of the layers, where the optimizer has steps of their own for them."""
+    if spec.build_for_matrices is None:
+        return set()
     return {parameter for layer in repeated_layers(model) for parameter in layer.parameters() if parameter.ndim == 2}
 
 
@@ -279,44 +280,19 @@ def _parts(
     stepped: dict[nn.Parameter, nn.Parameter],
     precision: str,
 ) -> list[torch.optim.Optimizer]:
+    spec: OptimizerSpec = OPTIMIZERS[train.optimizer]
     shares = layer_shares(model, train.layer_decay)
 
-    def groups(parameters: list[nn.Parameter], peak: float) -> list[dict[str, Any]]:
+    def groups(parameters: list[nn.Parameter], peak: float) -> Groups:
         found = parameter_groups(parameters, shares, peak, train.weight_decay)
         return [{**group, "params": [stepped[parameter] for parameter in group["params"]]} for group in found]
 
-    muons = [parameter for parameter in stepped if parameter in matrices]
+    of_layers = [parameter for parameter in stepped if parameter in matrices]
     rest = [parameter for parameter in stepped if parameter not in matrices]
     parts: list[torch.optim.Optimizer] = []
     if rest:
-        parts.append(_part(groups(rest, train.learning_rate), train, seed))
-    if muons:
-        dtype = iteration_dtype(precision, muons[0].device)
-        parts.append(Muon(groups(muons, train.muon_learning_rate), dtype))
+        parts.append(spec.build(groups(rest, train.learning_rate), train, seed))
+    if of_layers and spec.build_for_matrices is not None:
+        dtype = iteration_dtype(precision, of_layers[0].device)
+        parts.append(spec.build_for_matrices(groups(of_layers, train.muon_learning_rate), dtype))
     return parts
-
-
-def _part(groups: list[dict[str, Any]], train: TrainConfig, seed: int) -> torch.optim.Optimizer:
-    betas = (train.betas[0], train.betas[1])
-    if train.optimizer == "sgd":
-        return _sgd(groups, train.momentum)
-    if train.optimizer == "adafactor":
-        # Its step is the learning rate (at most 1 / sqrt(step)) times the parameter's root mean square.
-        return torch.optim.Adafactor(groups)
-    if train.optimizer == "adamw8bit":
-        from bitsandbytes.optim import AdamW8bit
-
-        return AdamW8bit(groups, betas=betas, eps=train.epsilon)
-    if train.weights == "bf16":
-        return RoundedAdamW(groups, betas=betas, eps=train.epsilon, seed=seed)
-    return torch.optim.AdamW(groups, betas=betas, eps=train.epsilon, fused=True)
-
-
-def _sgd(groups: list[dict[str, Any]], momentum: float) -> torch.optim.SGD:
-    sgd = torch.optim.SGD(groups, momentum=momentum, fused=True)
-    if momentum:
-        # A fused SGD makes its averages at the first step and leaves them unset where that step is skipped (1e36 was
-        # found in them, torch 2.13). Made here they are zero, from where the first step gives the same.
-        for parameter in (p for group in sgd.param_groups for p in group["params"]):
-            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return sgd

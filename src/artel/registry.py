@@ -1,0 +1,92 @@
+"""Names in a run file that stand for code: one table each of what artel brings, to which plugins add their own.
+
+A table names code as `module:attribute` and imports it when the name is first used, so a run imports only what it
+names. To add to artel: one new file, and one line here. To add from outside: `plugins` in the run file names a module
+that calls `register`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+from artel.errors import InputError
+
+T = TypeVar("T")
+
+
+class Registry:
+    """The names that one key of the run file takes, and what each stands for."""
+
+    def __init__(self, key: str, entries: dict[str, str]) -> None:
+        self.key = key
+        self._entries: dict[str, Any] = dict(entries)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._entries
+
+    def __getitem__(self, name: str) -> Any:
+        """What a name stands for. Raises InputError with the nearest name for one that is not registered."""
+        if name not in self._entries:
+            near = difflib.get_close_matches(name, self._entries, 1)
+            fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(self._entries)}"
+            raise InputError.at(self.key, f"{name!r} is not registered", fix)
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entry = self._entries[name] = getattr(import_module(module), attribute)
+        return entry
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator: `@OBJECTIVES.register("reversed")` above a class, or `OPTIMIZERS.register("lion")(spec)`."""
+
+        def add(entry: T) -> T:
+            known = self._entries.get(name)
+            if known is not None and not _is_same(known, entry):
+                raise InputError.at(self.key, f"{name!r} is registered twice", "give yours another name")
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+
+def _is_same(known: Any, entry: Any) -> bool:
+    """Whether an entry is registered once more because its module was imported under the same name again."""
+    names = [(getattr(each, "__module__", None), getattr(each, "__qualname__", None)) for each in (known, entry)]
+    return names[0] == names[1] and None not in names[0]
+
+
+OPTIMIZERS = Registry(
+    "train.optimizer",
+    {
+        "adamw": "artel.training.optim.specs:ADAMW",
+        "adamw8bit": "artel.training.optim.specs:ADAMW_8BIT",
+        "adafactor": "artel.training.optim.specs:ADAFACTOR",
+        "muon": "artel.training.optim.specs:MUON",
+        "sgd": "artel.training.optim.specs:SGD",
+    },
+)
+SCHEDULES = Registry(
+    "train.schedule",
+    {
+        "linear": "artel.training.schedule:linear",
+        "cosine": "artel.training.schedule:cosine",
+        "constant": "artel.training.schedule:constant",
+        "wsd": "artel.training.schedule:warmup_stable_decay",
+    },
+)
+TRACKERS = Registry(
+    "track",
+    {
+        "console": "artel.training.metrics.trackers:ConsoleTracker",
+        "jsonl": "artel.training.metrics.trackers:JsonLines",
+        "tensorboard": "artel.training.metrics.trackers:TensorBoard",
+        "wandb": "artel.training.metrics.trackers:Wandb",
+    },
+)
