@@ -96,7 +96,7 @@ def test_ngram_shares_by_hand():
 
 
 @given(words=st.lists(st.sampled_from(["a", "bb", "ccc"]), max_size=30), length=st.integers(2, 7))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_ngram_shares_are_those_of_a_plain_count(words, length):
     places = range(len(words) - length + 1)
     grams = [tuple(words[place : place + length]) for place in places]
@@ -279,7 +279,7 @@ PIECES = st.sampled_from(
 
 @pytest.mark.parametrize("name", RULES)
 @given(text=st.one_of(st.text(alphabet=st.characters(), max_size=80), st.lists(PIECES, max_size=25).map("".join)))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_any_text_is_cleaned_and_cleaning_twice_is_cleaning_once(name, text):
     rules = CleanConfig.model_validate(RULES[name])
     once = without_lines(clean(text, rules), rules, Counter())
@@ -289,7 +289,7 @@ def test_any_text_is_cleaned_and_cleaning_twice_is_cleaning_once(name, text):
 
 
 @given(text=st.one_of(st.text(alphabet=st.characters(), max_size=200), st.lists(PIECES, max_size=200).map(" ".join)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_is_judged_the_same_twice(text):
     for reason, rules in {**RECOMMENDED, "document_filter": {"drop_documents": [r"\d", "x$"]}}.items():
         found = why(text, **rules)
@@ -302,7 +302,7 @@ UNITS = st.sampled_from(["x", PROSE, ENGLISH, "\n", "\n\n", " \n \n"])
 
 @pytest.mark.parametrize("unit", ["line", "paragraph"])
 @given(texts=st.lists(st.lists(UNITS, max_size=9).map("".join)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_unit_of_the_texts_is_still_there_once(unit, texts):
     units = RepeatedUnits(unit)
     gap = r"\n" if unit == "line" else r"\n(?:[^\S\n]*\n)+"

@@ -8,7 +8,6 @@ import pytest
 
 from artel.config import RunConfig
 from artel.training.evaluation import News
-from artel.training.metrics import trackers as tracking
 from artel.training.metrics.trackers import ConsoleTracker
 from artel.training.run_folder import RunFolder
 from support.runs import artel, write_run
@@ -44,9 +43,8 @@ def terminal(monkeypatch):
     seen.close()
 
 
-def test_the_bar_moves_every_step_and_says_what_is_done_meanwhile(terminal, monkeypatch):
-    monkeypatch.setattr(tracking, "_BAR_SECONDS", 0.0)
-    tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 2, 9, terminal.stream)
+def test_the_bar_moves_every_step_and_says_what_is_done_meanwhile(terminal):
+    tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 2, 9, terminal.stream, bar_seconds=0.0)
     terminal.until("2/9")
     tracker.busy("compiling")
     terminal.until("compiling")
@@ -61,11 +59,10 @@ def test_the_bar_moves_every_step_and_says_what_is_done_meanwhile(terminal, monk
     tracker.close()
 
 
-def test_without_a_terminal_there_are_lines(tmp_path, monkeypatch):
+def test_without_a_terminal_there_are_lines(tmp_path):
     with (tmp_path / "lines").open("w+") as stream:
         for seconds in (0.0, 1e9):
-            monkeypatch.setattr(tracking, "_LINE_SECONDS", seconds)
-            tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 0, 40, stream)
+            tracker = ConsoleTracker(RunConfig(), RunFolder(Path()), 0, 40, stream, line_seconds=seconds)
             for step in range(1, 41):
                 tracker.step(step)
                 if step % 20 == 0:

@@ -24,8 +24,9 @@ from transformers import (
 )
 
 from artel.errors import InputError
-from artel.models import IGNORED, attention, use_for_training
+from artel.models import IGNORED, use_for_training
 from artel.models.activation_checkpointing import recompute
+from artel.models.attention import allow_block_masks
 from artel.models.compile import repeated_layers
 from artel.objectives import Batch
 from artel.objectives.chat import shifted
@@ -156,13 +157,12 @@ def of_blocks(config, how, rank, world):
     use_for_training(model, encoders=True)
     with torch.no_grad():
         expected = sums_of(model, batch, config)[0]
-        attention._BLOCK_MASK_DEVICES = ("cpu",)
+        allow_block_masks(model, True)
         part = split_batch(batch, rank, world, config not in ENCODERS)
         with exchanging(model, dist.group.WORLD, how):
             inputs = inputs_of(model, part, causal=config not in ENCODERS)
             assert isinstance(inputs["attention_mask"], BlockMask)
             found = summed(part, sums_of(model, part, config))[0]
-        attention._BLOCK_MASK_DEVICES = ("cuda",)
     return float((found - expected).abs() / expected)
 
 

@@ -28,6 +28,7 @@ from transformers import (
 from artel.config import ModelConfig, RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.models import IGNORED, use_for_training
+from artel.models.attention import allow_block_masks
 from artel.models.document_mask import check_documents, document_inputs, document_problems
 from artel.objectives import Causal, Masked
 from artel.objectives.texts import document_tensors
@@ -249,17 +250,12 @@ def test_masked_loss_is_that_of_the_documents_alone_and_filler_is_never_seen(tok
     assert int(numbers.max()) == 1 or apart
 
 
-@pytest.fixture
-def block_masks_here(monkeypatch):
-    """As on a GPU: FlexAttention runs on a processor too, uncompiled and without backward."""
-    monkeypatch.setattr("artel.models.attention._BLOCK_MASK_DEVICES", ("cpu",))
-
-
 WITHOUT_DROPOUT = GPT2Config(n_layer=2, n_embd=36, n_head=4, vocab_size=120, attn_pdrop=0)
 
 
 @pytest.mark.parametrize("config", [WITHOUT_DROPOUT, *DECODERS[1:4]], ids=lambda config: config.model_type)
-def test_block_masks_give_what_the_eager_reference_gives(config, block_masks_here):
+def test_block_masks_give_what_the_eager_reference_gives(config):
+    """As on a GPU: FlexAttention runs on a processor too, uncompiled and without backward."""
     model = built(config, AutoModelForCausalLM)
     numbers = np.repeat(np.arange(1, 5), LENGTHS)[None]
     tensors = document_tensors(numbers)
@@ -267,6 +263,7 @@ def test_block_masks_give_what_the_eager_reference_gives(config, block_masks_her
     model.set_attn_implementation("eager")
     expected = model(ids, use_cache=False, **document_inputs(model, **tensors, causal=True)).logits
     use_for_training(model)
+    allow_block_masks(model, True)
     check_documents(model, causal=True)
     inputs = document_inputs(model, **tensors, causal=True)
     assert isinstance(inputs["attention_mask"], BlockMask)
@@ -275,7 +272,7 @@ def test_block_masks_give_what_the_eager_reference_gives(config, block_masks_her
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
-def test_a_model_that_fails_with_block_masks_gets_tensors(block_masks_here):
+def test_a_model_that_fails_with_block_masks_gets_tensors():
     class Looks(LlamaForCausalLM):
         def forward(self, *args, attention_mask=None, **kwargs):
             if attention_mask is not None:
@@ -284,6 +281,7 @@ def test_a_model_that_fails_with_block_masks_gets_tensors(block_masks_here):
 
     model = Looks(LlamaConfig(**GROUPED)).eval()
     use_for_training(model)
+    allow_block_masks(model, True)
     numbers = document_tensors(np.repeat(np.arange(1, 5), LENGTHS)[None])
     assert isinstance(document_inputs(model, **numbers, causal=True)["attention_mask"], BlockMask)
     check_documents(model, causal=True)

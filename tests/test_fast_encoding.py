@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import pickle
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +105,7 @@ def fast(request):
 
 
 @given(texts=st.lists(any_text, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_text_gets_the_ids_of_tokenizers(fast, texts):
     assert ids_of(fast, texts) == wanted_ids(fast, texts)
     assert fast.encoder != "tokenizers"
@@ -255,14 +254,13 @@ def test_an_error_hands_over_to_tokenizers(quick):
     assert ids_of(tokenizer, ["a"]) == wanted_ids(tokenizer, ["a"])
 
 
-def test_an_error_in_the_comparison_hands_over_too(monkeypatch):
+def test_an_error_in_the_comparison_hands_over_too():
     def encode(texts):
         if texts == ["abc"]:  # the beginning that is compared
             raise ValueError("a panic")
         return [np.array([1])] * len(texts)
 
-    monkeypatch.setattr("artel.tokens.tokenizer.fast_encoder._LONGEST_COMPARED", 3)
-    encoder = Encoder(lambda texts: [np.array([2])] * len(texts), lambda: None)
+    encoder = Encoder(lambda texts: [np.array([2])] * len(texts), lambda: None, longest_compared=3)
     encoder._decided, encoder._quick, encoder.name, encoder._texts = True, encode, "fastokens", _EVERY - 1
     assert [ids.tolist() for ids in encoder.encode(["abcdef"])] == [[2]]
     assert encoder.note.startswith("fastokens failed (a panic)")
@@ -273,12 +271,11 @@ def test_without_it_the_note_says_how_to_get_it():
     assert "pip install 'artel-lm[fast]'" in tokenizer.encoder_note
 
 
-def test_words_are_forgotten_when_they_are_many(monkeypatch):
-    monkeypatch.setattr(by_words, "_KNOWN_WORDS", 5)
-    tokenizer = with_words(trained("gpt4"))
+def test_words_are_forgotten_when_they_are_many():
+    tokenizer = trained("gpt4")
+    words = by_words.ByWords(*_state_of(tokenizer), known_words=5)
     texts = [*ENOUGH[:20], "и" * 101, "и" * 101, LINE, LINE[::-1]]
-    assert ids_of(tokenizer, texts) == wanted_ids(tokenizer, texts)
-    assert tokenizer.encoder == "tokenizers by words"
+    assert [ids.tolist() for ids in words.encode(texts)] == wanted_ids(tokenizer, texts)
 
 
 def test_letters_of_later_unicodes_are_left_to_tokenizers():
@@ -346,16 +343,15 @@ def test_memory_stays_flat(shared_data):
     assert megabytes(20) - first < 30
 
 
-def test_it_is_faster():
-    """20 times on prose, 100 on code; 4 is asked, for a machine that others use at the same time."""
+@both
+def test_little_is_left_to_tokenizers(quick):
+    """It takes 20 times as long on prose and 100 times on code: it encodes one text in 4,999."""
+    tokenizer = quick(trained("gpt4"))
+    exact, left = tokenizer._encoder._exact, []
+    tokenizer._encoder._exact = lambda texts: left.extend(texts) or exact(texts)
     texts = [f"{number} {LINE}" for number in range(10_000)]
-    fast, slow = with_fastokens(trained("gpt4")), trained("gpt4")
-    begin = time.process_time()
-    found = list(fast.encode(texts))
-    middle = time.process_time()
-    wanted = slow._exact(texts)
-    assert time.process_time() - middle > 4 * (middle - begin)
-    assert all(map(np.array_equal, found, wanted))
+    assert ids_of(tokenizer, texts) == wanted_ids(tokenizer, texts)
+    assert len(left) == 2
 
 
 def _thread_names():

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artel.text.dedup import shingles as grams_module
 from artel.text.dedup.shingles import Grams, as_set
 
 APART = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -24,9 +23,9 @@ def expected(texts, count):
     return found
 
 
-def same(texts, count=2):
+def same(texts, count=2, **more):
     """Whether equal n-grams, and no others, have equal hashes, over all texts."""
-    plain, hashed = expected(texts, count), Grams(count).of(texts)
+    plain, hashed = expected(texts, count), Grams(count, **more).of(texts)
     assert [len(each) for each in plain] == [len(each) for each in hashed]
     pairs = {pair for one, other in zip(plain, hashed, strict=True) for pair in zip(one, other.tolist(), strict=True)}
     return len(pairs) == len({gram for gram, _ in pairs}) == len({number for _, number in pairs})
@@ -37,21 +36,17 @@ LETTERS = "aAbß1_ \n.-—éеёЖŉﬁ猫あア・ㄅ한글\u0301\u200d\ud800\U
 
 @given(st.lists(st.text(LETTERS, max_size=40), max_size=6), st.integers(1, 6), st.integers(1, 9))
 def test_any_texts_in_any_pieces(texts, count, piece):
-    before = grams_module._PIECE
-    try:
-        grams_module._PIECE = piece
-        assert same(texts, count)
-    finally:
-        grams_module._PIECE = before
+    assert same(texts, count, piece=piece)
 
 
 def test_a_word_longer_than_a_piece_and_texts_of_many_pieces():
     chance = random.Random(0)
-    long = "".join(chance.choices("абвг", k=3 * grams_module._PIECE))
+    piece = 65_536
+    long = "".join(chance.choices("абвг", k=3 * piece))
     words = " ".join("".join(chance.choices("abcdefgh", k=chance.randrange(1, 9))) for _ in range(60_000))
-    assert len(words) > 4 * grams_module._PIECE
-    assert same([f"start {long} {long[1:]} {long} end", words, "", words[:50], words], 1)
-    assert same([words, words.upper()], 5)
+    assert len(words) > 4 * piece
+    assert same([f"start {long} {long[1:]} {long} end", words, "", words[:50], words], 1, piece=piece)
+    assert same([words, words.upper()], 5, piece=piece)
 
 
 def test_texts_together_have_the_n_grams_that_each_has_alone(shared_data):

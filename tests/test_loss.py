@@ -1,5 +1,7 @@
 """Head and cross-entropy in one: the loss and gradients of the reference, for every architecture, in any pieces."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,16 +35,10 @@ SMALL = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_atte
 GROUPED = SMALL | {"num_key_value_heads": 2}
 
 
-@pytest.fixture
-def pieces(monkeypatch):
-    """Sets the bytes of logits that are held at a time."""
-    return lambda size: monkeypatch.setattr(losses, "_AT_A_TIME", {"cpu": size})
-
-
 @pytest.mark.parametrize("size", [1, 2**30])  # 128 positions at a time, the least, or all
 @given(count=st.integers(1, 400), vocabulary=st.integers(2, 400), seed=st.integers(0, 2**31), bias=st.booleans(),
        share=st.sampled_from([0.0, 0.5, 1.0]))  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, seed, bias, share):
     """Against float64; 1e-5 relative to the largest gradient."""
     random = torch.Generator().manual_seed(seed)
@@ -56,10 +52,8 @@ def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, 
     logits = F.linear(hidden.double(), weight.double(), None if shift is None else shift.double())
     wanted = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     gradients = torch.autograd.grad(wanted * 0.3, inputs)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses, "_AT_A_TIME", {"cpu": size})
-        loss, guesses = losses.linear_cross_entropy(hidden, weight, shift, targets)
-        found = torch.autograd.grad(loss * 0.3, inputs)
+    loss, guesses = losses.linear_cross_entropy(hidden, weight, shift, targets, held_bytes=size)
+    found = torch.autograd.grad(loss * 0.3, inputs)
     assert loss.dtype == torch.float32
     assert abs(float(loss.detach()) - float(wanted.detach())) <= 1e-5 * max(1.0, float(wanted.detach()))
     best = logits.max(dim=1).values
@@ -114,9 +108,10 @@ OPENED = [
 
 
 @pytest.mark.parametrize(("config", "opens"), OPENED, ids=lambda value: getattr(value, "model_type", None))
-def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, pieces):
+def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, monkeypatch):
     """And heads behind which something happens to logits are left shut."""
-    pieces(1)
+    in_pieces = partial(losses.linear_cross_entropy, held_bytes=1)
+    monkeypatch.setattr(losses, "linear_cross_entropy", in_pieces)
     torch.manual_seed(0)
     encoder = config.model_type in ("bert", "roberta", "modernbert")
     model = (AutoModelForMaskedLM if encoder else AutoModelForCausalLM).from_config(config).eval()
@@ -174,11 +169,10 @@ def test_a_bias_that_is_scaled_with_the_logits_keeps_the_head_shut():
     assert losses.open_head(model) is None
 
 
-def test_what_is_held_is_a_piece_of_the_logits(pieces):
+def test_what_is_held_is_a_piece_of_the_logits():
     """All logits of 4,000 positions and 20,000 ids would be 320 MB in float32; a piece is 34."""
-    pieces(2**25)
     hidden = torch.randn(4000, 8, requires_grad=True)
     weight = torch.randn(20_000, 8, requires_grad=True)
     with Largest() as largest:
-        losses.linear_cross_entropy(hidden, weight, None, torch.arange(4000))[0].backward()
+        losses.linear_cross_entropy(hidden, weight, None, torch.arange(4000), held_bytes=2**25)[0].backward()
     assert 2**24 < largest.bytes < 2**26

@@ -83,7 +83,7 @@ def test_fifteen_percent_are_hidden_in_80_10_10_and_anew_in_each_epoch(tokenizer
 
 
 @given(seed=st.integers(0, 1000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_whole_words_are_hidden_whole(tokenizer, seed):
     objective = masked(tokenizer, whole_words=True)
     ids = np.concatenate(list(tokenizer.encode(TEXT)))[seed % 400 :][:80]

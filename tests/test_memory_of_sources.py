@@ -15,7 +15,7 @@ from artel.text.cleaning.html import MOST_TAGS, html_to_text
 from artel.text.formats import parquet
 from artel.text.reading.encodings import NotText
 from artel.tokens import train_tokenizer
-from artel.tokens.tokenizer import train as training
+from artel.tokens.tokenizer.train import pieces_of
 from support.reading import read, read_texts, warc, written
 from support.runs import ENVIRONMENT
 from support.stores import bytes_tokenizer
@@ -53,18 +53,17 @@ def test_a_page_of_tags_alone_is_no_text(tmp_path):
     assert html_to_text(b"<p>x" * 50_000).count("\n") == 49_999
 
 
-def test_a_tokenizer_is_trained_on_pieces_that_have_the_same_words(shared_data, monkeypatch):
-    text = (shared_data / "literature/oblomov.txt").read_text()[:300_000]
+def test_a_tokenizer_is_trained_on_pieces_that_have_the_same_words(shared_data):
+    text = (shared_data / "literature/oblomov.txt").read_text()[:200_000]
+    assert list(pieces_of(text)) == [text]
+    pieces = list(pieces_of(text, 1000))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 2000
     for pattern in ("gpt2", "gpt4", "whitespace"):
         wanted = TokenizerTraining(vocab=1000, pattern=pattern)
-        monkeypatch.setattr(training, "_PIECE", 10**9)
         whole = train_tokenizer(iter([text]), wanted).fingerprint
-        monkeypatch.setattr(training, "_PIECE", 1000)
-        pieces = list(training._pieces(text))
-        assert "".join(pieces) == text
-        assert max(map(len, pieces)) <= 2000
-        assert train_tokenizer(iter([text]), wanted).fingerprint == whole
-    assert [len(piece) for piece in training._pieces("x" * 5000)] == [2000, 2000, 1000]  # one word
+        assert train_tokenizer(iter(pieces), wanted).fingerprint == whole
+    assert [len(piece) for piece in pieces_of("x" * 5000, 1000)] == [2000, 2000, 1000]  # one word
 
 
 def rows_at_once(file, column):

@@ -14,7 +14,6 @@ from artel.errors import InputError
 from artel.preparing import prepare
 from artel.preparing.prepare import store_key
 from artel.text.dedup import near as near_module
-from artel.text.dedup import shingles as grams_module
 from artel.text.dedup.near import BAND_GROUPS, Signatures, Signer, alike, bands_and_rows, reasons
 from artel.text.dedup.shingles import Grams, as_set, jaccard
 from support.stores import stored
@@ -191,32 +190,32 @@ def test_validation_texts_do_not_depend_on_training_texts(tmp_path, read):
     assert told["documents"]["dropped"] == {"near_validation": 1}
 
 
-def left_out(folder, texts, cuts=(), **near):
+def left_out(folder, texts, cuts=(), *, signed=None, open_files=200, comparisons=1000, **near):
     """Numbers of the texts that are left out, when signers share them by the cuts."""
     config = NearConfig(**near)
     shares = [texts[start:stop] for start, stop in pairwise([0, *cuts, len(texts)])]
     folders = [folder / f"{len(list(folder.iterdir())) + number}" for number in range(len(shares))]
     for share, place in zip(shares, folders, strict=True):
-        with Signer(place, config) as signer:
+        with Signer(place, config, **(signed or {})) as signer:
             for number, text in enumerate(share):
                 signer.add(number, text)
-    signatures = Signatures(folders, [len(share) for share in shares], np.ones(len(texts), bool))
+    signatures = Signatures(folders, [len(share) for share in shares], np.ones(len(texts), bool), open_files=open_files)
     bands, _ = bands_and_rows(config.threshold, config.permutations)
-    pairs = [alike(signatures, range(group, bands, BAND_GROUPS), config.threshold) for group in range(BAND_GROUPS)]
+    pairs = [
+        alike(signatures, range(group, bands, BAND_GROUPS), config.threshold, comparisons)
+        for group in range(BAND_GROUPS)
+    ]
     found = reasons(signatures, pairs, np.zeros(len(texts), bool))
     return sorted(np.concatenate(list(found.values())).tolist())
 
 
-def test_small_batches_and_shares_give_what_large_ones_give(tmp_path, monkeypatch):
+def test_small_batches_and_shares_give_what_large_ones_give(tmp_path):
     texts, _ = families(60, seed=2)
     expected = left_out(tmp_path, texts)
     assert 0 < len(expected) < len(texts)
     assert left_out(tmp_path, texts, cuts=(1, 40, 40, len(texts) - 1)) == expected
-    monkeypatch.setattr(near_module, "_BATCH_DOCUMENTS", 7)
-    monkeypatch.setattr(near_module, "_OPEN_FILES", 1)
-    monkeypatch.setattr(near_module, "_CHARACTERS", 300)
-    monkeypatch.setattr(grams_module, "_PIECE", 64)
-    assert left_out(tmp_path, texts, cuts=(50,)) == expected
+    small = {"batch_documents": 7, "batch_characters": 300}
+    assert left_out(tmp_path, texts, cuts=(50,), signed=small, open_files=1) == expected
 
 
 def test_a_template_is_compared_with_a_bounded_number(tmp_path, monkeypatch):
@@ -225,8 +224,7 @@ def test_a_template_is_compared_with_a_bounded_number(tmp_path, monkeypatch):
     compared = []
     counted = near_module.jaccard
     monkeypatch.setattr(near_module, "jaccard", lambda one, other: compared.append(1) or counted(one, other))
-    monkeypatch.setattr(near_module, "_COMPARISONS", 3)
-    assert left_out(tmp_path, pages, threshold=0.8) == []
+    assert left_out(tmp_path, pages, comparisons=3, threshold=0.8) == []
     bands, _ = bands_and_rows(0.8, 128)
     assert 0 < len(compared) <= 3 * bands * len(pages)
 

@@ -45,7 +45,7 @@ def one_by_one(sizes, length):
     return sorted(rooms)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), st.integers(1, 40))
 def test_pieces_lie_where_best_fit_decreasing_puts_them(data, length):
     sizes = np.array(data.draw(st.lists(st.integers(1, length), min_size=1, max_size=120)))
@@ -55,7 +55,7 @@ def test_pieces_lie_where_best_fit_decreasing_puts_them(data, length):
     assert sorted(length - used) == one_by_one(sizes.tolist(), length)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(2, 12))
 def test_packed_blocks_predict_each_token_that_begins_no_document_once(tmp_path_factory, lengths, length):
     documents = documents_of(lengths)
@@ -84,7 +84,7 @@ def test_packed_blocks_predict_each_token_that_begins_no_document_once(tmp_path_
     assert set(before) <= set(predicted) <= set(before) | begins
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(2, 12))
 def test_without_lookahead_each_token_is_in_one_block_and_only_long_documents_are_cut(
     tmp_path_factory, lengths, length

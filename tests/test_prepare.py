@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -81,8 +80,9 @@ def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path, nov
     for _ in range(10):  # a store of this size is written in 14 ms, which a busy machine may miss
         shutil.rmtree(stores, ignore_errors=True)
         process = start("prepare", novels)
-        while not list(stores.glob(".*.partial-*")) and process.poll() is None:
-            time.sleep(0.0005)
+        wait_until(
+            lambda process=process: list(stores.glob(".*.partial-*")) or process.poll() is not None, every=0.0005
+        )
         if process.poll() is None:
             kill(process)
         if list(stores.glob(".*.partial-*")):

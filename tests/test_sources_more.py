@@ -238,7 +238,7 @@ def test_a_compressed_text_is_a_document_or_lines(tmp_path, suffix):
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.xz", "a.jsonl.bz2", "a.txt.xz", "a.csv", "a.tsv.gz"])
 @pytest.mark.parametrize("whole", ["random", "mutated"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_give_records_reasons_or_an_input_error(tmp_path, name, whole, data):
     content = bytearray(_VALID[name])
     if whole == "random":

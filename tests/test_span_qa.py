@@ -96,7 +96,7 @@ def test_windows_hold_the_question_and_every_token_of_the_document(shared_data, 
 
 
 @given(tokens=st.integers(1, 500), room=st.integers(1, 60), stride=st.integers(1, 60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_windows_leave_no_gap_and_none_is_needless(tokens, room, stride):
     stride = min(stride, room)
     starts = list(window_starts(tokens, room, stride))
@@ -106,7 +106,7 @@ def test_windows_leave_no_gap_and_none_is_needless(tokens, room, stride):
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_best_spans_are_those_of_a_search_through_all(seed):
     rng = np.random.default_rng(seed)
     start, end = (torch.tensor(rng.normal(size=(3, 12)), dtype=torch.float32) for _ in range(2))
@@ -149,7 +149,7 @@ def test_squad_figures_are_those_of_the_official_script(shared_data):
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_average_precision_is_scikit_learns(seed):
     rng = np.random.default_rng(seed)
     scores = rng.integers(0, 8, size=30) / 8  # with ties

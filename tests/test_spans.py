@@ -48,7 +48,7 @@ def test_every_way_to_cut_a_small_file_in_three(tmp_path, text, mark):
     encoding=st.sampled_from(["utf-8", "koi8-r"]),
 )
 @example(text="a\n" * 20, cuts=list(range(40)), encoding="utf-8")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_cut_anywhere(tmp_path_factory, text, cuts, encoding):
     file = tmp_path_factory.getbasetemp() / "any.txt"
     file.write_bytes(text.encode(encoding, "ignore"))

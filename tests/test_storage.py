@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from artel.errors import InputError, WorkError
 from artel.storage import cache_folder, checksum, disk_errors, lock, new_folder, point, remove_leftovers, write_file
+from support.waiting import wait_until
 
 
 def start(code: str, *arguments: object) -> subprocess.Popen[str]:
@@ -130,13 +130,17 @@ def test_a_held_lock_says_who_holds_it_and_falls_with_its_process(tmp_path: Path
 def test_a_lock_that_is_removed_each_time_is_still_held_by_one(tmp_path: Path) -> None:
     count = tmp_path / "count"
     count.write_text("0")
+    waiting: set[int] = set()
+    done: list[int] = []
 
-    def add(_: int) -> None:
+    def add(thread: int) -> None:
         for _ in range(8):
-            with lock(tmp_path / "lock", keep=False):
+            with lock(tmp_path / "lock", lambda: waiting.add(thread), keep=False):
+                waiting.discard(thread)
                 before = int(count.read_text())
-                time.sleep(0.002)
+                wait_until(lambda: waiting or len(done) == 3)  # another wants it now
                 count.write_text(str(before + 1))
+        done.append(thread)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(add, range(4)))

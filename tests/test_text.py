@@ -107,14 +107,14 @@ def test_the_header_of_a_response_says_the_encoding():
 
 
 @given(data=st.binary(max_size=300))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_bytes_as_a_page_give_text_or_a_reason(data):
     with suppress(NotText):
         assert isinstance(html_to_text(data), str)
 
 
 @given(text=st.text(alphabet=st.characters(), max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_cleaning_twice_is_cleaning_once(text):
     once = clean(text, CleanConfig())
     assert clean(once, CleanConfig()) == once

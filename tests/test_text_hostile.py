@@ -176,7 +176,7 @@ def test_binary_data_is_told(tmp_path):
         st.binary(max_size=200), st.builds(lambda a, b: b'{"text": "' + a + b + b'"}\n', *[st.binary(max_size=40)] * 2)
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @pytest.mark.parametrize(
     ("suffix", "source"),
     [(".txt", {}), (".txt", {"document": "line"}), (".txt", {"document": "paragraph"}), (".html", {}),

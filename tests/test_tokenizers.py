@@ -58,7 +58,7 @@ def _whitespace(vocab):
 @pytest.mark.parametrize("encoder", [False, True])
 @pytest.mark.parametrize("pattern", ["gpt2", "gpt4"])
 @given(texts=st.lists(any_text, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_text_comes_back_exactly(trained, pattern, encoder, texts):
     tokenizer = trained(pattern, encoder)
     assert [tokenizer.decode(ids) for ids in tokenizer.encode(texts)] == texts
@@ -66,7 +66,7 @@ def test_every_text_comes_back_exactly(trained, pattern, encoder, texts):
 
 # Not those without a category yet: the engines' Unicode is of other years (Small Seal Script is letters to one alone).
 @given(text=texts_of("Cn"))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_gpt4_cuts_as_cl100k_does(trained, text):
     cut = trained("gpt4").hf.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
     found, at = [], 0

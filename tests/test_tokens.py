@@ -28,7 +28,7 @@ TEXT = "Все счастливые семьи похожи друг на дру
 
 
 @given(samples=st.integers(1, 3000), seed=st.integers(0, 2**40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_epoch_is_a_permutation(samples, seed):
     order = Order(samples, seed)
     numbers = order.at(np.arange(2 * samples))
@@ -63,7 +63,7 @@ class _Numbers:
 
 
 @given(batch=st.integers(1, 40), world=st.integers(1, 5), size=st.integers(1, 9), left=st.integers(1, 40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_ranks_and_micro_batches_cover_the_step_exactly_once(batch, world, size, left):
     indices = np.arange(min(left, batch))
     shapes, seen = set(), []
@@ -180,7 +180,7 @@ def test_a_flipped_bit_is_found_and_named(store):
 
 
 @given(text=st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_comes_back_exactly(tokenizer, text):
     text = text.encode("utf-8", "ignore").decode()
     assert tokenizer.decode(next(tokenizer.encode([text]))) == text

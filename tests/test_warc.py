@@ -150,7 +150,7 @@ def test_an_archive_cut_off_anywhere_is_told(tmp_path, pack):
 
 
 @given(place=st.integers(0, 100_000), byte=st.integers(0, 255), packed=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_byte_that_is_wrong_gives_pages_or_reasons(tmp_path_factory, place, byte, packed):
     parts = map(gzip.compress, ARCHIVE) if packed else ARCHIVE
     content = bytearray(b"".join(parts))

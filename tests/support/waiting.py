@@ -10,12 +10,14 @@ LIMIT = 400.0
 """Seconds after which a wait fails: starting Python with torch takes 20 s on a busy machine, a test may take 600 s."""
 
 
-def wait_until(condition: Callable[[], object], missing: Callable[[], object] = lambda: "") -> None:
+def wait_until(
+    condition: Callable[[], object], missing: Callable[[], object] = lambda: "", *, every: float = 0.005
+) -> None:
     """Check `condition` again and again until it is true. After LIMIT seconds, fail with what `missing` returns."""
     end = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < end, f"not true after {LIMIT:.0f} s: {missing()}"
-        time.sleep(0.005)
+        time.sleep(every)
 
 
 def wait_until_gone(processes: Iterable[int]) -> None:

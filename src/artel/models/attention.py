@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,6 @@ from artel.models.cpu.attention import cpu_attention, takes
 NAME = "artel"
 MASKED_NAME = "artel_masked"
 """The same function where transformers makes the masks, as for its own: of encoders, whose rows may have padding."""
-_BLOCK_MASK_DEVICES = ("cuda",)  # on a CPU FlexAttention has no backward (torch 2.13)
 
 
 class Mixing(NamedTuple):
@@ -220,13 +219,12 @@ def block_mask(documents: torch.Tensor, places: torch.Tensor, *, causal: bool) -
 def takes_block_masks(model: PreTrainedModel) -> bool:
     """Whether documents are kept apart by FlexAttention: on a GPU, by `attention`, with what it can do.
 
-    It knows no dropout, and a window would need a block mask of its own. Nor must the model have failed with one.
+    It knows no dropout, and a window would need a block mask of its own. `allow_block_masks` can decide otherwise.
     """
-    if model in _WITHOUT_BLOCK_MASKS:
-        return False
+    on_gpu = model.device.type == "cuda"  # on a CPU FlexAttention has no backward (torch 2.13)
     return (
         model.config._attn_implementation == NAME
-        and model.device.type in _BLOCK_MASK_DEVICES
+        and _BLOCK_MASKS.get(model, on_gpu)
         and getattr(model.config.get_text_config(), "sliding_window", None) is None
         and attention_dropout(model) == 0.0
     )
@@ -239,12 +237,15 @@ def attention_dropout(model: PreTrainedModel) -> float:
     return max(float(getattr(config, name, None) or 0.0) for name in names)
 
 
-_WITHOUT_BLOCK_MASKS: WeakSet[PreTrainedModel] = WeakSet()
+_BLOCK_MASKS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
-def refuse_block_masks(model: PreTrainedModel) -> None:
-    """Give this model masks that are tensors from now on: its code does something to them that block masks cannot."""
-    _WITHOUT_BLOCK_MASKS.add(model)
+def allow_block_masks(model: PreTrainedModel, allowed: bool) -> None:
+    """Whether this model may get block masks from now on, whatever its device is.
+
+    False where its code does something to masks that tensors alone can; True for a forward pass on a CPU.
+    """
+    _BLOCK_MASKS[model] = allowed
 
 
 def preferred_kernels(device: torch.device) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
-from artel.models.attention import MASKED_NAME, NAME, block_mask, query_places, refuse_block_masks, takes_block_masks
+from artel.models.attention import MASKED_NAME, NAME, allow_block_masks, block_mask, query_places, takes_block_masks
 from artel.models.loading.build import position_limit
 from artel.models.loading.heads import model_class
 from artel.models.loading.model_folder import read_config
@@ -138,7 +138,7 @@ def check_documents(model: PreTrainedModel, *, causal: bool) -> None:
             _check_as_given(model, causal)
             return
         except InputError:
-            refuse_block_masks(model)
+            allow_block_masks(model, False)
     _check_as_given(model, causal)
 
 

@@ -79,6 +79,7 @@ def linear_cross_entropy(
     targets: torch.Tensor,
     *,
     compiled: bool = False,
+    held_bytes: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(summed cross-entropy in nats, float32; likeliest ids, int64 (count,)) of `hidden` @ `weight`.T + `bias`.
 
@@ -90,8 +91,10 @@ def linear_cross_entropy(
     the same; then loss, guesses and the gradient of hidden are the same on all of them.
 
     With `compiled`, on a CPU, what is done to logits is one loop in C++, where this process has them all.
+    `held_bytes` of logits are held at a time, and at least 128 positions; by default 128 MiB on a CPU, 512 on a GPU.
     """
     device = hidden.device.type
+    held_bytes = held_bytes or _AT_A_TIME.get(device, 2**25)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     share = None
     if isinstance(weight, DTensor):
@@ -99,7 +102,7 @@ def linear_cross_entropy(
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
     if not torch.is_grad_enabled():  # a function is told whether its inputs want gradients, not whether any are taken
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    loss, guesses = _LinearCrossEntropy.apply(hidden, weight, bias, targets, dtype, share, compiled)
+    loss, guesses = _LinearCrossEntropy.apply(hidden, weight, bias, targets, dtype, share, compiled, held_bytes)
     return loss, guesses
 
 
@@ -114,6 +117,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         share: Share | None,
         compiled: bool,
+        held_bytes: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         vocabulary = weight.shape[0]
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -138,7 +142,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_bias = torch.zeros(matrix.shape[0], device=hidden.device) if wants_bias else None
             # The same on all processes that share a vocabulary, of which the last may have fewer ids.
             columns = matrix.shape[0] if share is None else share.most
-            size = max(128, _AT_A_TIME.get(hidden.device.type, 2**25) // (4 * columns))
+            size = max(128, held_bytes // (4 * columns))
             for start in range(0, len(targets), size):
                 piece = slice(start, start + size)
                 logits = F.linear(inputs[piece], matrix, shift)
@@ -168,7 +172,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         kept = (ctx.grad_hidden, ctx.grad_weight, ctx.grad_bias)
         found = tuple(None if each is None else each.mul_(slope) for each in kept)
         ctx.grad_hidden = ctx.grad_weight = ctx.grad_bias = None
-        return *found, None, None, None, None
+        return *found, None, None, None, None, None
 
 
 def _sum_with_product(total: torch.Tensor | None, slopes: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

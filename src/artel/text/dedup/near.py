@@ -86,8 +86,16 @@ class Signer:
     Raises InputError where rensa is not installed.
     """
 
-    def __init__(self, folder: Path, config: NearConfig) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: NearConfig,
+        *,
+        batch_documents: int = _BATCH_DOCUMENTS,
+        batch_characters: int = _CHARACTERS,
+    ) -> None:
         self._folder = folder
+        self._batch_documents, self._batch_characters = batch_documents, batch_characters
         self._bands, self._rows = bands_and_rows(config.threshold, config.permutations)
         self._permutations = config.permutations
         self._grams = Grams(config.words)
@@ -124,7 +132,7 @@ class Signer:
         """The document at this place in the part, unless it is too short to have an n-gram."""
         self._texts.append((place, text))
         self._characters += len(text)
-        if self._characters >= _CHARACTERS or len(self._texts) == _BATCH_DOCUMENTS:
+        if self._characters >= self._batch_characters or len(self._texts) == self._batch_documents:
             self._find()
 
     def _find(self) -> None:
@@ -134,7 +142,7 @@ class Signer:
             self._places.append(place)
             self._batch.append(grams)
             self._batch_grams += grams.size
-            if self._batch_grams >= _BATCH_GRAMS or len(self._batch) == _BATCH_DOCUMENTS:
+            if self._batch_grams >= _BATCH_GRAMS or len(self._batch) == self._batch_documents:
                 self._write()
         self._texts = []
         self._characters = 0
@@ -163,8 +171,11 @@ class Signatures:
     no one's copies.
     """
 
-    def __init__(self, folders: list[Path], counts: list[int], alive: NDArray[np.bool_]) -> None:
+    def __init__(
+        self, folders: list[Path], counts: list[int], alive: NDArray[np.bool_], *, open_files: int = _OPEN_FILES
+    ) -> None:
         self._folders = folders
+        self._open_files = open_files
         starts = list(accumulate(counts, initial=0))
         local = [np.fromfile(folder / "places", np.int64) for folder in folders]
         kept = [alive[start + places] for start, places in zip(starts, local, strict=False)]
@@ -202,16 +213,18 @@ class Signatures:
                 np.memmap(folder / "grams", np.uint32, "r").view(np.ndarray),
                 np.fromfile(folder / "ends", np.int64),
             )
-            if len(self._open) > _OPEN_FILES:
+            if len(self._open) > self._open_files:
                 self._open.popitem(last=False)
         self._open.move_to_end(part)
         return self._open[part]
 
 
-def alike(signatures: Signatures, bands: Iterable[int], threshold: float) -> NDArray[np.int64]:
+def alike(
+    signatures: Signatures, bands: Iterable[int], threshold: float, comparisons: int = _COMPARISONS
+) -> NDArray[np.int64]:
     """int64 (pairs, 2): numbers of documents that share a key in one of the bands and are as alike as `threshold`.
 
-    Of a cluster as many pairs as hold it together.
+    Of a cluster as many pairs as hold it together. A document is compared with at most `comparisons` others of a key.
     """
     clusters = _Clusters(len(signatures))
     pairs: list[tuple[int, int]] = []
@@ -223,7 +236,7 @@ def alike(signatures: Signatures, bands: Iterable[int], threshold: float) -> NDA
         starts = again[np.diff(again, prepend=-2) != 1]
         ends = again[np.diff(again, append=keys.size + 1) != 1] + 2
         for start, end in zip(starts, ends, strict=True):
-            _join(order[start:end].tolist(), signatures, clusters, threshold, pairs)
+            _join(order[start:end].tolist(), signatures, clusters, threshold, pairs, comparisons)
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
@@ -283,13 +296,18 @@ class _Clusters:
 
 
 def _join(
-    candidates: list[int], signatures: Signatures, clusters: _Clusters, threshold: float, pairs: list[tuple[int, int]]
+    candidates: list[int],
+    signatures: Signatures,
+    clusters: _Clusters,
+    threshold: float,
+    pairs: list[tuple[int, int]],
+    comparisons: int,
 ) -> None:
     """Compare the documents of one key, each with those before it that are not of its cluster already."""
     groups: dict[int, list[int]] = {}  # by the root of their cluster
     for number in candidates:
         own = clusters.root(number)
-        left = _COMPARISONS
+        left = comparisons
         for root in list(islice(groups, left)):
             if root == own or root not in groups:  # it may have been joined just now
                 continue

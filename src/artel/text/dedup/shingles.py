@@ -50,7 +50,8 @@ def as_set(grams: NDArray[np.uint64]) -> NDArray[np.uint32]:
 class Grams:
     """The n-grams of texts, as hashes."""
 
-    def __init__(self, words: int) -> None:
+    def __init__(self, words: int, piece: int = _PIECE) -> None:
+        self._piece = piece
         # Odd, so that no two words give the same product.
         self._factors = [np.uint64(xxhash.xxh3_64_intdigest(bytes([place])) | 1) for place in range(words)]
 
@@ -60,7 +61,7 @@ class Grams:
         Short texts are best given many at a time: a call costs as much as 2,500 characters.
         """
         folded = [text.casefold() for text in texts]
-        places, words = _hashed_words("\n".join(folded))
+        places, words = _hashed_words("\n".join(folded), self._piece)
         more = len(self._factors) - 1
         count = max(0, words.size - more)
         grams = words[:count] * self._factors[0]
@@ -71,10 +72,10 @@ class Grams:
         return [grams[first : max(first, last - more)] for first, last in pairwise(firsts)]
 
 
-def _hashed_words(text: str) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+def _hashed_words(text: str, piece: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Where each word of a text begins, and its hash."""
     places, hashes = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
-    start, size = 0, _PIECE
+    start, size = 0, piece
     while start < len(text):
         codes = np.frombuffer(text[start : start + size].encode("utf-32-le", "surrogatepass"), np.uint32)
         begins, ends = _words(codes)
@@ -87,7 +88,7 @@ def _hashed_words(text: str) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
             continue
         places.append(begins + start)
         hashes.append(_hashes(codes, begins, ends))
-        start, size = following, _PIECE
+        start, size = following, piece
     return np.concatenate(places), np.concatenate(hashes)
 
 

@@ -16,7 +16,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from artel.errors import InputError
 from artel.storage.locations import own_path
 from artel.storage.regular_files import special_kind
-from artel.tokens.tokenizer.template_limits import EndlessTemplate, in_time, try_template
+from artel.tokens.tokenizer.template_limits import TRIAL_SECONDS, EndlessTemplate, in_time, try_template
 from artel.tokens.tokenizer.tokenizer import Tokenizer
 
 # https://github.com/openai/openai-python/blob/v0.28.1/chatml.md, as most open models write it.
@@ -74,7 +74,7 @@ def template_of(tokenizer: Tokenizer, wanted: str, where: str = "chat.template")
     return read_template(wanted, where)
 
 
-def read_template(file: str, where: str = "chat.template") -> str:
+def read_template(file: str, where: str = "chat.template", *, trial_seconds: int = TRIAL_SECONDS) -> str:
     """The Jinja template in a file. Raises InputError when the file is missing or what it holds is no Jinja."""
     fix = "write auto, chatml, plain, or the path of a Jinja file"
     try:
@@ -91,7 +91,7 @@ def read_template(file: str, where: str = "chat.template") -> str:
     except UnicodeDecodeError as error:
         what = f"{file} is not UTF-8 (byte {error.start})"
         raise InputError.at(where, what, "save it as UTF-8") from None
-    _check(template, where, file)
+    _check(template, where, file, trial_seconds)
     return template
 
 
@@ -176,7 +176,7 @@ def _own(tokenizer: Tokenizer, where: str) -> str:
 _LONGER = "word " * 400
 
 
-def _check(template: str, where: str, name: str) -> None:
+def _check(template: str, where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
     """Raise InputError when the template is no Jinja, or has no measure; that it takes messages is another matter."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -192,7 +192,7 @@ def _check(template: str, where: str, name: str) -> None:
     if template.encode(errors="replace").decode() != template:
         raise InputError.at(where, f"{name} holds half a character", "mend it, or write chatml")
     if template not in (CHATML, PLAIN):
-        try_template(write, where, name)
+        try_template(write, where, name, seconds)
     try:
         render_jinja_template([[{"role": "user", "content": "a"}]], chat_template=template)
     except TemplateSyntaxError as error:

@@ -44,13 +44,14 @@ class Encoder:
     says how to do without it.
     """
 
-    def __init__(self, exact: Encode, backend: Callable[[], Any]) -> None:
+    def __init__(self, exact: Encode, backend: Callable[[], Any], longest_compared: int = _LONGEST_COMPARED) -> None:
         """exact: encodes by tokenizers, special tokens as plain text. backend: its tokenizer, when asked for."""
         self.name = TOKENIZERS
         self.note = f"tokenizers encodes the first {_BEFORE:,} characters"
         self.doubtful = 0
         self.remedy = ""
         self._exact = exact
+        self._longest_compared = longest_compared
         self._backend = backend
         self._quick: Encode | None = None
         self._decided = False
@@ -86,7 +87,7 @@ class Encoder:
     def _short(self, texts: list[str], found: list[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
         """The texts and their ids, of long texts those of the beginning: tokenizers takes 80 times their memory."""
         assert self._quick is not None
-        short = [text[:_LONGEST_COMPARED] for text in texts]
+        short = [text[: self._longest_compared] for text in texts]
         return short, [
             ids if len(text) == len(whole) else self._quick([text])[0]
             for text, whole, ids in zip(short, texts, found, strict=True)

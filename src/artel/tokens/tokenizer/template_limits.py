@@ -24,7 +24,7 @@ _MEMORY = 2**30
 """Bytes that a trial may take beyond what this process has."""
 _TEXT = 2**24
 """Characters that a few short messages may become."""
-_TRIAL_SECONDS = 5
+TRIAL_SECONDS = 5
 """Of the processor; three times as many by the clock."""
 _SECONDS = 60.0
 """For one conversation; the longest take milliseconds."""
@@ -32,13 +32,14 @@ _FIX = "mend it, or write chat.template: chatml"
 
 
 class EndlessTemplate(Exception):
-    """Raised within a template that takes longer than `_SECONDS`."""
+    """Raised within a template that takes too long."""
 
 
-def try_template(write: Callable[[], str], where: str, name: str) -> None:
+def try_template(write: Callable[[], str], where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
     """Run `write`, which renders a template, in a process of its own.
 
-    Raises InputError where it takes more than its limits. That the template refuses what it is given is no matter here.
+    Raises InputError where it takes more than its limits: `seconds` of a core, and memory. That the template refuses
+    what it is given is no matter here.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -46,10 +47,10 @@ def try_template(write: Callable[[], str], where: str, name: str) -> None:
         child = os.fork()
     if child == 0:
         os.close(reading)
-        _tried(write, writing)
+        _tried(write, writing, seconds)
     os.close(writing)
     try:
-        ended, _, _ = select.select([reading], [], [], 3 * _TRIAL_SECONDS)  # by the clock: the machine may be busy
+        ended, _, _ = select.select([reading], [], [], 3 * seconds)  # by the clock: the machine may be busy
         said = os.read(reading, 100).decode() if ended else "end"
     finally:
         os.close(reading)
@@ -60,18 +61,18 @@ def try_template(write: Callable[[], str], where: str, name: str) -> None:
             "memory": f"takes more than {_MEMORY // 2**30} GiB of memory for a few words",
             "text": f"makes more than {_TEXT:,} characters of a few words",
             "recursion": "calls itself without end",
-        }.get(said, f"does not end within {_TRIAL_SECONDS} s for a few words")
+        }.get(said, f"does not end within {seconds} s for a few words")
         raise InputError.at(where, f"{name} {what}", _FIX)
 
 
-def _tried(write: Callable[[], str], writing: int) -> None:
+def _tried(write: Callable[[], str], writing: int, seconds: int) -> None:
     """In the child: limit it, write, and say how that went. It ends here; a limit of time ends it without a word."""
     said = "fine"
     try:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _lower(resource.RLIMIT_AS, pages * resource.getpagesize() + _MEMORY)
-        _lower(resource.RLIMIT_CPU, _TRIAL_SECONDS + int(time.process_time()) + 1)
+        _lower(resource.RLIMIT_CPU, seconds + int(time.process_time()) + 1)
         if len(write()) > _TEXT:
             said = "text"
     except MemoryError:
@@ -91,18 +92,18 @@ def _lower(limit: int, value: int) -> None:
 
 
 _running: dict[int, float] = {}
-"""Threads that render, and since when."""
+"""Threads that render, and until when they may."""
 _watch: threading.Thread | None = None
 
 
-def in_time(write: Callable[[], str]) -> str:
+def in_time(write: Callable[[], str], seconds: float = _SECONDS) -> str:
     """What `write` gives. Raises EndlessTemplate within it when it takes too long."""
     global _watch
     if _watch is None or not _watch.is_alive():  # also in a forked process, which has no threads but its own
         _watch = threading.Thread(target=_watching, name="chat templates", daemon=True)
         _watch.start()
     thread = threading.get_ident()
-    _running[thread] = time.monotonic()
+    _running[thread] = time.monotonic() + seconds
     try:
         return write()
     finally:
@@ -114,7 +115,7 @@ def in_time(write: Callable[[], str]) -> str:
 def _watching() -> None:
     while True:
         time.sleep(1)
-        late = time.monotonic() - _SECONDS
-        for thread in [thread for thread, since in list(_running.items()) if since < late]:
+        now = time.monotonic()
+        for thread in [thread for thread, until in list(_running.items()) if until < now]:
             if _running.pop(thread, None) is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(EndlessTemplate))

@@ -91,7 +91,7 @@ def _check_size(reached: int, wanted: int, where: str) -> None:
 def _up_to(texts: Iterator[str], budget: int) -> Iterator[str]:
     """Texts, long ones in pieces, until `budget` bytes of UTF-8 have gone through."""
     for text in texts:
-        yield from _pieces(text)
+        yield from pieces_of(text)
         budget -= len(text.encode("utf-8", "surrogatepass"))
         if budget <= 0:
             return
@@ -103,12 +103,12 @@ _PIECE = 100_000
 _END_OF_WORD = re.compile(r"\S\n(?=\S)|\S(?= \S)")
 
 
-def _pieces(text: str) -> Iterator[str]:
+def pieces_of(text: str, size: int = _PIECE) -> Iterator[str]:
     """The text, or of a long one pieces that have the same words; where a piece has no end of a word, one is cut."""
     at = 0
-    while len(text) - at > 2 * _PIECE:
-        end = _END_OF_WORD.search(text, at + _PIECE, at + 2 * _PIECE)
-        stop = end.end() if end else at + 2 * _PIECE
+    while len(text) - at > 2 * size:
+        end = _END_OF_WORD.search(text, at + size, at + 2 * size)
+        stop = end.end() if end else at + 2 * size
         yield text[at:stop]
         at = stop
     yield text[at:] if at else text

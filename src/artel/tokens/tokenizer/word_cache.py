@@ -34,10 +34,10 @@ class NotByWords(Exception):
 class ByWords:
     """Ids of texts, by words."""
 
-    def __init__(self, backend: Any, state: dict[str, Any]) -> None:
+    def __init__(self, backend: Any, state: dict[str, Any], known_words: int = _KNOWN_WORDS) -> None:
         """`backend`: a tokenizers.Tokenizer; `state`: the same as JSON. Raises NotByWords."""
         self._pattern = _pattern(state)
-        self._known = _Words(backend.model)
+        self._known = _Words(backend.model, known_words)
 
     def encode(self, texts: list[str]) -> list[np.ndarray | None]:
         """Ids of each text, int64 (tokens,); None for a text that is left to tokenizers itself."""
@@ -57,8 +57,8 @@ class ByWords:
 class _Words(dict[str, int]):
     """Numbers of words, given out as they come; the ids of word n end at `_ends[n]`."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, most: int) -> None:
+        self._model, self._most = model, most
         self._forget()
 
     def _forget(self) -> None:
@@ -68,7 +68,7 @@ class _Words(dict[str, int]):
         self._lengths = array("q", [0])
 
     def shrink(self) -> None:
-        if len(self) > _KNOWN_WORDS or len(self._all) > _KNOWN_IDS:
+        if len(self) > self._most or len(self._all) > _KNOWN_IDS:
             self._forget()
 
     def __missing__(self, word: str) -> int:

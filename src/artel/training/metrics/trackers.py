@@ -127,7 +127,18 @@ class JsonLines(Tracker):
 class ConsoleTracker(Tracker):
     """A progress bar on a terminal, else a line now and then; a table of validations anywhere; on standard error."""
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        folder: RunFolder,
+        step: int,
+        steps: int,
+        stream: TextIO | None = None,
+        *,
+        bar_seconds: float = _BAR_SECONDS,
+        line_seconds: float = _LINE_SECONDS,
+    ) -> None:
+        self._bar_seconds, self._line_seconds = bar_seconds, line_seconds
         self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
         self._header = False
         self._loss = float("nan")
@@ -146,14 +157,14 @@ class ConsoleTracker(Tracker):
     def step(self, step: int) -> None:
         self._step = step
         self._first = self._first or (step, time.monotonic())
-        if not self._bar.disable and (self._is_due(_BAR_SECONDS) or step == self._steps):
+        if not self._bar.disable and (self._is_due(self._bar_seconds) or step == self._steps):
             self._bar.update(self._task, description="training", completed=step)
 
     def busy(self, what: str, share: float | None = None) -> None:
         text = what if share is None else f"{what} {share:.0%}"
         if not self._bar.disable:
             self._bar.update(self._task, description=text, completed=self._step)
-        elif self._is_due(_LINE_SECONDS):
+        elif self._is_due(self._line_seconds):
             self._console.print(f"step {self._step:,} of {self._steps:,} · {text}")
 
     def training(self, figures: Figures) -> None:
@@ -161,7 +172,7 @@ class ConsoleTracker(Tracker):
         text = f"loss {figures['loss']:.4f} · {figures['tokens_per_second']:,.0f} tokens/s"
         if not self._bar.disable:
             self._bar.update(self._task, completed=figures["step"], figures=text)
-        elif self._is_due(_LINE_SECONDS) or figures["step"] == self._steps:
+        elif self._is_due(self._line_seconds) or figures["step"] == self._steps:
             self._console.print(f"step {figures['step']:,} of {self._steps:,} · {text}{self._left(figures['step'])}")
 
     def _left(self, step: int) -> str:
