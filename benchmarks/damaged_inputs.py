@@ -37,7 +37,7 @@ from artel.config import (
 from artel.config.converters.masked_lm_json import convert
 from artel.config.load import read_file
 from artel.config.recipes import recipe_text
-from artel.models import build_model, check_model
+from artel.models import ModelRequest, build_model, check_model
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
 from artel.tokens.store.manifest import PARTS, read_manifest
@@ -281,8 +281,8 @@ class ModelReader:
         else:
             wanted = ModelConfig.model_validate({"from": str(folder)})
         check_model(wanted, kind)
-        built = build_model(wanted, self._tokenizer, auto_class=kind, block=8, seed=0)
-        assert built.parameters > 0
+        built = build_model(ModelRequest(wanted, kind, block=8), self._tokenizer)
+        assert built.num_parameters > 0
 
 
 def change_model(files: Files, chance: Random) -> Files:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Robe
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import open_model
-from artel.models import build_adapted, build_model, check_model, read_adapter, save_model
+from artel.models import ModelRequest, build_model, check_model, load_model, save_model
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.runs import ENVIRONMENT, artel, kill, largest_difference, losses, start, torchrun, wait_for_step, write_run
@@ -166,7 +166,7 @@ def wanted(base: Path, **model) -> ModelConfig:
 def test_the_first_weights_depend_on_the_seed_alone(base, tokenizer):
     def adapters(seed: int, drawn_before: int) -> dict[str, torch.Tensor]:
         torch.rand(drawn_before)
-        model = build_model(wanted(base, lora={"rank": 4}), tokenizer, auto_class=CAUSAL, block=8, seed=seed).model
+        model = build_model(ModelRequest(wanted(base, lora={"rank": 4}), CAUSAL, block=8, seed=seed), tokenizer).model
         return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
     one, same, other = adapters(1, 0), adapters(1, 5), adapters(2, 0)
@@ -187,7 +187,7 @@ def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, 
     asked = {"auto_class": "AutoModelForQuestionAnswering", "heads": heads}
     model_config = wanted(tmp_path / "base", lora={"rank": 2}, quantise=quantise)
     check_model(model_config, asked["auto_class"])
-    built = build_model(model_config, tokenizer, block=8, seed=1, **asked)
+    built = build_model(ModelRequest(model_config, block=8, seed=1, **asked), tokenizer)
     trained = {name for name, value in built.model.named_parameters() if value.requires_grad and ".lora_" not in name}
     assert {name.split(".modules_to_save")[0] for name in trained} == {
         "roberta.embeddings.word_embeddings", "qa_outputs", "answer_class"
@@ -197,7 +197,8 @@ def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, 
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     save_model(built.model, tokenizer, tmp_path / "adapter")
-    again = build_adapted(read_adapter(str(tmp_path / "adapter")), tokenizer, quantise=quantise, **asked).model
+    saved = wanted(tmp_path / "adapter").model_copy(update={"quantise": quantise})
+    again = load_model(ModelRequest(saved, **asked), tokenizer)
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
         expected, found = (model.eval()(ids).start_logits for model in (built.model, again))
@@ -254,7 +255,7 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
 def test_an_adapter_is_no_model_to_start_from_and_needs_its_base(base, tokenizer, tmp_path):
     moved = tmp_path / "base"
     moved.symlink_to(base)
-    built = build_model(wanted(base, lora={"rank": 2}), tokenizer, auto_class=CAUSAL, block=8, seed=1)
+    built = build_model(ModelRequest(wanted(base, lora={"rank": 2}), CAUSAL, block=8, seed=1), tokenizer)
     folder = tmp_path / "adapter"
     save_model(built.model, tokenizer, folder)
     with pytest.raises(InputError, match=f"is an adapter.*\n.*artel export {folder} FOLDER --merge"):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DogeConfig, Llama4TextConfig, PhimoeConfig
 
-from artel.config import TokenizerTraining
+from artel.config import ModelConfig, TokenizerTraining
 from artel.inference import open_model
-from artel.models import use_for_training
-from artel.models.loading.build import from_scratch
+from artel.models import ModelRequest, use_for_training
+from artel.models.loading.structure import from_scratch
 from artel.tokens import train_tokenizer
 from support.runs import artel, losses, write_run
 
@@ -67,8 +67,11 @@ def test_ids_that_a_configuration_cannot_do_without():
     """modernbert-decoder takes no None for its special tokens; a tokenizer may have but an end."""
     tokenizer = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
     tokenizer.hf.pad_token = tokenizer.hf.bos_token = None
-    built = from_scratch({"model_type": "modernbert-decoder", **SIZES}, tokenizer, "AutoModelForCausalLM", {}, 8)
+
+    def config(model_type):
+        values = ModelConfig(config={"model_type": model_type, **SIZES})
+        return from_scratch(ModelRequest(values, "AutoModelForCausalLM", block=8), tokenizer).config
+
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
-    assert [getattr(built.model.config, name) for name in names] == [tokenizer.end_id] * 5
-    built = from_scratch({"model_type": "llama", **SIZES}, tokenizer, "AutoModelForCausalLM", {}, 8)
-    assert built.model.config.pad_token_id is None
+    assert [getattr(config("modernbert-decoder"), name) for name in names] == [tokenizer.end_id] * 5
+    assert config("llama").pad_token_id is None

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from artel.config import ModelConfig, TokenizerTraining
-from artel.models import build_model
+from artel.models import ModelRequest, build_model
 from artel.models.loading.materialize import materialize
-from artel.models.loading.meta_model import build_skeleton
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.deepspeed_cases import (
@@ -39,16 +38,16 @@ LARGE = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 40, "nu
          "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": 8000}  # fmt: skip
 
 
-def _asked():
+def _built(config, on_meta=False):
     words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
-    return {"tokenizer": words, "auto_class": CAUSAL, "block": 16, "seed": 3}
+    return build_model(ModelRequest(config, CAUSAL, block=16, seed=3), words, on_meta=on_meta)
 
 
 def _shared(wanted, rank, world, bring=materialize, **zero):
     """A layout begun from a model without weights, what steps it, and the section `train` of its run."""
     from artel.parallel.deepspeed.engine import DeepSpeedStrategy
 
-    skeleton, train = build_skeleton(wanted, **_asked()), train_section(world, optimizer="sgd", momentum=0.9)
+    skeleton, train = _built(wanted, on_meta=True), train_section(world, optimizer="sgd", momentum=0.9)
     with tempfile.TemporaryDirectory() as folder:
         resolved = resolve({"zero_optimization": {"stage": 3, **SMALL, **zero}}, folder, world=world, **train)
     fill = partial(bring, weights=skeleton.weights)
@@ -75,7 +74,7 @@ def on_two(rank, world):
     found = {}
     for number, (name, wanted) in enumerate(model_cases(saved_by_the_first(rank)).items()):
         layout, optimizer, train = _shared(wanted, rank, world, **(OFFLOADED if number % 2 else {}))
-        weights, whole = optimizer.weights(), build_model(wanted, **_asked()).model.eval()
+        weights, whole = optimizer.weights(), _built(wanted).model.eval()
         expected = {key: value for key, value in whole.state_dict().items() if key not in whole.all_tied_weights_keys}
         same = weights.keys() == expected.keys() and all(torch.equal(weights[key], expected[key]) for key in weights)
         alone = train_steps(

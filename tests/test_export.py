@@ -15,7 +15,7 @@ from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import export, open_model
 from artel.inference.export.gguf import modelfile
-from artel.models import build_model, save_model
+from artel.models import ModelRequest, build_model, save_model
 from artel.tokens import load_tokenizer, train_tokenizer
 from support.runs import artel, write_run
 
@@ -47,7 +47,7 @@ def pretrained(folder: Path, tokenizer, kind: str, dtype: torch.dtype = torch.fl
 def adapted(base: Path, tokenizer, folder: Path, **lora) -> Path:
     """An adapter folder whose adapters, and what is kept with them, are as if they had learned something."""
     wanted = ModelConfig.model_validate({"from": str(base), "lora": {"rank": 4, **lora}})
-    model = build_model(wanted, tokenizer, auto_class=CAUSAL, block=8, seed=1).model
+    model = build_model(ModelRequest(wanted, CAUSAL, block=8, seed=1), tokenizer).model
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:

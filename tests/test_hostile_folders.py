@@ -12,7 +12,7 @@ from artel.cli.generate import _read
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import Talk, TalkSettings, export, open_model
-from artel.models import Sampling, build_model, check_model, check_pretrained
+from artel.models import ModelRequest, Sampling, build_model, check_model, check_pretrained
 from artel.tokens import load_tokenizer, train_tokenizer
 from support.runs import artel
 
@@ -137,7 +137,7 @@ def uses(folder, out):
         wanted = ModelConfig.model_validate({"from": str(folder)})
         check_model(wanted, CAUSAL)
         check_pretrained(wanted, CAUSAL)
-        build_model(wanted, load_tokenizer(str(folder)), auto_class=CAUSAL, block=8, seed=0)
+        build_model(ModelRequest(wanted, CAUSAL, block=8, seed=0), load_tokenizer(str(folder)))
 
     def write():
         export(str(folder), out, merge=(folder / ADAPTER).exists(), gguf=None, llama_cpp=None, tell=print)

@@ -19,10 +19,9 @@ from transformers import (
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import export, open_model
-from artel.models import build_model, check_pretrained
+from artel.models import ModelRequest, build_model, check_pretrained, load_model
 from artel.models.generate import Sampling, write, write_tokens
 from artel.models.loading.heads import check_sizes
-from artel.models.loading.meta_model import build_skeleton
 from artel.tokens import train_tokenizer
 
 CAUSAL, ANSWERS = "AutoModelForCausalLM", "AutoModelForQuestionAnswering"
@@ -71,8 +70,8 @@ def uses(folder, tokenizer, tmp_path):
         "open": lambda: open_model(str(folder)),
         "export": lambda: export(str(folder), tmp_path / "out", merge=False, gguf=None, llama_cpp=None, tell=print),
         "check": lambda: check_pretrained(wanted, CAUSAL),
-        "train": lambda: build_model(wanted, tokenizer, **kind),
-        "train in shards": lambda: build_skeleton(wanted, tokenizer, **kind),
+        "train": lambda: build_model(ModelRequest(wanted, **kind), tokenizer),
+        "train in shards": lambda: build_model(ModelRequest(wanted, **kind), tokenizer, on_meta=True),
     }
 
 
@@ -108,17 +107,17 @@ def test_a_new_head_is_learned_and_not_used(tokenizer, tmp_path):
     tokenizer.save(encoder)
     wanted = ModelConfig.model_validate({"from": str(encoder)})
     kind = {"auto_class": ANSWERS, "block": 8, "seed": 0, "heads": {"class_head": 5}}
-    built = build_model(wanted, tokenizer, **kind)
+    built = build_model(ModelRequest(wanted, **kind), tokenizer)
     assert built.notes[0].startswith(
-        f"not in {encoder}, so initialised anew: class_head.bias, class_head.weight, qa_out"
+        f"not in {encoder}, so initialized anew: class_head.bias, class_head.weight, qa_out"
     )
-    assert build_skeleton(wanted, tokenizer, **kind).notes[0] == built.notes[0]
+    assert build_model(ModelRequest(wanted, **kind), tokenizer, on_meta=True).notes[0] == built.notes[0]
     check_pretrained(wanted, ANSWERS)
     with pytest.raises(InputError, match=r"has no weights for class_head\.bias, class_head\.weight, qa_outputs"):
-        build_model(wanted, tokenizer, **kind, learns=False)
+        load_model(ModelRequest(wanted, **kind), tokenizer)
     change(encoder, without("layer.1.output.dense.weight"))
     with pytest.raises(InputError, match=r"has no weights for bert\.encoder\.layer\.1\.output\.dense\.weight\n"):
-        build_model(wanted, tokenizer, **kind)
+        build_model(ModelRequest(wanted, **kind), tokenizer)
 
 
 def test_a_new_head_beside_a_body_without_a_name_of_its_own_is_learned(tokenizer, tmp_path):
@@ -128,8 +127,8 @@ def test_a_new_head_beside_a_body_without_a_name_of_its_own_is_learned(tokenizer
     tokenizer.save(folder)
     wanted = ModelConfig.model_validate({"from": str(folder)})
     check_pretrained(wanted, ANSWERS)
-    built = build_model(wanted, tokenizer, auto_class=ANSWERS, block=8, seed=0)
-    assert "initialised anew: qa_outputs.bias, qa_outputs.weight" in built.notes[0]
+    built = build_model(ModelRequest(wanted, ANSWERS, block=8, seed=0), tokenizer)
+    assert "initialized anew: qa_outputs.bias, qa_outputs.weight" in built.notes[0]
     change(folder, without("encoder.block.0.layer.1.DenseReluDense.wi.weight"))
     with pytest.raises(InputError, match=r"has no weights for encoder\.block\.0\.layer\.1\.DenseReluDense\.wi"):
         check_pretrained(wanted, ANSWERS)

@@ -17,11 +17,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.models import build_model
+from artel.models import ModelRequest, build_model
+from artel.models.loading.build import must_load_whole
 from artel.models.loading.heads import model_class
 from artel.models.loading.init_weights import first_values, initial_names
 from artel.models.loading.materialize import materialize
-from artel.models.loading.meta_model import build_skeleton, can_be_sharded_while_loading
 from artel.tokens import train_tokenizer
 from support.saved_models import ANSWERS, CAUSAL, MASKED, SCRATCH, as_binary, gpt2, qwen3_moe, saved_model
 
@@ -86,10 +86,10 @@ def test_first_values_are_distributed_as_transformers_has_them(auto_class, kind)
 
 
 def both(wanted, tokenizer, auto_class, heads=None, seed=3):
-    asked = {"auto_class": auto_class, "block": 8, "seed": seed, "heads": heads}
-    whole, skeleton = build_model(wanted, tokenizer, **asked), build_skeleton(wanted, tokenizer, **asked)
+    request = ModelRequest(wanted, auto_class, heads or {}, block=8, seed=seed)
+    whole, skeleton = (build_model(request, tokenizer, on_meta=on_meta) for on_meta in (False, True))
     assert all(tensor.is_meta for tensor in (*skeleton.model.parameters(), *skeleton.model.buffers()))
-    assert (skeleton.parameters, skeleton.trained) == (whole.parameters, whole.trained)
+    assert (skeleton.num_parameters, skeleton.num_trainable) == (whole.num_parameters, whole.num_trainable)
     materialize(skeleton.model, skeleton.weights, device="cpu")
     return whole, skeleton
 
@@ -105,7 +105,7 @@ def assert_same(whole, skeleton):
     assert [parameter.requires_grad for parameter in skeleton.model.parameters()] == [
         parameter.requires_grad for parameter in whole.model.parameters()
     ]
-    assert (skeleton.notes, skeleton.anew) == (whole.notes, whole.anew)
+    assert (skeleton.notes, skeleton.new_modules) == (whole.notes, whole.new_modules)
     assert skeleton.model.training == whole.model.training
 
 
@@ -168,9 +168,9 @@ def test_a_saved_model_that_does_not_fit_is_refused_alike(tokenizer, tmp_path):
             (folder / "model.safetensors").rename(folder / "other.safetensors")
         auto_class = MASKED if name == "another model" else CAUSAL
         told = []
-        for build in (build_model, build_skeleton):
+        for on_meta in (False, True):
             with pytest.raises(InputError) as found:
-                build(saved_model(folder), tokenizer, auto_class=auto_class, block=8, seed=1)
+                build_model(ModelRequest(saved_model(folder), auto_class, block=8, seed=1), tokenizer, on_meta=on_meta)
             told.append([(problem.where, problem.what) for problem in found.value.problems])
         if name == "no file":  # transformers says in many words which files it looked for
             told = [[(where, "pytorch_model.bin" in what) for where, what in problems] for problems in told]
@@ -181,14 +181,14 @@ def test_a_model_from_scratch_is_the_same_and_so_is_each_module_of_it(tokenizer)
     wanted = ModelConfig(config=SCRATCH)
     whole, skeleton = both(wanted, tokenizer, CAUSAL)
     assert_same(whole, skeleton)
-    stage = build_skeleton(wanted, tokenizer, auto_class=CAUSAL, block=8, seed=3)
+    stage = build_model(ModelRequest(wanted, CAUSAL, block=8, seed=3), tokenizer, on_meta=True)
     stage.model.model.layers = torch.nn.ModuleDict({"2": stage.model.model.layers[2]})
     stage.model.model.embed_tokens = None
     materialize(stage.model, stage.weights, device="cpu")
     assert len(stage.model.state_dict()) == 11
     for name, value in stage.model.state_dict().items():
         assert torch.equal(value, whole.model.state_dict()[name]), name
-    other = build_model(wanted, tokenizer, auto_class=CAUSAL, block=8, seed=4).model
+    other = build_model(ModelRequest(wanted, CAUSAL, block=8, seed=4), tokenizer).model
     first, second = (layer.self_attn.q_proj.weight for layer in whole.model.model.layers[:2])
     assert not torch.equal(first, second)
     assert not torch.equal(first, other.model.layers[0].self_attn.q_proj.weight)
@@ -197,13 +197,13 @@ def test_a_model_from_scratch_is_the_same_and_so_is_each_module_of_it(tokenizer)
 def test_frozen_parameters_stay_frozen_and_what_cannot_be_read_in_parts_says_why(tokenizer, tmp_path):
     wanted = ModelConfig(config=SCRATCH, freeze=["*embed*", "model.layers.0.*"])
     assert_same(*both(wanted, tokenizer, CAUSAL))
-    assert can_be_sharded_while_loading(wanted) is None
-    assert "lora" in can_be_sharded_while_loading(ModelConfig.model_validate({"from": "x", "lora": {"rank": 2}}))
+    assert must_load_whole(wanted) is None
+    assert "lora" in must_load_whole(ModelConfig.model_validate({"from": "x", "lora": {"rank": 2}}))
     nf4 = {"from": "x", "lora": {"rank": 2}, "quantise": "nf4"}
-    assert "quantise" in can_be_sharded_while_loading(ModelConfig.model_validate(nf4))
+    assert "quantise" in must_load_whole(ModelConfig.model_validate(nf4))
 
 
 def test_values_that_no_rule_can_draw_are_refused(tokenizer):
     wanted = ModelConfig(config={**SCRATCH, "initializer_range": -1.0})
     with pytest.raises(InputError, match=r"model\.config"):
-        build_model(wanted, tokenizer, auto_class=CAUSAL, block=8, seed=1)
+        build_model(ModelRequest(wanted, CAUSAL, block=8, seed=1), tokenizer)

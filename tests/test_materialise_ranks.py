@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from artel.config import ModelConfig, TokenizerTraining
-from artel.models import build_model
+from artel.models import ModelRequest, build_model
 from artel.models.loading.materialize import local_parts, materialize
-from artel.models.loading.meta_model import build_skeleton
 from artel.tokens import train_tokenizer
 from support.ranks import run_ranks
 from support.saved_models import CAUSAL, SCRATCH, memory_status, model_cases, saved_by_the_first, saved_model
@@ -48,8 +47,8 @@ def compared(wanted, split):
     from torch.distributed.tensor import DTensor
 
     words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
-    asked = {"auto_class": CAUSAL, "block": 16, "seed": 3}
-    whole, skeleton = build_model(wanted, words, **asked).model, build_skeleton(wanted, words, **asked)
+    request = ModelRequest(wanted, CAUSAL, block=16, seed=3)
+    whole, skeleton = build_model(request, words).model, build_model(request, words, on_meta=True)
     model = skeleton.model
     split(model)
     before = list(model.parameters())
@@ -85,7 +84,7 @@ def on_two(rank, world):
 
     TensorFiles.read = noting
     words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
-    skeleton = build_skeleton(saved_model(folder / "experts"), words, auto_class=CAUSAL, block=8, seed=1)
+    skeleton = build_model(ModelRequest(saved_model(folder / "experts"), CAUSAL, block=8, seed=1), words, on_meta=True)
     share(skeleton.model, mesh)
     materialize(skeleton.model, skeleton.weights, device="cpu")
     return {"differences": found, "experts": sorted({int(name.split(".")[5]) for name in read if ".experts." in name})}
@@ -123,13 +122,16 @@ def memory_taken(split):
     """MB that the process grew by at most, those of its parameters, and those of the largest module."""
     words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
     large = {"hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 1024, "vocab_size": 8000}
-    asked = {"auto_class": CAUSAL, "block": 8, "seed": 1}
-    first = build_skeleton(ModelConfig(config=SCRATCH), words, **asked)  # whatever is loaded once
+
+    def on_meta(config):
+        return build_model(ModelRequest(ModelConfig(config=config), CAUSAL, block=8, seed=1), words, on_meta=True)
+
+    first = on_meta(SCRATCH)  # whatever is loaded once
     split(first.model)
     materialize(first.model, first.weights, device="cpu")
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is taken now
     before = memory_status("VmHWM")
-    skeleton = build_skeleton(ModelConfig(config={**SCRATCH, **large}), words, **asked)
+    skeleton = on_meta({**SCRATCH, **large})
     split(skeleton.model)
     materialize(skeleton.model, skeleton.weights, device="cpu")
     own = sum(parameter.to_local().nbytes for parameter in skeleton.model.parameters())

@@ -24,7 +24,7 @@ from artel.cli.main import main
 from artel.config import ModelConfig, TokenizerTraining, load_run, result_differences
 from artel.errors import InputError, Problem
 from artel.inference import open_model
-from artel.models import build_model, check_model
+from artel.models import ModelRequest, build_model, check_model
 from artel.secrets import hide_secrets
 from artel.storage import checksum, fetch
 from artel.tokens import Sample, StoreWriter, TokenStore, train_tokenizer
@@ -150,7 +150,7 @@ def test_a_pickle_with_code_is_not_run(folder, tokenizer, tmp_path, old, decoy):
         (folder / "other.safetensors").write_bytes(b"")
     wanted = ModelConfig.model_validate({"from": str(folder)})
     with pytest.raises(InputError, match=r"tensors only|cannot be loaded"):
-        build_model(wanted, tokenizer, auto_class="AutoModelForCausalLM", block=8, seed=0)
+        build_model(ModelRequest(wanted, "AutoModelForCausalLM", block=8, seed=0), tokenizer)
     assert not (tmp_path / "executed").exists()
     torch.load(folder / "pytorch_model.bin", weights_only=False)["transformer.wte.weight"].close()
     assert (tmp_path / "executed").exists()
@@ -245,7 +245,7 @@ def test_code_that_is_not_needed_is_not_run(own_code, tokenizer):
     folder, ran = own_code
     change(folder, model_type="gpt2")
     wanted = ModelConfig.model_validate({"from": str(folder)})
-    model = build_model(wanted, tokenizer, auto_class="AutoModelForCausalLM", block=8, seed=0).model
+    model = build_model(ModelRequest(wanted, "AutoModelForCausalLM", block=8, seed=0), tokenizer).model
     assert (type(model).__name__, ran.exists()) == ("GPT2LMHeadModel", False)
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
 from artel.errors import InputError
-from artel.models import build_adapted, build_model, pick_precision, read_adapter, read_config
+from artel.models import ModelRequest, build_model, load_model, pick_precision, read_adapter, read_config
 from artel.models.loading.missing_weights import check_finite
 from artel.models.loading.model_folder import is_in_hub_cache
 from artel.models.quantization import compute_in
@@ -88,7 +88,8 @@ def open_fresh(run: RunConfig, prepared: Prepared) -> Opened:
     """The run's model as it is before the first step, and what its text was prepared with."""
     tokenizer = prepared.tokenizer()
     objective = objective_of(run, tokenizer)
-    model = _build(run.model, objective, run.data.block, run.seed)
+    request = ModelRequest(run.model, objective.auto_class, objective.heads, run.data.block, run.seed)
+    model = build_model(request, tokenizer).model
     return Opened(run.run, str(prepared.folder / "tokenizer"), model, tokenizer, objective, run)
 
 
@@ -103,21 +104,14 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
     tokenizer = load_tokenizer(folder, where=name)
     objective = objective_of_folder(folder, run, tokenizer)
     adapter = read_adapter(folder)
-    if adapter is None:
+    config = ModelConfig.model_validate({"from": folder})
+    if run is not None and run.model.runs_code and (adapter is None or run.model.from_ == adapter.base):
         # The code in a run's model is that of the model which it began with, and was trusted then.
-        trusted = folder if run is not None and run.model.runs_code else None
-        model = _build(
-            ModelConfig.model_validate({"from": folder, "trust_remote_code": trusted}), objective, 1, 0, learns=False
-        )
-    else:
-        model = build_adapted(
-            adapter,
-            tokenizer,
-            auto_class=objective.auto_class,
-            heads=objective.heads,
-            quantise=objective.run.model.quantise,
-            runs_code=run is not None and run.model.runs_code and run.model.from_ == adapter.base,
-        ).model
+        config = config.model_copy(update={"trust_remote_code": folder})
+    if adapter is not None:
+        config = config.model_copy(update={"quantise": objective.run.model.quantise})
+    model = load_model(ModelRequest(config, objective.auto_class, objective.heads), tokenizer)
+    if adapter is not None:
         compute_in(model, pick_precision("auto", model.device))
     check_finite(model, name)
     return Opened(name, folder, model, tokenizer, objective, run)
@@ -136,16 +130,3 @@ def _purpose(folder: str) -> Literal["causal", "masked", "span_qa"]:
     if written_by.endswith("ForMaskedLM"):
         return "masked"
     return "span_qa" if written_by.endswith("ForQuestionAnswering") else "causal"
-
-
-def _build(wanted: ModelConfig, objective: Objective, block: int, seed: int, *, learns: bool = True) -> PreTrainedModel:
-    built = build_model(
-        wanted,
-        objective.tokenizer,
-        auto_class=objective.auto_class,
-        heads=objective.heads,
-        block=block,
-        seed=seed,
-        learns=learns,
-    )
-    return built.model

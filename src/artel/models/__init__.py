@@ -8,43 +8,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from artel.models.adapters import AdapterFolder, is_adapted, merge_adapter, read_adapter
+    from artel.models.adapters import is_adapted, read_adapter
     from artel.models.attention import attention_choice, preferred_kernels
     from artel.models.attention_switch import use_for_training
     from artel.models.choice import Choice
     from artel.models.compile import compile_choice, compile_layers, try_compiled
     from artel.models.device import bf16_is_native, pick_precision
     from artel.models.generate import Sampling, write, write_ids, write_tokens
-    from artel.models.loading.build import (
-        Built,
-        build_adapted,
-        build_base,
-        build_model,
-        check_model,
-        check_positions,
-        position_limit,
-    )
-    from artel.models.loading.meta_model import check_pretrained
+    from artel.models.loading.build import build_model, load_model
+    from artel.models.loading.check import check_model, check_positions, check_pretrained
     from artel.models.loading.model_folder import read_config
+    from artel.models.loading.request import BuiltModel, ModelRequest
     from artel.models.loading.save import save_model, write_model
+    from artel.models.loading.structure import position_limit
     from artel.models.targets import IGNORED
 
 _FILES = {
-    "adapters": ("AdapterFolder", "is_adapted", "merge_adapter", "read_adapter"),
+    "adapters": ("is_adapted", "read_adapter"),
     "attention": ("attention_choice", "preferred_kernels"),
     "attention_switch": ("use_for_training",),
-    "loading.build": (
-        "Built", "build_adapted", "build_base", "build_model", "check_model", "check_positions", "position_limit",
-    ),
     "choice": ("Choice",),
     "compile": ("compile_choice", "compile_layers", "try_compiled"),
     "device": ("bf16_is_native", "pick_precision"),
-    "loading.model_folder": ("read_config",),
     "generate": ("Sampling", "write", "write_ids", "write_tokens"),
+    "loading.build": ("build_model", "load_model"),
+    "loading.check": ("check_model", "check_positions", "check_pretrained"),
+    "loading.model_folder": ("read_config",),
+    "loading.request": ("BuiltModel", "ModelRequest"),
     "loading.save": ("save_model", "write_model"),
-    "loading.meta_model": ("check_pretrained",),
+    "loading.structure": ("position_limit",),
     "targets": ("IGNORED",),
-}  # fmt: skip
+}
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 
 
@@ -56,14 +50,12 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "IGNORED",
-    "AdapterFolder",
-    "Built",
+    "BuiltModel",
     "Choice",
+    "ModelRequest",
     "Sampling",
     "attention_choice",
     "bf16_is_native",
-    "build_adapted",
-    "build_base",
     "build_model",
     "check_model",
     "check_positions",
@@ -71,7 +63,7 @@ __all__ = [
     "compile_choice",
     "compile_layers",
     "is_adapted",
-    "merge_adapter",
+    "load_model",
     "pick_precision",
     "position_limit",
     "preferred_kernels",

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from artel.errors import InputError, Problem
+from artel.errors import InputError
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -116,7 +116,7 @@ class _Policy:
             return CheckpointPolicy.MUST_SAVE
         if _writes(operator) and not torch.compiler.is_compiling() and self._kept & _storages(args[0]):
             what = f"selective: this model writes into the result of a matrix product ({operator})"
-            raise NotSelective([Problem("train.activation_checkpointing", what, "write full, or train.compile: on")])
+            raise NotSelective.at("train.activation_checkpointing", what, "write full, or train.compile: on")
         return CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -118,12 +118,12 @@ def adapter_problems(model: PreTrainedModel, wanted: LoraConfig) -> list[Problem
 
 
 def add_adapters(
-    model: PreTrainedModel, wanted: LoraConfig, *, base: str, generates: bool, anew: list[str], seed: int
+    model: PreTrainedModel, wanted: LoraConfig, *, base: str, generates: bool, new_modules: list[str], seed: int
 ) -> str:
     """Put adapters into a model; they, and modules kept whole, are all that is trained from here on. What was done.
 
-    `base` is where the model came from (a folder or hub id), `anew` names modules whose weights are not from there:
-    they are trained in full and kept with the adapter. `seed` fixes the adapters' first weights. Raises InputError.
+    `base` is where the model came from (a folder or hub id). `new_modules` have weights that are not from there: they
+    are trained in full and kept with the adapter. `seed` fixes the adapters' first weights. Raises InputError.
     """
     require_peft()
     from peft import LoraConfig as PeftLora
@@ -133,7 +133,7 @@ def add_adapters(
         raise InputError(problems)
     modules = dict(model.named_modules(remove_duplicate=False))
     whole = [name for name in modules if any(_is_named(name, ending) for ending in wanted.save)]
-    whole = list(dict.fromkeys([*whole, *anew]))
+    whole = list(dict.fromkeys([*whole, *new_modules]))
     layers = linear_layers(model)
     if wanted.target != ["auto"]:
         layers = [layer for layer in layers if any(_is_named(layer, name) for name in wanted.target)]

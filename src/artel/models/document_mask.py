@@ -17,9 +17,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
 from artel.models.attention import MASKED_NAME, NAME, allow_block_masks, block_mask, query_places, takes_block_masks
-from artel.models.loading.build import position_limit
 from artel.models.loading.heads import model_class
 from artel.models.loading.model_folder import read_config
+from artel.models.loading.structure import position_limit
 
 _WINDOW = "sliding_attention"
 MASKED = {"full_attention", _WINDOW}

@@ -7,6 +7,7 @@ more slowly, on a CPU. The layers of the body are quantised; embeddings, norms a
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def require_bitsandbytes() -> None:
             raise missing_extra(package, "quantize", "model.quantise") from None
 
 
-def loading_options(quantise: str, skeleton: PreTrainedModel, whole: list[str]) -> dict[str, Any]:
+def loading_options(quantise: str, skeleton: PreTrainedModel, whole: Sequence[str]) -> dict[str, Any]:
     """What `from_pretrained` must be told to quantise (`int8`, `nf4`) while it loads.
 
     `skeleton` is the model on the meta device; `whole` names modules that are trained in full. The weights are put

@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.models import ModelRequest, check_positions
 from artel.models.adapters import freeze
-from artel.models.loading.build import check_positions, from_scratch, pretrained_config, without_weights
-from artel.models.loading.model_folder import cannot_load, is_in_hub_cache
+from artel.models.loading.model_folder import is_in_hub_cache
+from artel.models.loading.structure import from_scratch, pretrained_structure
 from artel.preparing import has_store, tokenizer_name
 from artel.tokens import Tokenizer, load_tokenizer
 
@@ -50,26 +51,13 @@ def outline_model(run: RunConfig, auto_class: str) -> PreTrainedModel:
 
     Raises InputError where it cannot be built, or does not take inputs of `data.block` tokens.
     """
-    if run.model.from_ is None:
-        built = from_scratch(run.model.config, _known_tokenizer(run), auto_class, {}, run.data.block)
-        check_positions(built.model, run.data.block)
-        model = built.model
-    else:
-        model = _pretrained(run.model.from_, auto_class, run.model.runs_code)
-        check_positions(model, run.data.block)
+    request = ModelRequest(run.model, auto_class, block=run.data.block)
+    is_new = run.model.from_ is None
+    model = from_scratch(request, _known_tokenizer(run)) if is_new else pretrained_structure(request)
+    check_positions(model, run.data.block)
     if run.model.freeze:
         freeze(model, run.model.freeze)
     return model
-
-
-def _pretrained(name: str, auto_class: str, runs_code: bool) -> PreTrainedModel:
-    config, _ = pretrained_config(name, auto_class, runs_code=runs_code)
-    try:
-        return without_weights(config, auto_class, {}, runs_code)
-    except InputError:
-        raise
-    except Exception as error:  # each architecture refuses sizes in its own way
-        raise cannot_load(name, error) from None
 
 
 def _known_tokenizer(run: RunConfig) -> Tokenizer:

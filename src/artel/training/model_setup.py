@@ -6,21 +6,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models import Built, build_model, compile_choice, compile_layers, pick_precision, use_for_training
+from artel.models import (
+    BuiltModel,
+    ModelRequest,
+    build_model,
+    compile_choice,
+    compile_layers,
+    pick_precision,
+    use_for_training,
+)
 from artel.models.activation_checkpointing import Recompute, recompute
 from artel.models.choice import Choice
 from artel.models.compile import OFF
 from artel.models.float8 import use_float8
-from artel.models.loading.build import outline
+from artel.models.loading.build import must_load_whole
 from artel.models.loading.materialize import WeightLoader, materialize
-from artel.models.loading.meta_model import build_skeleton, can_be_sharded_while_loading
+from artel.models.loading.structure import outline
 from artel.models.loss import loss_choice
 from artel.models.quantization import compute_in
 from artel.objectives import Objective
@@ -129,7 +136,7 @@ def set_up_model(
         objective.check(model)  # on the device: other kernels run there
     precision = _in_precision(model, config, world, tell)
     model.train()
-    parameters = built.parameters
+    parameters = built.num_parameters
     strategy: ParallelStrategy
     if deepspeed is not None:
         precision = deepspeed.precision
@@ -190,24 +197,20 @@ def _recomputing(model: PreTrainedModel, config: RunConfig, found: MicroBatchPla
 
 def _built(
     config: RunConfig, tokenizer: Tokenizer, objective: Objective, dims: ParallelDims, world: World, shares: bool
-) -> tuple[Built, WeightLoader | None]:
+) -> tuple[BuiltModel, WeightLoader | None]:
     """The model: whole, or where processes are to have `shares` of it on the meta device, and then what brings weights.
 
     A pipeline's stages cannot be tried alone: where documents are kept apart, each process tries the whole model first.
     """
-    wanted: dict[str, Any] = {
-        "auto_class": objective.auto_class,
-        "heads": objective.heads,
-        "block": config.data.block,
-        "seed": config.seed,
-    }
+    request = ModelRequest(config.model, objective.auto_class, objective.heads, config.data.block, config.seed)
     tried_whole = dims.pipeline > 1 and getattr(objective, "apart", False)
-    if not shares or tried_whole or can_be_sharded_while_loading(config.model) is not None:
-        built = build_model(config.model, tokenizer, **wanted)
+    if not shares or tried_whole or must_load_whole(config.model) is not None:
+        built = build_model(request, tokenizer)
         built.model.to(world.device)
         return built, None
-    skeleton = build_skeleton(config.model, tokenizer, **wanted)
-    return skeleton, partial(materialize, weights=skeleton.weights)
+    built = build_model(request, tokenizer, on_meta=True)
+    assert built.weights is not None
+    return built, partial(materialize, weights=built.weights)
 
 
 def _check(strategy: ParallelStrategy, objective: Objective, *, checked: bool) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import artel
 from artel.config import RunConfig
@@ -19,11 +18,11 @@ from artel.diagnostics.doctor.software import environment, install, packages
 from artel.diagnostics.doctor.troubles import troubles
 from artel.errors import InputError, Problem
 from artel.models import check_model, read_config
-from artel.models.loading import build
 from artel.objectives import objective_type
 from artel.parallel import local_device
 from artel.planning import machine
 from artel.planning.machine import in_gib
+from artel.planning.outline import outline_model
 from artel.storage import cache_folder
 
 
@@ -169,31 +168,12 @@ def _model(run: RunConfig) -> PreTrainedModel | None:
     name = run.model.from_
     if name is not None and not Path(name).is_dir() and not name.startswith((".", "/", "~")):
         try:
-            config, _ = read_config(name, runs_code=run.model.runs_code)
+            read_config(name, runs_code=run.model.runs_code)
         except InputError:
             return None
     else:
         check_model(run.model, kind.auto_class)
-        if name is not None:
-            config, _ = read_config(name, runs_code=run.model.runs_code)
-        else:
-            config = _from_scratch(run, kind.auto_class)
-    return build.without_weights(config, kind.auto_class, {}, run.model.runs_code)
-
-
-def _from_scratch(run: RunConfig, auto_class: str) -> Any:
-    values = dict(run.model.config or build._default(auto_class))
-    kind = CONFIG_MAPPING[values.pop("model_type")]
-    if run.tokenizer.from_ is None:
-        trained = run.tokenizer.train
-        values.setdefault("vocab_size", 16384 if trained is None else trained.vocab)
-    if "is_decoder" in kind().to_dict() and auto_class == "AutoModelForCausalLM":
-        values.setdefault("is_decoder", True)
-    try:
-        return kind(**values)
-    except Exception as error:  # each configuration checks its own way
-        first = " ".join(str(error).split())[:300]
-        raise InputError.at("model.config", f"is refused: {first}", "check its values") from None
+    return outline_model(run, kind.auto_class)
 
 
 def _gpus() -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ from artel.config import RunConfig, dump_run
 from artel.errors import InputError, Problem
 from artel.inference.open import objective_of_folder, open_fresh
 from artel.models import read_config
-from artel.models.loading.build import without_weights
-from artel.models.loading.meta_model import read_generation_config
+from artel.models.loading.pretrained import read_generation_config
+from artel.models.loading.structure import without_weights
 from artel.parallel.deepspeed.checkpoint import ZeroCheckpoint, model_files, read_zero_checkpoint
 from artel.preparing import Prepared
 from artel.registry import OPTIMIZERS

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from artel.config import RunConfig, load_run, near_name
+from artel.config import ModelConfig, RunConfig, load_run, near_name
 from artel.errors import InputError
 from artel.inference.deepspeed.from_checkpoint import Assembled, assemble
 from artel.inference.deepspeed.universal import newest_checkpoint, write_universal
 from artel.inference.export.gguf import find_gguf_tools, write_gguf
 from artel.inference.open import Opened, check_run_name, objective_of_folder, open_checkpoint, open_model
-from artel.models import build_base, is_adapted, merge_adapter, read_adapter, read_config, write_model
-from artel.models.loading.meta_model import check_whole
+from artel.models import ModelRequest, is_adapted, load_model, read_adapter, read_config, write_model
+from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import check_folder, in_pieces
 from artel.preparing import prepare, refuse_overlaps
 from artel.storage import check_new, new_folder
@@ -138,9 +138,10 @@ def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
     assert adapter is not None
     tokenizer = load_tokenizer(str(folder))
     objective = objective_of_folder(str(folder), run, tokenizer)
-    base = build_base(adapter, tokenizer, auto_class=objective.auto_class, heads=objective.heads).model
+    request = ModelRequest(ModelConfig.model_validate({"from": str(folder)}), objective.auto_class, objective.heads)
+    merged = load_model(request, tokenizer, merge=True)
     config, _ = read_config(adapter.base)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     into.mkdir(exist_ok=True)
-    write_model(merge_adapter(base, adapter).to(dtype), tokenizer, into)
+    write_model(merged.to(dtype), tokenizer, into)
     return {"merged_into": adapter.base, "dtype": str(dtype).removeprefix("torch.")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import transformers
@@ -58,7 +58,7 @@ def check_sizes(config: PreTrainedConfig) -> None:
         raise InputError(problems)
 
 
-def model_class(config: PreTrainedConfig, auto_class: str, heads: dict[str, int], *, runs_code: bool = False) -> Any:
+def model_class(config: PreTrainedConfig, auto_class: str, heads: Mapping[str, int], *, runs_code: bool = False) -> Any:
     """The model class for a configuration, with linear `heads` (name -> outputs) as modules of those names.
 
     With `runs_code` it may be of the model's own code, which is run to get it. Raises InputError for a configuration

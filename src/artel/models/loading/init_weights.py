@@ -54,7 +54,7 @@ def first_values(reference: PreTrainedModel, name: str, seed: int, *, whole: boo
         return {key: value.detach() for key, value in own.items() if value is not None and key not in kept}
 
 
-def initialise_again(model: nn.Module, reference: PreTrainedModel, anew: dict[str, int], seed: int) -> None:
+def initialize_again(model: nn.Module, reference: PreTrainedModel, anew: dict[str, int], seed: int) -> None:
     """Give parameters and buffers of a whole model their first values, from a row on: 0 for all of them.
 
     `anew` has names as `reference` has them, that is the same model on the meta device.

@@ -16,7 +16,7 @@ from artel.config import ModelConfig
 from artel.diagnostics.bench.training.contestant import Work
 from artel.diagnostics.bench.training.ours import run_of
 from artel.errors import InputError, Problem
-from artel.models import build_model, check_model
+from artel.models import ModelRequest, build_model, check_model
 from artel.objectives import objective_of
 from artel.tokens import Sample, StoreWriter, Tokenizer, TokenStore, load_tokenizer, micro_batches, step_numbers
 
@@ -76,16 +76,15 @@ def make(work: Work, model: dict[str, Any], steps: int) -> Made:
     made_up.save_pretrained(str(folder / "store" / "tokenizer"))
     tokenizer = load_tokenizer(str(folder / "store" / "tokenizer"))
     try:
-        built = build_model(
-            ModelConfig(config=model), tokenizer, auto_class=AUTO_CLASSES[work.objective], block=work.length, seed=_SEED
-        )
+        request = ModelRequest(ModelConfig(config=model), AUTO_CLASSES[work.objective], block=work.length, seed=_SEED)
+        built = build_model(request, tokenizer)
     except InputError as error:
         raise _about_options(error) from None
     built.model.save_pretrained(work.model)
     tokenizer.save(Path(work.model))
     _write_store(work, tokenizer, steps)
     targets = _write_rows(work, tokenizer, steps)
-    return Made(built.model.config, built.parameters, targets)
+    return Made(built.model.config, built.num_parameters, targets)
 
 
 def _read(given: str) -> Any:

@@ -1,0 +1,77 @@
+"""Checks of a model before any text is read, and of its weights without reading a number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import transformers
+from transformers import PreTrainedModel
+
+from artel.config import ModelConfig
+from artel.errors import InputError
+from artel.models.adapters import adapter_problems, freeze, require_peft
+from artel.models.loading.heads import check_head, check_sizes, model_class, own_classes
+from artel.models.loading.model_config import known_keys
+from artel.models.loading.model_folder import check_folder, read_config
+from artel.models.loading.pretrained import check_saved
+from artel.models.loading.structure import outline, position_limit
+from artel.models.quantization import require_bitsandbytes
+
+
+def check_model(config: ModelConfig, auto_class: str) -> None:
+    """Raise InputError for a wrong model type, key, folder or head, a missing package, and unknown names of layers."""
+    if config.lora is not None:
+        require_peft()
+    if config.quantise != "none":
+        require_bitsandbytes()
+    if config.config is not None:
+        _, problems = known_keys(config.config)
+        if problems:
+            raise InputError(problems)
+        check_head(config.config["model_type"], auto_class, "model.config.model_type")
+    elif config.from_ is not None and Path(config.from_).is_dir():
+        check_folder(Path(config.from_))
+        saved, _ = read_config(config.from_, runs_code=config.runs_code)
+        check_head(saved.model_type, auto_class, "model.from", own_classes(saved, runs_code=config.runs_code))
+    if config.lora is not None or config.freeze:
+        _check_names(config, auto_class)
+
+
+def _check_names(config: ModelConfig, auto_class: str) -> None:
+    """Raise InputError for names in `lora` and `freeze` that the model on the meta device has not."""
+    model = outline(config, auto_class)
+    if model is None:
+        return
+    problems = adapter_problems(model, config.lora) if config.lora is not None else []
+    if auto_class == "AutoModelForQuestionAnswering":
+        # The objective adds heads that the other names may mean: they are checked when the model is built.
+        problems = [problem for problem in problems if problem.where == "model.lora.target"]
+    elif config.freeze:
+        freeze(model, config.freeze)
+    if problems:
+        raise InputError(problems)
+
+
+def check_positions(model: PreTrainedModel, block: int) -> None:
+    """Raise InputError when inputs of `block` tokens are longer than the model takes."""
+    positions = position_limit(model)
+    if positions is not None and positions < block:
+        what = f"{block} tokens are more than the model's {positions} positions"
+        raise InputError.at("data.block", what, f"write data.block: {positions} or less")
+
+
+def check_pretrained(config: ModelConfig, auto_class: str) -> None:
+    """Raise InputError where the folder of a run's pretrained model lacks weights. No number is read."""
+    if config.from_ is not None and Path(config.from_).is_dir():
+        saved, _ = read_config(config.from_, runs_code=config.runs_code)
+        kind = model_class(saved, auto_class, {}, runs_code=config.runs_code)
+        check_saved(config.from_, saved, kind, for_training=True)
+
+
+def check_whole(name: str) -> None:
+    """Raise InputError where a folder lacks weights of the class that its config.json names, if transformers has it."""
+    config, _ = read_config(name)
+    kind = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    if isinstance(kind, type) and issubclass(kind, PreTrainedModel):
+        check_sizes(config)
+        check_saved(name, config, kind, for_training=False)

@@ -1,0 +1,185 @@
+"""A pretrained model from its files: whole, by transformers, or on the meta device with a plan of what to read.
+
+Weights come from safetensors, or from `pytorch_model.bin` with tensors only. A pickle that holds code is refused
+before anything in it runs. A model's own code runs only where the run file names its repository.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_tie_weights
+from transformers.utils.loading_report import log_state_dict_report
+
+from artel.errors import InputError
+from artel.models.loading.conversion import Loading, plan_loading
+from artel.models.loading.heads import model_class
+from artel.models.loading.init_weights import initialize_again
+from artel.models.loading.materialize import Weights
+from artel.models.loading.missing_weights import check_lacking, check_vocabulary, has_embeddings
+from artel.models.loading.model_folder import cannot_load
+from artel.models.loading.request import BuiltModel, ModelRequest
+from artel.models.loading.safetensors_files import TensorFiles, check_shapes, find_files
+from artel.models.loading.structure import pretrained_config, without_weights
+from artel.models.quantization import keep_trainable, loading_options
+from artel.tokens import Tokenizer
+
+_logger = logging.getLogger("transformers.modeling_utils")  # transformers reports mismatched tensors through it
+_COMPARED_ROWS = 4096  # of two tables, read at a time
+
+
+def load_pretrained(
+    request: ModelRequest, tokenizer: Tokenizer, *, for_training: bool, elsewhere: Sequence[str] = ()
+) -> BuiltModel:
+    """The whole model with its weights. `elsewhere` names modules whose weights an adapter brings.
+
+    For training, new heads may lack weights and the embeddings grow to the tokenizer's size. Raises InputError.
+    """
+    name, runs_code, quantize = str(request.config.from_), request.config.runs_code, request.config.quantise
+    config, notes = pretrained_config(name, request.auto_class, runs_code=runs_code)
+    with _refusing(name):
+        reference = without_weights(config, request.auto_class, request.heads, runs_code)
+        check_shapes(reference, name, config)
+        options = loading_options(quantize, reference, elsewhere) if quantize != "none" else {}
+        model, info = model_class(config, request.auto_class, request.heads, runs_code=runs_code).from_pretrained(
+            name, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
+        )
+    keep_trainable(model)
+    built = BuiltModel(model, notes)
+    missing = info.get("missing_keys") or set()
+    check_lacking(model, name, missing, learns=for_training, elsewhere=elsewhere)
+    _note_differences(built, name, missing, info.get("unexpected_keys") or set())
+    if not for_training and not has_embeddings(model, elsewhere):
+        check_vocabulary(model, tokenizer, name)
+        return built
+    grown = grow_vocabulary(built, tokenizer)
+    grow_vocabulary(BuiltModel(reference), tokenizer)
+    initialize_again(model, reference, grown | dict.fromkeys(missing, 0), request.seed)
+    return built
+
+
+def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer) -> BuiltModel:
+    """The model of `load_pretrained` for training, on the meta device: `materialize` reads `weights` into its shards.
+
+    Checks, notes and errors are the same; they need the headers of the files only. Raises InputError.
+    """
+    name, runs_code = str(request.config.from_), request.config.runs_code
+    config, notes = pretrained_config(name, request.auto_class, runs_code=runs_code)
+    with _refusing(name):
+        model = _untied(config, model_class(config, request.auto_class, request.heads, runs_code=runs_code))
+        check_shapes(model, name, config)
+        files, loading = _plan(model, name, config)
+        # As from_pretrained does it, errors included.
+        log_state_dict_report(model, name, False, loading.info, _logger)
+        model.config.name_or_path = name
+        model._weight_conversions = loading.used
+        read_generation_config(model, name)
+    built = BuiltModel(model.eval(), notes)
+    check_lacking(model, name, loading.info.missing_keys, learns=True)
+    _note_differences(built, name, loading.info.missing_keys, loading.info.unexpected_keys)
+    grown = grow_vocabulary(built, tokenizer)
+    built.weights = Weights(copy.deepcopy(model), request.seed, files, loading, grown)
+    return built
+
+
+def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_training: bool) -> None:
+    """Raise InputError where a folder lacks weights of a class of models. No number is read."""
+    if getattr(config, "quantization_config", None) is not None:
+        return  # packed weights have their own names and shapes: loading them shows what is missing
+    with _refusing(name):
+        model = _untied(config, model_type)
+        if not for_training:
+            check_shapes(model, name, config)
+        _, loading = _plan(model, name, config)
+    check_lacking(model, name, loading.info.missing_keys, learns=for_training)
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Turn every error of loading into an InputError: the hub, safetensors and each architecture raise their own."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise cannot_load(name, error) from None
+
+
+def _note_differences(built: BuiltModel, name: str, missing: set[str], unexpected: set[str]) -> None:
+    """Note which tensors the files of a model lack, and which of theirs are left out."""
+    if missing:
+        lacking = sorted(missing)
+        built.new_modules += dict.fromkeys(key.rpartition(".")[0] for key in lacking)
+        built.notes.append(f"not in {name}, so initialized anew: {', '.join(lacking)}")
+    if unexpected:
+        built.notes.append(f"in {name} but not in this model, so left out: {', '.join(sorted(unexpected)[:8])}")
+
+
+def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer) -> dict[str, int]:
+    """Give the embeddings a row for each id of the tokenizer. Returns the former number of rows of what has grown."""
+    model = built.model
+    rows = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocabulary <= rows:
+        return {}
+    before = {name: parameter.shape for name, parameter in model.named_parameters()}
+    model.resize_token_embeddings(tokenizer.vocabulary, mean_resizing=False)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    built.new_modules += [name for name, module in model.named_modules() if any(module is end for end in ends)]
+    built.notes.append(
+        f"the tokenizer has {tokenizer.vocabulary} ids, the model had {rows} embeddings: "
+        f"{tokenizer.vocabulary - rows} new ones were added, initialized anew"
+    )
+    after = dict(model.named_parameters())
+    return {name: shape[0] for name, shape in before.items() if name in after and after[name].shape != shape}
+
+
+def _plan(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> tuple[TensorFiles, Loading]:
+    """The files of a saved model, and what `model` takes from them. Ties `model` as they are."""
+    files = find_files(name, config)
+    with files:
+        loading = plan_loading(model, files)
+        _tie(model, files, loading)
+    model._adjust_missing_and_unexpected_keys(loading.info)  # as from_pretrained does it
+    return files, loading
+
+
+def _untied(config: PreTrainedConfig, model_type: Any) -> PreTrainedModel:
+    with torch.device("meta"), no_tie_weights():
+        return model_type._from_config(copy.deepcopy(config), dtype=torch.float32)
+
+
+def _tie(model: PreTrainedModel, files: TensorFiles, loading: Loading) -> None:
+    """Tie what the architecture ties, except two tensors that are both saved and differ."""
+    missing = loading.info.missing_keys
+    for target, source in list(model.all_tied_weights_keys.items()):
+        if target in missing or source in missing:
+            continue
+        if _are_equal(files, loading.same.get(target), loading.same.get(source)):
+            missing.add(target)
+        else:
+            _logger.warning("%s and %s are tied in this model but not in its files, so not tied", source, target)
+            model.all_tied_weights_keys.pop(target)
+    model.tie_weights(missing_keys=missing, recompute_mapping=False)
+
+
+def _are_equal(files: TensorFiles, one: str | None, other: str | None) -> bool:
+    """Whether two saved tensors are equal, read some rows at a time."""
+    if one is None or other is None or files.shape(one) != files.shape(other):
+        return False
+    spans = [slice(start, start + _COMPARED_ROWS) for start in range(0, files.shape(one)[0], _COMPARED_ROWS)]
+    return all(torch.equal(files.read(one, (span,)), files.read(other, (span,))) for span in spans)
+
+
+def read_generation_config(model: PreTrainedModel, name: str) -> None:
+    """Give `model` the generation settings of the saved model `name`, so that it is saved with them."""
+    if model.can_generate() and hasattr(model, "adjust_generation_fn"):
+        hub = {"cache_dir": None, "force_download": False, "proxies": None, "local_files_only": False, "token": None}
+        model.adjust_generation_fn(
+            None, False, None, name, **hub, revision="main", subfolder="", trust_remote_code=False
+        )
