@@ -11,9 +11,8 @@ import zstandard
 from artel.config import DataConfig
 from artel.errors import InputError
 from artel.preparing import prepare
-from artel.text import Record, Rejected, html_to_text
+from artel.text import Record, Rejected, check_sources, html_to_text
 from artel.text.reading.encodings import is_text_encoding
-from artel.text.sources import check_sources
 from support.reading import MESSAGES, items, parquet, read_in_spans, warc, written
 from support.stores import run_of
 

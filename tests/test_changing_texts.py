@@ -13,8 +13,9 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import WorkError
 from artel.preparing import prepare
 from artel.preparing.news import News, still
+from artel.text import input_shards
 from artel.text.reading.unchanged import unchanged
-from artel.text.sources import parts_of, read_part
+from artel.text.sources.read import read_shard
 from support.reading import parquet, warc, written
 from support.stores import run_of, stored
 
@@ -62,8 +63,8 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, name, change):
     content, source = FILES[name]
     file = written(tmp_path, name, content)
     data = DataConfig(sources=[SourceConfig(path=[str(file)], **source)])
-    for part in parts_of(data):
-        records = read_part(part, data)
+    for part in input_shards(data):
+        records = read_shard(part, data)
         next(records)
         wait_for_its_clock(tmp_path)
         CHANGES[change](file)
@@ -72,7 +73,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, name, change):
     if change != "goes":  # and what was planned with the file of before is not read with that of now
         os.utime(file, ns=(1, 1))
         with pytest.raises(WorkError, match=f"{name}: changed"):
-            list(read_part(part, data))
+            list(read_shard(part, data))
 
 
 @pytest.mark.parametrize("stage", ["training the tokenizer", "turning text into tokens", "writing the store"])
@@ -120,7 +121,7 @@ def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
 
 def test_a_change_that_leaves_the_size_is_not_told_by_the_size(tmp_path):
     file = written(tmp_path, "a.txt", "text")
-    with pytest.raises(WorkError, match="its bytes are as many as before, and its time of change"), unchanged(file):
+    with pytest.raises(WorkError, match="it has as many bytes as before, and another time of change"), unchanged(file):
         os.utime(file, ns=(0, 0))
 
 

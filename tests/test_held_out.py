@@ -9,7 +9,8 @@ import pytest
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.preparing import prepare, workspace
-from artel.text.sources import all_inputs, parts_of, read_part
+from artel.text import all_inputs, input_shards
+from artel.text.sources.read import read_shard
 from artel.text.split import is_held_out, split_hash
 from support.reading import message, rows_of, written
 from support.runs import artel, write_run
@@ -86,7 +87,7 @@ def test_a_text_of_rows_is_cut_as_it_was_planned(tmp_path):
     other = written(tmp_path, "other.txt", file.read_text() * 2)
     sources = [SourceConfig(path=[str(file)], rows="[:]"), SourceConfig(path=[str(other)])]
     data = DataConfig(sources=sources, validation=0.01)
-    assert len(list(read_part(parts_of(data)[0], data.model_copy(update={"validation": 0.9})))) > 5
+    assert len(list(read_shard(input_shards(data)[0], data.model_copy(update={"validation": 0.9})))) > 5
 
 
 def test_what_is_held_out_is_as_if_the_larger_share_had_been_asked_for(tmp_path):

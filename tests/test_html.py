@@ -13,6 +13,7 @@ from artel.text.cleaning import html
 from artel.text.cleaning.html import _BLOCKS, _GONE, _flat, page_source
 from artel.text.cleaning.main_text import main_text
 from artel.text.formats.html import read_html
+from artel.text.reading.source_file import SourceFile
 from artel.text.records import Dropped, Record
 from support.reading import written
 
@@ -163,12 +164,12 @@ def test_any_page_has_a_main_text_or_none(pieces):
 def test_a_page_without_main_text_is_dropped_and_not_a_bad_one(tmp_path):
     source = SourceConfig(path=["x"], extract="main")
     file = written(tmp_path, "a.html", "<html><body><script>var home</script></body></html>")
-    assert list(read_html(file, "a.html", "", "set", source, DataConfig())) == [Dropped("no_main_text", "set")]
+    assert list(read_html(SourceFile(file, "a.html", "set", source, DataConfig()))) == [Dropped("no_main_text", "set")]
     file = written(tmp_path, "b.html", f"<html><body><article><h1>Title</h1>{MAIN}</article></body></html>")
-    (record,) = read_html(file, "b.html", "", "set", source, DataConfig())
+    (record,) = read_html(SourceFile(file, "b.html", "set", source, DataConfig()))
     assert isinstance(record, Record)
     lines = source.model_copy(update={"document": "line"})
-    assert [item.origin for item in read_html(file, "b.html", "", "set", lines, DataConfig())] == [
+    assert [item.origin for item in read_html(SourceFile(file, "b.html", "set", lines, DataConfig()))] == [
         "b.html:1",
         "b.html:2",
     ]

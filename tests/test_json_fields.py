@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from artel.text.formats.json_fields import parser_of
+from artel.text.formats.json_fields import line_parser
 
 with_simdjson = pytest.mark.skipif(
     sys.version_info >= (3, 14) and importlib.util.find_spec("simdjson") is None, reason="no wheel for this Python"
@@ -23,7 +23,7 @@ ENTRIES = st.fixed_dictionaries(
     {}, optional={"text": st.text() | VALUES, "meta": st.dictionaries(st.just("pile_set_name"), VALUES) | VALUES,
                   "other": VALUES}
 )  # fmt: skip
-PARSE = parser_of("text", "meta")
+PARSE = line_parser("text", "meta")
 
 
 @with_simdjson
@@ -74,7 +74,7 @@ def _told(parse, line):
 
 def test_without_simdjson_it_is_orjson(monkeypatch):
     monkeypatch.setitem(sys.modules, "simdjson", None)
-    assert parser_of("text", "meta") is orjson.loads
+    assert line_parser("text", "meta") is orjson.loads
 
 
 @with_simdjson
@@ -82,4 +82,4 @@ def test_other_fields_are_left_out_where_simdjson_reads():
     assert PARSE(b'{"text":"a","url":"b","meta":{"pile_set_name":"c"}}') == {
         "text": "a", "meta": {"pile_set_name": "c"},
     }  # fmt: skip
-    assert parser_of("text", "")(b'{"text":"a","meta":"b"}') == {"text": "a"}
+    assert line_parser("text", "")(b'{"text":"a","meta":"b"}') == {"text": "a"}

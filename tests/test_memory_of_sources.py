@@ -13,7 +13,7 @@ from artel.config import TokenizerTraining
 from artel.errors import InputError
 from artel.text.cleaning.html import MOST_TAGS, html_to_text
 from artel.text.formats import parquet
-from artel.text.reading.encodings import NotText
+from artel.text.records import BadRecord
 from artel.tokens import train_tokenizer
 from artel.tokens.tokenizer.train import pieces_of
 from support.reading import read, read_texts, warc, written
@@ -48,7 +48,7 @@ def test_a_page_of_tags_alone_is_no_text(tmp_path):
     assert status == 2
     assert "has 20,000,000 tags, and of a page no more than 1,000,000 are read" in told
     assert memory < 1400
-    with pytest.raises(NotText):
+    with pytest.raises(BadRecord):
         html_to_text(b"<p>x" * (MOST_TAGS + 1))
     assert html_to_text(b"<p>x" * 50_000).count("\n") == 49_999
 

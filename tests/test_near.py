@@ -120,7 +120,7 @@ def test_no_cluster_stands_on_both_sides_of_the_split(tmp_path, read):
     number = {text: place for place, text in enumerate(texts)}
 
     def across(documents):
-        part = {number[document.text]: document.part for document in documents}
+        part = {number[document.text]: document.split for document in documents}
         return [value for (one, other), value in alike.items() if {part.get(one), part.get(other)} == {"train", "validation"}]  # fmt: skip  # noqa: E501
 
     source = lines_of(tmp_path / "a.txt", texts)
@@ -172,7 +172,7 @@ def test_training_texts_near_given_validation_texts_are_dropped(tmp_path, read):
     (tmp_path / "held.txt").write_text("\n".join(held))
     source = lines_of(tmp_path / "a.txt", [near[0], alone[0], *near[1:], held[0], alone[1]])
     documents, told = read(sources=[source], validation=str(tmp_path / "held.txt"))
-    assert [(document.text, document.part) for document in documents] == [
+    assert [(document.text, document.split) for document in documents] == [
         *((text, "validation") for text in held), (alone[0], "train")
     ]  # fmt: skip
     assert told["documents"]["dropped"] == {"duplicate": 1, "near_duplicate": 1, "near_validation": 3}

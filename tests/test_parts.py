@@ -195,14 +195,14 @@ def test_budgets_are_kept_to(tmp_path):
     source = {"path": str(tmp_path / "a.txt"), "document": "line"}
     data = {"sources": [source | {"budget_bytes": 5000, "weight": 2}], "validation": 0.1}
     documents, ledger = stored(tmp_path, data=data)
-    train = [document.text for document in documents if document.part == "train"]
+    train = [document.text for document in documents if document.split == "train"]
     assert 5000 - 60 <= sum(map(len, train)) <= 5000
     assert set(Counter(train).values()) == {2}
     lines = sorted(int(text.split()[-1]) for text in set(train))
     assert lines[0] < 150 < 850 < lines[-1]  # drawn from everywhere
     assert ledger["parts"]["validation"]["documents"] == pytest.approx(100, abs=30)  # a budget is of training text
     documents, _ = stored(tmp_path, data={"sources": [source | {"budget_documents": 77}], "validation": 0.1})
-    assert sum(document.part == "train" for document in documents) == 77
+    assert sum(document.split == "train" for document in documents) == 77
 
 
 def test_chances_are_even():

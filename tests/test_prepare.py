@@ -41,7 +41,7 @@ def test_the_decoded_store_equals_the_cleaned_documents(novels):
     prepared = prepare(run)
     store, tokenizer, told = prepared.open(), prepared.tokenizer(), prepared.ledger()
     for part in ("train", "validation"):
-        expected = [(d.record.origin, d.record.text) for d in cleaned if d.part == part]
+        expected = [(d.record.origin, d.record.text) for d in cleaned if d.split == part]
         documents = getattr(store, part).each_sample()
         for (origin, text), (found, ids) in zip(expected, documents, strict=True):
             assert ids[-1] == tokenizer.end_id

@@ -86,5 +86,5 @@ def test_the_ledger_of_real_files_adds_up(shared_data):
     assert ledger.sets["pairs"].read == 300
     parts = {}
     for document in found:
-        assert document.part == parts.setdefault(document.record.group, document.part)
+        assert document.split == parts.setdefault(document.record.group, document.split)
     assert set(parts.values()) == {"train", "validation"}

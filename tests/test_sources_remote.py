@@ -106,14 +106,15 @@ def on_the_hub(address: str, cache: Path, *paths: str, **environment: str) -> li
 import json, sys
 from artel.config import DataConfig, SourceConfig
 from artel.errors import ArtelError, InputError
-from artel.text.sources import check_sources, parts_of, read_part
+from artel.text import check_sources, input_shards
+from artel.text.sources.read import read_shard
 told = []
 for path in sys.argv[1:]:
     data = DataConfig(sources=[SourceConfig(path=[path])])
     try:
         check_sources(data)
-        told.append([[item.text, item.origin] for part in parts_of(data)
-                     for item in read_part(part, data)])
+        told.append([[item.text, item.origin] for part in input_shards(data)
+                     for item in read_shard(part, data)])
     except ArtelError as error:
         told.append(f"{'InputError' if isinstance(error, InputError) else 'WorkError'} {error}")
 print(json.dumps(told))

@@ -67,4 +67,4 @@ def test_a_slice_leaves_the_validation_file_whole(tmp_path):
     file = rows_of(tmp_path, [{"messages": [str(number), "x"]} for number in range(9)])
     other = rows_of(tmp_path, [{"messages": [f"v{number}", "x"]} for number in range(5)], "v.jsonl")
     found, _ = documents(sources=[{"path": str(file), "format": "chat", "rows": "[:2]"}], validation=str(other))
-    assert [document.part for document in found] == ["validation"] * 5 + ["train"] * 2
+    assert [document.split for document in found] == ["validation"] * 5 + ["train"] * 2

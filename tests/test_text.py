@@ -15,7 +15,8 @@ from artel.config import CleanConfig, DataConfig
 from artel.errors import InputError
 from artel.text import Ledger, html_to_text, read_documents
 from artel.text.cleaning.rules import clean
-from artel.text.reading.encodings import NotText, detect_encoding
+from artel.text.reading.encodings import detect_encoding
+from artel.text.records import BadRecord
 
 RUSSIAN = "Все счастливые семьи похожи друг на друга,\nкаждая несчастливая семья несчастлива по-своему.\n"
 
@@ -109,7 +110,7 @@ def test_the_header_of_a_response_says_the_encoding():
 @given(data=st.binary(max_size=300))
 @settings(max_examples=150)
 def test_any_bytes_as_a_page_give_text_or_a_reason(data):
-    with suppress(NotText):
+    with suppress(BadRecord):
         assert isinstance(html_to_text(data), str)
 
 
@@ -158,11 +159,11 @@ def test_duplicates_are_dropped_and_counted_and_the_split_is_stable(tmp_path):
     source = {"path": str(tmp_path / "*.txt"), "document": "line"}
     documents, ledger = read(sources=[source], validation=0.1)
     assert ledger.to_json()["documents"]["dropped"] == {"duplicate": 2}
-    held = {document.record.text for document in documents if document.part == "validation"}
+    held = {document.record.text for document in documents if document.split == "validation"}
     assert 20 < len(held) < 60
     (tmp_path / "0.txt").write_text("\n".join(f"another {number}" for number in range(400)))
     more, _ = read(sources=[source], validation=0.1)
-    assert held == {d.record.text for d in more if d.part == "validation" and d.record.text.startswith("line")}
+    assert held == {d.record.text for d in more if d.split == "validation" and d.record.text.startswith("line")}
 
 
 def test_validation_by_a_path_takes_its_texts_out_of_training(tmp_path):
@@ -170,7 +171,7 @@ def test_validation_by_a_path_takes_its_texts_out_of_training(tmp_path):
     (tmp_path / "held.txt").write_text("two\nfour")
     source = {"path": str(tmp_path / "a.txt"), "document": "line"}
     documents, ledger = read(sources=[source], validation=str(tmp_path / "held.txt"))
-    assert [(d.record.text, d.part) for d in documents] == [
+    assert [(d.record.text, d.split) for d in documents] == [
         ("two", "validation"), ("four", "validation"), ("one", "train"), ("three", "train")
     ]  # fmt: skip
     assert ledger.to_json()["documents"]["dropped"] == {"duplicate": 1}

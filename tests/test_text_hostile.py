@@ -16,7 +16,8 @@ from artel.config import CleanConfig
 from artel.errors import ArtelError, InputError
 from artel.text import html_to_text
 from artel.text.cleaning.rules import clean
-from artel.text.reading.encodings import NotText, decode, detect_encoding, foreign_lines, other_encoding
+from artel.text.reading.encodings import decode, detect_encoding, lines_in_other_encoding, other_encoding
+from artel.text.records import BadRecord
 from support.reading import checked, documents, items, read_texts
 from support.stores import stored
 
@@ -167,7 +168,7 @@ def test_paths_that_cannot_be(tmp_path):
 
 def test_binary_data_is_told(tmp_path):
     for data in (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\x7fELF\x02\x01\x01" + b"\0" * 20):
-        with pytest.raises(NotText, match="binary"):
+        with pytest.raises(BadRecord, match="binary"):
             detect_encoding(data)
 
 
@@ -272,7 +273,7 @@ def test_a_block_has_the_foreign_lines_that_are_found_one_by_one(encoding, end):
     ]
     expected = {number: other for number, line in enumerate(lines) if (other := other_encoding(line, encoding))}
     assert len(expected) > 100
-    assert foreign_lines(b"\n".join(lines) + end, encoding) == expected
+    assert lines_in_other_encoding(b"\n".join(lines) + end, encoding) == expected
 
 
 def test_guessed_encodings_are_counted_by_source(tmp_path):
@@ -296,7 +297,7 @@ def test_guessed_encodings_are_counted_by_source(tmp_path):
 def test_a_tag_of_countless_attributes_is_not_parsed():
     for separator in (b" ", b"/", b"\n"):
         page = b"<p>a<i " + separator.join(b"a%d=1" % number for number in range(200_000)) + b">b"
-        with pytest.raises(NotText, match=r"has a tag with 200,00\d attributes"):
+        with pytest.raises(BadRecord, match=r"has a tag with 200,00\d attributes"):
             html_to_text(page)
     picture = b"<p>a<img class=x src='data:image/png;base64," + b"AB/+ " * 100_000 + b"'>b" + b" word" * 20_000
     assert html_to_text(picture).startswith("ab word word")

@@ -3,16 +3,17 @@
 import gzip
 import io
 import zlib
+from functools import partial
 
 import pytest
 from fastwarc.warc import WarcRecord, WarcRecordType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artel.config import DataConfig, SourceConfig
 from artel.text import html_to_text
 from artel.text.formats.warc import read_warc
 from artel.text.records import Record, Rejected
+from support.reading import read as read_with_reader
 from support.reading import written
 
 ANSWER = "application/http; msgtype=response"
@@ -68,9 +69,7 @@ ARCHIVE = [
 TEXTS = [page.removeprefix("<p>").removesuffix("</p>") for page in PAGES]
 
 
-def read(file, *, max_document=100_000_000, **source):
-    config = SourceConfig.model_validate({"path": str(file), **source})
-    return list(read_warc(file, file.name, "set", config, DataConfig(max_document=max_document)))
+read = partial(read_with_reader, read_warc)
 
 
 @pytest.mark.parametrize("name", ["a.warc", "a.warc.gz", "whole.warc.gz"])

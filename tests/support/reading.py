@@ -10,8 +10,9 @@ import pyarrow.parquet
 
 from artel.config import DataConfig, SourceConfig
 from artel.preparing.selection import Made
-from artel.text import Ledger, Record, count_lines, read_documents
-from artel.text.sources import check_sources, parts_of, read_part
+from artel.text import Ledger, Record, check_sources, count_lines, input_shards, read_documents
+from artel.text.reading.source_file import SourceFile
+from artel.text.sources.read import read_shard, read_with
 
 
 def read_texts(path, *, max_bad=0.0, max_document=100_000_000, **source):
@@ -32,7 +33,7 @@ def items(path, *, max_document=100_000_000, **source):
 
 def items_of(data):
     """What the sources of a run yield, one after another."""
-    return (item for part in parts_of(data) for item in read_part(part, data))
+    return (item for part in input_shards(data) for item in read_shard(part, data))
 
 
 def checked(path, **source):
@@ -42,7 +43,7 @@ def checked(path, **source):
 def read(reader, file: Path, *, max_document=100_000_000, **source):
     data = DataConfig.model_validate({"max_document": max_document})
     config = SourceConfig.model_validate({"path": str(file), **source})
-    return list(reader(file, file.name, "set", config, data))
+    return list(read_with(reader, SourceFile(file, file.name, "set", config, data)))
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:
@@ -103,10 +104,10 @@ def read_in_spans(file, size, **source):
     """What the parts of a file of about `size` bytes hold, its places as `artel prepare` tells them."""
     data = DataConfig.model_validate({"sources": [{"path": str(file), **source}], "max_document": 50_000})
     found, before, spans = [], 0, 0
-    for part in parts_of(data, size):
+    for part in input_shards(data, size):
         made = Made(file, np.empty(0), {}, before)
         found += [(type(item), getattr(item, "text", ""), getattr(item, "detail", ""), made.origin(item.origin))
-                  for item in read_part(part, data)]  # fmt: skip
+                  for item in read_shard(part, data)]  # fmt: skip
         span = part.inputs[0].span
         before += count_lines(file, span) if span else 0
         spans += span is not None

@@ -109,9 +109,9 @@ class SpanQA(Objective):
                             "the document; give one, or leave it out", record.set_name)  # fmt: skip
         answer = context.tokens_of(*trimmed(asked.context, *asked.answers[0])) if asked.answers else None
         room = self.run.data.block - self._frame.size - len(question)
-        if answer is not None and answer[1] - answer[0] >= room and document.part == "train":
+        if answer is not None and answer[1] - answer[0] >= room and document.split == "train":
             return Dropped("answer_longer_than_window")
-        judged = document.part == "validation"
+        judged = document.split == "validation"
         samples = []
         for first in window_starts(len(context.ids), room, self._wanted.stride):
             sample = self._window(document, question, context, first, room, answer)
@@ -138,7 +138,7 @@ class SpanQA(Objective):
             start, end = answer[0] - first + begins, answer[1] - first + begins
             answer_class = CLASSES.index(asked.answer_class)
         numbers = (0, first, begins, start, end, answer_class)  # the store counts the documents
-        if document.part == "train":
+        if document.split == "train":
             return Sample(ids.astype(np.int64), None, numbers)
         # Where each token stands in the document, so that a predicted span becomes text again: start << 32 | end.
         places = np.zeros(len(ids), dtype=np.uint64)

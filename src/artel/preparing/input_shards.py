@@ -24,7 +24,7 @@ from artel.config import RunConfig
 from artel.errors import WorkError
 from artel.objectives import Made, Objective
 from artel.storage import new_folder
-from artel.text import Cleaned, Dropped, Ledger, Part, Rejected, clean_part, count_lines
+from artel.text import CleanedRecord, Dropped, InputShard, Ledger, Rejected, clean_shard, count_lines
 from artel.text.dedup.near import Signer
 from artel.text.dedup.repeats import RepeatedUnits
 from artel.tokens.store.manifest import PARTS
@@ -37,34 +37,35 @@ _ROWS_AT_ONCE = 1024
 
 DOCUMENT = np.dtype([
     ("digest", [("high", ">u8"), ("low", ">u8")]), ("bytes", "<u8"), ("characters", "<u8"), ("tokens", "<u8"),
-    ("samples", "<u4"), ("set", "<u4"), ("split_hash", "<u8"), ("split", "u1"), ("is_left", "u1"), ("has_source", "u1"),
+    ("samples", "<u4"), ("set", "<u4"), ("split_hash", "<u8"), ("split", "u1"), ("has_new_text", "u1"),
+    ("has_source", "u1"),
 ])  # fmt: skip
 """A document's row: digest of its cleaned text, sizes, which of the part's sets it is of, what the split goes by,
 0 train or 1 validation, whether more is left of it than what earlier documents hold, and whether it has a line of
 `sources`."""
 
 
-def write_lines(run: RunConfig, part: Part, folder: Path) -> None:
+def write_lines(run: RunConfig, part: InputShard, folder: Path) -> None:
     """Into `folder/digests` (16 bytes each) the lines or paragraphs of a part, each but once, in their order."""
     assert run.data.dedup.lines != "none"
     units = RepeatedUnits(run.data.dedup.lines)
     with new_folder(folder) as partial:
-        for _ in clean_part(part, run.data, Ledger(), units):
+        for _ in clean_shard(part, run.data, Ledger(), units):
             pass
         (partial / "digests").write_bytes(b"".join(units.seen))
 
 
-def write_part(run: RunConfig, part: Part, objective: Objective, folder: Path, earlier: Path) -> None:
+def write_part(run: RunConfig, part: InputShard, objective: Objective, folder: Path, earlier: Path) -> None:
     """The documents of a part into `folder`; `earlier` has the digests of repeated lines, where there are any."""
     units = None
     if run.data.dedup.lines != "none":
         digests = earlier.read_bytes()
         units = RepeatedUnits(run.data.dedup.lines, (digests[at : at + 16] for at in range(0, len(digests), 16)))
     with new_folder(folder) as partial, _PartWriter(partial, run, objective.tokenizer.vocabulary) as writer:
-        for chunk in _chunks(clean_part(part, run.data, writer.ledger, units)):
-            made = objective.samples([cleaned.document for cleaned in chunk if cleaned.is_left])
+        for chunk in _chunks(clean_shard(part, run.data, writer.ledger, units)):
+            made = objective.samples([cleaned.document for cleaned in chunk if cleaned.has_new_text])
             for cleaned in chunk:
-                writer.add(cleaned, next(made) if cleaned.is_left else None)
+                writer.add(cleaned, next(made) if cleaned.has_new_text else None)
         if objective.tokenizer.doubtful_texts:
             fix = f"{objective.tokenizer.encoder_remedy}, delete {folder.parents[1]}, and start again"
             raise WorkError.at("tokenizer", objective.tokenizer.encoder_note, fix)
@@ -97,8 +98,8 @@ class _PartWriter:
         if self._signer is not None:
             self._signer.__exit__(kind, error, trace)
 
-    def add(self, cleaned: Cleaned, made: Made | Rejected | Dropped | None) -> None:
-        record, split = cleaned.document.record, PARTS.index(cleaned.document.part)
+    def add(self, cleaned: CleanedRecord, made: Made | Rejected | Dropped | None) -> None:
+        record, split = cleaned.document.record, PARTS.index(cleaned.document.split)
         notes: dict[str, Any] = {}
         tokens = samples = 0
         source = None
@@ -122,11 +123,11 @@ class _PartWriter:
         set_number = self._sets.setdefault(record.set_name, len(self._sets))
         digest = tuple(int.from_bytes(cleaned.digest[at : at + 8]) for at in (0, 8))
         row = (digest, len(record.text.encode()), len(record.text), tokens, samples, set_number,
-               cleaned.split_hash, split, cleaned.is_left, source is not None)  # fmt: skip
+               cleaned.split_hash, split, cleaned.has_new_text, source is not None)  # fmt: skip
         self._rows.append(row)
         if len(self._rows) == _ROWS_AT_ONCE:
             self._write_rows()
-        if self._signer is not None and cleaned.is_left:
+        if self._signer is not None and cleaned.has_new_text:
             self._signer.add(self._count, record.text)
         self._count += 1
 
@@ -152,11 +153,11 @@ class _PartWriter:
         self._rejected.write(orjson.dumps(row) + b"\n")
 
 
-def _chunks(cleaned: Iterable[Cleaned]) -> Iterator[list[Cleaned]]:
+def _chunks(cleaned: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
     """Documents in groups that are encoded together; a group ends early when it has many characters."""
     cleaned = iter(cleaned)
     while True:
-        chunk: list[Cleaned] = []
+        chunk: list[CleanedRecord] = []
         characters = 0
         for each in islice(cleaned, _CHUNK_DOCUMENTS):
             chunk.append(each)
@@ -168,7 +169,7 @@ def _chunks(cleaned: Iterable[Cleaned]) -> Iterator[list[Cleaned]]:
         yield chunk
 
 
-def _lines(part: Part) -> int | None:
+def _lines(part: InputShard) -> int | None:
     """How many lines a span has: those of later spans are counted from there. None of whole files."""
     span = part.inputs[0].span if part.inputs else None
     return None if span is None else count_lines(Path(part.inputs[0].address), span)

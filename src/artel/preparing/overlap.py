@@ -10,7 +10,7 @@ from pathlib import Path
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.storage import cache_folder, folder_fault, is_remote
-from artel.text import reaches_of
+from artel.text import source_paths
 
 Outputs = list[tuple[str, Path]]
 """The key (`run`, `data.store`) and the folder of each."""
@@ -33,12 +33,12 @@ def overlap_problems(run: RunConfig, outputs: Outputs | None = None) -> list[Pro
     """
     outputs = _outputs(run) if outputs is None else outputs
     problems = []
-    for reach in reaches_of(run.data):
+    for reach in source_paths(run.data):
         problems += [
-            _would_be_read(key, folder, reach.where, reach.path)
-            for key, folder in outputs if reach.holds(_real(folder))
+            _would_be_read(key, folder, reach.key, reach.path)
+            for key, folder in outputs if reach.would_read(_real(folder))
         ]  # fmt: skip
-        problems += _lies_in_output(reach.where, reach.files, outputs)
+        problems += _lies_in_output(reach.key, reach.files, outputs)
     for given in _folders(run):
         problems += [
             _would_be_read(key, folder, given.where, given.path)

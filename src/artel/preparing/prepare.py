@@ -44,7 +44,7 @@ from artel.storage import (
     write_bytes,
     write_file,
 )
-from artel.text import check_text, in_words, more_documents, source_fingerprint
+from artel.text import check_text, describe_drops, more_documents, source_fingerprint
 from artel.text.dedup.shingles import GRAMS
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
 from artel.tokens.store.manifest import FORMAT, PARTS, stored_files
@@ -82,7 +82,7 @@ class Prepared:
         documents, tokens, split = ledger["documents"], ledger["tokens"], ledger["parts"]
         return (
             f"{documents['read']:,} documents read, {documents['kept']:,} kept, "
-            f"{in_words(documents['dropped']) or 'none'} dropped · "
+            f"{describe_drops(documents['dropped']) or 'none'} dropped · "
             f"{tokens['train']:,} training tokens in {split['train']['documents']:,} documents, "
             f"{tokens['validation']:,} validation tokens in {split['validation']['documents']:,}"
             f"{'' if self.made else ' (made before)'}"

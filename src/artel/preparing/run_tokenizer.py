@@ -76,7 +76,7 @@ def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], rejected: 
             nonlocal read
             for document in read_documents(run.data, ledger, wanted.sample):
                 read += 1
-                if document.part == "train":
+                if document.split == "train":
                     yield document.record.text
 
         with still(tell, lambda: f"training the tokenizer: {read:,} documents read"):

@@ -25,7 +25,7 @@ from artel.preparing.input_shards import DOCUMENT
 from artel.preparing.mixture import BUDGET, WEIGHT, copies_by_weight, over_budget
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder, write_file
-from artel.text import Ledger, Rejected, check_sets, judge, source_of
+from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
 from artel.text.dedup.exact import DIGEST, repeated
 from artel.text.dedup.near import BAND_GROUPS, Signatures, alike, bands_and_rows, reasons
 from artel.text.split import least_fraction
@@ -100,8 +100,8 @@ def find_earlier_lines(workspace: Workspace) -> None:
 def find_exact(workspace: Workspace) -> None:
     """`exact`: of each document whether an equal one came before (_DUPLICATE), or nothing is left of it (_REPEATED)."""
     parts = made_parts(workspace)
-    is_left = np.concatenate([np.empty(0, np.uint8), *(part.rows["is_left"] for part in parts)])
-    found = np.where(is_left == 1, _FIRST, _REPEATED).astype(np.uint8)
+    has_new_text = np.concatenate([np.empty(0, np.uint8), *(part.rows["has_new_text"] for part in parts)])
+    found = np.where(has_new_text == 1, _FIRST, _REPEATED).astype(np.uint8)
     if workspace.run.data.dedup.exact:
         found[repeated([part.rows["digest"] for part in parts])] = _DUPLICATE
     write_file(workspace.exact, found.tobytes())
@@ -186,7 +186,7 @@ class Verdict:
                 keep_rejected(partial / "rejected.jsonl")
             self._check_sets()
             ledger.notes += self._workspace.notes
-            judge(self._data, ledger)
+            check_ledger(self._data, ledger)
             ledger.check()
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))
             (partial / "copies").mkdir()
@@ -218,7 +218,7 @@ class Verdict:
 
     def _given_validation(self) -> NDArray[np.bool_]:
         """Of each document whether it is a validation text given by a path: such a one stays however alike."""
-        given = [part.where == "data.validation" for part in self._workspace.parts]
+        given = [part.key == "data.validation" for part in self._workspace.parts]
         return np.repeat(np.array(given, np.bool_), np.diff(self._starts))
 
     def _drop_unusable(self) -> None:
@@ -240,11 +240,11 @@ class Verdict:
 
     def _mix(self) -> None:
         """Weights and budgets, of each source over all its parts; validation documents come once."""
-        for where in dict.fromkeys(part.where for part in self._workspace.parts):
+        for where in dict.fromkeys(part.key for part in self._workspace.parts):
             if where == "data.validation":
                 continue
-            source = source_of(self._data, where)
-            numbers = [number for number, part in enumerate(self._workspace.parts) if part.where == where]
+            source = source_at(self._data, where)
+            numbers = [number for number, part in enumerate(self._workspace.parts) if part.key == where]
             for number in numbers:
                 made, place = self._parts[number], slice(self._starts[number], self._starts[number + 1])
                 copies = copies_by_weight(source, made.told["sets"], made.rows["set"], made.rows["digest"], self._seed)
@@ -278,7 +278,7 @@ class Verdict:
             ledger.of(name).dropped.update(counts["dropped"])
         for source, encodings in part.told.get("encodings", {}).items():
             for encoding, files in encodings.items():
-                ledger.guess(source, encoding, files)
+                ledger.add_encoding(source, encoding, files)
         dropped, copies = self._dropped[place], self._copies[place].astype(np.int64)
         for number, name in enumerate(part.told["sets"]):
             counts = ledger.of(name)
@@ -293,17 +293,17 @@ class Verdict:
                 written = {"documents": int(copies[chosen].sum())}
                 for column in ("characters", "bytes", "tokens", "samples"):
                     written[column] = int((part.rows[column][chosen].astype(np.int64) * copies[chosen]).sum())
-                counts.parts[split_name].update(written)
+                counts.splits[split_name].update(written)
         for note in part.notes:
             if "changed" in note and copies[note["document"]]:
                 ledger.changed.update(note["changed"])
 
     def _check_sets(self) -> None:
         problems: list[Problem] = []
-        for where in dict.fromkeys(part.where for part in self._workspace.parts):
-            made = (made for made, part in zip(self._parts, self._workspace.parts, strict=True) if part.where == where)
+        for where in dict.fromkeys(part.key for part in self._workspace.parts):
+            made = (made for made, part in zip(self._parts, self._workspace.parts, strict=True) if part.key == where)
             seen = {name for each in made for name in each.told["ledger"]}
-            problems += check_sets(source_of(self._data, where), where, seen)
+            problems += check_sets(source_at(self._data, where), where, seen)
         if problems:
             raise InputError(problems)
 

@@ -29,14 +29,13 @@ import orjson
 from artel.config import RunConfig, dump_run, load_run
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.storage import disk_errors, remove_leftovers, write_file
-from artel.text import Part, parts_of
-from artel.text.sources import all_inputs, cut_notes
+from artel.text import InputShard, all_inputs, cut_notes, input_shards
 
 # Of little text smaller parts are made, so that all cores have some: a few for each, but none that takes under 0.2 s.
 _PARTS_AT_LEAST, _SMALL_PART = 16, 4_000_000
 
 # Of what lies in a workspace: one that an artel of another form began is begun anew.
-_FORM = 3
+_FORM = 4
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Workspace:
             inputs = [each for _, _, inputs in all_inputs(run.data) for each in inputs]
             total = sum(each.size for each in inputs)
             size = min(run.prepare.part, max(_SMALL_PART, total // _PARTS_AT_LEAST))
-            parts = [part.to_json() for part in parts_of(run.data, size)]
+            parts = [part.to_json() for part in input_shards(run.data, size)]
             write_file(workspace._plan, orjson.dumps({"form": _FORM, "parts": parts, "notes": cut_notes(inputs)}))
         write_file(path / "run.yaml", run_file)  # what does not shape the store may be another than before
         for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
@@ -80,8 +79,8 @@ class Workspace:
         return self.path / "plan.json"
 
     @cached_property
-    def parts(self) -> list[Part]:
-        return [Part.from_json(told) for told in orjson.loads(self._plan.read_bytes())["parts"]]
+    def parts(self) -> list[InputShard]:
+        return [InputShard.from_json(told) for told in orjson.loads(self._plan.read_bytes())["parts"]]
 
     @property
     def held_out(self) -> dict[str, Any] | None:

@@ -1,8 +1,10 @@
 """Sources, cleaning, duplicates, split: raw text to documents, each accounted for. Knows no tokens."""
 
 from artel.text.cleaning.html import html_to_text
-from artel.text.ledger import Counts, Ledger, in_words
-from artel.text.pipeline import Cleaned, check_text, clean_part, judge, more_documents, read_documents
+from artel.text.ledger import Counts, Ledger, describe_drops
+from artel.text.pipeline import CleanedRecord, check_ledger, check_text, clean_shard, more_documents, read_documents
+from artel.text.reading.lines import count_lines
+from artel.text.reading.sets import check_sets
 from artel.text.records import (
     AnswerClass,
     Conversation,
@@ -15,46 +17,40 @@ from artel.text.records import (
     Record,
     Rejected,
 )
-from artel.text.sources import (
-    Part,
-    Reach,
-    check_sets,
-    check_sources,
-    count_lines,
-    parts_of,
-    reaches_of,
-    source_fingerprint,
-    source_of,
-)
+from artel.text.sources.find import check_sources
+from artel.text.sources.inputs import InputShard, all_inputs, cut_notes, input_shards, source_at, source_fingerprint
+from artel.text.sources.local_paths import SourcePath, source_paths
 
 __all__ = [
     "AnswerClass",
-    "Cleaned",
+    "CleanedRecord",
     "Conversation",
     "Counts",
     "Document",
     "Dropped",
+    "InputShard",
     "Ledger",
     "Message",
     "Pair",
-    "Part",
     "Preference",
     "Question",
-    "Reach",
     "Record",
     "Rejected",
+    "SourcePath",
+    "all_inputs",
+    "check_ledger",
     "check_sets",
     "check_sources",
     "check_text",
-    "clean_part",
+    "clean_shard",
     "count_lines",
+    "cut_notes",
+    "describe_drops",
     "html_to_text",
-    "in_words",
-    "judge",
+    "input_shards",
     "more_documents",
-    "parts_of",
-    "reaches_of",
     "read_documents",
+    "source_at",
     "source_fingerprint",
-    "source_of",
+    "source_paths",
 ]

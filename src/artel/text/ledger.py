@@ -1,4 +1,4 @@
-"""The ledger: every document read, kept, or dropped with its reason."""
+"""The ledger: every document is read, and kept or dropped for a reason."""
 
 from __future__ import annotations
 
@@ -10,38 +10,35 @@ from typing import Any
 from artel.errors import InputError, Problem, WorkError
 from artel.text.records import Document, Rejected
 
-_LISTED = 1000
+_MAX_LISTED = 1000
 
 
-def _no_parts() -> dict[str, Counter[str]]:
-    return {
-        "train": Counter(documents=0, characters=0, bytes=0),
-        "validation": Counter(documents=0, characters=0, bytes=0),
-    }
-
-
-def in_words(dropped: Mapping[str, int]) -> str:
-    """How many documents were dropped by which reason, for people: `12 duplicate, 3 too short`; empty where none."""
+def describe_drops(dropped: Mapping[str, int]) -> str:
+    """The number of documents dropped for each reason: `12 duplicate, 3 too short`; empty if there are none."""
     return ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(dropped.items()) if count)
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of one set of documents, or of all."""
+    """Counts of one set of documents, or of all."""
 
     read: int = 0
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    parts: dict[str, Counter[str]] = field(default_factory=_no_parts)
-    """What was written: documents, characters, bytes (and of a store tokens and samples); of a document that comes
-    several times in an epoch each time."""
+    splits: dict[str, Counter[str]] = field(
+        default_factory=lambda: {
+            split: Counter(documents=0, characters=0, bytes=0) for split in ("train", "validation")
+        }
+    )
+    """What is written to each split: documents, characters, bytes (and for a store tokens and samples). A document that
+    comes several times in an epoch counts each time."""
 
     def add(self, other: Counts) -> None:
         self.read += other.read
         self.kept += other.kept
         self.dropped.update(other.dropped)
-        for part, counts in other.parts.items():
-            self.parts[part].update(counts)
+        for split, counts in other.splits.items():
+            self.splits[split].update(counts)
 
     def documents(self) -> dict[str, Any]:
         return {"read": self.read, "kept": self.kept, "dropped": dict(sorted(self.dropped.items()))}
@@ -49,20 +46,20 @@ class Counts:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of each set of documents (a source's name, or what its `set_field` says)."""
+    """Counts of each set of documents (named by the source, or by its `set_field`)."""
 
     sets: dict[str, Counts] = field(default_factory=dict)
     changed: Counter[str] = field(default_factory=Counter)
     """What was done to documents that were kept: truncated, split."""
     encodings: dict[str, Counter[str]] = field(default_factory=dict)
-    """Of each source how many files were guessed to be in which encoding."""
+    """For each source, the number of files detected to be in each encoding."""
     rejected: int = 0
     listed: list[Rejected] = field(default_factory=list)
-    """The first thousand of the records that could not be used."""
+    """The first 1,000 of the rejected records."""
     on_reject: Callable[[Rejected], object] | None = None
-    """Told of each of them."""
+    """Called with each rejected record."""
     notes: list[str] = field(default_factory=list)
-    """What was decided about the text that its user should know, in sentences."""
+    """Sentences for the user about what was decided."""
 
     @property
     def total(self) -> Counts:
@@ -79,22 +76,22 @@ class Ledger:
     def read(self, set_name: str) -> None:
         self.of(set_name).read += 1
 
-    def guess(self, source: str, encoding: str, files: int = 1) -> None:
-        """Files of a source whose encoding was not given."""
+    def add_encoding(self, source: str, encoding: str, files: int = 1) -> None:
+        """Count files of a source whose encoding was detected."""
         self.encodings.setdefault(source, Counter())[encoding] += files
 
     def drop(self, set_name: str, reason: str) -> None:
         self.of(set_name).dropped[reason] += 1
 
     def reject(self, rejected: Rejected) -> None:
-        """A record that could not be used: dropped with its reason, and listed."""
+        """Count a record that could not be used as dropped, and list it."""
         self.drop(rejected.set_name, rejected.reason)
         self.list(rejected)
 
     def list(self, rejected: Rejected) -> None:
-        """The same where it is counted as dropped already."""
+        """List a rejected record that is already counted as dropped."""
         self.rejected += 1
-        if len(self.listed) < _LISTED:
+        if len(self.listed) < _MAX_LISTED:
             self.listed.append(rejected)
         if self.on_reject is not None:
             self.on_reject(rejected)
@@ -103,7 +100,7 @@ class Ledger:
         counts = self.of(document.record.set_name)
         counts.kept += 1
         text = document.record.text
-        counts.parts[document.part].update(documents=1, characters=len(text), bytes=len(text.encode()))
+        counts.splits[document.split].update(documents=1, characters=len(text), bytes=len(text.encode()))
 
     def add(self, other: Ledger) -> None:
         for name, counts in other.sets.items():
@@ -111,48 +108,45 @@ class Ledger:
         self.changed.update(other.changed)
         for source, encodings in other.encodings.items():
             for encoding, files in encodings.items():
-                self.guess(source, encoding, files)
+                self.add_encoding(source, encoding, files)
         self.rejected += other.rejected
-        self.listed += other.listed[: _LISTED - len(self.listed)]
+        self.listed += other.listed[: _MAX_LISTED - len(self.listed)]
 
-    def judge(self, max_bad: float) -> None:
-        """Raise InputError, with the first of those that could not be used, when they are over `max_bad` of all."""
+    def check_rejected(self, max_bad: float) -> None:
+        """Raise InputError, with the first rejected records, if they are more than `max_bad` of all (0 to 1)."""
         read = self.total.read
+        rejected = f"{self.rejected:,} of {read:,} records ({self.rejected / max(read, 1):.2%}) cannot be used"
         if self.rejected > max_bad * read:
             problems = [Problem(item.origin, item.detail) for item in self.listed[:10]]
-            share = f"{self._unusable(read)}, more than data.max_bad ({max_bad:g})"
-            raise InputError([*problems, Problem("data", share, "mend them, or raise data.max_bad")])
+            what = f"{rejected}, more than data.max_bad ({max_bad:g})"
+            raise InputError([*problems, Problem("data", what, "mend them, or raise data.max_bad")])
         if self.rejected:
             first = self.listed[0]
             listed = "it is listed" if self.rejected == 1 else "each is listed"
-            self.notes.append(
-                f"{self._unusable(read)}; {listed} in rejected.jsonl of the run's folder, the first: "
-                f"{first.origin}: {first.detail}"
-            )
-
-    def _unusable(self, read: int) -> str:
-        return f"{self.rejected:,} of {read:,} records ({self.rejected / read:.2%}) cannot be used"
+            place = f"{listed} in rejected.jsonl of the run's folder, the first: {first.origin}: {first.detail}"
+            self.notes.append(f"{rejected}; {place}")
 
     def check(self) -> None:
-        """Raise WorkError unless everything read is kept or dropped."""
+        """Raise WorkError unless every document that was read is kept or dropped."""
         for name, counts in self.sets.items():
             if counts.read != counts.kept + counts.dropped.total():
                 what = f"{name}: {counts.documents()} does not add up"
                 raise WorkError.at("ledger", what, "this is a bug of artel")
 
     def to_json(self) -> dict[str, Any]:
+        """The content of ledger.json."""
         total = self.total
-        written = {part: dict(counts) for part, counts in total.parts.items()}
+        written = {split: dict(counts) for split, counts in total.splits.items()}
         return {
             "documents": total.documents(),
             "sets": {
-                name: counts.documents() | {part: dict(found) for part, found in counts.parts.items()}
+                name: counts.documents() | {split: dict(written) for split, written in counts.splits.items()}
                 for name, counts in self.sets.items()
             },
             "parts": written,
-            "bytes": {part: counts["bytes"] for part, counts in written.items()},
+            "bytes": {split: counts["bytes"] for split, counts in written.items()},
             "changed": dict(sorted(self.changed.items())),
             "notes": self.notes,
-            "encodings": {source: dict(sorted(found.items())) for source, found in self.encodings.items()},
+            "encodings": {source: dict(sorted(counts.items())) for source, counts in self.encodings.items()},
             "rejected": [item.to_json() for item in self.listed],
         }

@@ -1,7 +1,7 @@
-"""Sources to documents: read, clean, keep what is unique, split; each record counted.
+"""Sources to documents: read, clean, drop duplicates, split. Every record is counted.
 
-What a record becomes by itself is `clean_part`'s; whether it is a duplicate takes all others. Here one is known by
-having read everything before it (`read_documents`); a store is made part by part, and its duplicates are found after.
+`clean_shard` does what concerns one record alone. Whether it is a duplicate depends on all others: `read_documents`
+keeps digests of everything before it; a token store is made shard by shard, and its duplicates are found afterwards.
 """
 
 from __future__ import annotations
@@ -18,39 +18,44 @@ from artel.config import CleanConfig, DataConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.text.cleaning.quality import why_dropped
 from artel.text.cleaning.rules import check_packages, clean, without_lines
-from artel.text.dedup.exact import Unique
+from artel.text.dedup.exact import SeenDigests
 from artel.text.dedup.near import check_near
 from artel.text.dedup.repeats import RepeatedUnits
 from artel.text.formats.conversations import record_of
-from artel.text.ledger import Ledger, in_words
+from artel.text.ledger import Ledger, describe_drops
 from artel.text.pairs import without_commas
+from artel.text.reading.sets import check_sets
 from artel.text.records import Conversation, Document, Dropped, Message, Pair, Preference, Question, Record, Rejected
-from artel.text.sources import Part, check_sets, check_sources, parts_of, read_part, source_of
+from artel.text.sources.find import check_sources
+from artel.text.sources.inputs import InputShard, input_shards, source_at
+from artel.text.sources.read import read_shard
 from artel.text.split import is_held_out, split_hash
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
-    """A record that is cleaned and passed every rule that looks at it alone."""
+class CleanedRecord:
+    """A record that is cleaned and passed every rule that concerns it alone."""
 
     document: Document
     digest: bytes
-    """128 bits of what equal records have in common."""
+    """128 bits; equal records have equal digests."""
     split_hash: int
-    """What the split goes by; 0 where validation texts are given by a path."""
+    """The hash that chooses the split; 0 if validation texts are given by a path."""
     changed: Counter[str] = field(default_factory=Counter)
-    """What was done to it that its user should know, by name."""
-    is_left: bool = True
-    """False when too little is left of it beside what stood in earlier documents."""
+    """What was done to it that the user should know, by name."""
+    has_new_text: bool = True
+    """False if too little text is left without what earlier documents have."""
 
 
-def clean_part(part: Part, data: DataConfig, ledger: Ledger, units: RepeatedUnits | None = None) -> Iterator[Cleaned]:
-    """The records of a part, cleaned; what is dropped for what it is by itself is counted in `ledger`.
+def clean_shard(
+    shard: InputShard, data: DataConfig, ledger: Ledger, units: RepeatedUnits | None = None
+) -> Iterator[CleanedRecord]:
+    """Yield the cleaned records of an input shard. `ledger` counts those that are dropped for what they are.
 
-    `units` takes away the lines or paragraphs that stood before.
+    `units` removes the lines or paragraphs that occurred earlier.
     """
-    source = source_of(data, part.where)
-    for item in read_part(part, data, ledger.guess):
+    source = source_at(data, shard.key)
+    for item in read_shard(shard, data, ledger.add_encoding):
         ledger.read(item.set_name)
         if isinstance(item, Rejected):
             ledger.reject(item)
@@ -62,62 +67,62 @@ def clean_part(part: Part, data: DataConfig, ledger: Ledger, units: RepeatedUnit
         record = _cleaned(item, source, data.clean, changed)
         reason = why_dropped(record, data.clean)
         if reason is None and isinstance(record.fields, Preference) and record.fields.chosen == record.fields.rejected:
-            reason = "equal_answers"  # cleaned, nothing is left between them
+            reason = "equal_answers"  # they differed before cleaning
         if reason is not None:
             ledger.drop(record.set_name, reason)
             continue
-        digest = xxhash.xxh3_128_digest(_compared(record).encode())
-        is_left = True
+        digest = xxhash.xxh3_128_digest(_identity(record).encode())
+        has_new_text = True
         if units is not None and record.fields is None:
             record = record._replace(text=units.without(record.text, changed))
-            is_left = len(record.text) >= data.clean.minimum
-        document, hashed = _split(record, part.where, data)
-        yield Cleaned(document, digest, hashed, changed, is_left)
+            has_new_text = len(record.text) >= data.clean.minimum
+        document, hashed = _split(record, shard.key, data)
+        yield CleanedRecord(document, digest, hashed, changed, has_new_text)
 
 
-def read_documents(data: DataConfig, ledger: Ledger, most_bytes: int | None = None) -> Iterator[Document]:
-    """Every document of a run, in the order of its sources, each but once; memory holds digests only.
+def read_documents(data: DataConfig, ledger: Ledger, max_bytes: int | None = None) -> Iterator[Document]:
+    """Yield every document of a run once, in the order of its sources; memory holds only digests.
 
-    Validation texts given by a path come first, so that equal training documents are the duplicates. With `most_bytes`
-    about so much text is taken, from each file in proportion to its size. Near-duplicates are not looked for. Raises
-    InputError before anything is read (`check_text`), and when too much was unreadable or nothing was left.
+    Validation texts given by a path come first, so that of equal documents the training one is the duplicate. With
+    `max_bytes` about that much text is read, from each file in proportion to its size. Near-duplicates are kept. Raises
+    InputError before anything is read (`check_text`), and if too much was unreadable or nothing was left.
     """
     check_text(data)
-    unique = Unique()
+    seen = SeenDigests()
     units = RepeatedUnits(data.dedup.lines) if data.dedup.lines != "none" else None
-    parts = parts_of(data)
-    total = sum(part.size for part in parts)
-    everything = most_bytes is None or total <= most_bytes
+    shards = input_shards(data)
+    total = sum(shard.size for shard in shards)
+    reads_all = max_bytes is None or total <= max_bytes
     problems: list[Problem] = []
-    for where, files in groupby(parts, key=lambda part: part.where):
-        own = Ledger(on_reject=ledger.on_reject)
-        for file in files:
-            left = math.inf if everything or not file.size else (most_bytes or 0) * file.size / total
-            for found in clean_part(file, data, own, units):
-                record = found.document.record
-                if data.dedup.exact and not unique.is_new(found.digest):
-                    own.drop(record.set_name, "duplicate")
-                elif not found.is_left:
-                    own.drop(record.set_name, "repeated")
+    for key, source_shards in groupby(shards, key=lambda shard: shard.key):
+        source_ledger = Ledger(on_reject=ledger.on_reject)
+        for shard in source_shards:
+            remaining = math.inf if reads_all or not shard.size else (max_bytes or 0) * shard.size / total
+            for cleaned in clean_shard(shard, data, source_ledger, units):
+                record = cleaned.document.record
+                if data.dedup.exact and not seen.add(cleaned.digest):
+                    source_ledger.drop(record.set_name, "duplicate")
+                elif not cleaned.has_new_text:
+                    source_ledger.drop(record.set_name, "repeated")
                 else:
-                    own.keep(found.document)
-                    own.changed.update(found.changed)
-                    yield found.document
-                    left -= len(record.text.encode())
-                    if left <= 0:
+                    source_ledger.keep(cleaned.document)
+                    source_ledger.changed.update(cleaned.changed)
+                    yield cleaned.document
+                    remaining -= len(record.text.encode())
+                    if remaining <= 0:
                         break
-        problems += check_sets(source_of(data, where), where, set(own.sets))
-        ledger.add(own)
-    if everything:
+        problems += check_sets(source_at(data, key), key, set(source_ledger.sets))
+        ledger.add(source_ledger)
+    if reads_all:
         if problems:
             raise InputError(problems)
-        judge(data, ledger)
+        check_ledger(data, ledger)
 
 
 def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Raise InputError for all that is wrong with the sources, or a package that is missing, before any is read.
+    """Raise InputError for everything wrong with the sources, or a missing package, before any text is read.
 
-    `tell` hears of sources that are out of reach and known from an earlier start.
+    `tell` is called about sources that cannot be reached and are known from an earlier start.
     """
     check_sources(data, tell)
     check_packages(data.clean)
@@ -125,23 +130,20 @@ def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -
         check_near()
 
 
-def judge(data: DataConfig, ledger: Ledger) -> None:
-    """Raise InputError when too much was unreadable, nothing was left, or nothing of it for training."""
+def check_ledger(data: DataConfig, ledger: Ledger) -> None:
+    """Raise InputError if too much was unreadable, nothing was left, or nothing was left for training."""
     total = ledger.total
-    ledger.judge(data.max_bad)
+    ledger.check_rejected(data.max_bad)
     if total.kept == 0:
-        dropped = in_words(total.dropped) or "none were there"
+        dropped = describe_drops(total.dropped) or "none were there"
         raise InputError.at("data.sources", f"no document is left: {dropped}", "give files with text in them")
-    if total.parts["train"]["documents"] == 0 and data.validation != 1.0:  # 1: all of it is there to be judged
-        raise InputError.at(
-            "data.validation",
-            "no document is left for training: all fell into the validation part",
-            f"write a smaller data.validation, or {more_documents(data)}",
-        )
+    if total.splits["train"]["documents"] == 0 and data.validation != 1.0:  # with 1 all of it is for evaluation
+        what = "no document is left for training: all fell into the validation part"
+        raise InputError.at("data.validation", what, f"write a smaller data.validation, or {more_documents(data)}")
 
 
 def more_documents(data: DataConfig) -> str:
-    """What to write or to give so that there are more documents, by what they are."""
+    """A remedy: how to get more documents from sources of this kind."""
     for number, source in enumerate(data.sources):
         if source.yields == "text" and source.format in ("auto", "text") and source.document != "line":
             cuts = "line" if source.document == "paragraph" else "paragraph, or line where no line between is empty"
@@ -150,17 +152,18 @@ def more_documents(data: DataConfig) -> str:
     return f"give more {' and '.join(kinds)}"
 
 
-def _split(record: Record, where: str, data: DataConfig) -> tuple[Document, int]:
+def _split(record: Record, key: str, data: DataConfig) -> tuple[Document, int]:
     if isinstance(data.validation, str):
-        return Document(record, "validation" if where == "data.validation" else "train"), 0
+        return Document(record, "validation" if key == "data.validation" else "train"), 0
     hashed = split_hash(record.group or record.text)
     return Document(record, "validation" if is_held_out(hashed, data.validation) else "train"), hashed
 
 
-def _compared(record: Record) -> str:
-    """What must be equal for a record to be a duplicate: the same question with another answer is none.
+def _identity(record: Record) -> str:
+    """The text by which duplicates are found.
 
-    Nor is the same text told by other roles, or the same answer rejected instead of chosen.
+    The same question with another answer is no duplicate; nor is the same text with other roles, or the same answer
+    rejected instead of chosen.
     """
     if isinstance(record.fields, Conversation | Preference):
         return repr(record.fields)
@@ -170,10 +173,10 @@ def _compared(record: Record) -> str:
 
 
 def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: Counter[str]) -> Record:
-    if isinstance(record.fields, Question):  # its answers are counted in its characters
+    if isinstance(record.fields, Question):  # its answers are spans of its characters
         return record
     if isinstance(record.fields, Conversation | Preference):
-        return _cleaned_turns(record, record.fields, rules, changed)
+        return _cleaned_messages(record, record.fields, rules, changed)
     text = clean(record.text, rules, changed)
     if isinstance(record.fields, Pair):
         pair = Pair(clean(record.fields.input, rules, changed), text)
@@ -184,12 +187,13 @@ def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: 
     return record._replace(text=text, fields=pair, group=pair.input)
 
 
-def _cleaned_turns(
+def _cleaned_messages(
     record: Record, fields: Conversation | Preference, rules: CleanConfig, changed: Counter[str]
 ) -> Record:
-    """The record with its turns cleaned. Where nothing is left of a turn, nothing is left of the record.
+    """The record with its messages cleaned.
 
-    The turns around an empty one would answer what was not said.
+    If nothing is left of a message, nothing is left of the record: the messages around it would answer what was not
+    said.
     """
 
     def cleaned(message: Message) -> Message:
@@ -197,14 +201,15 @@ def _cleaned_turns(
         return replace(message, content=content, thought=thought)
 
     if isinstance(fields, Conversation):
-        changed.update({"turns_left_out": fields.left_out} if fields.left_out else {})
-        turns = tuple(map(cleaned, fields.messages))
-        fields = Conversation(turns)
+        if fields.left_out:
+            changed["turns_left_out"] += fields.left_out
+        messages = tuple(map(cleaned, fields.messages))
+        fields = Conversation(messages)
     else:
         prompt = tuple(map(cleaned, fields.prompt))
         chosen, rejected = (answer and cleaned(answer) for answer in (fields.chosen, fields.rejected))
-        turns = (*prompt, *(answer for answer in (chosen, rejected) if answer is not None))
+        messages = (*prompt, *(answer for answer in (chosen, rejected) if answer is not None))
         fields = Preference(prompt, chosen, rejected)
-    if not all(message.content for message in turns):
+    if not all(message.content for message in messages):
         return record._replace(text="")
     return record_of(fields, record.origin, record.set_name)

@@ -1,4 +1,4 @@
-"""The validation part: chosen by a hash of the text, so that it stays what it was when files are added."""
+"""The validation split: chosen by a hash of the text, so that it stays the same when files are added."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-# Any constant would do; the run's seed does not enter, so that runs of all seeds are judged on the same texts.
+# Any constant would do. The run's seed is not used, so that runs of all seeds are evaluated on the same texts.
 _SEED = 20_261_121
 
 
 def split_hash(text: str) -> int:
-    """64 bits of a cleaned text: those below `data.validation` of all 64-bit numbers are held out."""
+    """64 bits of a cleaned text. A document is held out if they are below `data.validation` * 2**64."""
     return xxhash.xxh3_64_intdigest(text.encode(), seed=_SEED)
 
 
 def is_held_out(hashed: int, fraction: float) -> bool:
-    """Whether a document of that `split_hash` belongs to the validation part."""
+    """True if a document with this `split_hash` belongs to the validation split."""
     return hashed < fraction * 2**64
 
 
 def least_fraction(hashes: NDArray[np.uint64], fraction: float) -> float | None:
-    """The least fraction that holds out as many documents as `fraction` of them are, at least one, and never all.
+    """The least fraction that holds out `fraction` of the documents, at least one and never all of them.
 
-    `hashes` (documents,) are those that `split_hash` gives. None where they are all the same, or fewer than two.
+    Args:
+        hashes: (documents,) `split_hash` of each.
+
+    Returns None if there are fewer than two documents or all hashes are equal.
     """
     hashes = np.sort(hashes)
     if len(hashes) < 2 or hashes[0] == hashes[-1]:
         return None
-    wanted = max(1, round(fraction * len(hashes)))
+    count = max(1, round(fraction * len(hashes)))
     below_the_last = hashes[hashes < hashes[-1]]
-    highest = int(hashes[min(wanted, len(below_the_last)) - 1])
+    highest = int(hashes[min(count, len(below_the_last)) - 1])
     return float(np.nextafter(highest / 2**64, 1.0))

@@ -17,6 +17,7 @@ from artel.diagnostics.bench.inputs import Lines
 from artel.diagnostics.bench.texts import pages
 from artel.text import Rejected, html_to_text
 from artel.text.formats.jsonl import read_jsonl
+from artel.text.reading.source_file import SourceFile
 from artel.tokens import Order, Sample, StoreWriter, TokenBlocks, TokenStore, micro_batches, step_numbers
 
 _PAGES = 20_000_000  # bytes of text made into pages; they are held in memory
@@ -77,7 +78,7 @@ def _packed(text: Lines, file: Path, wanted: Callable[[bytes], bool]) -> tuple[i
 
 def _parse(file: Path, lines: int) -> None:
     source = SourceConfig(path=[str(file)], format="jsonl")
-    found = read_jsonl(file, str(file), "bench", source, DataConfig(sources=[source]))
+    found = read_jsonl(SourceFile(file, str(file), "bench", source, DataConfig(sources=[source])))
     assert sum(not isinstance(record, Rejected) for record in found) == lines
 
 

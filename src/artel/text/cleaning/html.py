@@ -9,7 +9,8 @@ from typing import Literal
 
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
 
-from artel.text.reading.encodings import NotText, characters, detect_encoding, is_text_encoding, marked_encoding
+from artel.text.reading.encodings import decode_unchanged, detect_encoding, is_text_encoding, marked_encoding
+from artel.text.records import BadRecord
 
 _GONE = frozenset("script style noscript template head iframe object svg select textarea button".split())
 _BLOCKS = frozenset(
@@ -41,9 +42,10 @@ _STAND_INS = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
 def html_to_text(
     data: bytes, content_type: str = "", profile: Literal["none", "lib.ru"] = "none", encoding: str = "auto"
 ) -> str:
-    """The text of a page. Raises NotText when its bytes are none in the encoding given or declared, or it is all tags.
+    """The text of a page, a block of it per line.
 
     The encoding is the one given, else by byte order mark, HTTP header, `<meta>` or XML declaration, else detected.
+    Raises BadRecord if the bytes are no text in the encoding given or declared, or the page has too many tags.
     """
     code = page_source(data, content_type, profile, encoding)
     if code.count(b"<") > _MANY_TAGS and _is_deep(code):
@@ -70,16 +72,16 @@ def page_source(data: bytes, content_type: str, profile: Literal["none", "lib.ru
     return code
 
 
-def _too_much(code: bytes) -> NotText | None:
+def _too_much(code: bytes) -> BadRecord | None:
     """What is wrong with a page that would take the parser minutes, or all memory."""
     if len(code) > MOST_TAGS and (tags := code.count(b"<")) > MOST_TAGS:  # counting takes 6 % of a small page's time
         what = f"has {tags:,} tags, and of a page no more than {MOST_TAGS:,} are read; cut it up, or leave it out"
-        return NotText("too_many_tags", what)
+        return BadRecord("too_many_tags", what)
     if len(code) > _LONG_PAGE:
         most = max((_attributes(piece) for piece in code.split(b">") if len(piece) > _LONG_TAG), default=0)
         if most > _MOST_ATTRIBUTES:
             what = f"has a tag with {most:,} attributes; take it out, or leave the page out"
-            return NotText("too_many_attributes", what)
+            return BadRecord("too_many_attributes", what)
     return None
 
 
@@ -103,22 +105,22 @@ def _found_in_utf_8(data: bytes, content_type: str) -> bytes:
     if marked_encoding(data):
         return _in_utf_8(data, detect_encoding(data))
     declared = _DECLARED.search(data[:4096])
-    for name in (named_encoding(content_type), declared and (declared[1] or declared[2]).decode()):
+    for name in (encoding_in_header(content_type), declared and (declared[1] or declared[2]).decode()):
         # A page that can be read so far is not in UTF-16.
         if name and is_text_encoding(name) and not name.lower().startswith("utf-16"):
-            with suppress(NotText):  # a wrong declaration is common; the bytes decide
+            with suppress(BadRecord):  # a wrong declaration is common; the bytes decide
                 return _in_utf_8(data, _MEANT.get(name.lower(), name))
     return _in_utf_8(data, detect_encoding(data))
 
 
 def _in_utf_8(data: bytes, encoding: str) -> bytes:
     """The page in UTF-8, its line ends as they are: the parser reads all kinds."""
-    page = characters(data, encoding)
+    page = decode_unchanged(data, encoding)
     code = data if codecs.lookup(encoding).name == "utf-8" else page.encode("utf-8", "replace")
     return code.removeprefix(codecs.BOM_UTF8)
 
 
-def named_encoding(content_type: str) -> str:
+def encoding_in_header(content_type: str) -> str:
     """The encoding that an HTTP header Content-Type names, if any."""
     found = _HEADER.search(content_type)
     return found[1] if found else ""

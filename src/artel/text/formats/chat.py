@@ -1,51 +1,39 @@
-"""Rows of JSON lines or of an array to records of conversations and preferences, one or several of each row."""
+"""Conversations and preferences from rows of JSON lines, of a JSON array or of parquet; a row may hold several."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from artel.config import DataConfig, SourceConfig
 from artel.text.formats.conversations import Converter, record_of
 from artel.text.formats.jsonl import read_rows
 from artel.text.formats.preferences import PreferenceReader
-from artel.text.formats.turns import WrongRow
-from artel.text.reading.lines import BadLine
-from artel.text.records import Conversation, Preference, Record, Rejected
+from artel.text.reading.source_file import SourceFile
+from artel.text.records import BadRecord, Conversation, Preference, Record, Rejected
 
-Fields = Iterable[tuple[str, Conversation | Preference | WrongRow]]
-"""(place in the row, what stands there or what is wrong with it)."""
-
-
-def read_chat(
-    file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig
-) -> Iterator[Record | Rejected]:
-    """A record a conversation; where a row holds several, the origin says which: `file:line (instances[1])`."""
-    return _records(file, origin, set_name, source, data, Converter(source).conversations)
+Fields = Iterable[tuple[str, Conversation | Preference | BadRecord]]
+"""(path inside the row, the conversation or preference there or why it is bad)."""
 
 
-def read_preferences(
-    file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig
-) -> Iterator[Record | Rejected]:
-    """A record a row."""
-    reader = PreferenceReader(source)
-    return _records(file, origin, set_name, source, data, lambda row: [("", reader.preference(row))])
+def read_chat(file: SourceFile) -> Iterator[Record | Rejected]:
+    """Yield a record per conversation. If a row holds several, the origin has the path: `file:line (instances[1])`."""
+    return _records(file, Converter(file.source).conversations)
 
 
-def _records(
-    file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig, fields_of: Callable[[Any], Fields]
-) -> Iterator[Record | Rejected]:
-    for where, row in read_rows(file, origin, source.encoding, data.max_document):
-        if isinstance(row, BadLine):
-            yield Rejected(where, row.reason, row.detail, set_name)
-            continue
+def read_preferences(file: SourceFile) -> Iterator[Record | Rejected]:
+    """Yield a record per row."""
+    reader = PreferenceReader(file.source)
+    return _records(file, lambda row: [("", reader.preference(row))])
+
+
+def _records(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[Record | Rejected]:
+    for place, row in read_rows(file):
         try:
             for path, fields in fields_of(row):
-                place = f"{where} ({path})" if path else where
-                if isinstance(fields, WrongRow):
-                    yield Rejected(place, fields.reason, fields.detail, set_name)
+                origin = f"{place} ({path})" if path else place
+                if isinstance(fields, BadRecord):
+                    yield file.reject(origin, fields)
                 else:
-                    yield record_of(fields, place, set_name)
-        except WrongRow as wrong:
-            yield Rejected(where, wrong.reason, wrong.detail, set_name)
+                    yield record_of(fields, origin, file.set_name)
+        except BadRecord as error:
+            yield file.reject(place, error)

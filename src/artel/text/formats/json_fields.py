@@ -1,4 +1,4 @@
-"""Fields of a JSON line that a source asks for, by simdjson where it is installed (the extra `fast`), or by orjson."""
+"""Fields of a JSON line, by simdjson if it is installed (the extra `fast`), else by orjson."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 
 
-def parser_of(text: str, column: str) -> Callable[[bytes], Any]:
-    """A parser of lines that have a string in the field `text` and an object, a string or nothing in `column`.
+def line_parser(text: str, column: str) -> Callable[[bytes], Any]:
+    """A parser of lines with a string in the field `text` and an object, a string or nothing in the field `column`.
 
-    Of such a line it gives these two fields, as a dictionary; of any other all that is there. Raises
-    orjson.JSONDecodeError. simdjson makes Python's objects of the asked fields alone, and is faster at the rest.
+    For such a line it returns a dictionary of these two fields; for any other line everything in it. simdjson creates
+    Python objects for these fields only, and parses the rest faster. Raises orjson.JSONDecodeError.
     """
     if find_spec("simdjson") is None:
         return orjson.loads
@@ -22,14 +22,14 @@ def parser_of(text: str, column: str) -> Callable[[bytes], Any]:
     parser, Object = simdjson.Parser(), simdjson.Object
 
     def parse(line: bytes) -> Any:
-        # Written out: all() over the values and suppress() took as long as all the rest of a short line.
+        # No all() over the values and no suppress(): they took as long as the rest of a short line.
         try:
             entry = parser.parse(line)
             if isinstance(entry, Object):
                 names = list(entry)
-                # Of two of one name it gives the first, and orjson the last.
-                once = names.count(text) == 1 and names.count(column) <= 1
-                if once and isinstance(content := entry[text], str):
+                # Of two fields with one name simdjson returns the first, orjson the last.
+                is_unique = names.count(text) == 1 and names.count(column) <= 1
+                if is_unique and isinstance(content := entry[text], str):
                     if column not in names:
                         return {text: content}
                     value = entry[column]
@@ -37,7 +37,7 @@ def parser_of(text: str, column: str) -> Callable[[bytes], Any]:
                         return {text: content, column: value.as_dict()}
                     if isinstance(value, str):
                         return {text: content, column: value}
-        except (ValueError, RuntimeError):  # it has no floats for large integers; what is wrong orjson says
+        except (ValueError, RuntimeError):  # simdjson has no floats for large integers; orjson reports what is wrong
             pass
         return orjson.loads(line)
 

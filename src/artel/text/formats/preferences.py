@@ -1,8 +1,8 @@
 """Preferences: a prompt with a better and a worse answer, or (unpaired) with one answer and whether it is good.
 
-The forms are told by the fields of a row:
+The fields of a row tell its form:
 - `chosen` and `rejected`, each a text, a message or messages. Several messages, and texts written as
-  "Human: … Assistant: …", are whole conversations: what both begin with is the prompt. Else the prompt stands in
+  "Human: … Assistant: …", are whole conversations: their common beginning is the prompt. Else the prompt is in
   `prompt` (a text or messages), `messages`, `conversations`, or `instruction` and `input`.
 - alpaca's `output: [chosen, rejected]`.
 - `completion` and `label` (true or false); without `completion`, the last of the messages is the answer.
@@ -15,34 +15,36 @@ from itertools import takewhile
 from typing import Any
 
 from artel.config import SourceConfig
-from artel.text.formats.conversations import converted, own_converter
-from artel.text.formats.turns import RowReader, Turn, WrongRow, names_of
-from artel.text.records import Message, Preference
+from artel.text.formats.conversations import call_function, import_function
+from artel.text.formats.turns import RowReader, Turn, names_of
+from artel.text.records import BadRecord, Message, Preference
 
-_PROMPTS = {
-    "messages": ("prompt", "messages"), "sharegpt": ("conversations", "conversation"), "alpaca": ("instruction",),
-}  # fmt: skip
-_ANY_PROMPT = tuple(name for names in _PROMPTS.values() for name in names)
+_PROMPT_FIELDS = {
+    "messages": ("prompt", "messages"),
+    "sharegpt": ("conversations", "conversation"),
+    "alpaca": ("instruction",),
+}
+_ALL_PROMPT_FIELDS = tuple(name for names in _PROMPT_FIELDS.values() for name in names)
 _SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):[ \t]*")
 
 
 class PreferenceReader:
-    """Rows of one source to preferences."""
+    """Rows of one source to preferences. All methods raise BadRecord."""
 
     def __init__(self, source: SourceConfig) -> None:
         self._rows = RowReader(source)
         self._converter = source.converter
-        self._own = own_converter(source.converter, "converter") if ":" in source.converter else None
-        self._prompt_fields = _PROMPTS.get(source.converter, _ANY_PROMPT)
+        self._function = import_function(source.converter, "converter") if ":" in source.converter else None
+        self._prompt_fields = _PROMPT_FIELDS.get(source.converter, _ALL_PROMPT_FIELDS)
 
     def preference(self, row: Any) -> Preference:
-        """The preference of a row; the user's own function returns a row of one of the forms. Raises WrongRow."""
-        row = self._rows.named(row)
-        if self._own is not None:
-            row = converted(self._own, self._converter, row)
+        """The preference of a row. A function of the user's returns a row in one of the forms."""
+        row = self._rows.rename_fields(row)
+        if self._function is not None:
+            row = call_function(self._function, self._converter, row)
             if not isinstance(row, dict):
                 fix = "return {prompt, chosen, rejected} or {prompt, completion, label}"
-                raise WrongRow("no_field", f"{self._converter} returned {type(row).__name__}; {fix}")
+                raise BadRecord("no_field", f"{self._converter} returned {type(row).__name__}; {fix}")
         output = row.get("output")
         if isinstance(output, list) and len(output) == 2 and "chosen" not in row:
             row = row | {"chosen": output[0], "rejected": output[1]}
@@ -51,27 +53,26 @@ class PreferenceReader:
         if row.get("label") is not None:
             return self._unpaired(row)
         fix = "name them in the source: mapping: {chosen: NAME, rejected: NAME} or {completion: NAME, label: NAME}"
-        raise WrongRow("no_field", f"has neither chosen and rejected nor a label (it has: {names_of(row)}); {fix}")
+        raise BadRecord("no_field", f"has neither chosen and rejected nor a label (it has: {names_of(row)}); {fix}")
 
     def _paired(self, row: dict[str, Any]) -> Preference:
         chosen, rejected = self._answer(row, "chosen"), self._answer(row, "rejected")
         if len(chosen) == len(rejected) == 1:
             prompt = self._prompt(row)
         else:  # whole conversations
-            shared = _common(chosen, rejected)
-            prompt = [*self._rows.messages(self._rows.system(row)), *shared]
-            chosen, rejected = chosen[len(shared) :], rejected[len(shared) :]
+            common = _common_beginning(chosen, rejected)
+            prompt = [*self._rows.messages(self._rows.system(row)), *common]
+            chosen, rejected = chosen[len(common) :], rejected[len(common) :]
         better, worse = _single(chosen, "chosen"), _single(rejected, "rejected")
         if (better.content.strip(), better.thought) == (worse.content.strip(), worse.thought):
-            raise WrongRow("equal_answers", "chosen and rejected are the same; leave the row out")
+            raise BadRecord("equal_answers", "chosen and rejected are the same; leave the row out")
         return Preference(_checked(prompt), better, worse)
 
     def _unpaired(self, row: dict[str, Any]) -> Preference:
         label = row["label"]
-        if label not in (True, False):  # so are 1 and 0
-            raise WrongRow(
-                "bad_label", f"label is {repr(label)[:80]}; write true for a good answer and false for a bad one"
-            )
+        if label not in (True, False):  # 1 and 0 are equal to these
+            fix = "write true for a good answer and false for a bad one"
+            raise BadRecord("bad_label", f"label is {repr(label)[:80]}; {fix}")
         prompt = self._prompt(row)
         if row.get("completion") is not None:
             answer = _single(self._answer(row, "completion"), "completion")
@@ -79,60 +80,60 @@ class PreferenceReader:
             answer = prompt.pop()
         else:
             fix = "write completion, or end the messages with the answer"
-            raise WrongRow("no_answer", f"has a label and no answer (it has: {names_of(row)}); {fix}")
+            raise BadRecord("no_answer", f"has a label and no answer (it has: {names_of(row)}); {fix}")
         return Preference(_checked(prompt), answer if label else None, None if label else answer)
 
     def _answer(self, row: dict[str, Any], name: str) -> list[Message]:
         turns = _transcript(row[name]) or self._turns(row[name], name, "assistant")
         messages = self._rows.messages(turns, f"{name}: ")
         if not messages:
-            raise WrongRow("no_answer", f"{name} is empty; write an answer, or leave the row out")
+            raise BadRecord("no_answer", f"{name} is empty; write an answer, or leave the row out")
         return messages
 
     def _prompt(self, row: dict[str, Any]) -> list[Message]:
         name = next((name for name in self._prompt_fields if row.get(name) is not None), None)
         if name is None:
-            wanted = self._rows.mapping.get("prompt", self._prompt_fields[0])
+            mapped = self._rows.mapping.get("prompt", self._prompt_fields[0])
             fix = "name it in the source: mapping: {prompt: NAME}"
-            raise WrongRow("no_prompt", f"has no prompt: no field {wanted!r} (it has: {names_of(row)}); {fix}")
+            raise BadRecord("no_prompt", f"has no prompt: no field {mapped!r} (it has: {names_of(row)}); {fix}")
         if name == "instruction":
             return self._rows.messages(self._rows.question(row), "prompt: ")
         return self._rows.messages([*self._rows.system(row), *self._turns(row[name], name, "user")], "prompt: ")
 
     def _turns(self, value: Any, name: str, role: str) -> list[Turn]:
-        """The turns of a field; a text is one turn of that role."""
+        """The turns of a field; a text is one turn of `role`."""
         if isinstance(value, str):
             return [{"role": role, "content": value}]
-        single = isinstance(value, dict) and not any(isinstance(part, list) for part in value.values())
-        return self._rows.turns([value] if single else value, name)
+        is_message = isinstance(value, dict) and not any(isinstance(item, list) for item in value.values())
+        return self._rows.turns([value] if is_message else value, name)
 
 
 def _transcript(text: Any) -> list[Turn]:
-    """The turns of a text like "Human: … Assistant: …" (Anthropic's HH); none where it is no such text."""
+    """The turns of a text like "Human: … Assistant: …" (Anthropic's HH); empty for any other text."""
     if not isinstance(text, str) or not text.lstrip("\n").startswith("Human:"):
         return []
-    _, *parts = _SPEAKER.split(text.lstrip("\n"))
-    return [{"role": who.lower(), "content": said} for who, said in zip(parts[::2], parts[1::2], strict=True)]
+    _, *pieces = _SPEAKER.split(text.lstrip("\n"))
+    return [{"role": role.lower(), "content": said} for role, said in zip(pieces[::2], pieces[1::2], strict=True)]
 
 
-def _common(chosen: list[Message], rejected: list[Message]) -> list[Message]:
-    """What two conversations begin with in common, without their last messages: these are compared."""
-    both = zip(chosen[:-1], rejected[:-1], strict=False)
-    return [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], both)]
+def _common_beginning(chosen: list[Message], rejected: list[Message]) -> list[Message]:
+    """The first messages that two conversations have in common, without their last messages: these are compared."""
+    pairs = zip(chosen[:-1], rejected[:-1], strict=False)
+    return [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def _single(answer: list[Message], name: str) -> Message:
     if len(answer) != 1 or answer[0].role != "assistant":
         roles = ", ".join(message.role for message in answer) or "nothing"
         fix = "cut both conversations off after the first answer in which they differ"
-        raise WrongRow("no_single_answer", f"{name} is {roles} after the prompt, not one answer; {fix}")
+        raise BadRecord("no_single_answer", f"{name} is {roles} after the prompt, not one answer; {fix}")
     return answer[0]
 
 
 def _checked(prompt: list[Message]) -> tuple[Message, ...]:
     if not prompt or prompt[-1].role not in ("user", "tool"):
         last = f"ends with the {prompt[-1].role}" if prompt else "is empty"
-        raise WrongRow("no_question", f"the prompt {last}; end it with what the user asks")
+        raise BadRecord("no_question", f"the prompt {last}; end it with what the user asks")
     if sum(message.role == "system" for message in prompt) > 1:
-        raise WrongRow("two_systems", "has a system message in 'system' and another in the messages; make them one")
+        raise BadRecord("two_systems", "has a system message in 'system' and another in the messages; make them one")
     return tuple(prompt)

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from artel.config import DataConfig, SourceConfig
-from artel.text.formats.pairs import csv_rows
-from artel.text.reading.encodings import NotText
-from artel.text.reading.lines import BadLine
-from artel.text.records import Record, Rejected
+from artel.config import SourceConfig
+from artel.text.formats.csv_rows import read_csv_rows
+from artel.text.reading.source_file import SourceFile
+from artel.text.records import BadRecord, Record, Rejected
 
 
-def read_table(
-    file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig
-) -> Iterator[Record | Rejected]:
-    """A record a row, its origin `file:line`.
+def read_table(file: SourceFile) -> Iterator[Record | Rejected]:
+    """Yield a record per row; its origin is `file:line`.
 
-    Raises InputError for a column that is not there, a quote that is never closed, a damaged compressed file.
+    Raises InputError for a missing column, a quote that is never closed, or a damaged compressed file.
     """
-    columns = [("field", source.field)]
-    if source.set_field:
-        columns.append(("set_field", source.set_field))
-    try:
-        for where, row in csv_rows(file, origin, tuple(columns), source.encoding, data.max_document):
-            if isinstance(row, BadLine):
-                yield Rejected(where, row.reason, row.detail, set_name)
-            elif not all(row[1:]):
-                yield Rejected(where, "no_set", f"has nothing in the column {source.set_field!r}", set_name)
-            else:
-                yield Record(row[0], where, row[1] if source.set_field else set_name)
-    except NotText as error:
-        yield Rejected(origin, error.reason, error.detail, set_name)
+    source = file.source
+    for place, row in read_csv_rows(file, table_columns(source)):
+        if isinstance(row, BadRecord):
+            yield file.reject(place, row)
+        elif not all(row[1:]):
+            yield file.reject(place, BadRecord("no_set", f"has nothing in the column {source.set_field!r}"))
+        else:
+            yield Record(row[0], place, row[1] if source.set_field else file.set_name)
+
+
+def table_columns(source: SourceConfig) -> list[tuple[str, str]]:
+    """(key of the source, name in the header) of each column that is read."""
+    return [("field", source.field), *([("set_field", source.set_field)] if source.set_field else [])]

@@ -1,9 +1,9 @@
-"""Turns as rows have them, to messages: roles, contents, thoughts, weights, and the fields of rows by our names.
+"""Turns, as rows have them, to messages: roles, contents, thoughts and weights; fields of rows under artel's names.
 
-What is decided here for all forms of rows:
-- Turns of the user, or of the assistant, that follow one another become one, a blank line between them: chat templates
-  want the two in turns, and data sets that are split by message do not care.
-- A system message that is empty is none.
+Rules for all forms of rows:
+- Consecutive turns of the user, or of the assistant, become one, joined by a blank line: chat templates expect the two
+  to alternate, and data sets that are split by message do not.
+- An empty system message is left out.
 - <think> … </think> at the beginning of what the assistant says is its thought.
 """
 
@@ -13,20 +13,21 @@ import re
 from typing import Any, Literal
 
 from artel.config import SourceConfig
-from artel.text.records import Message
+from artel.text.formats.jsonl import object_of
+from artel.text.records import BadRecord, Message
 
 Turn = dict[str, Any]
-"""A message as a row has it, under the names `role` and `content`."""
+"""A message as a row has it, with the fields `role` and `content`."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 
-_ROLES: dict[str, Role] = {
-    "system": "system", "developer": "system",
-    "user": "user", "human": "user", "prompter": "user", "operator": "user",
-    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-    "char": "assistant",
-    "tool": "tool", "function": "tool",
-}  # fmt: skip
+_ALIASES: dict[Role, str] = {
+    "system": "system developer",
+    "user": "user human prompter operator",
+    "assistant": "assistant gpt chatgpt bot model char",
+    "tool": "tool function",
+}
+_ROLES = {alias: role for role, aliases in _ALIASES.items() for alias in aliases.split()}
 _ROLE_FIELDS = ("role", "from")
 _CONTENT_FIELDS = ("content", "value")
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -35,171 +36,158 @@ _CALL_FIELDS = ("tool_calls", "function_call")
 _THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
-class WrongRow(Exception):
-    """What is wrong with a row: the reason for the ledger and the sentence for people."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
-
-
 class RowReader:
-    """Rows of one source to turns and messages, by its `mapping` and `fill`."""
+    """Rows of one source to turns and messages, by its `mapping` and `fill`. All methods raise BadRecord."""
 
     def __init__(self, source: SourceConfig) -> None:
         self.mapping = source.mapping
         self._fill = source.fill
-        self._filled = re.compile(r"\{\{\s*(" + "|".join(map(re.escape, source.fill)) + r")\s*\}\}")
+        self._placeholders = re.compile(r"\{\{\s*(" + "|".join(map(re.escape, source.fill)) + r")\s*\}\}")
 
-    def named(self, row: Any) -> dict[str, Any]:
-        """The row, its fields under our names; a dot in theirs reaches inside. Raises WrongRow when it is no object."""
-        if not isinstance(row, dict):
-            raise WrongRow("bad_json", f"is {type(row).__name__}; write an object with fields")
-        renamed = {*self.mapping, *self.mapping.values()}
-        named = {name: value for name, value in row.items() if name not in renamed}
-        for ours, theirs in self.mapping.items():
+    def rename_fields(self, row: Any) -> dict[str, Any]:
+        """The row with its fields under artel's names (`mapping`); a dot in a row's name reaches into an object."""
+        row = object_of(row)
+        mapped = {*self.mapping, *self.mapping.values()}
+        fields = {name: value for name, value in row.items() if name not in mapped}
+        for name, name_in_row in self.mapping.items():
             value: Any = row
-            for step in [theirs] if theirs in row else theirs.split("."):
+            for step in [name_in_row] if name_in_row in row else name_in_row.split("."):
                 value = value.get(step) if isinstance(value, dict) else None
             if value is not None:
-                named[ours] = value
-        return named
+                fields[name] = value
+        return fields
 
     def turns(self, value: Any, path: str) -> list[Turn]:
-        """Turns from any of their forms: objects, columns (an object of lists), texts of user and assistant in turn."""
+        """Turns from any form: objects, columns (an object of lists), or texts of user and assistant alternately."""
         if isinstance(value, dict):
             value = _transposed(value, path)
         if not isinstance(value, list):
             fix = "write a list of messages, each with role and content"
-            raise WrongRow("no_messages", f"{path} is {type(value).__name__}; {fix}")
+            raise BadRecord("no_messages", f"{path} is {type(value).__name__}; {fix}")
         if value and all(isinstance(item, str) for item in value):
             return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(value)]
         return [self._turn(item, f"{path}[{number}]") for number, item in enumerate(value)]
 
     def _turn(self, item: Any, path: str) -> Turn:
         if not isinstance(item, dict):
-            raise WrongRow("no_messages", f"{path} is {type(item).__name__}; write an object with role and content")
+            raise BadRecord("no_messages", f"{path} is {type(item).__name__}; write an object with role and content")
         turn = {name: item[name] for name in (*THOUGHT_FIELDS, *_TRAINED_FIELDS, *_CALL_FIELDS) if name in item}
-        for ours, usual in (("role", _ROLE_FIELDS), ("content", _CONTENT_FIELDS)):
-            wanted = self.mapping.get(ours, usual[0])
-            name = next((name for name in (wanted, *usual) if name in item), None)
+        for field, usual_names in (("role", _ROLE_FIELDS), ("content", _CONTENT_FIELDS)):
+            mapped = self.mapping.get(field, usual_names[0])
+            name = next((name for name in (mapped, *usual_names) if name in item), None)
             if name is None:
-                fix = f"write mapping: {{{ours}: NAME}}"
-                raise WrongRow("no_field", f"{path} has no field {wanted!r} (it has: {names_of(item)}); {fix}")
-            turn[ours] = item[name]
+                raise _no_field(mapped, field, item, f"{path} ")
+            turn[field] = item[name]
         return turn
 
-    def messages(self, turns: list[Turn], of: str = "") -> list[Message]:
-        """The messages of turns, joined where one speaks twice. Raises WrongRow; `of` says what the turns belong to."""
+    def messages(self, turns: list[Turn], prefix: str = "") -> list[Message]:
+        """The messages of turns, joined where one speaks twice; `prefix` begins the names of turns in errors."""
         messages: list[Message] = []
         for number, turn in enumerate(turns, 1):
-            message = self._message(turn, f"{of}message {number}")
-            if message.role == "system" and not message.content.strip():
-                continue
+            place = f"{prefix}message {number}"
+            message = self._message(turn, place)
             if not message.content.strip():
+                if message.role == "system":
+                    continue
                 fix = "fill it in, or leave the row out"
-                raise WrongRow("empty_message", f"{of}message {number} ({message.role}) is empty; {fix}")
+                raise BadRecord("empty_message", f"{place} ({message.role}) is empty; {fix}")
             if message.role == "system" and messages:
-                two = messages[0].role == "system"
-                what, fix = (
-                    ("is the second of the system", "make them one")
-                    if two
-                    else ("is of the system and does not stand first", "put it before all others")
-                )
-                raise WrongRow("two_systems" if two else "late_system", f"{of}message {number} {what}; {fix}")
+                if messages[0].role == "system":
+                    raise BadRecord("two_systems", f"{place} is the second of the system; make them one")
+                fix = "put it before all others"
+                raise BadRecord("late_system", f"{place} is of the system and does not stand first; {fix}")
             if messages and message.role == messages[-1].role and message.role in ("user", "assistant"):
-                message = _joined(messages.pop(), message, f"{of}message {number}")
+                message = _joined(messages.pop(), message, place)
             messages.append(message)
         return messages
 
     def _message(self, turn: Turn, place: str) -> Message:
-        said = turn["role"]
-        role = _ROLES.get(said.strip().lower()) if isinstance(said, str) else None
+        name = turn["role"]
+        role = _ROLES.get(name.strip().lower()) if isinstance(name, str) else None
         if role is None:
             fix = f"known are {', '.join(_ROLES)}; rename it, or write converter: module:function"
-            raise WrongRow("unknown_role", f"{place} has the role {repr(said)[:80]}; {fix}")
+            raise BadRecord("unknown_role", f"{place} has the role {repr(name)[:80]}; {fix}")
         calls = next((name for name in _CALL_FIELDS if turn.get(name)), None)
         if calls is not None:
             fix = "write the call into content as the model shall write it"
-            raise WrongRow("tool_calls", f"{place} has {calls}, which would not be learned; {fix}")
-        content = self._filled_in(_text_of(turn["content"], f"the content of {place}"))
+            raise BadRecord("tool_calls", f"{place} has {calls}, which would not be learned; {fix}")
+        content = self._fill_in(_text_of(turn["content"], f"the content of {place}"))
         thought = next((turn[name] for name in THOUGHT_FIELDS if turn.get(name)), "") if role == "assistant" else ""
-        thought = self._filled_in(_text_of(thought, f"the thought of {place}"))
+        thought = self._fill_in(_text_of(thought, f"the thought of {place}"))
         if role == "assistant" and content.lstrip().startswith("<think>"):
-            found = _THINK.match(content)
-            if found is None:
-                raise WrongRow("open_thought", f"{place} begins with <think>, which is never closed; write </think>")
-            thought, content = found[1].strip() or thought, content[found.end() :]
+            match = _THINK.match(content)
+            if match is None:
+                raise BadRecord("open_thought", f"{place} begins with <think>, which is never closed; write </think>")
+            thought, content = match[1].strip() or thought, content[match.end() :]
         return Message(role, content, thought.strip(), _trained(turn, place))
 
-    def _filled_in(self, text: str) -> str:
-        if not self._fill:
-            return text
-        return self._filled.sub(lambda found: self._fill[found[1]], text)
+    def _fill_in(self, text: str) -> str:
+        return self._placeholders.sub(lambda match: self._fill[match[1]], text) if self._fill else text
 
-    # What converters take from rows
+    # Texts that converters take from rows
 
     def text(self, fields: dict[str, Any], name: str, path: str = "") -> str:
-        """A text that must be there."""
+        """A required text."""
         if fields.get(name) is None:
-            theirs = self.mapping.get(name, name)
-            fix = f"write mapping: {{{name}: NAME}}, or converter: module:function"
-            of = f"{path} " if path else ""
-            raise WrongRow("no_field", f"{of}has no field {theirs!r} (it has: {names_of(fields)}); {fix}")
+            prefix = f"{path} " if path else ""
+            raise _no_field(self.mapping.get(name, name), name, fields, prefix, ", or converter: module:function")
         return self.optional(fields, name, path)
 
     def optional(self, fields: dict[str, Any], name: str, path: str = "") -> str:
-        """A text that may be absent."""
+        """A text that may be absent; it is then empty."""
         value = fields.get(name)
         if value is None:
             return ""
         if not isinstance(value, str):
             place = f"{path}.{name}" if path else f"field {name!r}"
-            raise WrongRow("no_text", f"{place} is {type(value).__name__}; write it as text, in quotes")
+            raise BadRecord("no_text", f"{place} is {type(value).__name__}; write it as text, in quotes")
         return value
 
     def system(self, row: dict[str, Any]) -> list[Turn]:
-        """The system message that stands beside the messages, if any."""
+        """The turn of the field `system` beside the messages, if there is one."""
         text = self.optional(row, "system")
         return [{"role": "system", "content": text}] if text.strip() else []
 
-    def question(self, row: dict[str, Any], given: dict[str, Any] | None = None) -> list[Turn]:
-        """Alpaca's turns up to the answer. What is given is put under the instruction, after a blank line."""
+    def question(self, row: dict[str, Any], item: dict[str, Any] | None = None) -> list[Turn]:
+        """Alpaca's turns up to the answer. The input (of `item`, else of the row) follows the instruction."""
         history = row.get("history") or []
         if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
-            raise WrongRow("bad_history", "field 'history' holds no pairs; write [[question, answer], …]")
+            raise BadRecord("bad_history", "field 'history' holds no pairs; write [[question, answer], …]")
         turns = self.system(row)
-        for asked, answered in history:
-            turns += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        parts = (self.text(row, "instruction"), self.optional(row if given is None else given, "input"))
-        return [*turns, {"role": "user", "content": "\n\n".join(part for part in parts if part.strip())}]
+        for question, answer in history:
+            turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        texts = (self.text(row, "instruction"), self.optional(row if item is None else item, "input"))
+        return [*turns, {"role": "user", "content": "\n\n".join(text for text in texts if text.strip())}]
 
 
-def _joined(before: Message, after: Message, place: str) -> Message:
-    if before.trained != after.trained:
+def _no_field(mapped: str, name: str, fields: dict[str, Any], prefix: str, otherwise: str = "") -> BadRecord:
+    what = f"{prefix}has no field {mapped!r} (it has: {names_of(fields)})"
+    return BadRecord("no_field", f"{what}; write mapping: {{{name}: NAME}}{otherwise}")
+
+
+def _joined(first: Message, second: Message, place: str) -> Message:
+    if first.trained != second.trained:
         fix = "give both one loss_weight, or join them"
-        raise WrongRow("mixed_weights", f"{place} follows another of its role, and only one is learned; {fix}")
-    content = f"{before.content}\n\n{after.content}"
-    thought = "\n\n".join(text for text in (before.thought, after.thought) if text)
-    return Message(before.role, content, thought, before.trained)
+        raise BadRecord("mixed_weights", f"{place} follows another of its role, and only one is learned; {fix}")
+    content = f"{first.content}\n\n{second.content}"
+    thought = "\n\n".join(text for text in (first.thought, second.thought) if text)
+    return Message(first.role, content, thought, first.trained)
 
 
 def _text_of(content: Any, place: str) -> str:
-    """The text of a content, which may be a list of parts; null is the empty text."""
-    parts = content if isinstance(content, list) else ["" if content is None else content]
+    """The text of a content, which may be a list of texts; null is the empty text."""
+    items = content if isinstance(content, list) else ["" if content is None else content]
     texts = []
-    for part in parts:
-        text: Any = part
-        if isinstance(part, dict):
-            if part.get("type", "text") != "text":
-                raise WrongRow(
-                    "not_text", f"{place} holds {repr(part['type'])[:80]}, which is no text; leave the row out"
-                )
-            text = part.get("text", part.get("value"))
+    for item in items:
+        text: Any = item
+        if isinstance(item, dict):
+            if item.get("type", "text") != "text":
+                detail = f"{place} holds {repr(item['type'])[:80]}, which is no text; leave the row out"
+                raise BadRecord("not_text", detail)
+            text = item.get("text", item.get("value"))
         if not isinstance(text, str):
             fix = "write it as text, or as a list of {type: text, text: …}"
-            raise WrongRow("no_text", f"{place} is {type(text).__name__}; {fix}")
+            raise BadRecord("no_text", f"{place} is {type(text).__name__}; {fix}")
         texts.append(text)
     return "".join(texts)
 
@@ -209,7 +197,7 @@ def _trained(turn: Turn, place: str) -> bool | None:
     if name is None:
         return None
     if not isinstance(turn[name], bool | int | float):
-        raise WrongRow("bad_weight", f"{name} of {place} is {repr(turn[name])[:80]}; write 1 to learn it and 0 not to")
+        raise BadRecord("bad_weight", f"{name} of {place} is {repr(turn[name])[:80]}; write 1 to learn it and 0 not to")
     return bool(turn[name] > 0)
 
 
@@ -218,13 +206,13 @@ def _transposed(columns: dict[str, Any], path: str) -> list[Turn]:
     lists = {name: values for name, values in columns.items() if isinstance(values, list)}
     if not lists:
         fix = "write a list of messages, or lists of role and content"
-        raise WrongRow("no_messages", f"{path} is an object without lists (it has: {names_of(columns)}); {fix}")
+        raise BadRecord("no_messages", f"{path} is an object without lists (it has: {names_of(columns)}); {fix}")
     if len({len(values) for values in lists.values()}) > 1:
         have = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
-        raise WrongRow("uneven_columns", f"the lists of {path} are not of one length ({have}); mend them")
+        raise BadRecord("uneven_columns", f"the lists of {path} are not of one length ({have}); mend them")
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
 def names_of(fields: dict[str, Any]) -> str:
-    """The names of fields, for people. A function of the user's may have given them others than texts."""
+    """The names of fields, for messages. A row that a user's function returned may have names that are not texts."""
     return ", ".join(map(str, fields)) or "none"

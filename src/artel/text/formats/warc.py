@@ -1,4 +1,7 @@
-"""Crawled pages: the web pages and plain texts in a WARC archive, or the texts in a WET one."""
+"""Crawled pages: the web pages and plain texts of a WARC archive, or the texts of a WET archive.
+
+Format: https://iipc.github.io/warc-specifications/specifications/warc-format/warc-1.1/
+"""
 
 from __future__ import annotations
 
@@ -8,58 +11,57 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from artel.config import DataConfig, SourceConfig
-from artel.text.cleaning.html import named_encoding
+from artel.text.cleaning.html import encoding_in_header
 from artel.text.formats.html import records_of_page, records_of_text
-from artel.text.reading.encodings import NotText, decode, is_text_encoding
-from artel.text.reading.lines import DAMAGED, damaged, unpacked
-from artel.text.reading.rows import Items
-from artel.text.records import Rejected
+from artel.text.reading.encodings import decode, is_text_encoding
+from artel.text.reading.lines import DECOMPRESSION_ERRORS, decompression_error, open_decompressed
+from artel.text.reading.source_file import Items, SourceFile
+from artel.text.records import BadRecord
 
-# Bytes of the headers of a record, or of an answer, that are read at most; crawlers allow 32 or 64 KB.
-_LONGEST_HEAD = 1 << 18
+# Bytes of the headers of a record or response that are read at most; crawlers allow 32 or 64 KB.
+_MAX_HEADER_BYTES = 1 << 18
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})\b")
-_HEAD_END = re.compile(rb"\r?\n\r?\n")
-# The length of a chunk; before it the line end of the one before.
+_HEADER_END = re.compile(rb"\r?\n\r?\n")
+# The length of a chunk, after the line end of the chunk before it.
 _CHUNK = re.compile(rb"(?:\r?\n)?[ \t]*([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _PAGES = ("text/html", "application/xhtml+xml")
 
 
-def read_warc(file: Path, origin: str, set_name: str, source: SourceConfig, data: DataConfig) -> Items:
-    """A record a page, its origin `file[number] address`, by the number of the WARC record from 0.
+def read_warc(file: SourceFile) -> Items:
+    """Yield a record per page; its origin is `file[number] address`, with the number of the WARC record, from 0.
 
-    Pages are HTML and plain text that a server answered with status 200, or that the archive holds converted or as they
-    are. Requests, notes, images and the rest are no documents and are not counted. A page of more than
-    data.max_document bytes is rejected; where the archive is damaged the last item tells so.
+    A page is HTML or plain text that a server sent with status 200, or that the archive holds as a conversion or
+    resource. Requests, metadata, images and the rest are not documents, and are not counted. A page of over
+    data.max_document bytes is rejected. If the archive is damaged, the last item reports that.
     """
-    where = origin
-    with unpacked(file, origin) as stream:
+    place = file.origin
+    with open_decompressed(file.path, file.origin) as stream:
         try:
             for number, entry in enumerate(_entries(stream)):
-                where = f"{origin}[{number}] {entry.address}".rstrip()
+                place = f"{file.origin}[{number}] {entry.address}".rstrip()
                 try:
-                    page = _page(entry, data.max_document)
+                    page = _page(entry, file.max_bytes)
                     if page is None:
                         continue
                     content_type, content = page
                     if _media_type(content_type) in _PAGES:
-                        yield from records_of_page(content, content_type, where, set_name, source)
+                        yield from records_of_page(content, content_type, place, file)
                     else:
-                        text = _plain_text(content, content_type, source.encoding)
-                        yield from records_of_text(text, where, set_name, source)
-                except NotText as error:
-                    yield Rejected(where, error.reason, error.detail, set_name)
-        except DAMAGED as error:
-            yield Rejected(where, "truncated", f"{damaged(error).detail} (in this record or behind it)", set_name)
+                        text = _plain_text(content, content_type, file.source.encoding)
+                        yield from records_of_text(text, place, file)
+                except BadRecord as error:
+                    yield file.reject(place, error)
+        except DECOMPRESSION_ERRORS as error:
+            detail = f"{decompression_error(error).detail} (in this record or behind it)"
+            yield file.reject(place, BadRecord("truncated", detail))
         except _BadArchive as error:
             detail = f"the archive is damaged in this record or behind it: {error}; fetch it anew"
-            yield Rejected(where, error.reason, detail, set_name)
+            yield file.reject(place, BadRecord(error.reason, detail))
 
 
 class _BadArchive(Exception):
-    """What follows cannot be read: the reason and a sentence."""
+    """Nothing after this place can be read."""
 
     def __init__(self, reason: str, what: str) -> None:
         super().__init__(what)
@@ -68,7 +70,7 @@ class _BadArchive(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A WARC record: its headers, by names in small letters, and its block, to be read before the next record."""
+    """A WARC record: its headers, by lower-case names, and its block, to be read before the next record."""
 
     headers: dict[str, str]
     block: _Block
@@ -79,44 +81,45 @@ class _Entry:
 
 
 class _Block:
-    """The bytes of a record, which may be more than memory holds."""
+    """The bytes of a record. They may be more than fit in memory."""
 
     def __init__(self, stream: io.BufferedReader, length: int) -> None:
         self._stream = stream
-        self.left = length
+        self.remaining = length
 
     def read(self, count: int) -> bytes:
-        piece = self._stream.read(min(count, self.left))
-        if len(piece) < min(count, self.left):
-            raise _BadArchive("truncated", f"it ends {self.left - len(piece):,} bytes before the record does")
-        self.left -= len(piece)
-        return piece
+        count = min(count, self.remaining)
+        data = self._stream.read(count)
+        if len(data) < count:
+            raise _BadArchive("truncated", f"it ends {self.remaining - len(data):,} bytes before the record does")
+        self.remaining -= count
+        return data
 
     def skip(self) -> None:
-        while self.left:
+        while self.remaining:
             self.read(1 << 20)
 
 
 def _entries(stream: io.BufferedReader) -> Iterator[_Entry]:
-    """The records of an archive; what is not read of one is skipped."""
+    """Yield the records of an archive. What the caller does not read of a record is skipped."""
     while True:
-        line = stream.readline(_LONGEST_HEAD)
-        while line and not line.strip():  # two line ends stand behind a record
-            line = stream.readline(_LONGEST_HEAD)
+        line = stream.readline(_MAX_HEADER_BYTES)
+        while line and not line.strip():  # two line ends follow a record
+            line = stream.readline(_MAX_HEADER_BYTES)
         if not line:
             return
         if not line.startswith(b"WARC/"):
             if b"WARC/".startswith(line):
                 raise _BadArchive("truncated", "it ends in a header")
             raise _BadArchive("bad_warc", "a record does not begin with WARC/ and a version")
-        head = bytearray()
-        while (line := stream.readline(_LONGEST_HEAD)) not in (b"\r\n", b"\n"):
-            head += line
-            if not line.endswith(b"\n") and len(line) < _LONGEST_HEAD:
+        header = bytearray()
+        while (line := stream.readline(_MAX_HEADER_BYTES)) not in (b"\r\n", b"\n"):
+            header += line
+            if not line.endswith(b"\n") and len(line) < _MAX_HEADER_BYTES:
                 raise _BadArchive("truncated", "it ends in a header")
-            if len(head) > _LONGEST_HEAD:
-                raise _BadArchive("bad_warc", f"a header has over {_LONGEST_HEAD:,} bytes")
-        headers = _headers(bytes(head))
+            if len(header) > _MAX_HEADER_BYTES:
+                raise _BadArchive("bad_warc", f"a header has over {_MAX_HEADER_BYTES:,} bytes")
+        headers = _headers(bytes(header))
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdigit() and len(length) < 19):
             raise _BadArchive("bad_warc", "a record does not say its length (Content-Length)")
@@ -125,106 +128,107 @@ def _entries(stream: io.BufferedReader) -> Iterator[_Entry]:
         block.skip()
 
 
-def _page(entry: _Entry, largest: int) -> tuple[str, bytes] | None:
-    """The content type and the content of a record that is a page; None for all that are not.
+def _page(entry: _Entry, max_bytes: int) -> tuple[str, bytes] | None:
+    """The content type and the content of a record that is a page, else None.
 
-    Raises NotText when the content cannot be had, _BadArchive when the archive ends in it.
+    Raises BadRecord if the content cannot be read, _BadArchive if the archive ends in it.
     """
     kind = entry.headers.get("warc-type", "").lower()
     if kind in ("conversion", "resource"):
         content_type = entry.headers.get("content-type", "text/plain" if kind == "conversion" else "")
-        return (content_type, _bounded(entry.block, b"", largest)) if _is_read(content_type) else None
+        return (content_type, _read_rest(entry.block, b"", max_bytes)) if _is_text(content_type) else None
     if kind != "response" or not entry.headers.get("content-type", "").lower().startswith("application/http"):
         return None
-    start = entry.block.read(min(entry.block.left, _LONGEST_HEAD))
-    status, end = _STATUS.match(start), _HEAD_END.search(start)
+    start = entry.block.read(_MAX_HEADER_BYTES)
+    status, end = _STATUS.match(start), _HEADER_END.search(start)
     if status is None or end is None:
-        raise NotText("bad_http", "holds no answer of a server, which begins with HTTP/, a status and headers")
+        raise BadRecord("bad_http", "holds no answer of a server, which begins with HTTP/, a status and headers")
     headers = _headers(start[: end.start()])
     content_type = headers.get("content-type", entry.headers.get("warc-identified-payload-type", ""))
-    if status[1] != b"200" or not _is_read(content_type):
+    if status[1] != b"200" or not _is_text(content_type):
         return None
-    body = _bounded(entry.block, start[end.end() :], largest)
+    body = _read_rest(entry.block, start[end.end() :], max_bytes)
     if "chunked" in headers.get("transfer-encoding", "").lower():
-        body = _joined(body)
-    return content_type, _unpacked(body, headers.get("content-encoding", "").strip().lower(), largest)
+        body = _without_chunks(body)
+    return content_type, _decoded(body, headers.get("content-encoding", "").strip().lower(), max_bytes)
 
 
-def _bounded(block: _Block, begun: bytes, largest: int) -> bytes:
-    size = len(begun) + block.left
-    if size > largest:
-        raise _too_large(f"{size:,}", largest)
-    return begun + block.read(block.left)
+def _read_rest(block: _Block, start: bytes, max_bytes: int) -> bytes:
+    size = len(start) + block.remaining
+    if size > max_bytes:
+        raise _too_large(f"{size:,}", max_bytes)
+    return start + block.read(block.remaining)
 
 
-def _too_large(size: str, largest: int) -> NotText:
-    return NotText("too_large", f"has {size} bytes, more than data.max_document ({largest:,}) allows in one document")
+def _too_large(size: str, max_bytes: int) -> BadRecord:
+    detail = f"has {size} bytes, more than data.max_document ({max_bytes:,}) allows in one document"
+    return BadRecord("too_large", detail)
 
 
-def _headers(head: bytes) -> dict[str, str]:
-    """The lines `Name: value`, the first of a name counts; others, as the status line, are left out."""
-    found: dict[str, str] = {}
-    for line in head.decode("utf-8", "replace").split("\n"):
+def _headers(header: bytes) -> dict[str, str]:
+    """The lines `Name: value`. The first line of a name counts; other lines, such as the status, are left out."""
+    headers: dict[str, str] = {}
+    for line in header.decode("utf-8", "replace").split("\n"):
         name, colon, value = line.partition(":")
         if colon:
-            found.setdefault(name.strip().lower(), value.strip())
-    return found
+            headers.setdefault(name.strip().lower(), value.strip())
+    return headers
 
 
 def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def _is_read(content_type: str) -> bool:
+def _is_text(content_type: str) -> bool:
     return _media_type(content_type) in (*_PAGES, "text/plain")
 
 
-def _joined(body: bytes) -> bytes:
-    """The chunks of a body that was sent in such, joined; many crawlers keep it joined and the header as it was."""
-    pieces: list[bytes] = []
-    at = 0
-    while size := _CHUNK.match(body, at):
+def _without_chunks(body: bytes) -> bytes:
+    """A chunked body joined. Many crawlers store it joined already, and keep the header."""
+    chunks: list[bytes] = []
+    position = 0
+    while size := _CHUNK.match(body, position):
         length = int(size[1], 16)
         if length == 0:
-            return b"".join(pieces)
-        at = size.end() + length
-        pieces.append(body[size.end() : at])
-    if pieces:
-        raise NotText("truncated", "is cut off, or its chunks do not follow on one another; leave it out")
+            return b"".join(chunks)
+        position = size.end() + length
+        chunks.append(body[size.end() : position])
+    if chunks:
+        raise BadRecord("truncated", "is cut off, or its chunks do not follow on one another; leave it out")
     return body
 
 
-def _unpacked(body: bytes, coding: str, largest: int) -> bytes:
-    """The body as the page was before the server packed it; many crawlers keep it so and the header as it was."""
+def _decoded(body: bytes, coding: str, max_bytes: int) -> bytes:
+    """The body without its Content-Encoding. Many crawlers store it decoded already, and keep the header."""
     try:
         if coding in ("gzip", "x-gzip") and body.startswith(b"\x1f\x8b"):
-            content = _inflated(body, zlib.MAX_WBITS | 16, largest)
+            content = _inflated(body, zlib.MAX_WBITS | 16, max_bytes)
         elif coding == "deflate" and not body.lstrip().startswith(b"<"):
-            # With its own header, as the standard says, or without, as some servers do.
-            content = _inflated(body, zlib.MAX_WBITS if body[:1] == b"\x78" else -zlib.MAX_WBITS, largest)
+            # With a zlib header, as the standard says, or without, as some servers send it.
+            content = _inflated(body, zlib.MAX_WBITS if body[:1] == b"\x78" else -zlib.MAX_WBITS, max_bytes)
         elif coding in ("br", "zstd") and not body.lstrip().startswith(b"<"):
-            raise NotText("unreadable", f"is packed by {coding}, which is not read; leave it out")
+            raise BadRecord("unreadable", f"is packed by {coding}, which is not read; leave it out")
         else:
             return body
     except zlib.error as error:
-        raise NotText("unreadable", f"is no {coding}, as its header says: {error}") from None
-    if len(content) > largest:
-        raise _too_large(f"over {largest:,}", largest)
+        raise BadRecord("unreadable", f"is no {coding}, as its header says: {error}") from None
+    if len(content) > max_bytes:
+        raise _too_large(f"over {max_bytes:,}", max_bytes)
     return content
 
 
-def _inflated(body: bytes, bits: int, largest: int) -> bytes:
-    inflate = zlib.decompressobj(bits)
-    content = inflate.decompress(body, largest + 1)
-    if not inflate.eof and len(content) <= largest:
-        raise NotText("truncated", "is packed, and cut off before its end; leave it out")
+def _inflated(body: bytes, window_bits: int, max_bytes: int) -> bytes:
+    inflate = zlib.decompressobj(window_bits)
+    content = inflate.decompress(body, max_bytes + 1)
+    if not inflate.eof and len(content) <= max_bytes:
+        raise BadRecord("truncated", "is packed, and cut off before its end; leave it out")
     return content
 
 
 def _plain_text(content: bytes, content_type: str, encoding: str) -> str:
-    """The text in the encoding given, else the one that the header names if it is one, else detected."""
+    """The text in the given encoding, else in the one that the header names, else in the detected one."""
     if encoding == "auto":
-        name = named_encoding(content_type)
-        with suppress(NotText):
+        name = encoding_in_header(content_type)
+        with suppress(BadRecord):
             return decode(content, name if is_text_encoding(name) else "auto")
     return decode(content, encoding)

@@ -1,4 +1,4 @@
-"""Bytes to text: what a file says of itself, else UTF-8, else the Cyrillic encoding in which it reads as Russian."""
+"""Bytes to text: by the byte order mark, else UTF-8, else the Cyrillic encoding in which the bytes read as Russian."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from functools import cache
 
 import numpy as np
 
-# A mark says more than any guess; UTF-32 before UTF-16, whose mark it begins with.
+from artel.text.records import BadRecord
+
+# UTF-32 before UTF-16: its mark begins with that of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -20,20 +22,41 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _CYRILLIC = ("windows-1251", "koi8-r", "cp866")
-# Control characters that no text holds. Form feed, tab, line feeds and escape do occur in real files.
+# Control characters that no text has. Form feed, tab, line feeds and escape do occur in real files.
 _BINARY = bytes([*range(0x09), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
+_ASCII = bytes(range(128))
 SAMPLE = 1_000_000
 BLOCK = 1 << 17
-"""Bytes of lines that are looked at together."""
-
-
-class NotText(Exception):
-    """The bytes are no text in the encoding given or found; the reason and a sentence."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
+"""Bytes of lines that are examined together."""
+# Bytes that decide between encodings, from the first non-ASCII byte on: more of them change nothing.
+_ENOUGH = 1 << 16
+_NON_ASCII = re.compile("[^\x00-\x7f\ufffd]")
+_AMONG_LATIN = re.compile(rb"(?:[A-Za-z][\x80-\xff]+|(?<![\x80-\xff])[\x80-\xff]+(?=[A-Za-z]))")
+# How much likelier than 1 in 64 a letter is in Russian, natural logarithm; from the 1.3 M letters of Anna Karenina.
+_LIKELIHOOD = {
+    letter: float(likelihood)
+    for likelihood, letters in map(
+        str.split,
+        "2.0 о,1.7 еа,1.5 н,1.4 и,1.3 т,1.2 сл,1.1 в,0.9 р,0.8 к,0.6 дму,0.4 п,0.3 я,0.2 ьыг,0.1 бч,0.0 з,-0.3 ж,"
+        "-0.4 й,-0.6 ш,-0.7 х,-0.9 ю,-1.5 э,-1.7 щ,-1.8 ц,-2.0 фъ".split(","),
+    )
+    for letter in letters
+}
+_ODDITIES = re.compile("[а-яё][А-ЯЁ]|[А-ЯЁ]{2}[а-яё]|[\u2500-\u259f\ufffd]|[^\\W\\d_а-яёА-ЯЁa-zA-Z]")
+# A line with fewer letters is never taken for another encoding: all of them may be rare ones (Ф-фу!).
+_FEWEST_LETTERS = 12
+_UTF_8_CHARACTER = re.compile(rb"[\xc2-\xf4][\x80-\xbf]")
+_CYRILLIC_NAMES = {codecs.lookup(name).name: name for name in _CYRILLIC}
+# ASCII, and the letters that are four fifths of Russian.
+_COMMON = {name: _ASCII + "оеанитслвркдмуп".encode(name) for name in _CYRILLIC}
+# The bytes of a line are summed by these weights: -1 (as a byte 255) for the common letters, 1 for other non-ASCII.
+_WEIGHTS = {
+    name: bytes(0 if byte < 128 else 255 if byte in common else 1 for byte in range(256))
+    for name, common in _COMMON.items()
+}
+# Notations of ASCII for program code, addresses and mail. The first three decode to halves of characters, which no file
+# can be written with again; punycode takes quadratic time, 12 s for 240 KB.
+_NOT_FOR_FILES = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode")
 
 
 def marked_encoding(data: bytes) -> str | None:
@@ -42,21 +65,20 @@ def marked_encoding(data: bytes) -> str | None:
 
 
 def detect_encoding(data: bytes, *, cut: bool = False) -> str:
-    """The encoding of a text without a mark. `cut` says that data may end inside a character.
+    """Detect the encoding of a text. `cut` means that `data` may end inside a character.
 
-    Valid UTF-8 is UTF-8: other encodings practically never form it. Among the Cyrillic ones the text decides: in the
-    wrong one Russian reads as rare letters, capitals inside words and box-drawing. Bytes over 127 that are few and lone
-    (a Western text) read as windows-1252. Raises NotText for binary data.
+    A byte order mark decides, then valid UTF-8: other encodings practically never form it. Between the Cyrillic
+    encodings the text decides: in a wrong one Russian reads as rare letters, capitals inside words and box-drawing
+    characters. Few and isolated non-ASCII bytes (a Western text) are windows-1252. Raises BadRecord for binary data.
     """
     marked = marked_encoding(data)
     if marked:
         return marked
-    # Not a regular expression: bytes.translate is five times as fast.
     sample = data[:SAMPLE]
-    binary = len(sample) - len(sample.translate(None, _BINARY))
+    binary = len(sample) - len(sample.translate(None, _BINARY))  # five times as fast as a regular expression
     if b"\0" in data or binary * 100 > len(sample):
-        place = next(re.finditer(b"[" + _BINARY + b"]", data)).start()
-        raise NotText("binary", f"holds binary data (byte {data[place]} at {place}), not text")
+        position = next(re.finditer(b"[" + _BINARY + b"]", data)).start()
+        raise BadRecord("binary", f"holds binary data (byte {data[position]} at {position}), not text")
     try:
         codecs.getincrementaldecoder("utf-8")().decode(data, final=not cut)
         return "utf-8"
@@ -64,127 +86,124 @@ def detect_encoding(data: bytes, *, cut: bool = False) -> str:
         pass
     first = re.search(rb"[\x80-\xff]", data)
     sample = data[max(first.start() - 1, 0) if first else 0 :][:_ENOUGH]
-    broken = sample.decode("utf-8", "replace")
-    if len(_BEYOND_ASCII.findall(broken)) > 10 * broken.count("\ufffd"):
-        return "utf-8"  # damaged here and there: decoding will name the byte, a guess would make nonsense of the rest
+    as_utf_8 = sample.decode("utf-8", "replace")
+    if len(_NON_ASCII.findall(as_utf_8)) > 10 * as_utf_8.count("\ufffd"):
+        return "utf-8"  # damaged in few places: decoding names the byte, and another encoding would garble the rest
     # Accents stand among Latin letters, Russian words between spaces.
     if 2 * len(_AMONG_LATIN.findall(sample)) > len(re.findall(rb"[\x80-\xff]+", sample)):
         return "windows-1252"
-    return _of_most_lines(sample)
+    return _encoding_of_most_lines(sample)
 
 
-def _of_most_lines(sample: bytes) -> str:
-    """The encoding in which most bytes beyond ASCII read as Russian, line by line: a file may have several."""
-    whole = max(_CYRILLIC, key=lambda name: _russian(sample.decode(name, "replace")))
-    doubtful = sum(len(line.translate(None, _ASCII)) for _, line in _doubtful_lines(sample, whole))
-    if 4 * doubtful < len(sample.translate(None, _ASCII)):
-        return whole
+def _encoding_of_most_lines(sample: bytes) -> str:
+    """The encoding in which most non-ASCII bytes read as Russian. A file may have lines in several encodings."""
+    best = _best_cyrillic(sample)
+    doubtful = sum(_non_ascii_count(line) for _, line in _doubtful_lines(sample, best))
+    if 4 * doubtful < _non_ascii_count(sample):
+        return best
     votes: Counter[str] = Counter()
     for line in sample.split(b"\n"):
         if not line.isascii():
-            votes[_of_line(line)] += len(line.translate(None, _ASCII))
+            votes[_encoding_of_line(line)] += _non_ascii_count(line)
     return votes.most_common(1)[0][0]
 
 
-def _of_line(line: bytes) -> str:
+def _encoding_of_line(line: bytes) -> str:
     try:
         line.decode()
         return "utf-8"
     except UnicodeDecodeError:
-        return max(_CYRILLIC, key=lambda name: _russian(line.decode(name, "replace")))
+        return _best_cyrillic(line)
 
 
-# Bytes that decide between encodings, from the first beyond ASCII on: more of them change nothing.
-_ENOUGH = 1 << 16
-_BEYOND_ASCII = re.compile("[^\x00-\x7f\ufffd]")
-_AMONG_LATIN = re.compile(rb"(?:[A-Za-z][\x80-\xff]+|(?<![\x80-\xff])[\x80-\xff]+(?=[A-Za-z]))")
-# How much likelier than one in 64 a letter is in Russian, natural logarithm; shares from Anna Karenina, 1.3 M letters.
-_LIKELY = {
-    "о": 2.0, "е": 1.7, "а": 1.7, "н": 1.5, "и": 1.4, "т": 1.3, "с": 1.2, "л": 1.2, "в": 1.1, "р": 0.9, "к": 0.8,
-    "д": 0.6, "м": 0.6, "у": 0.6, "п": 0.4, "я": 0.3, "ь": 0.2, "ы": 0.2, "г": 0.2, "б": 0.1, "ч": 0.1, "з": 0.0,
-    "ж": -0.3, "й": -0.4, "ш": -0.6, "х": -0.7, "ю": -0.9, "э": -1.5, "щ": -1.7, "ц": -1.8, "ф": -2.0, "ъ": -2.0,
-}  # fmt: skip
-_WRONG = re.compile("[а-яё][А-ЯЁ]|[А-ЯЁ]{2}[а-яё]|[\u2500-\u259f\ufffd]|[^\\W\\d_а-яёА-ЯЁa-zA-Z]")
+def _best_cyrillic(data: bytes) -> str:
+    return max(_CYRILLIC, key=lambda name: _russian_score(data.decode(name, "replace")))
 
 
-def _russian(text: str) -> float:
-    """How much likelier a text is as Russian than by chance: its letters by frequency, less 5 for each oddity.
+def _non_ascii_count(data: bytes) -> int:
+    return len(data.translate(None, _ASCII))
 
-    Oddities are capitals inside words, box-drawing and letters of other alphabets. 3,440 Russian sentences (Universal
-    Dependencies), each written in the three encodings: 9,014 of 9,019 are told right, 9,005 all in capitals.
+
+def _russian_score(text: str) -> float:
+    """Log-likelihood of the text as Russian by the frequencies of its letters, minus 5 for each oddity.
+
+    Oddities are capitals inside words, box-drawing characters and letters of other alphabets. Of 3,440 Russian
+    sentences (Universal Dependencies), each in the three encodings, 9,014 of 9,019 are detected correctly, and 9,005
+    all in capitals.
     """
     lower = text.lower()
-    return sum(lower.count(letter) * weight for letter, weight in _LIKELY.items()) - 5 * len(_WRONG.findall(text))
+    score = sum(lower.count(letter) * weight for letter, weight in _LIKELIHOOD.items())
+    return score - 5 * len(_ODDITIES.findall(text))
 
 
 def other_encoding(line: bytes, encoding: str) -> str:
-    """The encoding that a line of a file in `encoding` is in by all its letters; empty where it may be the file's.
+    """The encoding in which a line of a file in `encoding` is written instead; empty if it may be the file's own.
 
-    Where a character is a byte every line can be decoded, and one in another encoding would be nonsense that nobody
-    sees. Told are UTF-8, and the Cyrillic encodings among one another. Of 52,000 lines of six novels and of Universal
-    Dependencies, written in the three encodings, none is taken for another's; of each other's lines 96 % are found.
-    Nothing is said of lines of a few letters, which may all be rare ones.
+    In a single-byte encoding every line can be decoded, so a line in another encoding would become nonsense unnoticed.
+    Detected are UTF-8, and the Cyrillic encodings among one another. Of 52,000 lines of six novels and of Universal
+    Dependencies, in the three encodings, none is misdetected; of lines in a wrong encoding 96 % are found. Lines of few
+    letters are never reported, since all of these may be rare ones.
     """
-    check = line_check(encoding)
+    check = other_encoding_check(encoding)
     return "" if check is None else check(line)
 
 
 @cache
-def line_check(encoding: str) -> Callable[[bytes], str] | None:
-    """`other_encoding` of lines of one file; None where a character takes several bytes, and cannot be read wrongly."""
-    if not is_table(encoding):
+def other_encoding_check(encoding: str) -> Callable[[bytes], str] | None:
+    """`other_encoding` as a function of the line; None for multi-byte encodings, whose errors decoding reports."""
+    if not is_single_byte(encoding):
         return None
     cyrillic = _CYRILLIC_NAMES.get(codecs.lookup(encoding).name)
     if cyrillic is None:
-        return _as_utf_8
+        return _utf_8_or_empty
     common = _COMMON[cyrillic]
 
     def check(line: bytes) -> str:
-        beyond = line.translate(None, _ASCII)
-        letters = len(beyond)
-        if 2 * len(line.translate(None, common)) <= letters:  # as in `_doubtful_lines`
+        letters = line.translate(None, _ASCII)
+        count = len(letters)
+        if 2 * len(line.translate(None, common)) <= count:  # as in `_doubtful_lines`
             return ""
-        if _as_utf_8(line):
+        if _utf_8_or_empty(line):
             return "utf-8"
-        if letters < _FEWEST or len(set(beyond)) < _FEWEST // 2:  # of so few letters all may be rare ones: Ф-фу!
+        if count < _FEWEST_LETTERS or len(set(letters)) < _FEWEST_LETTERS // 2:
             return ""
-        scores = {name: _russian(line.decode(name, "replace")) for name in _CYRILLIC}
+        scores = {name: _russian_score(line.decode(name, "replace")) for name in _CYRILLIC}
         best = max(scores, key=lambda name: scores[name])
-        # By half of this Ukrainian, weighed by the letters of Russian, reads better in another encoding than its own.
-        return best if scores[best] > scores[cyrillic] + 5 + letters / 10 else ""
+        # With half this margin Ukrainian, scored by the letters of Russian, reads better in a wrong encoding.
+        return best if scores[best] > scores[cyrillic] + 5 + count / 10 else ""
 
     return check
 
 
-def _as_utf_8(line: bytes) -> str:
-    """`utf-8` where a line is that beyond doubt: by two characters at least, for one may be a letter and signs."""
-    if not line.isascii() and _IN_UTF_8.search(line) is not None:
+def _utf_8_or_empty(line: bytes) -> str:
+    """`utf-8` if a line has at least two UTF-8 characters (one may be a letter and a sign), else empty."""
+    if not line.isascii() and _UTF_8_CHARACTER.search(line) is not None:
         with suppress(UnicodeDecodeError):
-            if len(line.decode()) - len(line) + len(line.translate(None, _ASCII)) > 1:
+            if len(line.decode()) - len(line) + _non_ascii_count(line) > 1:
                 return "utf-8"
     return ""
 
 
-def foreign_lines(block: bytes, encoding: str) -> dict[int, str]:
-    """The lines of a block, numbered from 0, that are in another encoding, and in which (`other_encoding`).
+def lines_in_other_encoding(block: bytes, encoding: str) -> dict[int, str]:
+    """Line numbers of a block, from 0, to the other encoding in which that line is written (`other_encoding`).
 
-    One pass over the block says which lines need a look of their own: few, where it is in its file's encoding.
+    One pass over the block selects the lines to be checked: few, if the block is in its file's encoding.
     """
-    check = line_check(encoding)
+    check = other_encoding_check(encoding)
     if check is None or block.isascii():
         return {}
     cyrillic = _CYRILLIC_NAMES.get(codecs.lookup(encoding).name)
     if cyrillic is not None:
         lines = _doubtful_lines(block, cyrillic)
     else:
-        lines = enumerate(block.split(b"\n")) if _IN_UTF_8.search(block) else iter(())
+        lines = enumerate(block.split(b"\n")) if _UTF_8_CHARACTER.search(block) else iter(())
     return {number: other for number, line in lines if (other := check(line))}
 
 
 def _doubtful_lines(block: bytes, cyrillic: str) -> Iterator[tuple[int, bytes]]:
-    """The lines of a block, with their numbers from 0, in which under half of the letters beyond ASCII are common ones.
+    """The lines of a block, numbered from 0, in which under half of the non-ASCII letters are common ones.
 
-    Of Russian in its own encoding three quarters are common, of any other text, and in any other, fewer.
+    Of Russian in its own encoding three quarters are common; of another language or encoding fewer.
     """
     if block.isascii():
         return
@@ -199,22 +218,22 @@ def _doubtful_lines(block: bytes, cyrillic: str) -> Iterator[tuple[int, bytes]]:
 
 
 def check_lines(data: bytes, encoding: str) -> None:
-    """Raise NotText for a text in an encoding of one byte that has a line of another one."""
-    if line_check(encoding) is None:
+    """Raise BadRecord if a text in a single-byte encoding has a line in another encoding."""
+    if other_encoding_check(encoding) is None:
         return
     start = 0
     while start < len(data):
         stop = data.find(b"\n", start + BLOCK) + 1 or len(data)
-        for number, other in foreign_lines(data[start:stop], encoding).items():
+        for number, other in lines_in_other_encoding(data[start:stop], encoding).items():
             line = data.count(b"\n", 0, start) + number + 1
-            what = f"its line {line} {not_of(encoding, other)}, or name the encoding of the source"
-            raise NotText("other_encoding", what)
+            detail = other_encoding_detail(encoding, other)
+            raise BadRecord("other_encoding", f"its line {line} {detail}, or name the encoding of the source")
         start = stop
 
 
 @cache
-def is_table(encoding: str) -> bool:
-    """Whether each byte beyond ASCII, or nearly each, is a character by itself."""
+def is_single_byte(encoding: str) -> bool:
+    """True if every non-ASCII byte, or nearly every, is a character by itself."""
     try:
         table = bytes(range(256)).decode(encoding, "replace")
     except UnicodeError:
@@ -222,58 +241,40 @@ def is_table(encoding: str) -> bool:
     return len(table) == 256 and table.count("\ufffd") < 64
 
 
-def not_of(encoding: str, other: str) -> str:
-    """What is said of a line that is not in its file's encoding."""
+def other_encoding_detail(encoding: str, other: str) -> str:
     return f"is {other}, and the file as a whole {encoding}; convert it"
 
 
-_ASCII = bytes(range(128))
-_FEWEST = 12
-_IN_UTF_8 = re.compile(rb"[\xc2-\xf4][\x80-\xbf]")
-_CYRILLIC_NAMES = {codecs.lookup(name).name: name for name in _CYRILLIC}
-# ASCII, and the letters that make four fifths of Russian.
-_COMMON = {name: _ASCII + "оеанитслвркдмуп".encode(name) for name in _CYRILLIC}
-# By which the bytes of a line are added up: -1 (as a byte 255) for those letters, 1 for any other beyond ASCII.
-_WEIGHTS = {
-    name: bytes(0 if byte < 128 else 255 if byte in common else 1 for byte in range(256))
-    for name, common in _COMMON.items()
-}
-
-
 def is_text_encoding(name: str) -> bool:
-    """Whether there is an encoding of text of that name (`hex` and `zlib` are codecs of bytes)."""
+    """True if `name` is an encoding of text (`hex` and `zlib` are codecs of bytes)."""
     try:
         b"aa".decode(name, "replace")
-        return codecs.lookup(name).name not in _OF_NO_FILE
+        return codecs.lookup(name).name not in _NOT_FOR_FILES
     except (LookupError, ValueError):
         return False
 
 
-# Notations of ASCII for program code, addresses and mail. The first three make halves of characters, which no file can
-# be written with again; punycode takes quadratic time, 12 s for 240 KB.
-_OF_NO_FILE = ("utf-7", "unicode-escape", "raw-unicode-escape", "punycode")
-
-
 def decode(data: bytes, encoding: str = "auto") -> str:
-    """A whole text, its line ends made \\n. Raises NotText."""
-    return one_line_end(characters(data, encoding))
+    """Decode a whole text; its line ends become \\n and a byte order mark goes. Raises BadRecord."""
+    return with_line_feeds(decode_unchanged(data, encoding))
 
 
-def characters(data: bytes, encoding: str = "auto") -> str:
-    """The same with line ends, and a byte order mark, as they are."""
+def decode_unchanged(data: bytes, encoding: str = "auto") -> str:
+    """`decode` that leaves line ends and a byte order mark as they are."""
     if encoding == "auto":
         encoding = detect_encoding(data)
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         if encoding != "windows-1252":
-            raise NotText("unreadable", f"is not {encoding}: byte {data[error.start]:#04x} at {error.start}") from None
-        return data.decode("latin-1")  # a few bytes have no meaning in windows-1252; latin-1 has one for each
-    except UnicodeError as error:  # codecs that are not tables, like idna, say no byte
-        raise NotText("unreadable", f"is not {encoding}: {error}") from None
+            detail = f"is not {encoding}: byte {data[error.start]:#04x} at {error.start}"
+            raise BadRecord("unreadable", detail) from None
+        return data.decode("latin-1")  # windows-1252 leaves a few bytes undefined; latin-1 defines each
+    except UnicodeError as error:  # codecs such as idna name no byte
+        raise BadRecord("unreadable", f"is not {encoding}: {error}") from None
 
 
-def one_line_end(text: str) -> str:
-    """The text with all its line ends made \\n, and without a byte order mark."""
+def with_line_feeds(text: str) -> str:
+    """The text with every line end as \\n, without a byte order mark."""
     text = text.removeprefix("\ufeff")
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text

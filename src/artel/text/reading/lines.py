@@ -20,111 +20,102 @@ from artel.errors import InputError
 from artel.text.reading.encodings import (
     BLOCK,
     SAMPLE,
-    NotText,
     decode,
     detect_encoding,
-    foreign_lines,
-    is_table,
-    not_of,
-    one_line_end,
+    is_single_byte,
+    lines_in_other_encoding,
+    other_encoding_detail,
+    with_line_feeds,
 )
-from artel.text.reading.file_names import PACKED, file_name
+from artel.text.reading.file_names import COMPRESSED, file_name
+from artel.text.records import BadRecord
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-
-@dataclass(frozen=True, slots=True)
-class BadLine:
-    """A line that is no text, and why."""
-
-    reason: str
-    detail: str
+# Compressed bytes decompressed at once. zstd may make 128 MB of them; of 64 KB it would make 2 GB, 10 % faster at most.
+_COMPRESSED_BYTES = 1 << 12
+# Decompressed bytes buffered ahead of lines: a megabyte would leave a core's cache before it is read.
+_READ_AHEAD = 1 << 17
+DECOMPRESSION_ERRORS = (EOFError, OSError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
+"""What reading a compressed file raises if it is cut off, damaged or in another format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The lines of a plain file that begin at one of the bytes from `start` up to, not including, `stop`."""
+    """The lines of an uncompressed file whose first byte is in [start, stop)."""
 
     start: int
     stop: int
 
 
-Note = Callable[[str, str], object]
-"""Called with a source's name and the encoding that is guessed of one of its files."""
-
-
-# Compressed bytes undone at once: zstd may make 128 MB of them, where 64 KB would be 2 GB and no faster by a tenth.
-_PIECE = 1 << 12
-# Unpacked bytes read ahead of lines: a megabyte would not stay in a core's cache until it is read.
-_AHEAD = 1 << 17
-DAMAGED = (EOFError, OSError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
-"""What reading a compressed file raises where it is cut off or no such file."""
-
-
-def damaged(error: Exception) -> BadLine:
+def decompression_error(error: Exception) -> BadRecord:
+    """One of DECOMPRESSION_ERRORS as the reason why a record is bad."""
     if "too much memory" in str(error):  # zstd's words
-        return BadLine("window", "is packed with a window of over 128 MB; pack it anew with zstd --long=27 or without")
-    return BadLine("truncated", f"the compressed file is damaged here: {error}; fetch or pack it anew")
+        detail = "is packed with a window of over 128 MB; pack it anew with zstd --long=27 or without"
+        return BadRecord("window", detail)
+    return BadRecord("truncated", f"the compressed file is damaged here: {error}; fetch or pack it anew")
 
 
 def read_lines(
-    file: Path, origin: str, encoding: str, largest: int, span: Span | None = None
-) -> Iterator[tuple[int, str | BadLine]]:
-    """(line number from 1, the line without its end, or what is wrong with it); of a span, counted in it.
+    file: Path, origin: str, encoding: str, max_bytes: int, span: Span | None = None
+) -> Iterator[tuple[int, str | BadRecord]]:
+    """Yield (line number, the line without its end or what is wrong with it); numbers begin at 1, in a span too.
 
-    The encoding is judged by the first megabyte of the file. Raises NotText for binary data, InputError for a line over
-    `largest` bytes; a compressed file that ends too early gives a last bad line. Only a file that `can_be_divided` has
-    spans.
+    With `encoding` "auto" the first megabyte of the file decides. A compressed file that ends too early yields a last
+    bad line. Only a file that `can_be_divided` has spans. Raises BadRecord for binary data, InputError for a line of
+    over `max_bytes` bytes.
     """
     name = line_encoding(file, origin, encoding)
-    if not _ends_lines_in_bytes(name):
+    if not _has_line_feed_byte(name):
         if span is not None:
             raise ValueError(f"{origin} in {name} cannot be divided")
-        yield from _wide_lines(file, origin, name, largest)
+        yield from _multibyte_lines(file, origin, name, max_bytes)
         return
-    lines = read_byte_lines(file, origin, largest, span)
-    if is_table(name):
-        yield from _lines_of_table(lines, name)
+    lines = read_byte_lines(file, origin, max_bytes, span)
+    if is_single_byte(name):
+        yield from _single_byte_lines(lines, name)
     else:
         for number, line in lines:
-            yield number, line if isinstance(line, BadLine) else _decoded(line, name)
+            yield number, line if isinstance(line, BadRecord) else _decoded(line, name)
 
 
-def _decoded(line: bytes, name: str) -> str | BadLine:
+def _decoded(line: bytes, encoding: str) -> str | BadRecord:
     try:
-        return decode(line.rstrip(b"\r\n"), name)
-    except NotText as error:
-        return BadLine(error.reason, error.detail)
+        return decode(line.rstrip(b"\r\n"), encoding)
+    except BadRecord as error:
+        return error
 
 
-def _lines_of_table(lines: Iterator[tuple[int, bytes | BadLine]], name: str) -> Iterator[tuple[int, str | BadLine]]:
-    """The lines in an encoding of one byte, decoded a block at a time; those in another encoding are bad."""
+def _single_byte_lines(
+    lines: Iterator[tuple[int, bytes | BadRecord]], encoding: str
+) -> Iterator[tuple[int, str | BadRecord]]:
+    """Decode lines of a single-byte encoding a block at a time; lines in another encoding are bad."""
     for block in _blocks(lines):
         content = b"".join(line for _, line in block if isinstance(line, bytes))
-        foreign = foreign_lines(content, name)
+        others = lines_in_other_encoding(content, encoding)
         texts: list[str] = []
-        if not foreign and b"\r" not in content and not isinstance(block[-1][1], BadLine):
-            with suppress(UnicodeDecodeError):  # told of its line below
-                texts = content.decode(name).split("\n")
+        if not others and b"\r" not in content and not isinstance(block[-1][1], BadRecord):
+            with suppress(UnicodeDecodeError):  # the loop below finds the line
+                texts = content.decode(encoding).split("\n")
         if texts:
             yield from zip((number for number, _ in block), texts, strict=False)
             continue
-        for at, (number, line) in enumerate(block):
-            if at in foreign:
-                yield number, BadLine("other_encoding", not_of(name, foreign[at]))
+        for index, (number, line) in enumerate(block):
+            if index in others:
+                yield number, BadRecord("other_encoding", other_encoding_detail(encoding, others[index]))
             else:
-                yield number, line if isinstance(line, BadLine) else _decoded(line, name)
+                yield number, line if isinstance(line, BadRecord) else _decoded(line, encoding)
 
 
-def _blocks(lines: Iterator[tuple[int, bytes | BadLine]]) -> Iterator[list[tuple[int, bytes | BadLine]]]:
-    """The lines in blocks of some size; what reading raises comes after the lines before it."""
-    block: list[tuple[int, bytes | BadLine]] = []
+def _blocks(lines: Iterator[tuple[int, bytes | BadRecord]]) -> Iterator[list[tuple[int, bytes | BadRecord]]]:
+    """Group lines into blocks of about BLOCK bytes. An error of `lines` is raised after the lines before it."""
+    block: list[tuple[int, bytes | BadRecord]] = []
     size = 0
     try:
-        for each in lines:
-            block.append(each)
-            size += len(each[1]) if isinstance(each[1], bytes) else 0
+        for number, line in lines:
+            block.append((number, line))
+            size += len(line) if isinstance(line, bytes) else 0
             if size >= BLOCK:
                 yield block
                 block, size = [], 0
@@ -137,168 +128,167 @@ def _blocks(lines: Iterator[tuple[int, bytes | BadLine]]) -> Iterator[list[tuple
 
 
 def read_byte_lines(
-    file: Path, origin: str, largest: int, span: Span | None = None
-) -> Iterator[tuple[int, bytes | BadLine]]:
-    """The same with line ends and not decoded, for those who do so faster; the file is in an encoding like ASCII."""
-    with unpacked(file, origin, _AHEAD) as stream:
-        at = _first_line(stream, span.start) if span else 0
+    file: Path, origin: str, max_bytes: int, span: Span | None = None
+) -> Iterator[tuple[int, bytes | BadRecord]]:
+    """`read_lines` with line ends and not decoded, for parsers that read UTF-8 faster themselves."""
+    with open_decompressed(file, origin, _READ_AHEAD) as stream:
+        position = _seek_line(stream, span.start) if span else 0
         stop = span.stop if span else sys.maxsize
         number = 0
-        while at < stop:
+        while position < stop:
             number += 1
             try:
-                line = stream.readline(largest + 1)
-            except DAMAGED as error:
-                yield number, damaged(error)
+                line = stream.readline(max_bytes + 1)
+            except DECOMPRESSION_ERRORS as error:
+                yield number, decompression_error(error)
                 return
             if not line:
                 return
-            if len(line) > largest:
-                before = count_lines(file, Span(0, span.start)) if span else 0
-                raise _too_long(origin, before + number, largest)
-            at += len(line)
+            if len(line) > max_bytes:
+                lines_before = count_lines(file, Span(0, span.start)) if span else 0
+                raise _line_too_long(origin, lines_before + number, max_bytes)
+            position += len(line)
             yield number, line
 
 
 def line_encoding(file: Path, origin: str, encoding: str) -> str:
-    """The encoding that is given, or when it is auto the one found by the first megabyte. Raises NotText for binary
-    data."""
+    """`encoding`, or if it is "auto" the one detected in the first megabyte. Raises BadRecord for binary data."""
     if encoding != "auto":
         return encoding
-    with unpacked(file, origin) as stream:
+    with open_decompressed(file, origin) as stream:
         try:
-            # What is shown may end anywhere: the sample always counts as cut.
+            # The sample may end inside a character, so it always counts as cut.
             return detect_encoding(stream.peek(SAMPLE)[:SAMPLE], cut=True)
-        except DAMAGED:
-            return "utf-8"  # nothing can be read of it, as those who read it will be told
+        except DECOMPRESSION_ERRORS:
+            return "utf-8"  # nothing of it can be decompressed; reading its lines reports that
 
 
 def can_be_divided(file: Path, origin: str, encoding: str) -> bool:
-    """Whether a file has lines that can be found from its middle: it is not packed, binary, in UTF-16 or -32, and no
-    JSON array."""
-    if file_name(origin).endswith(PACKED):
+    """True if lines can be found from the middle of the file.
+
+    False for compressed and binary files, UTF-16, UTF-32 and JSON arrays.
+    """
+    if file_name(origin).endswith(COMPRESSED):
         return False
     try:
         name = line_encoding(file, origin, encoding)
-    except NotText:
+    except BadRecord:
         return False
-    if not _ends_lines_in_bytes(name):
+    if not _has_line_feed_byte(name):
         return False
     if not file_name(origin).endswith(".json"):
         return True
     with file.open("rb") as stream:
         while line := stream.readline(SAMPLE):
-            begin = one_line_end(line.decode(name, "replace")).strip()  # as those judge who read the file as a whole
-            if begin:
-                return not begin.startswith("[")
+            # As `read_rows` decides whether the file is an array.
+            if text := with_line_feeds(line.decode(name, "replace")).strip():
+                return not text.startswith("[")
     return False
 
 
 def count_lines(file: Path, span: Span) -> int:
-    """How many lines of a plain file begin in the span."""
+    """Number of lines of an uncompressed file that begin in the span."""
     with file.open("rb", buffering=0) as stream:
         stop = min(span.stop, stream.seek(0, io.SEEK_END))
         if stop <= span.start:
             return 0
-        # A line begins behind each line feed, and at the beginning of the file.
+        # A line begins after each line feed, and at the beginning of the file.
         count = 1 if span.start == 0 else 0
-        at = stream.seek(max(span.start - 1, 0))
-        while at < stop - 1 and (piece := stream.read(min(SAMPLE, stop - 1 - at))):
-            count += piece.count(b"\n")
-            at += len(piece)
+        position = stream.seek(max(span.start - 1, 0))
+        while position < stop - 1 and (chunk := stream.read(min(SAMPLE, stop - 1 - position))):
+            count += chunk.count(b"\n")
+            position += len(chunk)
     return count
 
 
-def _first_line(stream: io.BufferedReader, start: int) -> int:
-    """Go to the first line that begins at `start` or behind it; returns the byte at which it does."""
+def _seek_line(stream: io.BufferedReader, start: int) -> int:
+    """Seek the first line that begins at byte `start` or after it; return the position of its first byte."""
     if start == 0:
         return 0
-    at = stream.seek(start - 1)
-    while piece := stream.readline(SAMPLE):
-        at += len(piece)
-        if piece.endswith(b"\n"):
+    position = stream.seek(start - 1)
+    while chunk := stream.readline(SAMPLE):
+        position += len(chunk)
+        if chunk.endswith(b"\n"):
             break
-    return at
+    return position
 
 
-def _ends_lines_in_bytes(name: str) -> bool:
-    """Whether a line feed is a byte of its own; in UTF-16 and UTF-32 it is not."""
+def _has_line_feed_byte(encoding: str) -> bool:
+    """True if a line feed is one byte; false for UTF-16 and UTF-32."""
     try:
-        return b"\n\n".decode(name) == "\n\n"
+        return b"\n\n".decode(encoding) == "\n\n"
     except UnicodeError:
         return False
 
 
-def _wide_lines(file: Path, origin: str, name: str, largest: int) -> Iterator[tuple[int, str | BadLine]]:
-    """Lines of an encoding in which characters are several bytes. They end at what cannot be read: it stands for
-    the 8 KB that were decoded with it."""
+def _multibyte_lines(file: Path, origin: str, encoding: str, max_bytes: int) -> Iterator[tuple[int, str | BadRecord]]:
+    """Lines of UTF-16 or UTF-32. At a character that cannot be decoded they end, up to 8 KB before it."""
     number = 0
-    with unpacked(file, origin) as stream, io.TextIOWrapper(stream, name, newline="\n") as text:
+    with open_decompressed(file, origin) as stream, io.TextIOWrapper(stream, encoding, newline="\n") as text:
         while True:
             number += 1
             try:
-                line = text.readline(largest + 1)
-            except DAMAGED as error:
-                yield number, damaged(error)
+                line = text.readline(max_bytes + 1)
+            except DECOMPRESSION_ERRORS as error:
+                yield number, decompression_error(error)
                 return
             except UnicodeError as error:
-                yield number, BadLine("unreadable", f"is not {name} from here on: {error}")
+                yield number, BadRecord("unreadable", f"is not {encoding} from here on: {error}")
                 return
             if not line:
                 return
-            if len(line) > largest:
-                raise _too_long(origin, number, largest)
-            yield number, one_line_end(line.rstrip("\r\n"))
+            if len(line) > max_bytes:
+                raise _line_too_long(origin, number, max_bytes)
+            yield number, with_line_feeds(line.rstrip("\r\n"))
 
 
-def _too_long(origin: str, number: int, largest: int) -> InputError:
-    what = f"the line is over {largest:,} bytes (data.max_document)"
+def _line_too_long(origin: str, number: int, max_bytes: int) -> InputError:
+    what = f"the line is over {max_bytes:,} bytes (data.max_document)"
     return InputError.at(f"{origin}:{number}", what, "write a larger data.max_document")
 
 
-def read_whole(file: Path, origin: str, largest: int) -> bytes:
-    """The content of a file that is one document, unpacked.
+def read_whole(file: Path, origin: str, max_bytes: int) -> bytes:
+    """The decompressed content of a file that is one document.
 
-    Raises NotText where it is damaged, InputError when it is over `largest` bytes: those that are read, which may be
-    more than the file says it has.
+    Raises BadRecord if it is damaged, InputError if more than `max_bytes` bytes can be read, whatever size the file
+    system states.
     """
-    packed = file_name(origin).endswith(PACKED)
-    with unpacked(file, origin) if packed else file.open("rb", buffering=0) as stream:
-        size = -1 if packed else os.fstat(stream.fileno()).st_size
-        if size > largest:
-            raise too_large(origin, f"{size:,} bytes are", largest)
-        pieces: list[bytes] = []
+    compressed = file_name(origin).endswith(COMPRESSED)
+    with open_decompressed(file, origin) if compressed else file.open("rb", buffering=0) as stream:
+        size = -1 if compressed else os.fstat(stream.fileno()).st_size
+        if size > max_bytes:
+            raise _file_too_large(origin, f"{size:,} bytes are", max_bytes)
+        chunks: list[bytes] = []
         read = 0
         try:
-            while piece := stream.read(max(size + 1 - read, 0) or SAMPLE):
-                pieces.append(piece)
-                read += len(piece)
-                if read > largest:
-                    raise too_large(origin, "the bytes it unpacks to are" if packed else "its bytes are", largest)
-        except DAMAGED as error:
-            if not packed:
+            while chunk := stream.read(max(size + 1 - read, 0) or SAMPLE):
+                chunks.append(chunk)
+                read += len(chunk)
+                if read > max_bytes:
+                    what = "the bytes it unpacks to are" if compressed else "its bytes are"
+                    raise _file_too_large(origin, what, max_bytes)
+        except DECOMPRESSION_ERRORS as error:
+            if not compressed:
                 raise
-            bad = damaged(error)
-            raise NotText(bad.reason, bad.detail) from None
-    return b"".join(pieces)
+            raise decompression_error(error) from None
+    return b"".join(chunks)
 
 
-def too_large(origin: str, size: str, largest: int) -> InputError:
+def _file_too_large(origin: str, size: str, max_bytes: int) -> InputError:
     fix = "write a larger data.max_document, or cut it up (document: line or paragraph)"
-    what = f"{size} more than data.max_document ({largest:,}) allows in one document"
-    return InputError.at(origin, what, fix)
+    return InputError.at(origin, f"{size} more than data.max_document ({max_bytes:,}) allows in one document", fix)
 
 
-def unpacked(file: Path, origin: str, ahead: int = SAMPLE) -> io.BufferedReader:
-    """The content of a file, by the suffix of its origin, `ahead` bytes at a time; reading may raise one of DAMAGED."""
+def open_decompressed(file: Path, origin: str, buffer_bytes: int = SAMPLE) -> io.BufferedReader:
+    """Open a file, decompressed by the suffix of `origin`. Reading may raise one of DECOMPRESSION_ERRORS."""
     name = file_name(origin)
-    new_frame = next((new for suffix, new in _FRAMES.items() if name.endswith(suffix)), None)
-    raw = _Frames(file, new_frame) if new_frame else file.open("rb", buffering=0)
-    return io.BufferedReader(raw, ahead)
+    new_frame = next((new for suffix, new in _NEW_FRAME.items() if name.endswith(suffix)), None)
+    raw = _Decompressed(file, new_frame) if new_frame else file.open("rb", buffering=0)
+    return io.BufferedReader(raw, buffer_bytes)
 
 
 class _Frame(Protocol):
-    """What undoes one frame of a compressed file: `eof` after its end, with what stands behind it in `unused_data`."""
+    """A decompressor of one frame. After its end `eof` is true, and `unused_data` has the bytes after it."""
 
     @property
     def eof(self) -> bool: ...
@@ -307,7 +297,7 @@ class _Frame(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-_FRAMES: dict[str, Callable[[], _Frame]] = {
+_NEW_FRAME: dict[str, Callable[[], _Frame]] = {
     ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
     ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
     ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
@@ -315,60 +305,60 @@ _FRAMES: dict[str, Callable[[], _Frame]] = {
 }
 
 
-class _Frames(io.RawIOBase):
-    """The content of a file of frames, one after another.
+class _Decompressed(io.RawIOBase):
+    """The content of a file of one or several compressed frames.
 
-    The libraries' own readers take a .zst file that was cut off for one that ends there, and whatever stands behind
-    the first frame of an .xz or .bz2 file, a damaged second one too, for nothing.
+    The libraries' own readers report a .zst file that was cut off as complete, and ignore whatever follows the first
+    frame of an .xz or .bz2 file, including a damaged second frame.
     """
 
     def __init__(self, file: Path, new_frame: Callable[[], _Frame]) -> None:
         self._file = file.open("rb", buffering=0)
         self._new_frame = new_frame
         self._frame = new_frame()
-        self._ready = memoryview(b"")
-        self._behind = b""
-        self._begun = False
-        self._damage: Exception | None = None
+        self._output = memoryview(b"")
+        self._input = b""
+        self._started = False
+        self._error: Exception | None = None
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill the buffer, so that whoever peeks sees much of it; damage is told when what stands before it is read."""
-        if self._damage is not None:
-            raise self._damage
+        """Fill the whole buffer, for `peek`. Damage is raised once everything before it has been read."""
+        if self._error is not None:
+            raise self._error
         target = memoryview(buffer).cast("B")
         filled = 0
         try:
-            while filled < len(target) and self._undo():
-                count = min(len(target) - filled, len(self._ready))
-                target[filled : filled + count] = self._ready[:count]
-                self._ready = self._ready[count:]
+            while filled < len(target) and self._decompress():
+                count = min(len(target) - filled, len(self._output))
+                target[filled : filled + count] = self._output[:count]
+                self._output = self._output[count:]
                 filled += count
-        except DAMAGED as error:
+        except DECOMPRESSION_ERRORS as error:
             if filled == 0:
                 raise
-            self._damage = error
+            self._error = error
         return filled
 
-    def _undo(self) -> bool:
-        """Have bytes ready; False at the end of the file."""
-        while not self._ready:
-            piece = self._behind or self._file.read(_PIECE)
-            self._behind = b""
-            if not piece:
-                if self._begun and not self._frame.eof:
+    def _decompress(self) -> bool:
+        """Have output; false at the end of the file."""
+        while not self._output:
+            data = self._input or self._file.read(_COMPRESSED_BYTES)
+            self._input = b""
+            if not data:
+                if self._started and not self._frame.eof:
                     raise EOFError("it is cut off")
                 return False
             if self._frame.eof:
-                piece = piece.lstrip(b"\0")  # zeros between frames are padding; no frame begins with one
-                if not piece:
+                data = data.lstrip(b"\0")  # zeros between frames are padding; no frame begins with one
+                if not data:
                     continue
                 self._frame = self._new_frame()
-            self._begun = True
-            self._ready = memoryview(self._frame.decompress(piece))
-            self._behind = self._frame.unused_data
+            self._started = True
+            self._output = memoryview(self._frame.decompress(data))
+            self._input = self._frame.unused_data
         return True
 
     def close(self) -> None:

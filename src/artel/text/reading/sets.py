@@ -1,4 +1,4 @@
-"""Sets inside a source, like those of The Pile: which one a record belongs to, and which are read."""
+"""Sets inside a source, like those of The Pile: which set a record belongs to, and which sets are read."""
 
 from __future__ import annotations
 
@@ -7,65 +7,62 @@ from typing import Any
 
 from artel.config import SourceConfig
 from artel.errors import Problem
-from artel.text.reading.rows import Items
-from artel.text.records import Dropped, Record, Rejected
+from artel.text.reading.source_file import Items
+from artel.text.records import BadRecord, Dropped, Record
 
 _PILE = "meta.pile_set_name"
 
 
-def set_of(entry: dict[str, Any], source: SourceConfig, where: str, otherwise: str) -> str | Rejected:
-    """The set that the fields of a record name by the source's `set_field`; `otherwise` where they need not name one.
+def set_name_of(fields: dict[str, Any], source: SourceConfig, default: str) -> str:
+    """The set that a record's field `set_field` names; `default` if it need not name one.
 
-    A named field that is not there, or is no text, makes the record a bad one: it would be counted in the wrong set.
+    Raises BadRecord if a named field is missing or is not text: the record would be counted in the wrong set.
     """
     if not source.set_field:
-        return otherwise
-    found: Any = entry
+        return default
+    value: Any = fields
     for name in _path(source.set_field):
-        found = found.get(name) if isinstance(found, dict) else None
-    if isinstance(found, str) and found:
-        return found
+        value = value.get(name) if isinstance(value, dict) else None
+    if isinstance(value, str) and value:
+        return value
     if source.set_field == "auto":
-        return otherwise
+        return default
     detail = f"has no text in the field {source.set_field!r} that names its set; write set_field: NAME or auto"
-    return Rejected(where, "no_set", detail, otherwise)
+    raise BadRecord("no_set", detail)
 
 
-def column_of_sets(source: SourceConfig) -> str:
-    """The outermost field or column that `set_field` looks into; empty when it looks into none."""
+def set_column(source: SourceConfig) -> str:
+    """The outermost field or column of `set_field`; empty if there is no `set_field`."""
     return _path(source.set_field)[0]
 
 
 @cache
 def _path(set_field: str) -> tuple[str, ...]:
-    """Names of fields, each in the one before."""
+    """The names of nested fields, outermost first."""
     return tuple((_PILE if set_field == "auto" else set_field).split("."))
 
 
-def of_sets(items: Items, source: SourceConfig) -> Items:
-    """The items; in place of records of sets that the source does not `include`, or does `exclude`, that they are out.
-
-    What could not be read passes.
-    """
+def filter_sets(items: Items, source: SourceConfig) -> Items:
+    """The items, with Dropped in place of each record whose set is not in `include` or is in `exclude`."""
     for item in items:
-        excluded = item.set_name in source.exclude or (source.include and item.set_name not in source.include)
-        yield Dropped("excluded_set", item.set_name) if excluded and isinstance(item, Record) else item
+        is_excluded = item.set_name in source.exclude or (source.include and item.set_name not in source.include)
+        yield Dropped("excluded_set", item.set_name) if is_excluded and isinstance(item, Record) else item
 
 
-def check_sets(source: SourceConfig, where: str, seen: set[str]) -> list[Problem]:
-    """What is wrong with the sets that a source names, when those it has were `seen`.
+def check_sets(source: SourceConfig, key: str, seen: set[str]) -> list[Problem]:
+    """Problems with set names in the run file that are not among the sets `seen` in the data.
 
-    A misspelled name would let in what was to be left out, or weigh nothing. A file of validation texts need not have
-    them all.
+    A misspelled name would let in what `exclude` names, or weigh nothing. A file of validation texts need not have
+    every set.
     """
-    if where == "data.validation":
+    if key == "data.validation":
         return []
-    weighed = source.weight if isinstance(source.weight, dict) else {}
+    weights = source.weight if isinstance(source.weight, dict) else {}
     problems = []
-    for key, names in (("include", source.include), ("exclude", source.exclude), ("weight", list(weighed))):
-        missing = [name for name in names if name not in seen]
+    for name, sets in (("include", source.include), ("exclude", source.exclude), ("weight", list(weights))):
+        missing = [set_name for set_name in sets if set_name not in seen]
         if missing:
             have = ", ".join(sorted(seen)[:40]) or "none"
             what = f"no record is of the set{'s' * (len(missing) > 1)} {', '.join(missing)} (there are: {have})"
-            problems.append(Problem(f"{where}.{key}", what, "write the names as they stand in the data, or leave out"))
+            problems.append(Problem(f"{key}.{name}", what, "write the names as they stand in the data, or leave out"))
     return problems

@@ -1,4 +1,4 @@
-"""A file is the same from the first byte that is read of it to the last, or it is not used."""
+"""A file must stay the same from the first byte read to the last, or it is not used."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from artel.errors import ArtelError, WorkError
 
 
 class unchanged:
-    """Raise WorkError when `file` is another after what is done inside, or was changed before at another time.
+    """Context manager that raises WorkError if `file` changes inside the block, or changed since `version`.
 
-    It is known by size, inode and the times of change (nanoseconds) of content and inode, which whoever sets the first
-    back cannot set; `version` is the first as it was when the reading was planned. What goes wrong inside because the
-    file changes is told as that.
+    A change shows in the size, the inode, and the times of change of content and inode in nanoseconds; a program can
+    set the first time back, not the second. `version` is the time of change of the content when the reading was
+    planned. An error inside the block that the change caused is reported as the change.
     """
 
     __slots__ = ("_before", "_file", "_version")
@@ -39,7 +39,7 @@ class unchanged:
 
 def _state(file: Path) -> tuple[int, int, int, int]:
     try:
-        status = os.stat(file)  # noqa: PTH116 - of each file, however small: Path.stat takes twice as long
+        status = os.stat(file)  # noqa: PTH116 - called for every file, and Path.stat takes twice as long
     except OSError:
         return (-1, -1, -1, -1)
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
@@ -47,8 +47,11 @@ def _state(file: Path) -> tuple[int, int, int, int]:
 
 def _changed(file: Path, size: int) -> WorkError:
     now = _state(file)[0]
-    same = "its bytes are as many as before, and its time of change, or the file of that name, is another"
-    sizes = same if now == size else f"it had {size:,} bytes and now has {now:,}"
-    what = "is gone" if now < 0 else f"changed: {sizes}"
+    if now < 0:
+        what = "is gone"
+    elif now == size:
+        what = "changed: it has as many bytes as before, and another time of change or another file has its name"
+    else:
+        what = f"changed: it had {size:,} bytes and now has {now:,}"
     fix = "start again when it is no longer written, or give a copy of it: nothing was made of what was read"
     return WorkError.at(str(file), f"{what}, while it was read", fix)

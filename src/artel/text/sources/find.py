@@ -1,4 +1,4 @@
-"""From the paths of a run file to files, with everything that is wrong with them said at once."""
+"""From the paths of a run file to files. Everything that is wrong with them is reported at once."""
 
 from __future__ import annotations
 
@@ -14,42 +14,46 @@ from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.storage import is_remote, list_remote, own_path, special_kind
 from artel.text.formats.conversations import check_converter
-from artel.text.formats.pairs import csv_rows
+from artel.text.formats.csv_rows import read_csv_rows
 from artel.text.formats.parquet import check_parquet
-from artel.text.reading.encodings import NotText, is_text_encoding
-from artel.text.reading.file_names import file_name, is_url, packed_too, unpacked_name
+from artel.text.formats.table import table_columns
+from artel.text.reading.encodings import is_text_encoding
+from artel.text.reading.file_names import file_name, is_url, uncompressed_name, with_compressed
 from artel.text.reading.rows import check_rows
-from artel.text.sources.walk import each_once, files_in, files_matching
+from artel.text.reading.source_file import SourceFile
+from artel.text.records import BadRecord
+from artel.text.sources.walk import files_in, files_matching, unique_files
 
 SUFFIXES = {
     "html": (".html", ".htm", ".xhtml", ".shtml"),
-    "jsonl": (".ndjson", *packed_too(".jsonl", ".json")),
-    "text": (".text", ".md", ".rst", ".tex", ".py", *packed_too(".txt")),
+    "jsonl": (".ndjson", *with_compressed(".jsonl", ".json")),
+    "text": (".text", ".md", ".rst", ".tex", ".py", *with_compressed(".txt")),
     "parquet": (".parquet",),
-    "warc": packed_too(".warc", ".warc.wet"),
+    "warc": with_compressed(".warc", ".warc.wet"),
 }
-# What a folder is searched for when its format is given; by suffix alone these are not told from the ones above.
+# What a folder is searched for if its format is given. The suffix alone does not tell these formats.
 _GIVEN_SUFFIXES = {
-    "csv": packed_too(".csv", ".tsv"),
-    "pairs": (".csv", ".tsv", *packed_too(".jsonl")),
-    "nq": packed_too(".jsonl"),
+    "csv": with_compressed(".csv", ".tsv"),
+    "pairs": (".csv", ".tsv", *with_compressed(".jsonl")),
+    "nq": with_compressed(".jsonl"),
     "squad": (".json",),
     "chat": (*SUFFIXES["jsonl"], *SUFFIXES["parquet"]),
     "preference": (*SUFFIXES["jsonl"], *SUFFIXES["parquet"]),
 }
 _REMEDIES = {
-    ".docx": "save it as text, or convert it with pandoc", ".doc": "save it as text", ".rtf": "save it as text",
-    ".odt": "convert it with pandoc", ".pdf": "extract its text with pdftotext", ".epub": "convert it with pandoc",
-    ".fb2": "convert it with pandoc", ".djvu": "extract its text with djvutxt", ".zip": "unpack it and give the folder",
-    ".tar": "unpack it and give the folder", ".tgz": "unpack it and give the folder",
-    ".rar": "unpack it and give the folder", ".7z": "unpack it and give the folder",
-}  # fmt: skip
+    ".docx": "save it as text, or convert it with pandoc",
+    ".pdf": "extract its text with pdftotext",
+    ".djvu": "extract its text with djvutxt",
+    **dict.fromkeys((".doc", ".rtf"), "save it as text"),
+    **dict.fromkeys((".odt", ".epub", ".fb2"), "convert it with pandoc"),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".rar", ".7z"), "unpack it and give the folder"),
+}
 
 
 def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
-    """(key in the run file, source); validation texts given by a path come first, read as the first source is.
+    """Yield (key in the run file, source). Validation texts given by a path come first, read as the first source is.
 
-    All of them: `rows` of the first source says which of its own records are taken.
+    All of them are read: `rows` of the first source concerns its own records only.
     """
     if isinstance(data.validation, str):
         like = data.sources[0] if data.sources and data.sources[0].format != "dummy" else SourceConfig(path=["-"])
@@ -59,153 +63,151 @@ def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
 
 
 def format_of(source: SourceConfig, origin: str, content_type: str = "") -> str:
-    """The format of a file: as the source says, else by suffix, else text; a URL with no known suffix is a page."""
+    """The format of a file: the source's, else by suffix, else text. A URL without a known suffix is a page."""
     if source.format != "auto":
         return source.format
-    found = next((kind for kind, suffixes in SUFFIXES.items() if file_name(origin).endswith(suffixes)), None)
-    return found or ("html" if is_url(origin) and not content_type.startswith("text/plain") else "text")
+    name = file_name(origin)
+    by_suffix = next((kind for kind, suffixes in SUFFIXES.items() if name.endswith(suffixes)), None)
+    return by_suffix or ("html" if is_url(origin) and not content_type.startswith("text/plain") else "text")
 
 
 def check_sources(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Raise InputError with every path that is missing, unreadable or of no use, every unknown encoding,
-    wrong slice of records and converter that is not there."""
+    """Raise InputError with every path that is missing, unreadable or useless, and every wrong setting of a source."""
     problems: list[Problem] = []
-    for where, source in all_sources(data):
+    for key, source in all_sources(data):
         if source.encoding != "auto" and not is_text_encoding(source.encoding):
             what = f"there is no encoding {source.encoding!r}"
-            problems.append(Problem(f"{where}.encoding", what, "write utf-8, windows-1251 …"))
+            problems.append(Problem(f"{key}.encoding", what, "write utf-8, windows-1251 …"))
         if source.extract == "main" and importlib.util.find_spec("trafilatura") is None:
-            problems += missing_extra("trafilatura", "pages", f"{where}.extract").problems
-        if where != "data.validation":  # it has what the first source has, and that is judged there
-            problems += check_rows(source, where) + check_converter(source, where)
+            problems += missing_extra("trafilatura", "pages", f"{key}.extract").problems
+        if key != "data.validation":  # its settings are those of the first source, which is checked
+            problems += check_rows(source, key) + check_converter(source, key)
         for path in source.path:
             if is_remote(path) and source.format != "dummy":
-                problems += _check_remote(path, source, where, tell)
+                problems += _check_remote(path, source, key, tell)
                 continue
-            files, found = _find(source, path, where if where == "data.validation" else f"{where}.path")
-            problems += found
+            files, path_problems = _find(source, path, key if key == "data.validation" else f"{key}.path")
+            problems += path_problems
             for file in files:
-                problems += _check_kind(str(file), source, where) or _check_content(file, source, where, data)
+                problems += _check_kind(str(file), source, key) or _check_content(file, source, key, data)
     if problems:
         raise InputError(problems)
 
 
-def files_of(source: SourceConfig, path: str, where: str) -> list[Path]:
-    files, problems = _find(source, path, where)
+def files_of(source: SourceConfig, path: str, key: str) -> list[Path]:
+    """The local files of a path of a source. Raises InputError."""
+    files, problems = _find(source, path, key)
     if problems:
         raise InputError(problems)
     return files
 
 
-def _find(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list[Problem]]:
+def _find(source: SourceConfig, path: str, key: str) -> tuple[list[Path], list[Problem]]:
     if source.format == "dummy" or is_url(path):
         return [], []
     if "://" in path:
-        kind = path.split("://")[0]
         fix = "give files, globs, folders, or addresses that begin with http(s)://, s3:// or hf://"
-        return [], [Problem(where, f"{kind}:// cannot be read", fix)]
+        return [], [Problem(key, f"{path.split('://')[0]}:// cannot be read", fix)]
     try:
-        files, problems = _find_here(source, path, where)
-        return files, problems + _check_names(files, where)
+        files = _find_local(source, path, key)
+        return files, _check_names(files, key)
     except InputError as error:
         return [], list(error.problems)
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+    except OSError as error:  # a name that is too long, a folder that may not be listed
         name = error.filename or path[:200]
-        return [], [Problem(where, f"{name} cannot be read: {error.strerror}", "check the name and permissions")]
+        return [], [Problem(key, f"{name} cannot be read: {error.strerror}", "check the name and permissions")]
 
 
-def _check_names(files: list[Path], where: str) -> list[Problem]:
-    """Origins of records are written as UTF-8; on Linux the name of a file may be any bytes."""
+def _check_names(files: list[Path], key: str) -> list[Problem]:
+    """Problems with names that are not UTF-8, as origins of records are. On Linux a name may be any bytes."""
     problems = []
     for name in map(str, files):
-        shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-        if shown != name:
-            problems.append(Problem(where, f"the name of {shown} is not UTF-8", "rename the file, or its folder"))
+        escaped = os.fsencode(name).decode("utf-8", "backslashreplace")
+        if escaped != name:
+            problems.append(Problem(key, f"the name of {escaped} is not UTF-8", "rename the file, or its folder"))
     return problems
 
 
-def given_path(path: str, where: str) -> Path:
-    """The file, folder or glob that a path of a run file names on this machine. Raises InputError."""
-    return own_path(path.replace("{stdlib}", sysconfig.get_path("stdlib")), where)
+def local_path(path: str, key: str) -> Path:
+    """The file, folder or glob on this machine that a path of a run file names. Raises InputError."""
+    return own_path(path.replace("{stdlib}", sysconfig.get_path("stdlib")), key)
 
 
-def _find_here(source: SourceConfig, path: str, where: str) -> tuple[list[Path], list[Problem]]:
-    given = given_path(path, where)
-    name = str(given)
-    if given.is_dir():
-        any_of = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-        wanted = (SUFFIXES | _GIVEN_SUFFIXES).get(source.format, any_of)
-        files = each_once(file for file in files_in(given) if file.name.lower().endswith(wanted) and file.is_file())
+def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
+    local = local_path(path, key)
+    if local.is_dir():
+        all_suffixes = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+        suffixes = (SUFFIXES | _GIVEN_SUFFIXES).get(source.format, all_suffixes)
+        entries = (entry for entry in files_in(local) if entry.name.lower().endswith(suffixes))
+        files = unique_files(entry for entry in entries if entry.is_file())
         if not files:
-            return [], [
-                Problem(where, f"the folder {path} holds no file with {' '.join(wanted)}", "give a glob: folder/*")
-            ]
-        return files, []
-    if given.exists():
-        return [given], []
-    if any(mark in name for mark in "*?["):
-        files = each_once(file for file in files_matching(name) if file.is_file())
-        if files:
-            return files, []
-        return [], [Problem(where, f"no file matches {path}", f"it is looked for from {Path.cwd()}")]
-    return [], [Problem(where, f"there is no file {path}", f"it is looked for from {Path.cwd()}")]
+            what = f"the folder {path} holds no file with {' '.join(suffixes)}"
+            raise InputError.at(key, what, "give a glob: folder/*")
+        return files
+    if local.exists():
+        return [local]
+    is_glob = any(mark in str(local) for mark in "*?[")
+    files = unique_files(file for file in files_matching(str(local)) if file.is_file()) if is_glob else []
+    if not files:
+        what = f"no file matches {path}" if is_glob else f"there is no file {path}"
+        raise InputError.at(key, what, f"it is looked for from {Path.cwd()}")
+    return files
 
 
 def _not_a_file(file: Path) -> str:
-    """What stands there where it is no regular file with a size of its own; empty where it is. Raises OSError.
+    """What `file` is, if not a regular file with a size of its own; empty if it is one. Raises OSError.
 
-    The kernel makes up what is in /proc and /sys when it is read: such a file may have no end, or wait for ever.
+    The kernel generates files in /proc and /sys when they are read: such a file may have no end, or block forever.
     """
-    status = os.stat(file)  # noqa: PTH116 - of each file, however small: Path.stat takes twice as long
+    status = os.stat(file)  # noqa: PTH116 - called for every file, and Path.stat takes twice as long
     if not stat.S_ISREG(status.st_mode):
         return special_kind(status.st_mode) or "a folder"
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
-        is_made_up = status.st_size == 0 and os.read(descriptor, 1) != b"" and os.fstat(descriptor).st_size == 0
+        is_generated = status.st_size == 0 and os.read(descriptor, 1) != b"" and os.fstat(descriptor).st_size == 0
     except BlockingIOError:
-        is_made_up = True
+        is_generated = True
     finally:
         os.close(descriptor)
-    return "made up by the kernel" if is_made_up else ""
+    return "made up by the kernel" if is_generated else ""
 
 
-def _check_remote(path: str, source: SourceConfig, where: str, tell: Callable[[str], None]) -> list[Problem]:
+def _check_remote(path: str, source: SourceConfig, key: str, tell: Callable[[str], None]) -> list[Problem]:
     try:
-        return [problem for file in list_remote(path, tell) for problem in _check_kind(file.address, source, where)]
+        return [problem for file in list_remote(path, tell) for problem in _check_kind(file.address, source, key)]
     except InputError as error:
-        return [Problem(f"{where}.path", f"{problem.where}: {problem.what}", problem.fix) for problem in error.problems]
+        return [Problem(f"{key}.path", f"{problem.where}: {problem.what}", problem.fix) for problem in error.problems]
 
 
-def _check_kind(name: str, source: SourceConfig, where: str) -> list[Problem]:
-    """What the name of a file says against reading it."""
-    plain = unpacked_name(name)
-    if source.format == "auto" and plain.endswith((".csv", ".tsv")):
+def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
+    """Why a file cannot be read, as far as its name tells."""
+    is_table = uncompressed_name(name).endswith((".csv", ".tsv"))
+    if source.format == "auto" and is_table:
         fix = "for texts write format: csv and field: COLUMN, for pairs format: pairs"
-        return [Problem(f"{where}.format", f"{name} is a table, not text", fix)]
-    if source.format in ("chat", "preference") and plain.endswith((".csv", ".tsv")):
+        return [Problem(f"{key}.format", f"{name} is a table, not text", fix)]
+    if source.format in ("chat", "preference") and is_table:
         fix = "write it as JSON lines, an object a line with a field for each column"
-        return [Problem(f"{where}.path", f"{name} is a table; {source.format} is read from json, jsonl, parquet", fix)]
-    remedy = _REMEDIES.get(os.path.splitext(name)[1].lower())  # noqa: PTH122 - of each file, as above
-    return [Problem(f"{where}.path", f"{name} is not text", remedy)] if remedy else []
+        return [Problem(f"{key}.path", f"{name} is a table; {source.format} is read from json, jsonl, parquet", fix)]
+    remedy = _REMEDIES.get(os.path.splitext(name)[1].lower())  # noqa: PTH122 - for every file, as above
+    return [Problem(f"{key}.path", f"{name} is not text", remedy)] if remedy else []
 
 
-def _check_content(file: Path, source: SourceConfig, where: str, data: DataConfig) -> list[Problem]:
-    """What the file itself says against reading it: it is none, may not be opened, or has no column of that name."""
+def _check_content(file: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    """Why a file cannot be read: it is no regular file, may not be opened, or has no column of that name."""
     try:
         kind = _not_a_file(file)
     except OSError as error:
-        return [Problem(f"{where}.path", f"{file} cannot be read: {error.strerror}", "check its permissions")]
+        return [Problem(f"{key}.path", f"{file} cannot be read: {error.strerror}", "check its permissions")]
     if kind:
         fix = "save what it gives as a file, and give that: a text is read more than once"
-        return [Problem(f"{where}.path", f"{file} is {kind}, not a regular file", fix)]
-    rows_of_parquet = source.format in ("chat", "preference") and file_name(str(file)).endswith(".parquet")
-    if rows_of_parquet or format_of(source, str(file)) == "parquet":
-        return check_parquet(file, source, where)
+        return [Problem(f"{key}.path", f"{file} is {kind}, not a regular file", fix)]
+    has_rows_of_parquet = source.format in ("chat", "preference") and file_name(str(file)).endswith(".parquet")
+    if has_rows_of_parquet or format_of(source, str(file)) == "parquet":
+        return check_parquet(file, source, key)
     if source.format == "csv":
-        with suppress(NotText):  # binary data: a record that cannot be read, and told as such
-            columns = [("field", source.field), *([("set_field", source.set_field)] if source.set_field else [])]
-            try:
-                next(csv_rows(file, str(file), tuple(columns), source.encoding, data.max_document), None)
-            except InputError as error:
-                return list(error.problems)
+        try:
+            with suppress(BadRecord):  # binary data: reading the file rejects it
+                next(read_csv_rows(SourceFile(file, str(file), "", source, data), table_columns(source)), None)
+        except InputError as error:
+            return list(error.problems)
     return []

@@ -1,10 +1,10 @@
-"""What a run's sources consist of: their files, and the parts in which workers read them."""
+"""The files of a run's sources, and the input shards in which workers read them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from artel.text.reading.file_names import is_url
 from artel.text.reading.lines import Span, can_be_divided
 from artel.text.sources.find import all_sources, files_of, format_of
 
-LONG = 5 * CUT_CHARACTERS
-"""Bytes: a shorter text is one document in any case (`document: auto`)."""
+MIN_CUT_BYTES = 5 * CUT_CHARACTERS
+"""A shorter text is one document in any case (`document: auto`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,153 +27,145 @@ class Input:
     """A file of a source, or a span of it."""
 
     path: str
-    """As the run file gives it; without a name of the source it names the set."""
+    """The path in the run file. It names the set, unless the source has a name."""
     address: str
     """The file, the URL, or the address on S3 or the hub."""
     size: int
-    """Bytes to be read of it."""
+    """Bytes to be read."""
     version: str
-    """What changes with its content: the time of change of a file (nanoseconds), ETag or digest of a remote one."""
+    """What changes with the content: a file's time of change in nanoseconds, an ETag, or a digest."""
     span: Span | None = None
     is_cut: bool = False
-    """Whether a text is read as several documents (`document: auto`)."""
+    """True if a text is read as several documents (`document: auto`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one worker reads at a time: files of one source, in their order, or one span of a large file."""
+class InputShard:
+    """What one worker reads at a time: files of one source, in order, or one span of a large file."""
 
-    where: str
+    key: str
     """The source's key in the run file."""
     inputs: tuple[Input, ...]
-    """None of a source without files, which is made up."""
-    of_rows: bool = False
+    """Empty for a source without files, whose records are synthetic."""
+    has_rows: bool = False
+    """True if only some records are read (`rows`)."""
 
     @property
     def size(self) -> int:
-        """Bytes; 0 where only records of it are taken, as many as nobody knows yet (`rows`)."""
-        return 0 if self.of_rows else sum(each.size for each in self.inputs)
+        """Bytes; 0 with `rows`, since the number of bytes of these records is unknown."""
+        return 0 if self.has_rows else sum(entry.size for entry in self.inputs)
 
     def to_json(self) -> dict[str, Any]:
-        rows = [[each.path, each.address, each.size, each.version, each.span and [each.span.start, each.span.stop],
-                 each.is_cut] for each in self.inputs]  # fmt: skip
-        return {"where": self.where, "inputs": rows, "of_rows": self.of_rows}
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Part:
-        inputs = []
-        for path, address, size, version, span, is_cut in told["inputs"]:
-            inputs.append(Input(path, address, size, version, Span(*span) if span else None, is_cut))
-        return cls(told["where"], tuple(inputs), told["of_rows"])
+    def from_json(cls, content: dict[str, Any]) -> InputShard:
+        inputs = (Input(**{**entry, "span": entry["span"] and Span(**entry["span"])}) for entry in content["inputs"])
+        return cls(content["key"], tuple(inputs), content["has_rows"])
 
 
-def source_of(data: DataConfig, where: str) -> SourceConfig:
-    return next(source for key, source in all_sources(data) if key == where)
+def source_at(data: DataConfig, key: str) -> SourceConfig:
+    """The source at a key of the run file."""
+    return next(source for source_key, source in all_sources(data) if source_key == key)
 
 
-def inputs_of(source: SourceConfig, where: str, data: DataConfig) -> Iterator[Input]:
-    """The files of a source in the order they are read: as given, and sorted within a glob or folder.
+def inputs_of(source: SourceConfig, key: str, data: DataConfig) -> Iterator[Input]:
+    """Yield the files of a source in reading order: as given, and sorted within a glob or folder.
 
-    What is given by http(s) is fetched by this; what is on S3 or the hub is listed.
+    Downloads http(s) addresses; lists addresses on S3 and the hub.
     """
     if source.format == "dummy":
         return
     for path in source.path:
         if is_url(path):
-            fetched = fetch(path, cache_folder() / "downloads", max_bytes=data.max_document)
-            yield Input(path, path, fetched.path.stat().st_size, fetched.digest)
+            download = fetch(path, cache_folder() / "downloads", max_bytes=data.max_document)
+            yield Input(path, path, download.path.stat().st_size, download.digest)
         elif is_remote(path):
             yield from (Input(path, file.address, file.size, file.version) for file in list_remote(path))
         else:
-            for file in files_of(source, path, where):
-                status = file.stat()
-                yield Input(path, str(file), status.st_size, str(status.st_mtime_ns))
+            for local in files_of(source, path, key):
+                status = local.stat()
+                yield Input(path, str(local), status.st_size, str(status.st_mtime_ns))
 
 
 def all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input]]]:
-    """(key in the run file, source, its files) of all sources, with the texts marked that are cut into documents."""
-    found = [(where, source, list(inputs_of(source, where, data))) for where, source in all_sources(data)]
-    total = sum(each.size for _, _, inputs in found for each in inputs)
+    """Yield (key in the run file, source, its files) for all sources; texts to be cut into documents are marked."""
+    sources = [(key, source, list(inputs_of(source, key, data))) for key, source in all_sources(data)]
+    total = sum(entry.size for _, _, inputs in sources for entry in inputs)
     share = data.validation if isinstance(data.validation, float) else 0.0
-    shortest = max(LONG, share * total) if share else math.inf
-    for where, source, inputs in found:
-        yield (
-            where,
-            source,
-            [
-                replace(each, is_cut=True)
-                if source.document == "auto" and each.size >= shortest and format_of(source, each.address) == "text"
-                else each
-                for each in inputs
-            ],
-        )
+    min_bytes = max(MIN_CUT_BYTES, share * total) if share else math.inf
+    for key, source, inputs in sources:
+        if source.document == "auto":
+            inputs = [
+                replace(entry, is_cut=entry.size >= min_bytes and format_of(source, entry.address) == "text")
+                for entry in inputs
+            ]
+        yield key, source, inputs
 
 
 def cut_notes(inputs: Iterable[Input]) -> list[str]:
-    """What is said of each text that is read as several documents."""
+    """A sentence for the user about each text that is read as several documents."""
     return [
-        f"{hide_secrets(each.address)} is more than data.validation of all the text: it is read as documents of about "
+        f"{hide_secrets(entry.address)} is more than data.validation of all the text: it is read as documents of about "
         f"{CUT_CHARACTERS:,} characters (document: auto), so that a share of it can be held out"
-        for each in inputs if each.is_cut
-    ]  # fmt: skip
+        for entry in inputs
+        if entry.is_cut
+    ]
 
 
-def parts_of(data: DataConfig, size: int | None = None) -> list[Part]:
-    """The sources cut into parts of about `size` bytes, in their order; each file is one where `size` is not given.
+def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
+    """The sources divided into shards of about `size` bytes, in order; one shard per file if `size` is None.
 
-    Small files go together, large ones of lines are divided; packed files, tables and pages are not. A source of which
-    `rows` takes a slice is one part: which records those are is known only by counting.
+    Small files go together and large files of lines are divided; compressed files, tables and pages are not. A source
+    with `rows` is one shard, since only counting tells which records these are.
     """
-    parts: list[Part] = []
-    for where, source, inputs in all_inputs(data):
+    shards: list[InputShard] = []
+    for key, source, inputs in all_inputs(data):
         if source.rows or source.format == "dummy":
-            parts.append(Part(where, tuple(inputs), bool(source.rows)))
+            shards.append(InputShard(key, tuple(inputs), bool(source.rows)))
             continue
-        together: list[Input] = []
-        held = 0
-        for each in inputs:
-            spans = _spans(each, source, size) if size is not None else []
-            if together and (spans or size is None or held + each.size > size):
-                parts.append(Part(where, tuple(together)))
-                together, held = [], 0
+        group: list[Input] = []
+        group_bytes = 0
+        for entry in inputs:
+            spans = _spans(entry, source, size) if size is not None else []
+            if group and (spans or size is None or group_bytes + entry.size > size):
+                shards.append(InputShard(key, tuple(group)))
+                group, group_bytes = [], 0
             if spans:
-                parts += [Part(where, (span,)) for span in spans]
+                shards += [InputShard(key, (span,)) for span in spans]
             else:
-                together.append(each)
-                held += each.size
-        if together:
-            parts.append(Part(where, tuple(together)))
-    return parts
+                group.append(entry)
+                group_bytes += entry.size
+        if group:
+            shards.append(InputShard(key, tuple(group)))
+    return shards
 
 
 def source_fingerprint(data: DataConfig) -> list[Any]:
-    """What the sources are, without reading them: the path, size and version of each file.
+    """The path, size and version of each file of the sources; no file is read.
 
-    The file of a converter of the user's own, and that of the outputs of pairs, are among them.
+    Files of a user's converter and files of the outputs of pairs are among them.
     """
-    found: list[Any] = []
-    for where, source in all_sources(data):
-        for each in inputs_of(source, where, data):
-            is_here = not (is_url(each.address) or is_remote(each.address))
-            found.append([str(Path(each.address).resolve()) if is_here else each.address, each.size, each.version])
-        outputs = own_path(source.outputs, f"{where}.outputs")
-        for file in (*converter_file(source, where), *([outputs] if source.outputs and outputs.is_file() else [])):
-            found.append([str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns])
-    return found
+    facts: list[Any] = []
+    for key, source in all_sources(data):
+        for entry in inputs_of(source, key, data):
+            is_local = not (is_url(entry.address) or is_remote(entry.address))
+            facts.append([str(Path(entry.address).resolve()) if is_local else entry.address, entry.size, entry.version])
+        outputs = own_path(source.outputs, f"{key}.outputs")
+        for file in (*converter_file(source, key), *([outputs] if source.outputs and outputs.is_file() else [])):
+            facts.append([str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns])
+    return facts
 
 
-def _spans(whole: Input, source: SourceConfig, size: int) -> list[Input]:
-    """The file in spans of about `size` bytes; none where it is read as a whole."""
-    kind = format_of(source, whole.address)
-    if whole.size <= size or not (kind == "jsonl" or (kind == "text" and source.document == "line")):
+def _spans(entry: Input, source: SourceConfig, size: int) -> list[Input]:
+    """The file in spans of about `size` bytes; empty if it is read as a whole."""
+    kind = format_of(source, entry.address)
+    if entry.size <= size or not (kind == "jsonl" or (kind == "text" and source.document == "line")):
         return []
-    if is_url(whole.address) or is_remote(whole.address):
+    if is_url(entry.address) or is_remote(entry.address):
         return []
-    if not can_be_divided(Path(whole.address), whole.address, source.encoding):
+    if not can_be_divided(Path(entry.address), entry.address, source.encoding):
         return []
-    count = -(-whole.size // size)
-    cuts = [whole.size * number // count for number in range(count + 1)]
-    return [
-        Input(whole.path, whole.address, stop - start, whole.version, Span(start, stop))
-        for start, stop in pairwise(cuts)
-    ]
+    count = -(-entry.size // size)
+    bounds = pairwise(entry.size * number // count for number in range(count + 1))
+    return [replace(entry, size=stop - start, span=Span(start, stop)) for start, stop in bounds]

@@ -1,0 +1,67 @@
+"""One local file of a source: what every format's reader is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError
+from artel.text.reading.lines import Span, read_lines
+from artel.text.records import BadRecord, Dropped, Record, Rejected
+
+Items = Iterator[Record | Rejected | Dropped]
+
+
+def _ignore(set_name: str, encoding: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file to be read, and the settings it is read by."""
+
+    path: Path
+    origin: str
+    """Its name in messages and in the origins of its records: a path, a URL or a remote address, without secrets."""
+    set_name: str
+    source: SourceConfig
+    data: DataConfig
+    content_type: str = ""
+    """The Content-Type header that it was downloaded with."""
+    span: Span | None = None
+    """The lines to be read; None for the whole file. Their numbers begin at 1."""
+    is_cut: bool = False
+    """True if a long text is read as several documents (`document: auto`)."""
+    on_encoding: Callable[[str, str], object] = _ignore
+    """Called with the set's name and the encoding, if that is detected."""
+
+    @property
+    def max_bytes(self) -> int:
+        """data.max_document: the size of the longest record or line, in bytes."""
+        return self.data.max_document
+
+    def lines(self) -> Iterator[tuple[int, str | BadRecord]]:
+        """As `read_lines`."""
+        return read_lines(self.path, self.origin, self.source.encoding, self.max_bytes, self.span)
+
+    def text(self, max_bytes: int, fix: str) -> str:
+        """The lines of a file that is parsed as a whole, joined by line feeds.
+
+        Raises BadRecord for a line that cannot be read, InputError with `fix` for more than `max_bytes` characters.
+        """
+        lines: list[str] = []
+        size = 0
+        for number, line in read_lines(self.path, self.origin, self.source.encoding, max_bytes):
+            if isinstance(line, BadRecord):
+                raise BadRecord(line.reason, f"line {number}: {line.detail}")
+            lines.append(line)
+            size += len(line) + 1
+            if size > max_bytes + 1:
+                what = f"is over {max_bytes:,} characters (data.max_document), and is parsed as a whole"
+                raise InputError.at(self.origin, what, fix)
+        return "\n".join(lines)
+
+    def reject(self, origin: str, error: BadRecord) -> Rejected:
+        return Rejected(origin, error.reason, error.detail, self.set_name)
