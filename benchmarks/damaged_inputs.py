@@ -34,7 +34,7 @@ from artel.config import (
     result_differences,
     run_from,
 )
-from artel.config.converters.masked_lm_json import convert
+from artel.config.converters.convert import convert
 from artel.config.load import read_file
 from artel.config.recipes import recipe_text
 from artel.models import ModelRequest, build_model, check_model

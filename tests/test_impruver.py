@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from artel.config import load_run, run_from
-from artel.config.converters.masked_lm_json import convert
+from artel.config.converters.convert import convert
 from artel.errors import InputError
 from support.impruver_configs import FROM_SCRATCH, PRETRAINED
 from support.runs import artel, metrics

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from artel.config import load_run
-from artel.config.converters.masked_lm_json import convert, convert_cfg
+from artel.config.converters.convert import convert
+from artel.config.converters.nq_recipe import convert_cfg
 from artel.errors import InputError
 from support.runs import artel, write_run
 

@@ -83,7 +83,7 @@ def convert(
     import yaml
 
     from artel.config import run_from
-    from artel.config.converters.masked_lm_json import convert
+    from artel.config.converters.convert import convert
     from artel.config.load import read_file
 
     tree, not_carried = convert(read_file(file), str(file))

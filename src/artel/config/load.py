@@ -6,7 +6,6 @@ All problems are reported together, each with its key and `file:line`, and unkno
 from __future__ import annotations
 
 import copy
-import difflib
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -17,20 +16,21 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from artel.config.converters.masked_lm_json import from_old_json, is_impruver, is_old_json, refuse_other_json
+from artel.config.converters.detect import is_impruver, refuse_other_json
+from artel.config.converters.masked_lm_json import from_masked_lm_json, is_masked_lm_json
 from artel.config.converters.training_arguments import drop_ddp
+from artel.config.explain import UNKNOWN_KEY, explain
 from artel.config.overrides import lay_over
 from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
 from artel.config.schema.consistency import section_problems
-from artel.config.schema.quantities import OverLimit
 from artel.config.schema.run import RunConfig
-from artel.config.suggest import all_keys, key_advice, meant_key, near_name
-from artel.config.yaml_lines import Key, line_of, parse, place_of, unwritable_problems
+from artel.config.suggest import all_keys, meant_key, near_name
+from artel.config.yaml_lines import Key, line_of, parse, unwritable_problems
 from artel.errors import InputError, Problem
 from artel.secrets import hide_secrets
 
-_LONGEST_SHOWN = 200  # characters of a wrong value in a message
+_LONGEST_NAME_SHOWN = 200  # characters of a name in a message
 _LARGEST = 10_000_000  # bytes of a configuration
 _ROUNDS = 20  # in which what is wrong is left out, so that what it hid is seen
 
@@ -67,8 +67,8 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     refuse_other_json(tree, place)
     drop_ddp(tree, place)
     _allow_replacing(tree, place)
-    if is_old_json(tree):
-        tree, lines = from_old_json(tree, place), {(): place}
+    if is_masked_lm_json(tree):
+        tree, lines = from_masked_lm_json(tree, place), {(): place}
     try:
         run = run_from(tree, overrides, lines)
     except WrongRunFile as error:
@@ -140,7 +140,7 @@ def _validated(
         try:
             return RunConfig.model_validate(tree)
         except ValidationError as error:
-            explained = _explain(error, lines)
+            explained = explain(error, lines)
         tree = copy.deepcopy(tree)
         before = set(doubtful)
         for key, problem in explained.items():
@@ -148,7 +148,7 @@ def _validated(
             # What is said of a section may follow from what is wrong within it, and was left out just now.
             if not is_doubtful(dotted, before):
                 problems.append(problem)
-            doubtful |= {dotted, meant_key(key) or dotted} if problem.what == _UNKNOWN else {dotted}
+            doubtful |= {dotted, meant_key(key) or dotted} if problem.what == UNKNOWN_KEY else {dotted}
             _leave_out(tree, key)
     return None
 
@@ -202,7 +202,7 @@ def _find(name: str) -> tuple[str, str, str]:
     """Text, the place to name in messages, and the stem for the default run folder."""
     fault = name_fault(name)
     if fault is not None:
-        raise InputError.at(name[:_LONGEST_SHOWN], fault, "give a YAML file or a recipe")
+        raise InputError.at(name[:_LONGEST_NAME_SHOWN], fault, "give a YAML file or a recipe")
     path = Path(name)
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
@@ -233,56 +233,3 @@ def read_file(path: Path) -> str:
     except OSError as error:
         what, fix = f"cannot be read: {error.strerror}", "check its permissions"
     raise InputError.at(str(path), what, fix)
-
-
-_UNKNOWN = "there is no such key"
-
-
-def _explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]:
-    """Pydantic's findings as problems that name the key, the line and the remedy; one for each key."""
-    problems: dict[Key, Problem] = {}
-    for found in error.errors():
-        place = found["loc"]
-        key = tuple(part for part in place[:-1] if not _is_union_label(part))
-        if place and (found["type"] == "extra_forbidden" or not _is_union_label(place[-1])):
-            key = (*key, place[-1])  # a key that there is not may have any name
-        dotted = ".".join(str(part) for part in key)
-        if key in problems and not _is_plainer(found):
-            continue
-        where = place_of(key, lines)
-        kind, context = found["type"], found.get("ctx", {})
-        if kind == "extra_forbidden":
-            what, fix = _UNKNOWN, key_advice(key)
-        elif kind == "literal_error":
-            near = difflib.get_close_matches(
-                _shown(found["input"]).strip("'"), re.findall(r"'([^']*)'", context["expected"]), 1
-            )
-            what = f"{_shown(found['input'])} is not one of {context['expected']}"
-            fix = f"did you mean {near[0]}?" if near else ""
-        elif kind == "value_error":
-            what, _, fix = str(context["error"]).partition("; ")
-        elif kind in ("model_type", "dict_type"):
-            what, fix = f"{_shown(found['input'])} is not a section", f"write {dotted}: {{…}} with keys inside"
-        else:
-            what, fix = f"{found['msg'].lower()}, but it is {_shown(found['input'])}", ""
-        problems[key] = Problem(where, what, fix)
-    return problems
-
-
-def _is_plainer(found: Any) -> bool:
-    """Whether of what pydantic says of a key that takes a word or a number this is what its user meant: a number."""
-    return found["type"] == "greater_than_equal" or isinstance(found.get("ctx", {}).get("error"), OverLimit)
-
-
-def _shown(value: object) -> str:
-    """A value as Python writes it, its beginning where it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not write numbers of over 4,300 digits
-        return "a number too long to be shown"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
-
-
-def _is_union_label(part: str | int) -> bool:
-    """Pydantic adds the name of the tried type to the place of an error inside a union."""
-    return isinstance(part, str) and (part in ("str", "float", "int") or "[" in part)

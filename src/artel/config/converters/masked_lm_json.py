@@ -1,73 +1,25 @@
-"""Configurations of the scripts that artel takes the place of, as run files.
-
-Three of them: the JSON of seven keys of a masked-LM script for CPUs, the `.cfg` of the distributed Natural Questions
-recipe (neuro-inc/ml-recipe-distributed-pytorch), and impruver's YAML, which has a file of its own. What cannot be
-carried over is told, never lost in silence.
-"""
+"""The JSON of seven keys of a masked-LM script for CPUs, as a run."""
 
 from __future__ import annotations
 
 import difflib
-import json
-import re
 from typing import Any
 
-from artel.config.converters.keys import OldKeys, Reader, a_number, a_text, above_zero, at_least_one, one_of
-from artel.config.schema.quantities import read_count
+from artel.config.converters.keys import Reader, a_text, above_zero, at_least_one
 from artel.errors import InputError, Problem
 
 
-def convert(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
-    """The run file of an old configuration, and a line for each key that could not be carried over."""
-    if is_impruver(text):
-        from artel.config.converters.impruver import convert_impruver  # it reads YAML by load.py, which reads this file
-
-        return convert_impruver(text, place)
-    if not text.lstrip().startswith("{"):
-        return convert_cfg(text, place)
-    try:
-        tree = json.loads(text)
-    except ValueError as error:
-        raise InputError.at(place, f"is not valid JSON: {error}", "check its commas and quotes") from None
-    refuse_other_json(tree, place)
-    if not is_old_json(tree):
-        fix = f"its keys are: {', '.join(_OLD_JSON)}; a run file needs no conversion"
-        raise InputError.at(place, "is not the JSON of the masked-LM script", fix)
-    return from_old_json(tree, place), []
+def is_masked_lm_json(tree: dict[str, Any]) -> bool:
+    """True for the masked-LM script's JSON, also with a wrong or a missing key."""
+    return "data" not in tree and len(tree.keys() & KEYS.keys()) >= 2
 
 
-def is_impruver(text: str) -> bool:
-    """Whether this is impruver's YAML, even a broken one; model and tokenizer are keys of run files too."""
-    keys = set(re.findall(r"^[\"']?(\w+)[\"']?\s*:", text, re.MULTILINE))
-    own = {"output_dir", "train_path", "val_path", "datasets", "lora", "trainer", "ddp"}
-    return "data" not in keys and len(keys & own) >= 2
-
-
-# The JSON of seven keys
-
-
-def is_old_json(tree: dict[str, Any]) -> bool:
-    """Whether this is the masked-LM script's JSON; one wrong or missing key does not make it another thing."""
-    return "data" not in tree and len(tree.keys() & _OLD_JSON.keys()) >= 2
-
-
-def refuse_other_json(tree: dict[str, Any], place: str) -> None:
-    """Raises InputError when this is a transformers model's configuration, or a file of DeepSpeed's."""
-    if "data" not in tree and tree.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}:
-        fix = f"give a run file, and name this one there: parallel: {{deepspeed: {place}}}"
-        raise InputError.at(place, "is a file of DeepSpeed's, not a run", fix)
-    told = "model_type" in tree or "architectures" in tree or {"hidden_size", "vocab_size"} <= tree.keys()
-    if told and "data" not in tree and "inputs_path" not in tree:
-        fix = "give a run file, and name the model's folder there: model: {from: FOLDER}"
-        raise InputError.at(place, "is a model's config.json, not a run", fix)
-
-
-def from_old_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
+def from_masked_lm_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
     """The run that the JSON describes. Raises InputError with all its problems."""
-    problems = [Problem(f"{place}: {key}", "there is no such key", _near_old_key(str(key)))
-                for key in tree if key not in _OLD_JSON]  # fmt: skip
+    unknown = [key for key in tree if key not in KEYS]
+    problems = [Problem(f"{place}: {key}", "there is no such key", _key_advice(str(key))) for key in unknown]
     values: dict[str, Any] = {"world_size": 1}
-    for key, read in _OLD_JSON.items():
+    for key, read in KEYS.items():
         if key not in tree:
             if key not in values:
                 problems.append(Problem(f"{place}: {key}", "is missing", f'write "{key}": {_EXAMPLES[key]}'))
@@ -84,7 +36,7 @@ def from_old_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
         source["outputs"] = values["outputs_path"]
     return {
         "objective": "masked",
-        "data": {"sources": [source], "block": 512},  # the positions of RoBERTa, which the script was made for
+        "data": {"sources": [source], "block": 512},  # RoBERTa has 512 positions
         "model": {"from": values["model_path"]},
         "train": {
             "epochs": values["epochs"],
@@ -95,237 +47,28 @@ def from_old_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
     }
 
 
-def _near_old_key(key: str) -> str:
-    near = difflib.get_close_matches(key, _OLD_JSON, 1)
+def _key_advice(key: str) -> str:
+    near = difflib.get_close_matches(key, KEYS, 1)
     if near:
         return f"did you mean {near[0]}?"
-    return f"its keys are: {', '.join(_OLD_JSON)}; artel config convert makes a run file of it, which has more"
+    return f"its keys are: {', '.join(KEYS)}; artel config convert makes a run file of it, which has more"
 
 
-_OLD_JSON: dict[str, Reader] = {
-    "inputs_path": a_text, "outputs_path": a_text, "model_path": a_text, "epochs": above_zero,
-    "batch_size": at_least_one, "learning_rate": above_zero, "world_size": at_least_one,
-}  # fmt: skip
-_EXAMPLES = {"inputs_path": '"pairs.csv"', "outputs_path": '"pairs.csv"', "model_path": '"FOLDER"', "epochs": "3",
-             "batch_size": "32", "learning_rate": "5e-5", "world_size": "2"}  # fmt: skip
-
-
-# The .cfg of the Natural Questions recipe
-
-
-def convert_cfg(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
-    """The run file of the recipe's configuration, and `key = value: why, what instead` for what it cannot hold."""
-    recipe = _Recipe(text, place)
-    for key, (dotted, read) in _CARRIED.items():
-        recipe.carry(key, dotted, read)
-    _carry_folder(recipe)
-    _carry_source(recipe)
-    _carry_batch(recipe)
-    _carry_schedule(recipe)
-    _carry_best(recipe)
-    _carry_precision(recipe)
-    _leave(recipe)
-    if recipe.problems:
-        raise InputError(recipe.problems)
-    return recipe.run_file(_ORDER), recipe.left_in_order()
-
-
-class _Recipe(OldKeys):
-    """A configuration of the recipe while it is turned into a run file."""
-
-    def __init__(self, text: str, place: str) -> None:
-        super().__init__(place, _DEFAULTS, {"objective": "span_qa", "span_qa": {"heads": "five"}})
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip() and not line.lstrip().startswith("#"):
-                self._parse(line.strip(), f"{place}:{number}")
-        if not set(self.given()) & _KNOWN:
-            fix = "give the .cfg of the Natural Questions recipe, impruver's YAML or the masked-LM script's JSON; " \
-                  "a run file needs no conversion"  # fmt: skip
-            raise InputError.at(place, "is no old configuration that artel knows", fix)
-
-    def _parse(self, line: str, where: str) -> None:
-        match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\S.*?)(?:\s+#.*)?", line)
-        if match is None:
-            self.problems.append(Problem(where, "is not of the form key = value",
-                                         "write lr = 1e-5; comments begin with #"))  # fmt: skip
-            return
-        key, value = match[1], match[2].strip("\"'")
-        if key in self.given():
-            self.problems.append(Problem(where, f"the key {key} is given twice", "keep one of them"))
-        self.give(key, None if value == "None" else value, value, where)
-
-
-def _flag(value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise ValueError(f"{value!r} is neither True nor False")
-    return value.lower() == "true"
-
-
-def _balanced(value: str) -> str:
-    return "balanced" if _flag(value) else "none"
-
-
-def _carry_folder(recipe: _Recipe) -> None:
-    folder, name = recipe.read("dump_dir", a_text), recipe.read("experiment_name", a_text)
-    if name:
-        recipe.put("run", f"{folder.rstrip('/')}/{name}" if folder else name)
-    else:
-        recipe.leave("dump_dir", "there is no experiment_name; write run: FOLDER")
-
-
-def _carry_source(recipe: _Recipe) -> None:
-    path = recipe.read("data_path", a_text)
-    if recipe.read("dummy_dataset", _flag):
-        recipe.put("data.sources", [{"format": "dummy", "kind": "questions"}])
-        recipe.leave("data_path", "dummy_dataset is True, and questions are made up instead; for the real ones write "
-                                  f"data.sources: [{{path: {path}, format: nq}}]")  # fmt: skip
-    elif path:
-        recipe.put("data.sources", [{"path": path, "format": "nq"}])
-
-
-def _carry_batch(recipe: _Recipe) -> None:
-    batch, parts = recipe.read("train_batch_size", at_least_one), recipe.read("batch_split", at_least_one)
-    if not batch:
-        return
-    recipe.put("train.batch", batch)
-    recipe.leave("train_batch_size", "the recipe gave this to each process, and train.batch is shared by all of them; "
-                                     "multiply it by the number of processes that the recipe ran")  # fmt: skip
-    if parts:
-        recipe.put("train.micro_batch", max(1, batch // parts))
-
-
-def _carry_schedule(recipe: _Recipe) -> None:
-    """The recipe's AdamW (transformers' old one) and its linear schedule; without warmup it has no schedule."""
-    recipe.put("train.betas", [0.9, 0.999])
-    recipe.put("train.epsilon", 1e-6)
-    share = recipe.read("warmup_coef", a_number)
-    if share is None:
-        return
-    recipe.put("train.schedule", "linear" if share else "constant")
-    if 0 <= share < 1:
-        recipe.put("train.warmup", share)
-    else:
-        recipe.leave("warmup_coef", "is no share of the run from 0 to below 1; write train.warmup")
-
-
-def _carry_best(recipe: _Recipe) -> None:
-    metric = recipe.read("best_metric", a_text)
-    if metric not in _BEST:
-        recipe.leave("best_metric", f"artel has no such figure; write checkpoint.best: {', '.join(_FIGURES)}")
-        recipe.leave("best_order", "each figure of artel knows which way it improves")
-        return
-    figure, better = _BEST[metric]
-    recipe.put("checkpoint.best", figure)
-    if recipe.read("best_order", one_of({">": ">", "<": "<"})) != better:
-        better_is = "higher" if better == ">" else "lower"
-        recipe.leave("best_order", f"of {figure}, {better_is} is better in artel, and cannot be turned round")
-
-
-def _carry_precision(recipe: _Recipe) -> None:
-    level = recipe.read("apex_level", one_of({level: level for level in ("O0", "O1", "O2", "O3")}))
-    recipe.put("train.precision", "fp32" if level in (None, "O0") else "auto")
-    if level not in (None, "O0"):
-        recipe.leave("apex_level", "train.precision is auto: bf16 where the device multiplies it natively, weights "
-                                   "in fp32; write fp32 for no mixed precision")  # fmt: skip
-
-
-def _leave(recipe: _Recipe) -> None:
-    """What has no place in a run file: always told, or only when it is switched on."""
-    for key, reason in _LEFT.items():
-        if recipe.read(key, str) is not None:
-            recipe.leave(key, reason)
-    for key, reason in _LEFT_WHEN_ON.items():
-        if recipe.read(key, _flag):
-            recipe.leave(key, reason)
-    for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-        if recipe.read(key, a_number) not in (None, 0.1):  # 0.1 is what BERT and RoBERTa have of themselves
-            recipe.leave(key, "model.from keeps the dropout of its config.json; change it there")
-    if recipe.read("optimizer", one_of({"adam": "adam", "adamod": "adamod"})) == "adamod":
-        recipe.leave("optimizer", "artel has no AdaMod, adamw is taken; write train.optimizer: adamw, muon or sgd")
-    for key in recipe.given():
-        if key not in _KNOWN:
-            near = difflib.get_close_matches(key, sorted(_KNOWN), 1)
-            fix = f"did you mean {near[0]}?" if near else "artel config explain prints the keys of a run file"
-            recipe.leave(key, f"the recipe has no such key; {fix}")
-
-
-_ORDER = ("run", "seed", "objective", "data", "model", "span_qa", "train", "checkpoint")
-
-# What the recipe does where its file is silent and artel's defaults differ; with them the run stays the same run.
-_DEFAULTS = {
-    "model": "bert-base-uncased", "n_epochs": "10", "train_batch_size": "128", "lr": "1e-5", "weight_decay": "0.01",
-    "warmup_coef": "0.05", "max_seq_len": "384", "max_question_len": "64", "doc_stride": "128", "w_start_reg": "0",
-    "w_end_reg": "0", "smooth_alpha": "0.01", "best_metric": "map", "best_order": ">",
-}  # fmt: skip
-
-_CARRIED: dict[str, tuple[str, Reader]] = {
-    "seed": ("seed", read_count),
-    "max_seq_len": ("data.block", read_count),
-    "model": ("model.from", a_text),
-    "max_question_len": ("span_qa.question", read_count),
-    "doc_stride": ("span_qa.stride", read_count),
-    "w_start": ("span_qa.weights.start", a_number),
-    "w_end": ("span_qa.weights.end", a_number),
-    "w_start_reg": ("span_qa.weights.start_position", a_number),
-    "w_end_reg": ("span_qa.weights.end_position", a_number),
-    "w_cls": ("span_qa.weights.answer_class", a_number),
-    "loss": ("span_qa.class_loss", one_of({"ce": "cross_entropy", "focal": "focal", "smooth": "smooth"})),
-    "smooth_alpha": ("span_qa.smoothing", a_number),
-    "focal_alpha": ("span_qa.focal_alpha", a_number),
-    "focal_gamma": ("span_qa.focal_gamma", a_number),
-    "train_label_weights": ("span_qa.class_weights", _balanced),
-    "train_sampler_weights": ("span_qa.balanced_sampling", _flag),
-    "n_epochs": ("train.epochs", a_number),
-    "lr": ("train.learning_rate", a_number),
-    "weight_decay": ("train.weight_decay", a_number),
-    "max_grad_norm": ("train.clip", a_number),
+KEYS: dict[str, Reader] = {
+    "inputs_path": a_text,
+    "outputs_path": a_text,
+    "model_path": a_text,
+    "epochs": above_zero,
+    "batch_size": at_least_one,
+    "learning_rate": above_zero,
+    "world_size": at_least_one,
 }
-
-_BEST = {"map": ("mean_average_precision", ">"), "loss": ("loss", "<"), "f1": ("f1", ">")}
-_FIGURES = [figure for figure, _ in _BEST.values()]
-
-_TOKENIZER = "the tokenizer is that of model.from; for another write tokenizer.from: FOLDER"
-_STARTED = "processes are started by artel train --nproc, --nnodes and --node-rank, or by torchrun"
-_LEFT = {
-    "vocab_file": _TOKENIZER,
-    "merges_file": _TOKENIZER,
-    "lowercase": "the tokenizer of model.from knows this of itself; for another write tokenizer.from: FOLDER",
-    "handle_chinese_chars": "the tokenizer of model.from knows this of itself; for another write tokenizer.from: "
-    "FOLDER",
-    "layer_norm_eps": "model.from keeps that of its config.json; change it there",
-    "bpe_dropout": "artel always cuts a text into the same tokens",
-    "last": "the same command goes on where a run stopped; to begin with its weights write model.from: RUN/model",
-    "gpu": "devices are found; CUDA_VISIBLE_DEVICES= keeps a run on the CPU",
-    "n_jobs": "all cores are used; train.threads bounds them",
-    "test_batch_size": "validation takes as many windows at a time as training; write train.micro_batch",
-    "apex_verbosity": "there is no apex",
-    "apex_loss_scale": "bf16 needs no scaling of the loss",
-    "processed_data_path": "what is prepared is kept by what it was made from, in data.store or the cache folder",
-    "log_file": "figures go to metrics.jsonl in the run's folder",
-    "config_file": "give that file to artel config convert too",
-    "model_config_file": "give that file to artel config convert too",
-    "trainer_config_file": "give that file to artel config convert too",
-    "local_rank": _STARTED,
-    "dist_backend": "gloo on CPUs and nccl on GPUs is chosen by itself",
-    "dist_init_method": _STARTED,
-    "dist_world_size": _STARTED,
+_EXAMPLES = {
+    "inputs_path": '"pairs.csv"',
+    "outputs_path": '"pairs.csv"',
+    "model_path": '"FOLDER"',
+    "epochs": "3",
+    "batch_size": "32",
+    "learning_rate": "5e-5",
+    "world_size": "2",
 }
-_FINETUNE = "all weights are trained"
-_LEFT_WHEN_ON = {
-    "clear_processed": "what is prepared is made anew by itself when the texts or the keys change",
-    "drop_optimizer": "artel train --restart begins anew; to begin with a run's weights write model.from: RUN/model",
-    "sync_bn": "the model has no batch norm",
-    "finetune": _FINETUNE,
-    "finetune_transformer": _FINETUNE,
-    "finetune_position": _FINETUNE,
-    "finetune_position_reg": _FINETUNE,
-    "finetune_class": _FINETUNE,
-    "split_by_sentence": "documents are cut into windows of tokens, span_qa.stride apart",
-    "truncate": "nothing is cut off: windows go over the whole document, span_qa.stride apart",
-    "debug": "for a short run write train.steps, in place of train.epochs",
-}
-_KNOWN = {
-    *_CARRIED, *_LEFT, *_LEFT_WHEN_ON, "dump_dir", "experiment_name", "data_path", "dummy_dataset",
-    "train_batch_size", "batch_split", "warmup_coef", "best_metric", "best_order", "apex_level",
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "optimizer",
-}  # fmt: skip

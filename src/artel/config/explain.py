@@ -1,0 +1,68 @@
+"""What pydantic finds wrong with a run file, as problems that name the key, its line and what to write."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any
+
+from pydantic import ValidationError
+
+from artel.config.schema.quantities import OverLimit
+from artel.config.suggest import key_advice
+from artel.config.yaml_lines import Key, place_of
+from artel.errors import Problem
+
+_LONGEST_SHOWN = 200  # characters of a wrong value in a message
+
+UNKNOWN_KEY = "there is no such key"
+
+
+def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]:
+    """Pydantic's findings as problems that name the key, the line and the remedy; one for each key."""
+    problems: dict[Key, Problem] = {}
+    for found in error.errors():
+        place = found["loc"]
+        key = tuple(part for part in place[:-1] if not _is_union_label(part))
+        if place and (found["type"] == "extra_forbidden" or not _is_union_label(place[-1])):
+            key = (*key, place[-1])  # a key that there is not may have any name
+        dotted = ".".join(str(part) for part in key)
+        if key in problems and not _is_plainer(found):
+            continue
+        where = place_of(key, lines)
+        kind, context = found["type"], found.get("ctx", {})
+        if kind == "extra_forbidden":
+            what, fix = UNKNOWN_KEY, key_advice(key)
+        elif kind == "literal_error":
+            near = difflib.get_close_matches(
+                _shown(found["input"]).strip("'"), re.findall(r"'([^']*)'", context["expected"]), 1
+            )
+            what = f"{_shown(found['input'])} is not one of {context['expected']}"
+            fix = f"did you mean {near[0]}?" if near else ""
+        elif kind == "value_error":
+            what, _, fix = str(context["error"]).partition("; ")
+        elif kind in ("model_type", "dict_type"):
+            what, fix = f"{_shown(found['input'])} is not a section", f"write {dotted}: {{…}} with keys inside"
+        else:
+            what, fix = f"{found['msg'].lower()}, but it is {_shown(found['input'])}", ""
+        problems[key] = Problem(where, what, fix)
+    return problems
+
+
+def _is_plainer(found: Any) -> bool:
+    """Whether of what pydantic says of a key that takes a word or a number this is what its user meant: a number."""
+    return found["type"] == "greater_than_equal" or isinstance(found.get("ctx", {}).get("error"), OverLimit)
+
+
+def _shown(value: object) -> str:
+    """A value as Python writes it, its beginning where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write numbers of over 4,300 digits
+        return "a number too long to be shown"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
+def _is_union_label(part: str | int) -> bool:
+    """Pydantic adds the name of the tried type to the place of an error inside a union."""
+    return isinstance(part, str) and (part in ("str", "float", "int") or "[" in part)
