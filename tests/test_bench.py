@@ -1,4 +1,4 @@
-"""`artel bench prepare` prints every figure with its unit and definition; how large they are here is not tested."""
+"""`artel bench prepare` prints every figure with its unit and definition; the values are not tested."""
 
 import importlib.util
 import json
@@ -6,17 +6,20 @@ import math
 import sys
 import time
 from itertools import islice
+from pathlib import Path
 
 import orjson
 import pytest
 
 from artel.diagnostics.bench import MEASURES, Settings, measure_prepare
+from artel.diagnostics.bench.command import run
 from artel.diagnostics.bench.inputs import taken
-from artel.diagnostics.bench.processes import run
 from artel.diagnostics.bench.texts import documents, pages
 from artel.errors import InputError, WorkError
 from artel.text import html_to_text
 from support.runs import artel
+
+ROOT = Path(__file__).parents[1]
 
 
 def bench(tmp_path, *arguments, status=0, **environment):
@@ -42,7 +45,7 @@ def value(told, name):
     return found
 
 
-def test_rooms_by_themselves(tmp_path):
+def test_each_component_alone(tmp_path):
     told = bench(tmp_path, "--size", "3M", "--only", "html,jsonl_zst,read_back")
     names = ["html", "jsonl_zst", "jsonl_zst_ascii", "read_back", "read_back_tenth", "read_back_constancy"]
     assert list(told["figures"]) == names
@@ -50,14 +53,14 @@ def test_rooms_by_themselves(tmp_path):
     assert told["figures"]["jsonl_zst"]["records"] == told["input"]["documents"]
     assert 3_000_000 <= told["input"]["text_bytes"] < 3_100_000
     assert (told["ratio_to_peer"], told["peer"]) == (None, None)
-    assert told["why"]
 
 
 @pytest.mark.long
 def test_end_to_end_beside_the_peer(tmp_path):
     if importlib.util.find_spec("datasets") is None:
         pytest.skip("the peer, Hugging Face datasets, is not installed")
-    told = bench(tmp_path, "--size", "1M", "--only", "end_to_end", "--workers", "2")
+    peer = "benchmarks/peers/run_clm.py"
+    told = bench(tmp_path, "--size", "1M", "--only", "end_to_end", "--workers", "2", "--peer", str(ROOT / peer))
     variants = ["end_to_end_tokenizers"]
     if importlib.util.find_spec("fastokens") is not None:
         variants.insert(0, "end_to_end")
@@ -68,12 +71,13 @@ def test_end_to_end_beside_the_peer(tmp_path):
         assert value(told, name) == pytest.approx(told["input"]["text_bytes"] / 1e6 / figure["elapsed"][0])
         assert figure["processor"][0] > 0
     assert told["ratio_to_peer"] == told["figures"][variants[0]]["ratio_to_peer"]
-    assert told["peer"]["datasets"]
+    assert told["peer"].endswith(peer)
+    assert told["machine"]["datasets"]
 
 
 @pytest.mark.long
 def test_near_and_memory(tmp_path):
-    """With texts of the user's own; the peer is not asked for."""
+    """With the user's own texts, without a peer."""
     file = tmp_path / "texts.txt"
     file.write_text("\n\n".join(documents(600_000)), encoding="utf-8")
     told = bench(tmp_path, "--size", "500k", "--input", str(file), "--only", "near,memory", "--workers", "1")
@@ -91,7 +95,7 @@ def test_wrong_options_are_told_together(tmp_path):
     told = bench(tmp_path, "--only", "html,speed", "--size", "much", "--workers", "0", status=2)
     assert all(text in told for text in ("--only: measures no speed", "--size: 'much' is not a number", "--workers: 0"))
     (tmp_path / "few.jsonl").write_text('{"text": "one"}\n')
-    settings = Settings(200_000, 1, 1, False, MEASURES, str(tmp_path / "few.jsonl"), "")
+    settings = Settings(200_000, 1, 1, MEASURES, str(tmp_path / "few.jsonl"))
     with pytest.raises(InputError, match="1 documents are too few"):
         measure_prepare(settings, lambda _: None)
 
@@ -126,6 +130,32 @@ def test_a_users_lines_are_taken_as_they_are(tmp_path):
     assert list(lines.texts()) == texts
     assert lines.text == sum(len(text.encode()) for text in texts)
     assert taken(tmp_path / "out.jsonl", str(file), 230 * len(texts[99].encode())).documents < 300
+
+
+PEER = """
+import sys
+from pathlib import Path
+lines, tokenizer, cache, processes = sys.argv[1:]
+assert (Path(tokenizer) / "tokenizer.json").is_file()
+assert processes == "1"
+Path(cache).mkdir()
+(Path(cache) / "copy").write_bytes(Path(lines).read_bytes())
+"""
+
+
+@pytest.mark.processes
+def test_a_script_of_the_user_takes_part_as_peer(tmp_path):
+    script = tmp_path / "peer.py"
+    script.write_text(PEER)
+    told = bench(tmp_path, "--size", "500k", "--only", "end_to_end", "--workers", "1", "--peer", str(script))
+    assert told["peer"] == str(script)
+    elapsed = told["figures"]["peer_end_to_end"]["elapsed"][0]
+    figure = told["figures"]["end_to_end_tokenizers"]
+    assert figure["ratio_to_peer"] == pytest.approx(elapsed / figure["elapsed"][0])
+    assert value(told, "peer_end_to_end") == pytest.approx(told["input"]["text_bytes"] / 1e6 / elapsed)
+    script.write_text("raise SystemExit('no luck')")
+    told = bench(tmp_path, "--size", "500k", "--only", "end_to_end", "--workers", "1", "--peer", str(script), status=1)
+    assert "no luck" in told
 
 
 CHILDREN = """

@@ -1,9 +1,10 @@
-"""`artel bench train`: all contestants do the same work and are told alike; how fast they are here is not tested."""
+"""`artel bench train`: all contestants do the same work and are reported alike; their speed is not tested."""
 
 import io
 import json
 import os
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from artel.diagnostics.bench.training.inputs import make, read_model
 from artel.errors import InputError
 from support.runs import artel
 
+ROOT = Path(__file__).parents[1]
+
+TRAINER = f"{ROOT}/benchmarks/peers/trainer.py:"
 TINY = "{model_type: gpt2, n_layer: 2, n_embd: 32, n_head: 2, vocab_size: 320}"
 TINY_ENCODER = (
     "{model_type: roberta, num_hidden_layers: 2, hidden_size: 32, num_attention_heads: 2, intermediate_size: 64, "
@@ -72,8 +76,8 @@ def bench(folder, *arguments, status=0):
 @pytest.mark.processes
 def test_all_do_the_same_work_in_turns(tmp_path):
     options = ("--model", TINY, "--batch", 4, "--length", 16, "--steps", 2, "--rounds", 2, "--precision", "fp32")
-    told = bench(tmp_path, *options, "--peer", "peers:plain")
-    names = ["artel", "trainer_default", "trainer_tuned", "peers:plain"]
+    names = ["artel", TRAINER + "default", TRAINER + "tuned", "peers:plain"]
+    told = bench(tmp_path, *options, *(word for name in names[1:] for word in ("--peer", name)))
     assert list(told["contestants"]) == names
     for name, found in told["contestants"].items():
         assert found["steps_of_rounds"] == [2, 2], name
@@ -81,16 +85,16 @@ def test_all_do_the_same_work_in_turns(tmp_path):
         assert found["peak_memory_gib"] > 0.05
         assert found["first_step_seconds"] > found["compile_seconds"] == 0
         assert (found["mfu"], found["peak_flops"]) == (None, None)  # of a CPU
-    assert told["contestants"]["trainer_tuned"]["precision"] == "bf16"
+    assert told["contestants"][TRAINER + "tuned"]["precision"] == "bf16"
     assert set(told["ratio_to_peers"]) == set(names[1:])
     for name, ratio in told["ratio_to_peers"].items():
         rates = [told["contestants"][each]["tokens_per_second"] for each in ("artel", name)]
         assert ratio == pytest.approx(rates[0] / rates[1])
     losses = told["loss_after"]
     assert losses["step"] == 1 + 2 + 2 * 2
-    for name in ("trainer_default", "peers:plain"):
+    for name in (TRAINER + "default", "peers:plain"):
         assert losses[name] == pytest.approx(losses["artel"], abs=2e-6), name
-    assert losses["trainer_tuned"] == pytest.approx(losses["artel"], abs=2e-3)
+    assert losses[TRAINER + "tuned"] == pytest.approx(losses["artel"], abs=2e-3)
     assert told["model"] == {"model_type": "gpt2", "parameters": 320 * 32 + 16 * 32 + 2 * (12 * 32**2 + 13 * 32) + 64}
     assert told["flops_a_token"] > 6 * 320 * 32
     assert told["device"] == "cpu"
@@ -100,32 +104,20 @@ def test_all_do_the_same_work_in_turns(tmp_path):
 @pytest.mark.processes
 def test_masked_with_too_little_time_and_peers_that_fail(tmp_path):
     """A batch that Trainer cuts in two; who takes longer than the limit for a step is measured on one."""
-    options = (
-        "--objective",
-        "masked",
-        "--precision",
-        "fp32",
-        "--model",
-        TINY_ENCODER,
-        "--batch",
-        12,
-        "--length",
-        16,
-        "--steps",
-        5,
-    )
-    peers = ("--peer", "peers:broken", "--peer", "peers:dead")
-    only = ("--only", "artel, trainer_default, peers:broken, peers:dead")
+    options = ("--objective", "masked", "--precision", "fp32", "--model", TINY_ENCODER, "--batch", 12, "--length", 16)
+    names = [TRAINER + "default", "peers:broken", "peers:dead"]
+    peers = [word for name in (*names, "peers:plain") for word in ("--peer", name)]
+    only = ("--steps", 5, "--only", ", ".join(["artel", *names]))
     told = bench(tmp_path, *options, *peers, *only, "--rounds", 3, "--time-limit", 0)
-    for name in ("artel", "trainer_default"):
+    for name in ("artel", TRAINER + "default"):
         assert told["contestants"][name]["steps_of_rounds"] == [1], name
     assert told["contestants"]["peers:broken"] == {"tokens_per_second": None, "why": "RuntimeError: out of luck"}
     assert "7" in told["contestants"]["peers:dead"]["why"]
-    assert set(told["ratio_to_peers"]) == {"trainer_default", "peers:broken", "peers:dead"}
+    assert set(told["ratio_to_peers"]) == set(names)
     assert told["ratio_to_peers"]["peers:dead"] is None
     losses = told["loss_after"]
     assert losses["step"] == 2
-    assert losses["trainer_default"] == pytest.approx(losses["artel"], abs=2e-6)
+    assert losses[TRAINER + "default"] == pytest.approx(losses["artel"], abs=2e-6)
 
 
 def test_wrong_options_are_told_together(tmp_path, monkeypatch):

@@ -1,16 +1,15 @@
-"""The peer: text to blocks as transformers' examples/pytorch/language-modeling/run_clm.py makes them with datasets.
+"""A peer of `artel bench prepare`: text to blocks as transformers' run_clm.py makes them with Hugging Face datasets.
 
-    python peer.py INPUT.jsonl TOKENIZER CACHE PROCESSES
+    artel bench prepare --only end_to_end --peer benchmarks/peers/run_clm.py
 
-The steps before its first training step, in its order and with its defaults: load JSON lines; the first 5% for
-validation; encode in batches of 1000; join each batch and cut it into blocks of 1024, the rest dropped; labels a copy.
-Its store are the Arrow files in CACHE. It builds no model and imports no torch here, which run_clm.py does first.
-A script of its own and no part of artel's imports: what it measures is datasets alone.
+It does what examples/pytorch/language-modeling/run_clm.py does before its first training step, in the same order and
+with the same defaults: load JSON lines; take the first 5% for validation; tokenize in batches of 1000; join each batch
+and cut it into blocks of 1024, dropping the rest; copy the labels. Its store is the Arrow files in CACHE. It builds no
+model and does not import torch, which run_clm.py does first. It imports nothing of artel: only datasets is measured.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from itertools import chain
 from typing import Any
@@ -19,7 +18,7 @@ BLOCK = 1024
 
 
 def main(file: str, tokenizer_name: str, cache: str, processes: int) -> None:
-    from datasets import load_dataset  # type: ignore  # not among artel's own packages
+    from datasets import load_dataset
     from transformers import AutoTokenizer
 
     def load(split: str) -> Any:
@@ -43,7 +42,7 @@ def main(file: str, tokenizer_name: str, cache: str, processes: int) -> None:
     for part in parts.values():
         tokens = part.map(encoded, batched=True, num_proc=workers, remove_columns=part.column_names)
         blocks += len(tokens.map(grouped, batched=True, num_proc=workers))
-    print(json.dumps({"tokens": blocks * BLOCK}))
+    print(f"{blocks * BLOCK:,} tokens")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""transformers' Trainer as a contestant: as it comes, and as someone sets it who knows it well.
+"""Peers of `artel bench train`: transformers' Trainer with its defaults, and tuned by someone who knows it well.
 
-Both keep TrainingArguments' defaults but for what is named here. Rows come in the order of the file, since all
-contestants must see the same; nothing is saved or reported, and there is no progress bar. Loaded by its path: it
+    artel bench train --peer benchmarks/peers/trainer.py:default --peer benchmarks/peers/trainer.py:tuned
+
+Both keep TrainingArguments' defaults except for what is named here. Rows come in the order of the file, because every
+contestant must see the same ones. Nothing is saved or reported, and there is no progress bar. It needs accelerate, and
 imports nothing of artel.
 """
 
@@ -26,25 +28,31 @@ from transformers import (
 if TYPE_CHECKING:
     from artel.diagnostics.bench.training.contestant import AfterStep, Work
 
-_STEPS = 1_000_000  # more than are ever taken
-_ROWS = 8  # per_device_train_batch_size, when nobody gives another
+_STEPS = 1_000_000  # more than are ever run
+_ROWS = 8  # the default of per_device_train_batch_size
 _OPTIMIZERS = {"adamw8bit": "adamw_8bit", "adafactor": "adafactor", "sgd": "sgd"}
 
 
 def default(work: Work, after_step: AfterStep) -> None:
-    """Its defaults: fp32, 8 rows at a time (or what divides the batch), its own data loader, no compiling."""
+    """With its defaults: fp32, 8 rows at a time (or what divides the batch), its own data loader, not compiled."""
     rows = max(rows for rows in range(1, _ROWS + 1) if work.batch % rows == 0)
     _train(work, after_step, rows, {})
 
 
+default.precision = "fp32"
+
+
 def tuned(work: Work, after_step: AfterStep) -> None:
-    """The whole batch at a time in bf16; on a GPU also compiled, with fused AdamW and workers that load data."""
+    """In bf16 with the whole batch at a time; on a GPU also compiled, with fused AdamW and data workers."""
     options: dict[str, Any] = {"bf16": True}
     if work.device == "cuda":
         options |= {"torch_compile": True, "dataloader_num_workers": 2, "dataloader_pin_memory": True}
         if work.optimizer == "adamw":
             options["optim"] = "adamw_torch_fused"
     _train(work, after_step, work.batch, options)
+
+
+tuned.precision = "bf16"
 
 
 def _train(work: Work, after_step: AfterStep, rows: int, options: dict[str, Any]) -> None:
@@ -64,7 +72,7 @@ def _train(work: Work, after_step: AfterStep, rows: int, options: dict[str, Any]
         weight_decay=work.weight_decay,
         max_grad_norm=work.clip,
         use_cpu=work.device == "cpu",
-        remove_unused_columns=False,  # shift_labels is none of the arguments that models name
+        remove_unused_columns=False,  # models do not name shift_labels among their arguments
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
@@ -86,23 +94,23 @@ class _Rows(Dataset):
         ids, targets = (
             torch.from_numpy(part[row].astype(np.int64)) for part in (self._work.inputs, self._work.targets)
         )
-        # With `shift_labels` the last token of a row has a target too. `labels` are then only counted, if at all.
+        # With `shift_labels` the last token of a row has a target too. `labels` are then counted at most.
         return {"input_ids": ids, "labels": targets} | ({"shift_labels": targets} if self.shifted else {})
 
 
 class _InOrder(Trainer):
-    """Takes rows as they stand, and tells each step's loss."""
+    """Reads rows in their order, and passes on the loss of each step."""
 
     def __init__(self, model: Any, arguments: TrainingArguments, rows: _Rows, after_step: AfterStep) -> None:
         super().__init__(model, arguments, train_dataset=rows, callbacks=[_StepEnds(self)])
         if not rows.shifted:
-            # RobertaForMaskedLM takes the number of targets and does not divide by it: of a batch cut in two, loss and
-            # gradient would be twice too large. Without it Trainer divides by the number of pieces.
+            # RobertaForMaskedLM takes the number of targets and does not divide by it: with two micro-batches, loss
+            # and gradient would be twice too large. Without that number Trainer divides by the micro-batches.
             self.model_accepts_loss_kwargs = False
         self.after_step = after_step
         self._rows = rows
         self.losses: list[torch.Tensor] = []
-        """Of the newest step's micro-batches; each is a share of the step's mean."""
+        """Of the micro-batches of this step; they add up to the step's mean."""
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
         return SequentialSampler(self._rows)

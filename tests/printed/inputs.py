@@ -317,7 +317,7 @@ def llama_json(folder: Path) -> None:
 
 
 def mytrainer(folder: Path) -> None:
-    """One more contestant, by the rules at the head of artel/diagnostics/bench/training/contestant.py."""
+    """A peer of artel bench train, by the contract at the head of artel/diagnostics/bench/training/contestant.py."""
     (folder / "mytrainer.py").write_text("""
 import torch
 from torch.nn.functional import cross_entropy

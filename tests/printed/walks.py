@@ -220,7 +220,7 @@ README = (
             Step("artel doctor run.yaml", says="torch"),
             Step(
                 "artel bench train",
-                "--only artel --steps 1 --rounds 1 --batch 1 --length 16 --time-limit 1",
+                "--steps 1 --rounds 1 --batch 1 --length 16 --time-limit 1",
                 says="tokens/s",
             ),
             Step("artel train run.yaml profile=true", "train.steps=9", leaves="runs/run/profile/table.txt"),

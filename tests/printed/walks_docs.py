@@ -137,7 +137,7 @@ DOCS = (
         "measuring",
         (
             Step(
-                "artel bench prepare --only end_to_end,near --size 100M --rounds 1 --no-peer --workers 2",
+                "artel bench prepare --only end_to_end,near --size 100M --rounds 1 --workers 2",
                 "--size 1M --workers 1",
                 says="MB/s",
             ),
@@ -146,21 +146,34 @@ DOCS = (
                 instead="python {clone}/benchmarks/prepare_kills.py --moments 1 --workers 1",
                 why="from the clone; kills at 60 moments take a quarter of an hour",
             ),
-            Step("artel bench prepare", "--only jsonl_zst --size 1M --rounds 1 --workers 1 --no-peer", says="MB/s"),
+            Step("artel bench prepare", "--only jsonl_zst --size 1M --rounds 1 --workers 1", says="MB/s"),
+            Step(
+                "artel bench prepare --only end_to_end --peer benchmarks/peers/run_clm.py",
+                instead="artel bench prepare --only html --size 1M --peer {clone}/benchmarks/peers/run_clm.py",
+                why="from the clone; end_to_end runs datasets, which the tests do not install",
+                says="MB/s",
+            ),
         ),
         long=True,
     ),
     Walk(
         "docs/speed.md",
         (
-            Step("artel bench train --objective masked", f"{_BENCH} --only artel", says="tokens/s"),
+            Step("artel bench train --objective masked", _BENCH, says="tokens/s"),
             Step(
                 "artel bench train --model llama.json --batch 4 --length 4096 --steps 50 --json",
-                f"{_BENCH} --only artel",
+                _BENCH,
                 says="tokens_per_second",
             ),
             Step(
                 "artel bench train --peer mytrainer:train", f"{_BENCH} --only mytrainer:train", says="mytrainer:train"
+            ),
+            Step(
+                "artel bench train --peer benchmarks/peers/trainer.py:default --peer benchmarks/peers/trainer.py:tuned",
+                instead="artel bench train --peer {clone}/benchmarks/peers/trainer.py:default "
+                f"--peer {{clone}}/benchmarks/peers/trainer.py:tuned {_BENCH}",
+                why="from the clone; briefly",
+                says="trainer.py:tuned",
             ),
             Step("artel doctor", says="torch"),
         ),

@@ -1,8 +1,8 @@
-"""`artel bench`: what this machine makes of it, each figure with its definition."""
+"""`artel bench`: measure artel on this machine, each figure with its definition."""
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,19 +20,29 @@ def bench() -> None:
 @app.command("prepare")
 def prepare(
     input_: Annotated[
-        str, typer.Option("--input", help="Texts to measure on (JSON lines, text …); made up when silent.")
+        str, typer.Option("--input", help="Texts to measure with (JSON lines, text …); made up if not given.")
     ] = "",
-    size: Annotated[str, typer.Option(help="Bytes of text; memory is measured on 10 and 40 times as much.")] = "100M",
+    size: Annotated[str, typer.Option(help="Bytes of text; memory is measured on 10 and 40 times as many.")] = "100M",
     tokenizer: Annotated[
-        str, typer.Option(help="Folder or hub id; a byte-level BPE of 32,768 ids is trained when silent.")
+        str, typer.Option(help="Folder or hub id; a byte-level BPE of 32,768 ids is trained if not given.")
     ] = "",
-    workers: Annotated[str, typer.Option(help="Processes, of artel and of the peer; auto: the cores here.")] = "auto",
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; the median counts.")] = 3,
-    peer: Annotated[bool, typer.Option(help="Run Hugging Face datasets, as run_clm.py uses it, in turn.")] = True,
+    workers: Annotated[str, typer.Option(help="Processes, of artel and of the peer; auto: one per core.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements of each; the median counts.")] = 3,
+    peer: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="SCRIPT",
+            help="Run in turns with end_to_end: python SCRIPT INPUT.jsonl TOKENIZER CACHE PROCESSES.",
+        ),
+    ] = None,
     only: Annotated[str, typer.Option(help="Some of: end_to_end, near, html, jsonl_zst, read_back, memory.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Text to store and store to batches, measured here, beside Hugging Face datasets doing the same.
+    """Measure text to token store, and store to batches; with --peer, beside another tool's script.
+
+    benchmarks/peers/run_clm.py in artel's repository is such a script, for Hugging Face datasets.
 
     Example: artel bench prepare --size 100M --only end_to_end,html
     """
@@ -48,11 +58,9 @@ def prepare(
     size_bytes, count = _read(size, "--size", problems), _read(workers, "--workers", problems)
     if problems:
         raise InputError(problems)
-    settings = Settings(size_bytes, count, rounds, peer, names, input_, tokenizer)
+    settings = Settings(size_bytes, count, rounds, names, input_, tokenizer, peer)
     measured = measure_prepare(settings, tell)
     tell(*table(measured.figures).split("\n"))
-    if measured.peer is None:
-        tell(f"no peer: {measured.why_no_peer}")
     if as_json:
         print_json(measured.to_json())
 
@@ -69,22 +77,23 @@ def train(
     precision: Annotated[str, typer.Option(help="Of artel and of --peer: auto, fp32, bf16, fp16 or fp8.")] = "auto",
     optimizer: Annotated[str, typer.Option(help="adamw, adamw8bit, adafactor or sgd.")] = "adamw",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of a turn.")] = 20,
-    rounds: Annotated[int, typer.Option(min=1, help="How many turns each has; the median counts.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each; the median counts.")] = 3,
     peer: Annotated[
-        list[str] | None, typer.Option(help="A further contestant, module:function; may be given several times.")
+        list[str] | None,
+        typer.Option(help="Another contestant, module:function or FILE.py:function; may be given several times."),
     ] = None,
-    only: Annotated[str, typer.Option(help="Some of: artel, trainer_default, trainer_tuned, and the peers.")] = "",
+    only: Annotated[str, typer.Option(help="Some of: artel, and the peers.")] = "",
     time_limit: Annotated[
-        float, typer.Option(min=0, help="Seconds after which a turn ends, its step finished; warm-up likewise.")
+        float, typer.Option(min=0, help="Seconds after which a turn ends, after its step; also of the warm-up.")
     ] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """The same model on the same tokens, trained in turns by artel and by transformers' Trainer.
+    """Measure training: tokens/s, MFU, memory, first step; with --peer, beside other trainers on the same tokens.
 
-    Trainer at its defaults and tuned (bf16; on a GPU compiled, too). What another trainer needs to take part stands at
-    the head of artel/diagnostics/bench/training/contestant.py.
+    artel/diagnostics/bench/training/contestant.py says what a peer must do. benchmarks/peers/trainer.py in artel's
+    repository has transformers' Trainer, `default` and `tuned`.
 
-    Example: artel bench train --model '{model_type: llama, hidden_size: 512}' --length 512 --only artel,trainer_tuned
+    Example: artel bench train --model '{model_type: llama, hidden_size: 512}' --length 512 --peer mytrainer:train
     """
     quiet_libraries()
     from artel.diagnostics.bench.training import Settings, measure_train
@@ -92,30 +101,42 @@ def train(
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     measured = measure_train(
         Settings(
-            model, objective, batch, length, device, precision, optimizer, steps, rounds, tuple(peer or ()), names,
-            time_limit,
+            model=model,
+            objective=objective,
+            batch=batch,
+            length=length,
+            device=device,
+            precision=precision,
+            optimizer=optimizer,
+            steps=steps,
+            rounds=rounds,
+            peers=tuple(peer or ()),
+            only=names,
+            time_limit=time_limit,
         ),
         tell,
-    )  # fmt: skip
+    )
     tell(*measured.table().split("\n"))
     if as_json:
         print_json(measured.to_json())
 
 
 def _read(value: str, option: str, problems: list) -> int:
-    """A size or a number of processes from 1 on; what is wrong with it goes to `problems`."""
+    """A size in bytes or a number of processes; what is wrong with it is added to `problems`."""
     from artel.config.schema.quantities import read_bytes, read_count
     from artel.errors import Problem
 
     if option == "--workers" and value == "auto":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        from artel.planning.machine import usable_cores
+
+        return usable_cores()
     try:
-        found = read_bytes(value) if option == "--size" else read_count(value)
+        number = read_bytes(value) if option == "--size" else read_count(value)
     except ValueError as error:
         what, _, fix = str(error).partition("; ")
         problems.append(Problem(option, what, fix))
         return 0
-    least = 500_000 if option == "--size" else 1
-    if found < least:
-        problems.append(Problem(option, f"{value} is less than {least:,}", f"write {least:,} or more"))
-    return found
+    minimum = 500_000 if option == "--size" else 1
+    if number < minimum:
+        problems.append(Problem(option, f"{value} is less than {minimum:,}", f"write {minimum:,} or more"))
+    return number

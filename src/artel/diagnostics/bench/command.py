@@ -1,4 +1,4 @@
-"""A command run as its user runs it, with all the processes it starts: how long, how much work, how much memory."""
+"""Run a command with all the processes it starts, and measure its time, its processor time and its memory."""
 
 from __future__ import annotations
 
@@ -13,44 +13,47 @@ from pathlib import Path
 
 from artel.errors import WorkError
 
-# The numbers of a process are read so often, in seconds; a peak that is over sooner is not seen.
-_SAMPLE = 0.1
+_SAMPLE = 0.1  # seconds between two readings; a shorter peak is not seen
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a command took."""
+    """The time and memory of a command."""
 
     elapsed: float
-    """Seconds from its start to its end, by the clock."""
+    """Seconds by the clock, from start to end."""
     processor: float
     """Seconds of processor time, user and system, of the process and all it started."""
     memory: int | None
     """Peak of the sum of PSS over the process and all it started, in bytes: a page that n of them share counts once,
-    and pages of files they have mapped count too. None where there is no /proc (only Linux has it), or unless asked."""
+    and pages of mapped files count. None where it was not requested, or there is no /proc (only Linux has it)."""
     resident: int | None
-    """The same of RSS: a page that n of them share counts n times. Never below `memory`."""
-    output: str
-    """Its standard output."""
+    """The same for RSS: a page that n of them share counts n times. Never below `memory`."""
 
 
 def run(command: list[str], environment: dict[str, str], *, memory: bool = False) -> Finished:
     """Run a command to its end; `environment` is added to that of this process. Raises WorkError when it fails.
 
-    When this process is interrupted, the command and all it started are ended.
+    Interrupting this process kills the command and all it started.
     """
     start = time.perf_counter()
     process = subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True, text=True, encoding="utf-8", errors="replace",
-    )  # fmt: skip
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     tree = _Tree(process.pid, memory)
     ended = threading.Event()
     watcher = threading.Thread(target=tree.watch, args=(ended,), daemon=True)
     before = os.times()
     try:
         watcher.start()
-        output, complaints = process.communicate()
+        _, errors = process.communicate()
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -61,21 +64,21 @@ def run(command: list[str], environment: dict[str, str], *, memory: bool = False
     elapsed = time.perf_counter() - start
     after = os.times()
     if process.returncode != 0:
-        last = complaints.strip().splitlines()[-5:] or [f"exit status {process.returncode}"]
+        last = errors.strip().splitlines()[-5:] or [f"exit status {process.returncode}"]
         fix = "run it by hand to see more"
         raise WorkError.at(" ".join(command[:6]), "failed", fix, tuple(line.strip() for line in last))
-    # The system's own count leaves out processes that the command did not wait for; what was seen of those is added.
+    # The system's count leaves out processes that the command did not wait for; the samples have them.
     waited = after.children_user + after.children_system - before.children_user - before.children_system
-    return Finished(elapsed, max(waited, tree.processor), tree.memory or None, tree.resident or None, output)
+    return Finished(elapsed, max(waited, tree.processor), tree.memory or None, tree.resident or None)
 
 
 @dataclass(slots=True)
 class _Tree:
-    """A process and all it started, looked at again and again."""
+    """A process and all it started, sampled while they run."""
 
     root: int
     measure: bool
-    """Whether memory is read too: a process of 4 GB costs some milliseconds each time."""
+    """Read the memory too: some milliseconds each time for a process of 4 GB."""
     memory: int = 0
     resident: int = 0
     _times: dict[int, float] = field(default_factory=dict)
@@ -95,8 +98,8 @@ class _Tree:
                 self.resident = max(self.resident, sum(rss for _, rss in sizes))
 
     def _alive(self) -> list[int]:
-        """The processes now, with the time each has used remembered."""
-        found, waiting = [], [self.root]
+        """The processes that run now; records the processor time of each."""
+        alive, waiting = [], [self.root]
         while waiting:
             pid = waiting.pop()
             try:
@@ -104,14 +107,14 @@ class _Tree:
                 for thread in Path(f"/proc/{pid}/task").iterdir():
                     waiting += map(int, (thread / "children").read_text().split())
             except (OSError, ValueError):
-                continue  # it has ended meanwhile
+                continue  # it has just ended
             self._times[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-            found.append(pid)
-        return found
+            alive.append(pid)
+        return alive
 
 
 def _memory(pid: int) -> tuple[int, int]:
-    """(PSS, RSS) of a process in bytes; zeros when it has ended."""
+    """(PSS, RSS) of a process in bytes; (0, 0) when it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:

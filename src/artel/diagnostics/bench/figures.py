@@ -1,12 +1,18 @@
-"""A figure: what was measured, and in one sentence how, so that it can be measured again and compared."""
+"""A figure: a value, its unit, and one sentence that says how it was measured, so that it can be measured again."""
 
 from __future__ import annotations
 
 import math
+import os
+import platform
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from artel.diagnostics.doctor.software import installed_version
+from artel.planning.machine import processor
 
 MEGABYTE = 10**6
 GIBIBYTE = 2**30
@@ -16,11 +22,11 @@ Tell = Callable[[str], None]
 DEFINITIONS = {
     "MB": "10^6 bytes of text in UTF-8, line ends, field names and markup left out; of HTML and jsonl.zst the bytes of "
     "the pages and of the unpacked lines",
-    "a core": "divided by processor time, user and system, of the command and every process it starts, and not by the "
-    "clock: on one core that does nothing else it is the same",
+    "a core": "divided by the processor time, user and system, of the command and every process it starts; on one core "
+    "that does nothing else, this equals the elapsed time",
     "elapsed": "by the clock, from the start of the command to its end, imports included",
-    "start-up": "the same command on 200 documents: what it takes whatever the size of its input",
-    "value": "the median of the rounds; artel and its peer take turns, each in new processes with empty folders and "
+    "start-up": "the same command on 200 documents: the time that does not depend on the size of the input",
+    "value": "the median of the rounds; artel and a peer take turns, each in new processes with empty folders and "
     "caches of their own, the input in the page cache",
 }
 
@@ -33,15 +39,21 @@ class Figure:
     value: float | None
     unit: str
     definition: str
-    wanted: str = ""
-    """What this project asks of it: `>= 8`."""
+    target: str = ""
+    """What this project aims at: `>= 8`."""
     why: str = ""
     more: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"value": self.value, "unit": self.unit, "definition": self.definition}
-        given = {name: said for name, said in (("wanted", self.wanted), ("why", self.why)) if said}
-        return {**found, **given, **self.more}
+        optional = {name: text for name, text in (("target", self.target), ("why", self.why)) if text}
+        return {"value": self.value, "unit": self.unit, "definition": self.definition, **optional, **self.more}
+
+
+def about_machine(*packages: str) -> dict[str, Any]:
+    """The processor, its cores, the versions of Python and of the packages (None: not installed), and the date."""
+    versions = {package: installed_version(package) for package in packages}
+    about = {"processor": processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+    return {**about, **versions, "measured": time.strftime("%Y-%m-%d")}
 
 
 def median(values: Sequence[float]) -> float:
@@ -49,19 +61,19 @@ def median(values: Sequence[float]) -> float:
 
 
 def rate(amount: float, seconds: float) -> float | None:
-    """Amount a second; None where no time passed that can be measured."""
-    found = amount / seconds if seconds > 0 else math.inf
-    return found if math.isfinite(found) else None
+    """The amount per second; None where the time is too short to be measured."""
+    per_second = amount / seconds if seconds > 0 else math.inf
+    return per_second if math.isfinite(per_second) else None
 
 
 def table(figures: list[Figure]) -> str:
-    """For people: a line a figure, and below it what it is."""
+    """For people: a line for each figure, with its definition below."""
     width = max(len(figure.name) for figure in figures)
     lines = []
     for figure in figures:
         shown = f"{figure.value:,.4g} {figure.unit}" if figure.value is not None else f"not measured: {figure.why}"
         ratio = figure.more.get("ratio_to_peer")
         shown += f" · {ratio:.3g} times the peer" if ratio is not None else ""
-        shown += f" (wanted {figure.wanted})" if figure.wanted else ""
+        shown += f" (target {figure.target})" if figure.target else ""
         lines += [f"{figure.name:<{width}}  {shown}", f"{'':<{width}}  {figure.definition}"]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What is measured on: a file of JSON lines, made up or taken from the user's texts, and a tokenizer for it."""
+"""The input of a measurement: a file of JSON lines, made up or from the user's texts, and a tokenizer for it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from artel.errors import InputError
 from artel.text import Ledger, read_documents
 from artel.tokens import load_tokenizer, train_tokenizer
 
-# The tokenizer is trained on so much of the input, and no part of what is measured.
-_SAMPLE = 30_000_000
+_SAMPLE = 30_000_000  # bytes of the input that the tokenizer is trained on, which is not measured
 _VOCABULARY = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A file of JSON lines, each {"text": …}, and what is in it."""
+    """A file of JSON lines, each {"text": …}, with the size of its texts."""
 
     file: Path
     documents: int
@@ -41,22 +40,22 @@ def made_up(file: Path, size: int) -> Lines:
 
 
 def taken(file: Path, path: str, size: int) -> Lines:
-    """The first `size` bytes of the texts at `path`, of any format that a source of a run may have.
+    """The first `size` bytes of the texts at `path`, in any format that a source of a run may have.
 
-    A text file gives a document a paragraph. Raises InputError where nothing is read.
+    Each paragraph of a text file is a document. Raises InputError for fewer than 200 documents.
     """
     source = SourceConfig.model_validate({"path": [path], "document": "paragraph"})
-    as_it_is = CleanConfig(unicode="none", control=False, whitespace=False)
-    data = DataConfig(sources=[source], clean=as_it_is, dedup=DedupConfig(exact=False), validation=0.0)
+    unchanged = CleanConfig(unicode="none", control=False, whitespace=False)
+    data = DataConfig(sources=[source], clean=unchanged, dedup=DedupConfig(exact=False), validation=0.0)
     lines = write_lines(file, (document.record.text for document in read_documents(data, Ledger())), size)
     if lines.documents < 200:
-        what = f"{lines.documents} documents are too few to measure anything on"
-        raise InputError.at(f"--input {path}", what, "give 200 and more: JSON lines, or text with blank lines")
+        what = f"{lines.documents} documents are too few for a measurement"
+        raise InputError.at(f"--input {path}", what, "give 200 or more: JSON lines, or text with blank lines")
     return lines
 
 
 def first_of(lines: Lines, file: Path, count: int) -> Lines:
-    """The first documents of a file as one of its own."""
+    """The first documents of a file, as a file of their own."""
     return write_lines(file, islice(lines.texts(), count), lines.text)
 
 
@@ -73,13 +72,13 @@ def write_lines(file: Path, texts: Iterable[str], size: int) -> Lines:
     return Lines(file, count, total)
 
 
-def tokenizer_folder(wanted: str, lines: Lines, folder: Path) -> tuple[Path, int]:
-    """The folder of the tokenizer asked for, or of a byte-level BPE trained on the input; and its vocabulary.
+def tokenizer_folder(name: str, lines: Lines, folder: Path) -> tuple[Path, int]:
+    """Save the tokenizer `name`, or train a byte-level BPE on the input; its folder and vocabulary size.
 
-    32,768 ids; fewer, one for 500 bytes, where the input has less than 16 MB and may not yield as many.
+    A trained one has 32,768 ids, or one per 500 bytes where the input has less than 16 MB and may not yield as many.
     """
-    if wanted:
-        tokenizer = load_tokenizer(wanted, "--tokenizer")
+    if name:
+        tokenizer = load_tokenizer(name, "--tokenizer")
     else:
         vocabulary = max(1000, min(_VOCABULARY, lines.text // 500))
         training = TokenizerTraining(vocab=vocabulary, sample=_SAMPLE)

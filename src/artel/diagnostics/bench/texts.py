@@ -1,9 +1,9 @@
-"""Made-up text to measure on, the same for a seed on every machine, and in what matters for speed like real text.
+"""Made-up text for measurements. A seed gives the same text on every machine, and its speed is that of real text.
 
-Words of two alphabets in Zipf's proportions with a long tail: the commonest hundred words are over a third of a text
-and one word in 150 occurs nowhere else, so that what caches words finds them no more often than in novels. Words stand
-in sentences with capitals and commas, sentences in paragraphs, paragraphs in documents of unequal length. Of a hundred
-documents two are copies of an earlier one and three nearly so, so that duplicates are really found.
+Words of two alphabets follow Zipf's law with a long tail: the most frequent hundred words are over a third of a text
+and one word in 150 occurs only once, so that a cache of words hits no more often than in novels. Words form sentences
+with capitals and commas, sentences form paragraphs, paragraphs form documents of unequal length. Of a hundred
+documents two are copies of an earlier one and three are near-copies, so that deduplication has something to drop.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _ALPHABETS = (
     ),
     ("e a o i u y ea ou io".split(), "t n s r h l d c m f p g w b th st tr ch".split(), "s d n r ng nt ly ed".split()),
 )
-_WORDS = 60_000  # of each alphabet; what is rarer is made on the spot
+_WORDS = 60_000  # of each alphabet; rarer ones are joined from two of them
 _RARE = 1 / 150
 _PIECE = 200_000  # words drawn at a time
-# What stands before and after a word, by its place in a sentence; the last one begins a paragraph.
+# The forms of a word, by its place in a sentence; the last one begins a paragraph.
 _PLAIN, _COMMA, _FIRST, _LAST, _PARAGRAPH = range(5)
 
 
 def documents(size: int, seed: int = 0) -> Iterator[str]:
-    """Texts of `size` bytes of UTF-8 in all, or up to one document more; memory does not grow with `size`."""
+    """Texts of `size` bytes of UTF-8, or up to one document more; memory does not grow with `size`."""
     random = np.random.default_rng(seed)
     languages = [_Language(alphabet, random) for alphabet in _ALPHABETS]
     earlier: list[str] = []
     while size > 0:
         for text in languages[int(random.random() < 0.4)].documents(random):
-            for found in (text, *_again(earlier, random)):
-                yield found
-                size -= len(found.encode())
+            for document in (text, *_copies(earlier, random)):
+                yield document
+                size -= len(document.encode())
                 if size <= 0:
                     return
             if len(earlier) < 1000:
@@ -68,22 +68,24 @@ def pages(texts: list[str]) -> Iterator[bytes]:
 
 
 class _Language:
-    """The words of one alphabet, each in the five forms that its place in a sentence gives it."""
+    """The words of one alphabet, each in the five forms that depend on its place in a sentence."""
 
     def __init__(self, alphabet: tuple[list[str], list[str], list[str]], random: np.random.Generator) -> None:
         words = _words(alphabet, random)
         self._words = words
         self._forms: list[str] = [
-            *(f" {word}" for word in words), *(f" {word}," for word in words),
-            *(f" {word.capitalize()}" for word in words), *(f" {word}." for word in words),
+            *(f" {word}" for word in words),
+            *(f" {word}," for word in words),
+            *(f" {word.capitalize()}" for word in words),
+            *(f" {word}." for word in words),
             *(f"\n\n{word.capitalize()}" for word in words),
-        ]  # fmt: skip
-        # Zipf and Mandelbrot: the word of rank r comes in proportion to 1 / (r + 2.7).
+        ]
+        # Zipf and Mandelbrot: the frequency of the word of rank r is proportional to 1 / (r + 2.7).
         shares = 1 / (np.arange(len(words)) + 2.7)
         self._up_to = np.cumsum(shares / shares.sum())
 
     def documents(self, random: np.random.Generator) -> Iterator[str]:
-        """The texts that some two hundred thousand words give: their median is 1,500 characters, their mean 2,500."""
+        """Texts from about 200,000 words; their median is 1,500 characters, their mean 2,500."""
         ranks = np.minimum(np.searchsorted(self._up_to, random.random(_PIECE)), len(self._words) - 1)
         ends = np.cumsum(np.clip(random.lognormal(2.4, 0.6, _PIECE // 10), 2, 60).astype(np.int64))
         ends = ends[ends < _PIECE]
@@ -104,13 +106,13 @@ class _Language:
 
 
 def _words(alphabet: tuple[list[str], list[str], list[str]], random: np.random.Generator) -> list[str]:
-    """Different words, the commoner the shorter; one in forty is a number."""
+    """Distinct words, shorter where they are more frequent; one in forty is a number."""
     vowels, consonants, ends = alphabet
-    found: dict[str, None] = {}
-    while len(found) < _WORDS:
-        rank = len(found)
+    words: dict[str, None] = {}
+    while len(words) < _WORDS:
+        rank = len(words)
         if rank > 100 and rank % 40 == 0:
-            found[str(int(random.integers(1, 10 ** int(random.integers(1, 6)))))] = None
+            words[str(int(random.integers(1, 10 ** int(random.integers(1, 6)))))] = None
         syllables = 1 + int(random.integers(0, 2 + (rank > 60) + (rank > 2000)))
         picked = random.integers(0, 1 << 30, 2 * syllables + 1).tolist()
         word = "".join(
@@ -119,12 +121,12 @@ def _words(alphabet: tuple[list[str], list[str], list[str]], random: np.random.G
         )
         if picked[-1] % 3 < 2:
             word += ends[picked[-1] // 3 % len(ends)]
-        found[word[picked[-1] % 7 == 0 :]] = None  # some words begin with a vowel
-    return list(found)[:_WORDS]
+        words[word[picked[-1] % 7 == 0 :]] = None  # some words begin with a vowel
+    return list(words)[:_WORDS]
 
 
-def _again(earlier: list[str], random: np.random.Generator) -> Iterator[str]:
-    """Now and then a copy of an earlier document, or one with a word in fifty changed."""
+def _copies(earlier: list[str], random: np.random.Generator) -> Iterator[str]:
+    """Now and then a copy of an earlier document, or one with up to a word in a hundred changed."""
     chance = random.random()
     if not earlier or chance >= 0.05:
         return

@@ -55,7 +55,7 @@ def packages() -> dict[str, list[Package]]:
     found: dict[str, list[Package]] = {"": []}
     for extra, requirement in _requirements():
         if extra not in _GROUPS:
-            found.setdefault(extra, []).append(Package(requirement, _version(requirement.name)))
+            found.setdefault(extra, []).append(Package(requirement, installed_version(requirement.name)))
     return found
 
 
@@ -78,7 +78,8 @@ def _extra(requirement: Requirement) -> str:
     return named[1] if named else ""
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """The version of an installed distribution; None where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""artel as a contestant: its own training loop on a run file, all it has of its own taken by itself.
+"""artel as a contestant: its own training loop on a run file, every choice left to artel.
 
-Loaded by its path, so that it imports what `artel train` does and not the room it stands in.
+It is loaded by its path, so that it imports what `artel train` imports and nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from artel.training import loop
 if TYPE_CHECKING:
     from artel.diagnostics.bench.training.contestant import AfterStep, Work
 
-# A long run, so that what is decided by a run's length (to compile) is decided as in one; its end is never reached.
+# A long run, because the length decides whether to compile; its end is never reached.
 _STEPS = 1_000_000
 
 
@@ -33,7 +33,7 @@ def _tell(text: str) -> None:
 
 
 def run_of(work: Work) -> RunConfig:
-    """The run that trains `work` on the token store that lies beside it. Raises InputError."""
+    """The run that trains `work` on the token store in its folder. Raises InputError."""
     folder = Path(work.folder)
     never = {"every": "never"}
     described = {

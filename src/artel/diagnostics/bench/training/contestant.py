@@ -2,19 +2,21 @@
 
     python contestant.py WORK.json FUNCTION
 
-FUNCTION is `module:function`, a function `train(work: Work, after_step: AfterStep) -> None` that trains in whatever way
-it likes, in a loop of its own or of a library. This is all that is asked of it:
+FUNCTION is `module:function` or `FILE.py:function`, a function `train(work: Work, after_step: AfterStep) -> None` that
+trains in its own loop or with a library. Its contract:
 
-- It begins with the weights of `work.model`, a folder that `from_pretrained` opens (float32, no code).
-- Step k, from 0, is one optimizer step on the mean loss over all targets of `work.batch_of(k)`; it may cut the batch
-  into pieces. Clipping, optimizer and learning rate are those of `work`; nothing is left out, nothing is added.
-- After each step it calls `after_step(loss)` with that step's mean loss in nats, a number or a tensor with one; a
-  tensor is read later, so that a GPU need not be waited for. The call returns when it is this contestant's turn to take
-  another step. It never says that it is over: when all is measured, the process is ended.
+- It begins with the weights in `work.model`, a folder for `from_pretrained` (float32, no code).
+- Step k, from 0, is one optimizer step on the mean loss over all targets of `work.batch_of(k)`; it may split the batch
+  into micro-batches. Clipping, optimizer and learning rate are those of `work`; nothing is left out or added.
+- After each step it calls `after_step(loss)` with the mean loss of that step in nats, a number or a scalar tensor. A
+  tensor is read later, so that nobody waits for a GPU. The call returns when it is this contestant's turn to do another
+  step. The function never returns: its process is killed after the last turn.
 - It computes on `work.device` in `work.precision`, with `work.threads` threads on a CPU, which are set already; only
-  one GPU is visible. What it writes goes below `work.folder`.
+  one GPU is visible. A function that computes in another precision has it as an attribute: `train.precision = "bf16"`.
+- It writes only below `work.folder`.
 
-This file is a script and imports nothing of artel, so that no peer's start and memory has artel's packages in it.
+benchmarks/peers/trainer.py, in artel's repository, has transformers' Trainer as an example. This file is a script and
+imports nothing of artel, so that the start and the memory of a peer contain none of artel's packages.
 """
 
 from __future__ import annotations
@@ -41,30 +43,30 @@ AfterStep = Callable[[Any], None]
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained, and how: the same for all contestants."""
+    """The model, data and settings of a training run, the same for all contestants."""
 
     folder: str
-    """Where all lies that the contestants read, and where they may write."""
+    """What the contestants read is here, and they may write here."""
     objective: str
     """`causal` or `masked`."""
     batch: int
     """Rows in a global batch."""
     length: int
-    """Tokens in a row; none is padding."""
+    """Tokens in a row, without padding."""
     device: str
     """`cpu` or `cuda`."""
     precision: str
-    """`fp32`, `bf16`, `fp16` or `fp8`: what layers compute in; trainer_default and _tuned keep to fp32 and bf16."""
+    """`fp32`, `bf16`, `fp16` or `fp8`: what the layers compute in."""
     optimizer: str
-    """`adamw`, `adamw8bit`, `adafactor` or `sgd`; its defaults in PyTorch or transformers but for what follows."""
+    """`adamw`, `adamw8bit`, `adafactor` or `sgd`; PyTorch's or transformers' defaults except for what follows."""
     threads: int
     learning_rate: float = 5e-5
-    """The same at every step: no warmup, no decay. This and what follows are TrainingArguments' own defaults."""
+    """Constant: no warmup, no decay. This and what follows are the defaults of TrainingArguments."""
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     clip: float = 1.0
-    """Largest norm of the gradient of a step."""
+    """Largest gradient norm."""
 
     @classmethod
     def read(cls, file: str) -> Work:
@@ -73,98 +75,99 @@ class Work:
 
     @property
     def model(self) -> str:
-        """A folder with config.json and model.safetensors, the weights that all begin with."""
+        """A folder with config.json and model.safetensors, the first weights."""
         return str(Path(self.folder) / "model")
 
     @cached_property
     def inputs(self) -> np.ndarray:
-        """int32 (rows, length), memory-mapped: token ids, in the order of training."""
+        """int32 (rows, length), memory-mapped: token ids in training order."""
         return np.load(Path(self.folder) / "inputs.npy", mmap_mode="r")
 
     @cached_property
     def targets(self) -> np.ndarray:
-        """int32 (rows, length), memory-mapped: what is predicted at each place of `inputs`; -100 where nothing is.
+        """int32 (rows, length), memory-mapped: the target at each position of `inputs`; -100 where there is none.
 
-        They are shifted already: of a causal model the target of a token is the next one.
+        They are shifted already: in a causal model the target of a token is the next token.
         """
         return np.load(Path(self.folder) / "targets.npy", mmap_mode="r")
 
     def batch_of(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of a step, counted from 0, int64 (batch, length) each, on the CPU."""
+        """Inputs and targets of a step, counted from 0: int64 (batch, length) on the CPU."""
         rows = slice(step * self.batch, (step + 1) * self.batch)
-        inputs, targets = (torch.from_numpy(part[rows].astype(np.int64)) for part in (self.inputs, self.targets))
+        arrays = (self.inputs[rows], self.targets[rows])
+        inputs, targets = (torch.from_numpy(array.astype(np.int64)) for array in arrays)
         return inputs, targets
 
 
 def function_of(name: str) -> Callable[[Work, AfterStep], None]:
-    """The function `module:function`, or `FILE.py:function`; modules are looked for in the working folder too.
+    """The function `module:function` or `FILE.py:function`; modules are looked for in the working folder too.
 
-    Raises ImportError or AttributeError, and whatever the module itself raises when it is imported.
+    Raises ImportError, AttributeError, and whatever the module raises on import.
     """
     module, _, function = name.rpartition(":")
     if module.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(module).stem, module)
         assert spec is not None
         assert spec.loader is not None
-        found = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found)
+        imported = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(imported)
     else:
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.append(here)  # last: a file here must not stand in for a module that others import
-        found = importlib.import_module(module)
-    return getattr(found, function)
+        folder = str(Path.cwd())
+        if folder not in sys.path:
+            sys.path.append(folder)  # last: a file there must not take the place of a module that others import
+        imported = importlib.import_module(module)
+    return getattr(imported, function)
 
 
 class Turns:
-    """What a contestant calls after each step. Its first step is a turn by itself; the others are asked for.
+    """The callback after each step. The first step is a turn by itself; each further turn begins with a command.
 
-    A turn is so many steps, or fewer where the time runs out, but one at least; the device has finished all work before
-    the clock starts and before it stops. Then the contestant sleeps until the next line of `commands`.
+    A turn has the number of steps in its command, or fewer where the time runs out, at least one. The device is idle
+    when the clock starts and when it stops. Then the contestant sleeps until the next line of `commands`.
     """
 
     def __init__(self, commands: TextIO, answers: TextIO, device: str) -> None:
         self._commands, self._answers = commands, answers
         self._on_gpu = device == "cuda"
-        self._wanted, self._limit = 1, math.inf
+        self._steps, self._limit = 1, math.inf
         self._losses: list[Any] = []
         self._started = time.perf_counter()
 
     def __call__(self, loss: Any) -> None:
         self._losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
-        if len(self._losses) < self._wanted and time.perf_counter() - self._started < self._limit:
+        if len(self._losses) < self._steps and time.perf_counter() - self._started < self._limit:
             return
-        self._synchronise()
+        self._synchronize()
         seconds = time.perf_counter() - self._started
-        self._tell({"seconds": seconds, "losses": [float(each) for each in self._losses]})
+        self._answer({"seconds": seconds, "losses": [float(loss) for loss in self._losses]})
         self._losses.clear()
         if self._on_gpu:
-            torch.cuda.empty_cache()  # what this one does not hold, the next one may need
+            torch.cuda.empty_cache()  # the next contestant may need the memory
         command = self._commands.readline()
         if not command:
-            os._exit(0)  # whoever asked is gone
-        asked = json.loads(command)
-        self._wanted, self._limit = asked["steps"], asked["seconds"]
-        self._synchronise()
+            os._exit(0)  # artel bench has ended
+        turn = json.loads(command)
+        self._steps, self._limit = turn["steps"], turn["seconds"]
+        self._synchronize()
         self._started = time.perf_counter()
 
-    def _synchronise(self) -> None:
+    def _synchronize(self) -> None:
         if self._on_gpu:
             torch.cuda.synchronize()
 
-    def _tell(self, turn: dict[str, Any]) -> None:
+    def _answer(self, turn: dict[str, Any]) -> None:
         more = {"peak_memory": peak_memory(self._on_gpu), "compile_seconds": compile_seconds()}
         self._answers.write(json.dumps(turn | more) + "\n")
         self._answers.flush()
 
 
 def peak_memory(on_gpu: bool) -> int:
-    """Bytes: the most that PyTorch had allocated on the GPU; on a CPU the largest resident size of this process."""
+    """In bytes: the most that PyTorch has allocated on the GPU; on a CPU the largest resident size of this process."""
     if on_gpu:
         return torch.cuda.max_memory_allocated()
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        # Not getrusage: its figure begins with the size that the parent had when it started this process.
+        # Not getrusage: its value begins with the size that the parent had when it started this process.
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
     except (OSError, IndexError):
         import resource
@@ -173,13 +176,13 @@ def peak_memory(on_gpu: bool) -> int:
 
 
 def compile_seconds() -> float:
-    """Seconds that torch.compile has taken in this process, by its own count."""
+    """Seconds in torch.compile in this process, by its own count."""
     utils = sys.modules.get("torch._dynamo.utils")
     return float(utils.calculate_time_spent()["total_wall_time"]) if utils is not None else 0.0
 
 
 def main(file: str, function: str) -> None:
-    # What libraries print must not come among the answers.
+    # What libraries print must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     commands = os.fdopen(os.dup(0), encoding="utf-8")
     os.dup2(2, 1)
@@ -188,7 +191,7 @@ def main(file: str, function: str) -> None:
     torch.set_num_threads(work.threads)
     try:
         function_of(function)(work, Turns(commands, answers, work.device))
-        reason = "it returned before it was ended"
+        reason = "it returned before it was stopped"
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}"

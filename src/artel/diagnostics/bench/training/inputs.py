@@ -1,4 +1,4 @@
-"""What all contestants train on: a model's first weights, and random tokens as a store and in order of training."""
+"""The inputs of all contestants: a model's first weights, and random tokens as a store and in training order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
+from artel.diagnostics.bench.training.artel_loop import run_of
 from artel.diagnostics.bench.training.contestant import Work
-from artel.diagnostics.bench.training.ours import run_of
 from artel.errors import InputError, Problem
 from artel.models import ModelRequest, build_model, check_model
 from artel.objectives import objective_of
@@ -22,24 +22,29 @@ from artel.tokens import Sample, StoreWriter, Tokenizer, TokenStore, load_tokeni
 
 AUTO_CLASSES = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
 
-# The small models that the figures of two CPU cores are about.
+# Small models, for two CPU cores.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "causal": {"model_type": "gpt2", "n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 16_384},
     "masked": {
-        "model_type": "roberta", "num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 6,
-        "intermediate_size": 1536, "vocab_size": 16_384, "type_vocab_size": 1,
+        "model_type": "roberta",
+        "num_hidden_layers": 6,
+        "hidden_size": 384,
+        "num_attention_heads": 6,
+        "intermediate_size": 1536,
+        "vocab_size": 16_384,
+        "type_vocab_size": 1,
     },
-}  # fmt: skip
-# Keys that say how a configuration was written and what weights were kept in, which are float32 here.
-_ASIDE = ("architectures", "transformers_version", "dtype", "torch_dtype")
+}
+# Keys about the library that wrote the configuration and the dtype of its weights, which are float32 here.
+_IGNORED = ("architectures", "transformers_version", "dtype", "torch_dtype")
 _SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
 _SEED = 0
-_PIECE = 1_000_000  # tokens written at a time
+_CHUNK = 1_000_000  # tokens written at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was made in the folder of a `Work`."""
+    """The model in the folder of a `Work`."""
 
     config: PreTrainedConfig
     parameters: int
@@ -47,18 +52,18 @@ class Made:
     """In the first global batch."""
 
 
-def read_model(given: str, objective: str) -> dict[str, Any]:
-    """The configuration that `--model` gives: a folder or file, or a mapping as YAML; the default where it is empty.
+def read_model(option: str, objective: str) -> dict[str, Any]:
+    """The configuration in `--model`: a folder, a file or a mapping as YAML; a small model where it is empty.
 
-    Dropout is 0 where it is not given. Raises InputError for what cannot be read or is no model for the objective.
+    Dropout is 0 unless it is set. Raises InputError for what cannot be read or is no model for the objective.
     """
-    values = _read(given) if given else dict(_DEFAULTS[objective])
+    values = _read(option) if option else dict(_DEFAULTS[objective])
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         fix = "write {model_type: gpt2, n_layer: 6}, or give a JSON or YAML file or a folder with config.json"
-        raise InputError.at("--model", f"{given!r} is no model's configuration: it has no model_type", fix)
-    values = {key: value for key, value in values.items() if key not in _ASIDE and not key.startswith("_")}
+        raise InputError.at("--model", f"{option!r} is no model's configuration: it has no model_type", fix)
+    values = {key: value for key, value in values.items() if key not in _IGNORED and not key.startswith("_")}
     known = _known(values["model_type"])
-    if _is_config_json(given):  # transformers passes over keys of its earlier versions there, and so does this
+    if _is_config_json(option):  # transformers ignores keys of its earlier versions there
         values = {key: value for key, value in values.items() if key in known or key == "model_type"}
     try:
         check_model(ModelConfig(config=values), AUTO_CLASSES[objective])
@@ -69,7 +74,7 @@ def read_model(given: str, objective: str) -> dict[str, Any]:
 
 
 def make(work: Work, model: dict[str, Any], steps: int) -> Made:
-    """Write into `work.folder`: model/, store/, inputs.npy and targets.npy for so many steps. Raises InputError."""
+    """Write model/, store/, inputs.npy and targets.npy for `steps` steps into `work.folder`. Raises InputError."""
     folder = Path(work.folder)
     vocabulary = int(model.get("vocab_size") or _known(model["model_type"]).get("vocab_size") or 16_384)
     made_up = _tokenizer(vocabulary, model.get("pad_token_id"))
@@ -87,25 +92,25 @@ def make(work: Work, model: dict[str, Any], steps: int) -> Made:
     return Made(built.model.config, built.num_parameters, targets)
 
 
-def _read(given: str) -> Any:
-    path = Path(given)
+def _read(option: str) -> Any:
+    path = Path(option)
     try:
         if path.is_dir():
             path = path / "config.json"
-        text = path.read_text(encoding="utf-8") if not given.lstrip().startswith("{") else given
+        text = path.read_text(encoding="utf-8") if not option.lstrip().startswith("{") else option
         return yaml.safe_load(text)  # JSON is YAML
     except (OSError, ValueError, yaml.YAMLError) as error:
         fix = "give a JSON or YAML file, a folder with config.json, or {model_type: gpt2, n_layer: 6}"
         reason = " ".join(str(error).split())[:200]
-        raise InputError.at("--model", f"{given!r} cannot be read: {reason}", fix) from None
+        raise InputError.at("--model", f"{option!r} cannot be read: {reason}", fix) from None
 
 
-def _is_config_json(given: str) -> bool:
-    return bool(given) and (Path(given).is_dir() or Path(given).name == "config.json")
+def _is_config_json(option: str) -> bool:
+    return bool(option) and (Path(option).is_dir() or Path(option).name == "config.json")
 
 
 def _known(model_type: str) -> dict[str, Any]:
-    """The keys of a model type and their defaults; none for one that transformers does not know."""
+    """The keys of a model type with their defaults; empty for one that transformers does not know."""
     if model_type not in CONFIG_MAPPING:
         return {}
     plain = CONFIG_MAPPING[model_type]()
@@ -113,7 +118,7 @@ def _known(model_type: str) -> dict[str, Any]:
 
 
 def _about_options(error: InputError) -> InputError:
-    """The same problems, of this command's options and not of a run file's keys."""
+    """The same problems, named by this command's options instead of a run file's keys."""
     return InputError(
         [
             Problem(
@@ -127,7 +132,7 @@ def _about_options(error: InputError) -> InputError:
 
 
 def _tokenizer(vocabulary: int, pad: int | None) -> PreTrainedTokenizerFast:
-    """A tokenizer of so many words t0, t1 … and the special tokens of encoders, padding where the model has it."""
+    """A tokenizer of the words t0, t1 … and the special tokens of encoders, with the model's padding id."""
     from tokenizers import Tokenizer as Backend
     from tokenizers.models import WordLevel
     from tokenizers.processors import TemplateProcessing
@@ -146,7 +151,7 @@ def _tokenizer(vocabulary: int, pad: int | None) -> PreTrainedTokenizerFast:
 
 
 def _write_store(work: Work, tokenizer: Tokenizer, steps: int) -> None:
-    """Random ids that are no special tokens: as many blocks as `steps` take."""
+    """A store of random ids, none of them a special token: the blocks of `steps` steps."""
     framed = tokenizer.frame().size if work.objective == "masked" else 0
     blocks = steps * work.batch
     tokens = blocks * (work.length - framed) + (work.objective == "causal")  # the token after the last block
@@ -154,8 +159,8 @@ def _write_store(work: Work, tokenizer: Tokenizer, steps: int) -> None:
     random = np.random.default_rng(_SEED)
     store = Path(work.folder) / "store"
     writer = StoreWriter(store, tokenizer.vocabulary)
-    for start in range(0, tokens, _PIECE):
-        ids = random.choice(ordinary, min(_PIECE, tokens - start))
+    for start in range(0, tokens, _CHUNK):
+        ids = random.choice(ordinary, min(_CHUNK, tokens - start))
         writer.add("train", [Sample(ids)], len(ids), f"random:{start}")
     about = {"key": "bench", "objective": work.objective, "tokenizer": tokenizer.fingerprint}
     writer.close(about | {"vocabulary": tokenizer.vocabulary})
@@ -163,7 +168,7 @@ def _write_store(work: Work, tokenizer: Tokenizer, steps: int) -> None:
 
 
 def _write_rows(work: Work, tokenizer: Tokenizer, steps: int) -> int:
-    """The global batches of the first `steps` as artel's own order and objective make them; targets in the first."""
+    """Write the global batches of `steps` steps in artel's order; the number of targets in the first one."""
     run = run_of(work)
     objective = objective_of(run, tokenizer)
     part = TokenStore(Path(work.folder) / "store").train

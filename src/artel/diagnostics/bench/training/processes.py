@@ -1,4 +1,4 @@
-"""The processes of the contestants: all there from the start, one at work at a time."""
+"""The processes of the contestants: all are started first, then one works at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAST_WORDS = 5  # lines
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a contestant did and took, from a device at rest to a device at rest."""
+    """Steps of a contestant, measured from an idle device to an idle device."""
 
     seconds: float
     losses: list[float]
@@ -28,25 +28,27 @@ class Turn:
     peak_memory: int
     """Bytes, since the process began."""
     compile_seconds: float
-    """Likewise."""
+    """Also since the process began."""
 
 
 class Failed(Exception):
-    """A contestant cannot go on; why, in its own words or the last of its process."""
+    """A contestant cannot continue; the reason, or the last lines of its process."""
 
 
 @dataclass(slots=True)
 class Contestant:
-    """One of them: its process, and what it has done so far."""
+    """One of them: its process and its turns so far."""
 
     name: str
     function: str
+    precision: str | None = None
+    """What it computes in, where that is not the precision of `Work`."""
     process: subprocess.Popen[str] | None = None
     errors: Path | None = None
     first_step_seconds: float | None = None
     """From the start of its process to the end of its first step."""
     first_compile_seconds: float | None = None
-    """Of these, what torch.compile took."""
+    """Of these, the seconds in torch.compile."""
     losses: list[float] = field(default_factory=list)
     """Of all steps, counted or not."""
     turns: list[Turn] = field(default_factory=list)
@@ -54,32 +56,38 @@ class Contestant:
     peak_memory: int = 0
     """Bytes, up to the end of its newest turn."""
     why: str = ""
-    """Why it takes part no more."""
+    """Why it was left out."""
 
     def start(self, folder: Path, environment: dict[str, str]) -> None:
         """Start its process and wait for the end of its first step. Raises Failed."""
         self.errors = folder / f"{len(list(folder.glob('*.errors')))}.errors"
-        # -P: no module that lies where the user stands takes the place of one that a library imports.
+        # -P: no module in the working folder takes the place of one that a library imports.
         command = [sys.executable, "-P", contestant.__file__, str(folder / "work.json"), self.function]
         started = time.monotonic()
         with self.errors.open("w", encoding="utf-8") as errors:
             self.process = subprocess.Popen(
-                command, env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=errors, text=True, encoding="utf-8", start_new_session=True,
-            )  # fmt: skip
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,
+            )
         first = self._answer()
         self.first_step_seconds = time.monotonic() - started
         self.first_compile_seconds = first.compile_seconds
 
     def take_turn(self, steps: int, seconds: float) -> Turn:
-        """So many steps, or fewer where `seconds` run out, but one at least. Raises Failed."""
+        """`steps` steps, or fewer where `seconds` run out, at least one. Raises Failed."""
         assert self.process is not None
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps({"steps": steps, "seconds": seconds}) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended, and has no answer
+            pass  # it has ended, and there is no answer
         return self._answer()
 
     def _answer(self) -> Turn:
@@ -100,11 +108,11 @@ class Contestant:
         return turn
 
     def is_slow(self, limit: float) -> bool:
-        """Whether a single step has taken longer than `limit` seconds; then it need not be measured again."""
+        """True where a single step took longer than `limit` seconds; one measurement of it is enough."""
         return any(len(turn.losses) == 1 and turn.seconds > limit for turn in self.turns)
 
     def end(self) -> None:
-        """Its process and all that it started are gone afterwards."""
+        """Kill its process and all that it started."""
         if self.process is not None and self.process.returncode is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -112,7 +120,7 @@ class Contestant:
 
 @contextmanager
 def ending(contestants: list[Contestant]) -> Iterator[None]:
-    """However the block is left, none of them goes on."""
+    """However the block ends, no contestant continues."""
     try:
         yield
     finally:
