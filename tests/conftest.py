@@ -1,6 +1,7 @@
 """Fixtures that several tests share."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -20,6 +21,12 @@ from support.runs import DEEPSPEED  # noqa: E402
 
 # A shell starts what runs in the background (`make test &`) with Ctrl-C ignored, and so would be all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported for all tests stays: without it a collection of garbage takes 0.03 s instead of 0.3."""
+    gc.collect()
+    gc.freeze()
 
 
 # By default an example that takes over 0.2 s fails, as on a busy machine any does.

@@ -1,13 +1,11 @@
 """Conversations as templates write them: exactly the assistants' turns are learned, and nothing else."""
 
-import json
-from pathlib import Path
-
 import pytest
 
-from artel.config import RunConfig, TokenizerTraining
+from artel.config import RunConfig, TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.objectives import Chat, Made
+from artel.preparing import prepare
 from artel.text import Conversation, Document, Dropped, Message, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
 from artel.tokens import train_tokenizer
@@ -228,9 +226,6 @@ def test_the_ledger_counts_what_was_done(shared_data, tmp_path):
     run = write_run(tmp_path / "run.yaml", objective="chat", tokenizer={"train": {"vocab": 600}},
                     data={"sources": [{"path": str(trees), "format": "chat"}],
                           "block": 300}, chat={"too_long": "split"})  # fmt: skip
-    done = artel("prepare", run, "--json")
-    assert done.returncode == 0, done.stderr
-    store = json.loads(done.stdout)["store"]
-    ledger = json.loads((Path(store) / "ledger.json").read_text(encoding="utf-8"))
+    ledger = prepare(load_run(str(run))).ledger()
     assert ledger["changed"]["split"] > 0
     assert ledger["documents"]["read"] == ledger["documents"]["kept"] + sum(ledger["documents"]["dropped"].values())

@@ -2,13 +2,15 @@
 
 import json
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from artel.config import TokenizerTraining
+from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
+from artel.preparing import prepare
 from artel.preparing.import_tokens import import_tokens, text_size
 from artel.preparing.token_files import open_token_files
 from artel.tokens import TokenStore, load_tokenizer, train_tokenizer
@@ -280,22 +282,24 @@ def test_other_files_that_are_none_are_refused(tokenizer, tmp_path):
     assert len(error.value.problems) == 2
 
 
-def test_a_run_trains_from_what_was_imported(tokenizer, tmp_path):
+@pytest.mark.usefixtures("in_tmp_path")
+def test_a_run_trains_from_what_was_imported(tokenizer):
     random = np.random.default_rng(0)
     documents = [np.append(random.integers(0, 300, 50), end_of(tokenizer)) for _ in range(100)]
-    np.concatenate(documents).astype("<u2").tofile(tmp_path / "tokens.bin")
-    imported = artel("data", "import", tmp_path / "tokens.bin", tmp_path / "store", "--tokenizer", tokenizer)
+    np.concatenate(documents).astype("<u2").tofile("tokens.bin")
+    imported = artel("data", "import", "tokens.bin", "store", "--tokenizer", tokenizer)
     assert imported.returncode == 0, imported.stderr
-    tree = {**TINY, "run": str(tmp_path / "run"), "data": {"from_store": str(tmp_path / "store"), "block": 32}}
+    tree = {**TINY, "data": {"from_store": "store", "block": 32}}
     del tree["tokenizer"]
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
-    trained = artel("train", tmp_path / "run.yaml")
+    Path("run.yaml").write_text(yaml.safe_dump(tree))
+    trained = artel("train", "run.yaml")
     assert trained.returncode == 0, trained.stderr
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 6
-    assert artel("train", tmp_path / "run.yaml").returncode == 0  # RUN/config.yaml says the same
-    masked = artel("prepare", tmp_path / "run.yaml", "objective=masked", "model.config={model_type: roberta}")
-    assert (masked.returncode, "data.from_store: " in masked.stderr) == (2, True)
-    sources = artel("prepare", tmp_path / "run.yaml", "data.sources=[{format: dummy}]")
-    assert "from_store is a finished store, and sources would change nothing" in sources.stderr
-    nothing = artel("prepare", tmp_path / "run.yaml", f"data.from_store={tmp_path}/none")
-    assert (nothing.returncode, "is not a token store" in nothing.stderr) == (2, True)
+    assert json.loads(Path("runs/run/result.json").read_text())["steps"] == 6
+    assert artel("train", "run.yaml").returncode == 0  # RUN/config.yaml says the same
+    for overrides, says in (
+        (["objective=masked", "model.config={model_type: roberta}"], "data.from_store: "),
+        (["data.sources=[{format: dummy}]"], "from_store is a finished store, and sources would change nothing"),
+        (["data.from_store=none"], "none is not a token store"),
+    ):
+        with pytest.raises(InputError, match=says):
+            prepare(load_run("run.yaml", overrides))

@@ -7,8 +7,6 @@ import math
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -32,8 +30,9 @@ from artel.training.memory.micro_batch import (
     longest_sample,
     sizes_to_try,
 )
+from support.forks import call_forked
 from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
-from support.runs import ENVIRONMENT, write_run
+from support.runs import write_run
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MODES = ("none", "selective", "full")
@@ -58,17 +57,14 @@ class Memory:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def find(attempt, most, modes=MODES, key=None, run=None, **more):
+def find(attempt, most, modes=MODES, key=None, run=None, device=CPU, **more):
     """Of a run that is new, unless its folder is given."""
     run = run or Path(os.environ["ARTEL_CACHE"], f"run-{next(RUNS)}")
-    return find_micro_batch(attempt, most, modes, row_tokens=1, device=CPU, key=key or {}, run=run, **more)
+    return find_micro_batch(attempt, most, modes, row_tokens=1, device=device, key=key or {}, run=run, **more)
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """Its rule, with 8 tokens for 8,192, on a device that is there."""
-    monkeypatch.setitem(micro_batch._ENOUGH_TOKENS, "cpu", 8)
-    monkeypatch.setattr(micro_batch._Trials, "_within_host_memory", lambda self, sizes, mode: sizes)
+# The rule of a GPU, with 8 tokens for 8,192, on a device whose memory nobody counts.
+AS_ON_A_GPU = {"device": torch.device("meta"), "enough_tokens": 8}
 
 
 @pytest.mark.parametrize(
@@ -86,10 +82,9 @@ def as_on_a_gpu(monkeypatch):
         (8 * 4, 7, MicroBatchPlan(7, "selective")),
     ],
 )
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_the_largest_that_fits_in_the_first_mode_that_is_enough(limit, most, expected):
     attempt = Memory(limit)
-    assert find(attempt, most) == expected
+    assert find(attempt, most, **AS_ON_A_GPU) == expected
     assert len(set(attempt.tried)) == len(attempt.tried)  # nothing is tried twice
     assert len(attempt.tried) <= len(MODES) * (1 + math.ceil(math.log2(len(sizes_to_try(most, 1, CPU)) + 1)))
 
@@ -180,21 +175,18 @@ class Peer:
         return mine
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_does_not_fit_one_process_is_too_large_for_all():
     peer = Peer(8 * 16)
-    assert find(peer.watch(Memory(1000)), 64, agree=peer) == MicroBatchPlan(16, "none")
+    assert find(peer.watch(Memory(1000)), 64, agree=peer, **AS_ON_A_GPU) == MicroBatchPlan(16, "none")
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_only_one_process_remembers_is_tried_anew():
-    find(Memory(1000), 64)
+    find(Memory(1000), 64, **AS_ON_A_GPU)
     attempt, peer = Memory(1000), Peer(8 * 16)
-    assert find(peer.watch(attempt), 64, agree=peer) == MicroBatchPlan(16, "none")
+    assert find(peer.watch(attempt), 64, agree=peer, **AS_ON_A_GPU) == MicroBatchPlan(16, "none")
     assert attempt.tried
 
 
-@pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_mode_that_a_model_cannot_do_is_passed_over():
     def attempt(rows, how):
         if how == "selective":
@@ -202,7 +194,7 @@ def test_a_mode_that_a_model_cannot_do_is_passed_over():
         if rows > (16 if how == "full" else 4):
             raise torch.OutOfMemoryError
 
-    assert find(attempt, 64) == MicroBatchPlan(16, "full")
+    assert find(attempt, 64, **AS_ON_A_GPU) == MicroBatchPlan(16, "full")
     with pytest.raises(NotSelective):
         find(attempt, 64, ("selective",), key={"other": 1})
 
@@ -304,7 +296,7 @@ def test_of_samples_that_stand_alone_the_one_with_the_largest_batch_counts(tmp_p
 
 
 def train_with_little_memory():
-    """In a process of its own, with 400 MiB of address space left; prints what came out as JSON."""
+    """In a process of its own, with 400 MiB of address space left; what came out."""
     torch.manual_seed(0)
     sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 2**14, "n_positions": 64}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
@@ -346,16 +338,12 @@ def train_with_little_memory():
         attempt(2 * found.size, found.recompute)
     except RuntimeError as error:
         told["larger"] = str(error)
-    print(json.dumps(told))
+    return told
 
 
 def test_memory_that_really_runs_out(cache):
     """What is found trains, with its optimizer; twice as much does not; it is remembered, and nothing stays behind."""
-    run = [sys.executable, "-c", "import test_micro_batch; test_micro_batch.train_with_little_memory()"]
-    environment = {**ENVIRONMENT, "ARTEL_CACHE": str(cache), "RUN_FOLDER": str(cache / "run"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(run, capture_output=True, text=True, timeout=200, env=environment, cwd=Path(__file__).parent)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = call_forked(train_with_little_memory, ARTEL_CACHE=str(cache), RUN_FOLDER=str(cache / "run"))
     assert 1 < found["size"] < 64 == max(found["tried"])
     assert found["recompute"] == "none"
     assert "can't allocate memory" in found["larger"]

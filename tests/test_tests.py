@@ -130,7 +130,6 @@ TO_DO = {
     "ranks.py",
     "test_bench.py",
     "test_hangs.py",
-    "test_micro_batch.py",
     "test_parts.py",
     "test_speed.py",
     "test_two_hosts_faults.py",

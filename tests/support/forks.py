@@ -4,19 +4,23 @@ multiprocessing's forkserver imports torch, transformers and artel's rooms and f
 the module `artel` is run as `python -m artel` runs it. Importing takes four to eight seconds of a processor, more than
 most commands in tests.
 
-Variables that are read while modules are imported must be those of the tests: helpers.artel starts a process of its own
+Variables that are read while modules are imported must be those of the tests: runs.artel starts a process of its own
 for whoever sets others.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
@@ -25,11 +29,15 @@ _FORKS.set_forkserver_preload(
 )  # fmt: skip
 
 
-def run_forked(arguments: list[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+def run_forked(
+    arguments: list[str], environment: dict[str, str], seconds: float, cwd: Path | None = None, input: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run `python -m artel ARGUMENTS` in a fork and wait: what subprocess.run gives and raises, output as text."""
     with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder) / "out", Path(folder) / "err"
-        process = _FORKS.Process(target=_run, args=(arguments, str(Path.cwd()), environment, out, err))
+        streams = [Path(folder) / name for name in ("in", "out", "err")]
+        streams[0].write_text(input, errors="surrogateescape")
+        _, out, err = streams
+        process = _FORKS.Process(target=_run, args=(arguments, str(cwd or Path.cwd()), environment, streams))
         process.start()
         process.join(seconds)
         if process.exitcode is None:
@@ -39,14 +47,35 @@ def run_forked(arguments: list[str], environment: dict[str, str], seconds: float
         return subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
 
 
-def _run(arguments: list[str], folder: str, environment: dict[str, str], out: Path, err: Path) -> None:
+def call_forked(function: Callable[[], Any], **environment: str) -> Any:
+    """What `function` of a module returns in a fork with one thread, where these variables are set."""
+    results = _FORKS.SimpleQueue()
+    process = _FORKS.Process(target=_call, args=(function, environment, results))
+    process.start()
+    value = results.get() if wait([process.sentinel, results._reader]) and results._reader.poll() else None
+    process.join()
+    assert process.exitcode == 0, f"{function.__name__} ended with status {process.exitcode}"
+    return value
+
+
+def _call(function: Callable[[], Any], environment: dict[str, str], results: Any) -> None:
+    import torch
+
+    gc.freeze()
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    results.put(function())
+
+
+def _run(arguments: list[str], folder: str, environment: dict[str, str], streams: list[Path]) -> None:
+    gc.freeze()  # what was imported is not looked through, and its memory stays shared
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, out, os.O_CREAT | os.O_WRONLY),
-                                (2, err, os.O_CREAT | os.O_WRONLY)):  # fmt: skip
-        file = os.open(path, flags, 0o600)
+    for number, path in enumerate(streams):
+        file = os.open(path, os.O_CREAT | os.O_WRONLY if number else os.O_RDONLY, 0o600)
         os.dup2(file, number)
         os.close(file)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.argv = ["artel", *arguments]
     runpy.run_module("artel", run_name="__main__", alter_sys=True)

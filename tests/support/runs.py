@@ -54,18 +54,25 @@ def write_run(path: Path, **changes) -> Path:
     return path
 
 
-def artel(*arguments: str, timeout: float = LIMIT, env: dict | None = None, **more) -> subprocess.CompletedProcess:
+# What artel reads while it works. Other variables may be read while modules are imported.
+READ_LATE = {"ARTEL_CACHE", "LLAMA_CPP", "RANK", "WORLD_SIZE"}
+
+
+def artel(
+    *arguments: str, timeout: float = LIMIT, env: dict | None = None, cwd: Path | None = None, input: str = ""
+) -> subprocess.CompletedProcess:
     """Run the command and wait; its output is captured as text.
 
-    A verb that imports torch is forked off a process that has imported it (forks.py), unless variables are set for it,
-    which its imports may read, or subprocess.run is told more.
+    It is forked off a process that has imported what it needs (forks.py). It gets a process of its own where variables
+    are set that its imports may read, or where it measures itself.
     """
-    imports_torch = arguments[0] in ("train", "evaluate", "generate", "export", "launch")
-    if (imports_torch or arguments[:2] == ("config", "check")) and not env and not more:
-        return run_forked(list(map(str, arguments)), ENVIRONMENT, timeout)
-    command = [sys.executable, "-m", "artel", *map(str, arguments)]
     environment = {**ENVIRONMENT, **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, **more)
+    if {*(env or {})} <= READ_LATE and arguments[0] not in ("bench", "doctor"):
+        return run_forked(list(map(str, arguments)), environment, timeout, cwd, input)
+    return subprocess.run(
+        [sys.executable, "-m", "artel", *map(str, arguments)],
+        capture_output=True, text=True, timeout=timeout, env=environment, cwd=cwd, input=input,
+    )  # fmt: skip
 
 
 @contextmanager

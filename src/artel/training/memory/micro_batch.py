@@ -102,16 +102,17 @@ def find_micro_batch(
     reserve: int = 0,
     exactly: bool = False,
     agree: Callable[[int], int] = lambda number: number,
+    enough_tokens: int | None = None,
 ) -> MicroBatchPlan:
     """The largest micro-batch that fits, with the first of `modes` that is enough for it.
 
     `most` is this process's share of a global batch, in rows of `row_tokens` tokens; with `exactly` only that size
-    will do. Of `modes` (some of none, selective, full, in this order) one is enough when 8,192 tokens or the whole
-    share fit, on a CPU when a row fits; of the last, what fits is taken. `reserve` counts the bytes that the optimizer
-    is going to take and has not yet. `key` holds all that the answer depends on: an answer that was found before is
-    used without trying, one in the folder `run` before one of the cache, so that a run goes on bit for bit as it began
-    whatever became of the cache. `agree` gives the smallest of all processes' numbers: they try the same sizes one
-    after another, and what does not fit one of them is too large for all.
+    will do. Of `modes` (some of none, selective, full, in this order) one is enough when `enough_tokens` or the whole
+    share fit: by default 8,192, on a CPU a row; of the last, what fits is taken. `reserve` counts the bytes that the
+    optimizer is going to take and has not yet. `key` holds all that the answer depends on: an answer that was found
+    before is used without trying, one in the folder `run` before one of the cache, so that a run goes on bit for bit as
+    it began whatever became of the cache. `agree` gives the smallest of all processes' numbers: they try the same sizes
+    one after another, and what does not fit one of them is too large for all.
 
     Raises InputError when not even a row fits. What else `attempt` raises goes through.
     """
@@ -125,7 +126,8 @@ def find_micro_batch(
         return known
     sizes = [most] if exactly else sizes_to_try(most, row_tokens, device)
     trials = _Trials(attempt, device, reserve, agree)
-    found = trials.search(sizes, modes, -(-_ENOUGH_TOKENS.get(device.type, 1) // row_tokens))
+    enough_tokens = enough_tokens or _ENOUGH_TOKENS.get(device.type, 1)
+    found = trials.search(sizes, modes, -(-enough_tokens // row_tokens))
     if found is None:
         raise _nothing_fits(modes, row_tokens, sizes[0])
     _remember(files, found, key)
