@@ -62,6 +62,34 @@ def _is_same(known: Any, entry: Any) -> bool:
     return names[0] == names[1] and None not in names[0]
 
 
+FORMATS = Registry(
+    "data.sources.format",
+    {
+        "auto": "artel.text.formats.auto:AUTO",
+        "text": "artel.text.formats.text:TEXT",
+        "html": "artel.text.formats.html:HTML",
+        "jsonl": "artel.text.formats.jsonl:JSONL",
+        "parquet": "artel.text.formats.parquet:PARQUET",
+        "csv": "artel.text.formats.table:CSV",
+        "warc": "artel.text.formats.warc:WARC",
+        "pairs": "artel.text.formats.pairs:PAIRS",
+        "nq": "artel.text.formats.questions:NQ",
+        "squad": "artel.text.formats.questions:SQUAD",
+        "chat": "artel.text.formats.chat:CHAT",
+        "preference": "artel.text.formats.chat:PREFERENCE",
+        "dummy": "artel.text.formats.dummy:DUMMY",
+    },
+)
+OBJECTIVES = Registry(
+    "objective",
+    {
+        "causal": "artel.objectives.causal:Causal",
+        "masked": "artel.objectives.masked:Masked",
+        "span_qa": "artel.objectives.span_qa:SpanQA",
+        "chat": "artel.objectives.chat:Chat",
+        "preference": "artel.objectives.preference:PreferenceOptimization",
+    },
+)
 OPTIMIZERS = Registry(
     "train.optimizer",
     {

@@ -13,8 +13,7 @@ from artel.cli.streams import show
 
 if TYPE_CHECKING:
     from artel.inference import Opened
-    from artel.models import Sampling
-    from artel.objectives import SpanQA
+    from artel.objectives import Reply
 
 
 def generate(
@@ -44,46 +43,30 @@ def generate(
     from artel.errors import InputError
     from artel.inference import open_model, open_untrained
     from artel.models import Sampling
-    from artel.objectives import Masked, SpanQA
 
     if overrides and not untrained:
         raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
     text = _given("--prompt", prompt)
     opened = open_untrained(load_run(name, overrides or []), tell) if untrained else open_model(name)
-    if isinstance(opened.objective, SpanQA):
-        _answer(opened, opened.objective, text, _read(context), as_json)
-    elif isinstance(opened.objective, Masked):
-        _fill(opened, text, as_json)
-    else:
-        _write(opened, text, Sampling(max_new_tokens, temperature, top_k, top_p, seed), as_json)
+    context_text = _read(context) if opened.objective.needs_context else ""
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
+    _show(opened, text, opened.objective.reply(opened.model, text, context_text, sampling), as_json)
 
 
-def _write(opened: Opened, text: str, sampling: Sampling, as_json: bool) -> None:
+def _show(opened: Opened, prompt: str, reply: Reply, as_json: bool) -> None:
     written = []
-    goes_on = opened.objective.continues
-    if not as_json and goes_on:
-        show(text, end="")
-    for piece in opened.objective.show(opened.model, text, sampling):
+    if not as_json and opened.objective.continues:
+        show(prompt, end="")
+    for piece in reply.pieces:
         written.append(piece)
         if not as_json:
             show(piece, end="")
     if as_json:
-        print_json({"prompt": text, "text": "".join(written)})
-    else:
-        show("")
-
-
-def _fill(opened: Opened, text: str, as_json: bool) -> None:
-    from artel.objectives import fill_masks
-
-    filled = fill_masks(opened.model, opened.tokenizer, text)
-    if as_json:
-        masks = [[{"token": token, "probability": share} for token, share in mask] for mask in filled.candidates]
-        print_json({"prompt": text, "text": filled.text, "masks": masks})
+        print_json(reply.to_json or {"prompt": prompt, "text": "".join(written)})
         return
-    show(filled.text)
-    for mask in filled.candidates:
-        tell("  ".join(f"{token.strip()} {share:.3f}" for token, share in mask))
+    show("")
+    for note in reply.notes:
+        tell(note)
 
 
 def _given(flag: str, value: str) -> str:
@@ -113,17 +96,3 @@ def _read(text_or_file: str) -> str:
         raise InputError.at("--context", what, "save it as UTF-8") from None
     except (OSError, ValueError):  # no such file, or a name that no file can have: it is the text itself
         return _given("--context", text_or_file)
-
-
-def _answer(opened: Opened, objective: SpanQA, question: str, context: str, as_json: bool) -> None:
-    from artel.objectives.answers import CLASSES
-
-    found = objective.answer(opened.model, question, context)
-    if as_json:
-        classes = dict(zip(CLASSES, found.classes.tolist(), strict=True)) if objective.heads else None
-        print_json({"question": question, "answer": found.text, "start": found.start, "end": found.end,
-                    "score": found.score, "class": found.answer_class, "classes": classes})  # fmt: skip
-        return
-    show(found.text or "(no answer)")
-    if objective.heads:
-        tell(f"class: {found.answer_class}")

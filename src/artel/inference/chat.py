@@ -84,7 +84,7 @@ class Talk:
 
     def __init__(self, opened: Opened, settings: TalkSettings, system: str, tell: Tell) -> None:
         """Raises InputError for a model that does not continue text, and for a wrong template."""
-        if opened.objective.encoder or opened.objective.auto_class != "AutoModelForCausalLM":
+        if not opened.objective.generates:
             what = f"it is a model for {opened.objective.run.objective}, which answers in no words of its own"
             raise InputError.at(opened.name, what, "give a causal model; this one works with artel generate")
         self.settings = settings

@@ -13,10 +13,10 @@ from artel.errors import InputError
 from artel.inference.open import Opened, open_untrained
 from artel.models import check_positions, pick_precision, position_limit
 from artel.models.quantization import compute_in
-from artel.objectives import SpanQA, objective_of
-from artel.objectives.answers import nq_predictions, squad_predictions
+from artel.objectives import objective_of, objective_type
 from artel.parallel import DataParallel, World
 from artel.preparing import prepare
+from artel.registry import FORMATS
 from artel.training.evaluation import News, Validation, micro_batch_size
 from artel.training.reference_log_probs import judged_before
 
@@ -80,14 +80,10 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], world: Worl
     started = time.monotonic()
     size, news = micro_batch_size(run, world), News(tell, f"evaluating {opened.name}:")
     figures, outputs = validation.judge(strategy, size, run.validate_.blocks, news)
-    predictions = None
-    if isinstance(objective, SpanQA):
-        official = nq_predictions if any(source.format == "nq" for source in run.data.sources) else squad_predictions
-        predictions = official(objective.predictions(outputs, store.validation))
     part = store.validation
     return Judged(
         opened.name, run.objective, figures, len(outputs), part.documents, part.tokens, time.monotonic() - started,
-        predictions,
+        objective.predictions_file(outputs, part),
     )  # fmt: skip
 
 
@@ -121,11 +117,14 @@ def _judged_run(opened: Opened, data: str | None, overrides: list[str]) -> RunCo
 def _source_like(base: RunConfig, path: str) -> SourceConfig:
     """Read as the run's own first source is; without one, by suffix and what the model can do."""
     first = base.data.sources[0] if base.data.sources else None
-    if first is not None and first.format != "dummy":
+    if first is not None and FORMATS[first.format].has_files:
         return first.model_copy(update={"path": [path], "name": "", "format": first.format})
-    if base.objective != "span_qa":
+    learned = set(objective_type(base).learns_from)
+    if "text" in learned:
         return SourceConfig(path=[path])
-    return SourceConfig(path=[path], format="squad" if path.endswith(".json") else "nq")
+    fitting = [name for name in FORMATS.names if learned & set(FORMATS[name].yields) and FORMATS[name].has_files]
+    by_suffix = [name for name in fitting if path.endswith(FORMATS[name].suffixes)]
+    return SourceConfig(path=[path], format=(by_suffix or fitting)[0])
 
 
 def _block(opened: Opened) -> int:

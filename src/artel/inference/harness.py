@@ -18,7 +18,7 @@ def run_tasks(opened: Opened, tasks: list[str], folder: str | None, limit: int |
     """
     if find_spec("lm_eval") is None:
         raise missing_extra("lm_eval", "tasks", "--tasks")
-    if opened.objective.auto_class != "AutoModelForCausalLM":
+    if not opened.objective.generates:
         raise InputError.at(
             "--tasks",
             f"{opened.name} is no causal model, which the harness needs",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from transformers import PreTrainedModel
 
@@ -17,6 +16,7 @@ from artel.models.loading.model_folder import is_in_hub_cache
 from artel.models.quantization import compute_in
 from artel.objectives import Objective, objective_of
 from artel.preparing import Prepared, prepare
+from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.training import RunFolder
 from artel.training.checkpoint.format import load_weights
@@ -123,10 +123,9 @@ def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer
     return objective_of(run or RunConfig(objective=_purpose(folder if adapter is None else adapter.base)), tokenizer)
 
 
-def _purpose(folder: str) -> Literal["causal", "masked", "span_qa"]:
-    """The objective whose head a model folder has, by the class that wrote it."""
+def _purpose(folder: str) -> str:
+    """The objective whose head a model folder has, by the class that wrote it; a causal one where none is known."""
     config, _ = read_config(folder)
     written_by = (config.architectures or [""])[0]
-    if written_by.endswith("ForMaskedLM"):
-        return "masked"
-    return "span_qa" if written_by.endswith("ForQuestionAnswering") else "causal"
+    heads = {name: OBJECTIVES[name].auto_class.removeprefix("AutoModel") for name in OBJECTIVES.names}
+    return next((name for name, head in heads.items() if written_by.endswith(head)), OBJECTIVES.names[0])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from artel.config import RunConfig
 from artel.objectives.base import Batch, Made, Objective
+from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,13 +39,8 @@ def __getattr__(name: str) -> Any:
 
 
 def objective_type(run: RunConfig) -> type[Objective]:
-    """The objective that a run names; a masked model on pairs restores what they lack."""
-    if run.objective == "masked" and any(source.yields == "pairs" for source in run.data.sources):
-        name = "InsertionTagging"
-    else:
-        name = {"causal": "Causal", "masked": "Masked", "span_qa": "SpanQA", "chat": "Chat",
-                "preference": "PreferenceOptimization"}[run.objective]  # fmt: skip
-    kind: type[Objective] = __getattr__(name)
+    """The objective that a run names."""
+    kind: type[Objective] = OBJECTIVES[run.objective].for_run(run)
     return kind
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -62,11 +62,33 @@ class Reading:
     """Which of several that a sample has: chosen, rejected."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model makes of a prompt."""
+
+    pieces: Iterable[str]
+    """The text, as it is written."""
+    notes: tuple[str, ...] = ()
+    """Lines for people, after the text."""
+    to_json: dict[str, Any] | None = None
+    """What --json prints; the prompt and the text where this is None."""
+
+
 class Objective(ABC):
-    """One small file each; the loop, the store and the layouts know nothing of it."""
+    """What is learned, one file each. All others know an objective by what it declares here, never by its name."""
 
     auto_class: ClassVar[str]
     """The transformers class whose head fits (`AutoModelForCausalLM`)."""
+    learns_from: ClassVar[tuple[str, ...]]
+    """Kinds of records that it takes, as formats declare them: text, pairs, questions, conversations, preferences."""
+    section: ClassVar[str] = ""
+    """Its own section of the run file; empty where it has none."""
+    generates: ClassVar[bool] = False
+    """Whether its models write text token by token: `artel chat` and the harness take no others."""
+    is_per_token: ClassVar[bool] = False
+    """Whether the loss is a sum over single tokens, so that processes may share a sequence (parallel.context)."""
+    needs_context: ClassVar[bool] = False
+    """Whether a prompt is a question about a text (`artel generate --context`)."""
     continues: ClassVar[bool] = True
     """Whether what a model shows goes on where the prompt ends; else it is an answer."""
     encoder: ClassVar[bool] = False
@@ -81,6 +103,33 @@ class Objective(ABC):
     """Names of the numbers that `judge` finds for each sample."""
     better: ClassVar[dict[str, Better]]
     """The figures, and which way each improves."""
+
+    @classmethod
+    def for_run(cls, run: RunConfig) -> type[Objective]:
+        """The class that a run with this objective uses."""
+        return cls
+
+    @classmethod
+    def settings(cls, run: RunConfig) -> dict[str, Any] | None:
+        """Its own section of the run file as plain values."""
+        return getattr(run, cls.section).model_dump(mode="json") if cls.section else None
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        """What of the run file shapes its samples, beside sources, tokenizer and seed: a part of the store's key.
+
+        All of its settings and the length of a block, unless an objective knows which of them do not matter. A block
+        of text is cut when it is read.
+        """
+        return [None if cls.packs_text else run.data.block, cls.settings(run)]
+
+    @classmethod
+    def small_run(cls, block: int) -> dict[str, Any]:
+        """Keys of a run that learns this from made-up records in `block` tokens: `artel doctor` tries it on processes.
+
+        Plain text stands in where records of its kind cannot be made up.
+        """
+        return {"data": {"sources": [{"format": "dummy", "documents": 300}]}}
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         """Raises InputError when run and tokenizer do not go together."""
@@ -174,6 +223,14 @@ class Objective(ABC):
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """What the totals and the outputs (samples, len(outputs)) of a part say, by name; `loss` is a mean."""
 
+    def predictions_file(self, outputs: np.ndarray, part: StorePart) -> Any:
+        """The official file of predictions of a data set, as plain values; None where there is none."""
+        return None
+
     @abstractmethod
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         """What the model makes of a prompt, in pieces as they are written."""
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        """What `artel generate` prints; `context` is empty unless the objective `needs_context`."""
+        return Reply(self.show(model, prompt, sampling))

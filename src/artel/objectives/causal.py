@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 class Causal(Texts):
     auto_class = "AutoModelForCausalLM"
+    learns_from = ("text",)
+    generates = True
     causal = True
     sums = BALANCED_SUMS
     better: ClassVar[dict[str, Better]] = {

@@ -7,7 +7,7 @@ what the model reads in training is token for token what it is given when it ans
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Turns, Unfit
 from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_figures
+from artel.storage import own_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Rows, Sample, StorePart, Tokenizer, WholeSamples
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 class Chat(Objective):
     auto_class = "AutoModelForCausalLM"
+    learns_from = ("conversations",)
+    section = "chat"
+    generates = True
+    is_per_token = True
     continues = False
     sums = BALANCED_SUMS
     better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
@@ -47,6 +52,10 @@ class Chat(Objective):
     @classmethod
     def special_tokens(cls, run: RunConfig) -> list[str]:
         return list(CHATML_TOKENS) if run.chat.template in ("auto", "chatml") else []
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        return [run.data.block, cls.settings(run), template_file(run)]
 
     def command(self, run: str) -> str:
         return f"artel chat {run}"
@@ -156,6 +165,12 @@ def template_problems(run: RunConfig) -> list[Problem]:
     except InputError as error:
         return list(error.problems)
     return []
+
+
+def template_file(run: RunConfig) -> list[int]:
+    """Size and time of change of a template's own file; empty where there is none."""
+    file = own_path(run.chat.template, "chat.template")
+    return [file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else []
 
 
 class ConversationWriter:

@@ -8,26 +8,33 @@ is missing and what. The store holds the output's tokens, flagged by what each i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel
 
 from artel.config import RunConfig
-from artel.models import IGNORED, Sampling
-from artel.models.loss import model_losses
+from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.per_token import SUMS, token_figures
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Encoded, Rows, Sample, StorePart, Tokenizer, WholeSamples
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from artel.models import Sampling
+
 _TOKEN, _PUT_IN, _RULE = 1, 2, 4  # flags: of the input, put in after it, and an input token with a comma by rule
 
 
 class InsertionTagging(Objective):
+    """`masked` on pairs."""
+
     auto_class = "AutoModelForMaskedLM"
+    learns_from = ("pairs",)
+    is_per_token = True
     continues = False
     encoder = True
     sums = (*SUMS, "missing", "guessed", "found", "by_rule", "found_by_rule")
@@ -40,6 +47,10 @@ class InsertionTagging(Objective):
         super().__init__(run, tokenizer)
         self._frame = tokenizer.frame()
         self._single: dict[str, int | None] = {}
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        return [run.data.block]
 
     def command(self, run: str) -> str:
         return f'artel generate {run} --prompt "He said that he would come but he did not"'
@@ -97,6 +108,8 @@ class InsertionTagging(Objective):
         return WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
+        import torch
+
         assert rows.flags is not None
         ids = np.full_like(rows.ids, self.tokenizer.pad_id)
         targets = np.full_like(ids, IGNORED)
@@ -127,6 +140,10 @@ class InsertionTagging(Objective):
         return [Reading(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        import torch
+
+        from artel.models.loss import model_losses
+
         ids, targets, by_rule = (batch.tensors[name] for name in ("input_ids", "targets", "by_rule"))
         loss, guesses = model_losses(
             model, {"input_ids": ids, "attention_mask": batch.tensors["attention_mask"]}, targets
@@ -149,6 +166,9 @@ class InsertionTagging(Objective):
 
     def restore(self, model: PreTrainedModel, text: str) -> str:
         """The text with what the model finds missing put in."""
+
+        import torch
+
         encoded = next(self.tokenizer.encode_with_places([text]))
         ids = torch.tensor([[*self._frame.before, *encoded.ids.tolist(), *self._frame.after]], device=model.device)
         was_training = model.training

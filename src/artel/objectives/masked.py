@@ -8,7 +8,7 @@ Which tokens are hidden is a function of (seed, epoch, sample): new in each epoc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import xxhash
@@ -16,7 +16,7 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, Reading
+from artel.objectives.base import Batch, Better, Objective, Reading, Reply
 from artel.objectives.per_token import SUMS, target_tensors, token_figures, token_sums
 from artel.objectives.texts import Texts, document_tensors, inputs_of
 from artel.tokens import Rows, StorePart, TokenBlocks, Tokenizer
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 class Masked(Texts):
     auto_class = "AutoModelForMaskedLM"
+    learns_from = ("text", "pairs")
+    section = "masked"
     causal = False
     continues = False
     encoder = True
@@ -46,6 +48,17 @@ class Masked(Texts):
         self._ordinary = np.flatnonzero(~self._special)
         self._word_starts = tokenizer.word_starts() if run.masked.whole_words else None
         self._commonest: dict[StorePart, float] = {}
+
+    @classmethod
+    def for_run(cls, run: RunConfig) -> type[Objective]:
+        """A masked model on pairs restores what their inputs lack."""
+        from artel.objectives.insertion_tagging import InsertionTagging
+
+        return InsertionTagging if any(source.yields == "pairs" for source in run.data.sources) else cls
+
+    @classmethod
+    def small_run(cls, block: int) -> dict[str, Any]:
+        return {"objective": "masked", **super().small_run(block)}
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
@@ -138,3 +151,11 @@ class Masked(Texts):
         from artel.objectives.fill_mask import fill_masks
 
         yield fill_masks(model, self.tokenizer, prompt).text
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        from artel.objectives.fill_mask import fill_masks
+
+        filled = fill_masks(model, self.tokenizer, prompt)
+        notes = ("  ".join(f"{token.strip()} {share:.3f}" for token, share in mask) for mask in filled.candidates)
+        masks = [[{"token": token, "probability": share} for token, share in mask] for mask in filled.candidates]
+        return Reply([filled.text], tuple(notes), {"prompt": prompt, "text": filled.text, "masks": masks})

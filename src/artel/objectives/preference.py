@@ -12,22 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import Problem
-from artel.models import IGNORED, Sampling
+from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Unfit
 from artel.objectives.base import Batch, Better, Made, Objective, Reading
-from artel.objectives.chat import Chat, ConversationWriter, template_problems
+from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
 from artel.objectives.per_token import predicted
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, StorePart, Tokenizer, WholeSamples
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from artel.models import Sampling
 
 _BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
 _CHOSEN, _REJECTED, _OTHER = 0, 1, 2
@@ -36,6 +39,9 @@ _ROUND = 16
 
 class PreferenceOptimization(Objective):
     auto_class = "AutoModelForCausalLM"
+    learns_from = ("preferences",)
+    section = "preference"
+    generates = True
     continues = False
     sums = ("loss", "targets", "pairs", "right", "chosen", "chosen_reward", "rejected", "rejected_reward")
     outputs = ("chosen_logp", "rejected_logp", "other_logp")
@@ -53,7 +59,7 @@ class PreferenceOptimization(Objective):
         self.needs_reference = run.preference.loss in ("dpo", "ipo", "kto")
         self.needs_global_statistics = run.preference.loss == "kto"
         self._reference: dict[bool, torch.Tensor] = {}
-        self._kl = torch.zeros(())
+        self._kl = 0.0
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
@@ -65,6 +71,10 @@ class PreferenceOptimization(Objective):
     @classmethod
     def special_tokens(cls, run: RunConfig) -> list[str]:
         return Chat.special_tokens(run)
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        return [run.data.block, run.chat.template, run.preference.loss == "kto", template_file(run)]
 
     def command(self, run: str) -> str:
         return self._chat.command(run)
@@ -103,6 +113,9 @@ class PreferenceOptimization(Objective):
 
         `reference` (rows, 3) are the log-probabilities before training, where they are known.
         """
+
+        import torch
+
         assert rows.flags is not None
         answers = []
         for row, lengths in enumerate(rows.numbers):
@@ -144,10 +157,16 @@ class PreferenceOptimization(Objective):
 
     def remember(self, outputs: np.ndarray, *, judged: bool) -> None:
         """The log-probabilities (samples, 3) that the model before training gave a part's answers."""
+
+        import torch
+
         self._reference[judged] = torch.from_numpy(outputs).float()
 
     def batch_statistics(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """(2,): sum over the rows of log(policy / reference) of another's answer, and their count."""
+
+        import torch
+
         there = batch.tensors["there"][:, _OTHER]
         logps = self._logps(model, batch, only=_OTHER)[0]
         ratios = (logps - batch.tensors["reference"][:, _OTHER])[there]
@@ -155,7 +174,7 @@ class PreferenceOptimization(Objective):
 
     def set_global_statistics(self, totals: list[float]) -> None:
         """KTO's reference point: how far the model has moved, never below 0 (Ethayarajh et al. 2024, section 4.1)."""
-        self._kl = torch.tensor(max(0.0, totals[0] / max(1.0, totals[1])))
+        self._kl = max(0.0, totals[0] / max(1.0, totals[1]))
 
     # The loss
 
@@ -163,6 +182,9 @@ class PreferenceOptimization(Objective):
         self, model: PreTrainedModel, batch: Batch, only: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums of the log-probabilities of the answers' tokens and their counts, (rows, sides) each, or (rows,)."""
+
+        import torch.nn.functional as F
+
         sides = batch.tensors["there"].shape[1]
         ids, targets = batch.tensors["input_ids"], batch.tensors["targets"]
         if only is not None:
@@ -178,6 +200,9 @@ class PreferenceOptimization(Objective):
 
     def _answer_logps(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """(rows, 2) each: of the chosen and the rejected answer; what a survey looked at is not run again."""
+
+        import torch
+
         if not self.needs_global_statistics:
             return self._logps(model, batch)
         sides = batch.tensors["there"].shape[1]
@@ -191,6 +216,8 @@ class PreferenceOptimization(Objective):
         return self._logps(model, replace(batch, tensors=tensors))
 
     def _sums(self, logps: torch.Tensor, counts: torch.Tensor, batch: Batch) -> torch.Tensor:
+        import torch
+
         there = batch.tensors["there"][:, :_OTHER]
         reference = batch.tensors.get("reference")
         compared = logps if reference is None or not self.needs_reference else logps - reference[:, :_OTHER]
@@ -215,10 +242,12 @@ class PreferenceOptimization(Objective):
             return self._beta * compared / counts.clamp(min=1)
         return self._beta * compared
 
-    def _losses(
-        self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor, kl: torch.Tensor
-    ) -> torch.Tensor:
+    def _losses(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor, kl: float) -> torch.Tensor:
         """(rows,) of pairs, or for KTO (rows, 2) of answers, its reference point `kl`."""
+
+        import torch
+        import torch.nn.functional as F
+
         beta, wanted = self._beta, self._wanted
         means = logps / counts.clamp(min=1)
         gap = compared[:, _CHOSEN] - compared[:, _REJECTED]
@@ -235,18 +264,22 @@ class PreferenceOptimization(Objective):
             # log odds of an answer: log p - log(1 - p), p the geometric mean of its tokens' probabilities.
             odds = means - torch.log1p(-torch.exp(means.clamp(max=-1e-6)))
             return -means[:, _CHOSEN] - beta * F.logsigmoid(odds[:, _CHOSEN] - odds[:, _REJECTED])
-        kl = kl.to(compared.device)
         chosen = wanted.desirable * (1 - torch.sigmoid(beta * (compared[:, _CHOSEN] - kl)))
         rejected = wanted.undesirable * (1 - torch.sigmoid(beta * (kl - compared[:, _REJECTED])))
         return torch.stack([chosen, rejected], dim=1)
 
     def judge(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch.nn.functional as F
+
         logps, counts = self._logps(model, batch)
         outputs = F.pad(logps, (0, len(self.outputs) - logps.shape[1]))
         return self._sums(logps[:, :_OTHER], counts[:, :_OTHER], batch), outputs
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """`accuracy`: pairs whose chosen answer has the higher reward; `margin`: mean reward, chosen less rejected."""
+
+        import torch
+
         figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
         if self.needs_global_statistics:
             figures["loss"] = self._loss_of_part(torch.from_numpy(outputs), part)
@@ -261,10 +294,13 @@ class PreferenceOptimization(Objective):
 
     def _loss_of_part(self, logps: torch.Tensor, part: StorePart) -> float:
         """KTO's mean loss by the reference point of the part itself, not of the training batch that came before."""
+
+        import torch
+
         there = torch.from_numpy(part.numbers()[: len(logps), :_OTHER] > 0)
         reference = self._reference.get(True)
         compared = logps if reference is None else logps - reference[: len(logps)]
-        kl = compared[:, _OTHER].mean().clamp(min=0)
+        kl = max(0.0, float(compared[:, _OTHER].mean()))
         answers = compared[:, :_OTHER]
         return float(self._losses(answers, answers, torch.ones_like(answers), kl)[there].mean())
 

@@ -8,22 +8,34 @@ that does not hold the answer whole is `unknown`, and its start and end are the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 import xxhash
-from torch import nn
-from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models import IGNORED, Sampling
-from artel.objectives.answers import CLASSES, Prediction, predict, score, trimmed
-from artel.objectives.base import Batch, Better, Made, Objective, Reading
+from artel.models.targets import IGNORED
+from artel.objectives.answers import (
+    CLASSES,
+    Prediction,
+    nq_predictions,
+    predict,
+    score,
+    squad_predictions,
+    trimmed,
+)
+from artel.objectives.base import Batch, Better, Made, Objective, Reading, Reply
+from artel.registry import FORMATS
 from artel.text import Document, Dropped, Question, Record, Rejected
 from artel.tokens import BalancedOrder, Encoded, Order, Rows, Sample, StorePart, Tokenizer, WholeSamples, one_row
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from artel.models import Sampling
 
 # The numbers of a sample, by column: document within its part, first token of the window in it, where the window
 # begins in the sample, start and end of the answer in the sample, class.
@@ -34,6 +46,9 @@ _SHORTEST_WINDOW = 8
 
 class SpanQA(Objective):
     auto_class = "AutoModelForQuestionAnswering"
+    learns_from = ("questions",)
+    section = "span_qa"
+    needs_context = True
     continues = False
     encoder = True
     sums = ("loss", "targets")
@@ -50,7 +65,7 @@ class SpanQA(Objective):
         self._five = run.span_qa.heads == "five"
         tokenizer.isolate_punctuation()
         self._frame = tokenizer.frame(pair=True)
-        self._class_weights = torch.ones(len(CLASSES))
+        self._class_weights: torch.Tensor | None = None
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
@@ -78,6 +93,17 @@ class SpanQA(Objective):
     @property
     def heads(self) -> dict[str, int]:
         return {"answer_class": len(CLASSES), "answer_position": 2} if self._five else {}
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        wanted = run.span_qa
+        return [run.data.block, wanted.question, wanted.stride, wanted.unknown_windows]
+
+    @classmethod
+    def small_run(cls, block: int) -> dict[str, Any]:
+        source = {"format": "dummy", "documents": 300, "kind": "questions"}
+        section = {"question": block // 4, "stride": block // 4}
+        return {"objective": "span_qa", "span_qa": section, "data": {"sources": [source]}}
 
     def command(self, run: str) -> str:
         return f'artel generate {run} --prompt "Where is Anna?" --context "Anna is in the forest."'
@@ -161,6 +187,8 @@ class SpanQA(Objective):
         return BalancedOrder(np.asarray(part.numbers()[:, _CLASS]), self.run.seed)
 
     def fit_statistics(self, part: StorePart) -> None:
+        import torch
+
         if self._wanted.class_weights == "balanced":
             counts = np.bincount(part.numbers()[:, _CLASS], minlength=len(CLASSES))
             there = counts > 0
@@ -169,6 +197,8 @@ class SpanQA(Objective):
             self._class_weights = torch.tensor(weights, dtype=torch.float32)
 
     def batch(self, rows: Rows) -> Batch:
+        import torch
+
         places = np.arange(rows.ids.shape[1])[None, :]
         attended = places < rows.lengths[:, None]
         begins = rows.numbers[:, _BEGINS, None]
@@ -202,6 +232,8 @@ class SpanQA(Objective):
         return self._loss(self._run(model, batch), batch)
 
     def judge(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
         found = self._run(model, batch)
         start, end = found["start"], found["end"]
         longest = min(self._wanted.longest_answer, start.shape[1])
@@ -212,6 +244,9 @@ class SpanQA(Objective):
 
     def _run(self, model: PreTrainedModel, batch: Batch) -> dict[str, torch.Tensor]:
         """Logits of start and end (rows, length), filler at minus infinity; of classes; positions from 0 to 1."""
+
+        import torch
+
         inputs = {
             name: batch.tensors[name]
             for name in ("input_ids", "attention_mask", "token_type_ids")
@@ -230,6 +265,9 @@ class SpanQA(Objective):
         return found
 
     def _loss(self, found: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        import torch
+        import torch.nn.functional as F
+
         weights, tensors = self._wanted.weights, batch.tensors
         start, end, valid = tensors["start"], tensors["end"], tensors["valid"]
         loss = weights.start * F.cross_entropy(found["start"], start, reduction="none")
@@ -246,18 +284,26 @@ class SpanQA(Objective):
         return torch.stack([torch.where(valid, loss, 0.0).sum(), windows])
 
     def _class_loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        import torch
+        import torch.nn.functional as F
+
         wanted = self._wanted
         smoothing = wanted.smoothing if wanted.class_loss == "smooth" else 0.0
         loss = F.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing)
         if wanted.class_loss == "focal":  # Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 5
             loss = wanted.focal_alpha * (1 - torch.exp(-loss)) ** wanted.focal_gamma * loss
-        return loss * self._class_weights.to(loss.device)[target]
+        weights = self._class_weights
+        return loss if weights is None else loss * weights.to(loss.device)[target]
 
     # figures
 
     def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         loss = {"loss": totals["loss"] / totals["targets"]}
         return loss | score(self.predictions(outputs, part), classes=self._five)
+
+    def predictions_file(self, outputs: np.ndarray, part: StorePart) -> Any:
+        counts_words = any(FORMATS[source.format].counts_words for source in self.run.data.sources)
+        return (nq_predictions if counts_words else squad_predictions)(self.predictions(outputs, part))
 
     def predictions(self, outputs: np.ndarray, part: StorePart) -> list[Prediction]:
         """The answer to each document of a part, from the windows that have outputs."""
@@ -266,6 +312,9 @@ class SpanQA(Objective):
 
     def answer(self, model: PreTrainedModel, question: str, context: str) -> Prediction:
         """The answer to one question about one text. Raises InputError when the question is too long."""
+
+        import torch
+
         asked = Question("", question, context, (), "unknown")
         document = Document(Record(context, "--context", "", asked), "validation")
         (made,) = self.samples([document])
@@ -285,6 +334,15 @@ class SpanQA(Objective):
             np.concatenate(found), owners, [source], lambda window: _places(made.samples[window])
         )
         return prediction
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        found = self.answer(model, prompt, context)
+        classes = dict(zip(CLASSES, found.classes.tolist(), strict=True)) if self.heads else None
+        notes = (f"class: {found.answer_class}",) if self.heads else ()
+        return Reply([found.text or "(no answer)"], notes, {
+            "question": prompt, "answer": found.text, "start": found.start, "end": found.end, "score": found.score,
+            "class": found.answer_class, "classes": classes,
+        })  # fmt: skip
 
     def _predict(
         self, outputs: np.ndarray, owners: np.ndarray, sources: Iterable[dict[str, Any]],
@@ -308,6 +366,10 @@ def best_spans(
 
     start, end, allowed (rows, length).
     """
+
+    import torch
+    import torch.nn.functional as F
+
     start, end = (logits.masked_fill(~allowed, -torch.inf) for logits in (start, end))
     length = start.shape[1]
     # For each first token the best last one among the next `longest`: a window over the end logits.
@@ -324,6 +386,8 @@ def _places(sample: Sample) -> np.ndarray:
 
 
 def _head(model: PreTrainedModel, name: str) -> nn.Module:
+    from torch import nn
+
     head = getattr(model, name)
     assert isinstance(head, nn.Module)
     return head

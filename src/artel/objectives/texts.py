@@ -23,6 +23,7 @@ class Texts(Objective):
     """Blocks of texts, an end token after each, which see one another or not."""
 
     packs_text = True
+    is_per_token = True
     causal: ClassVar[bool]
     """Whether a token sees only those before it."""
 
@@ -38,6 +39,10 @@ class Texts(Objective):
 
             found += document_problems(run.model, cls.auto_class)
         return found
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> None:
+        """Nothing: the store holds the tokens of the texts."""
 
     def check(self, model: PreTrainedModel) -> None:
         if self.apart:

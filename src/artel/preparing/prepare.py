@@ -21,6 +21,7 @@ import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
+from artel.objectives import objective_type
 from artel.preparing.claim import check_claim, claim, identity
 from artel.preparing.from_store import check_from_store
 from artel.preparing.known_stores import damage, remember_store, remembered_store, set_aside
@@ -36,7 +37,6 @@ from artel.storage import (
     is_remote,
     lock,
     new_folder,
-    own_path,
     pull_folder,
     push_folder,
     read_bytes,
@@ -181,19 +181,12 @@ def store_key(run: RunConfig) -> str:
 def _settings(run: RunConfig) -> dict[str, Any]:
     """What in the run file shapes the store."""
     data = run.data.model_dump(mode="json", exclude={"block", "packing", "document_mask", "store", "max_bad"})
-    # Samples that stand alone are cut when they are made; blocks are cut when they are read.
-    cut = {
-        "masked": [run.data.block] if any(source.yields == "pairs" for source in run.data.sources) else None,
-        "span_qa": [run.data.block, run.span_qa.question, run.span_qa.stride, run.span_qa.unknown_windows],
-        "chat": [run.data.block, run.chat.model_dump(mode="json"), _template_file(run)],
-        "preference": [run.data.block, run.chat.template, run.preference.loss == "kto", _template_file(run)],
-    }
     return {
         "format": FORMAT,
         **({"grams": GRAMS} if run.data.dedup.near is not None else {}),
         "data": data,
         "tokenizer": run.tokenizer.model_dump(mode="json", exclude={"replace"}),
-        "objective": [run.objective, cut.get(run.objective)],
+        "objective": [run.objective, objective_type(run).store_settings(run)],
         "seed": run.seed if depends_on_seed(run) else None,
     }
 
@@ -235,11 +228,6 @@ def _is_artels(folder: Path) -> bool:
     """Whether all that lies in a folder has a name that a store's files have."""
     names = {"manifest.json", "ledger.json", "rejected.jsonl", "tokenizer", *PARTS}
     return folder.is_dir() and not folder.is_symlink() and {file.name for file in folder.iterdir()} <= names
-
-
-def _template_file(run: RunConfig) -> list[Any]:
-    file = own_path(run.chat.template, "chat.template")
-    return [file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else []
 
 
 def _is_whole(folder: Path, address: str = "") -> bool:

@@ -16,6 +16,7 @@ import xxhash
 
 from artel.config import CleanConfig, DataConfig, SourceConfig
 from artel.errors import InputError, Problem
+from artel.registry import FORMATS
 from artel.text.cleaning.quality import why_dropped
 from artel.text.cleaning.rules import check_packages, clean, without_lines
 from artel.text.dedup.exact import SeenDigests
@@ -145,7 +146,7 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
 def more_documents(data: DataConfig) -> str:
     """A remedy: how to get more documents from sources of this kind."""
     for number, source in enumerate(data.sources):
-        if source.yields == "text" and source.format in ("auto", "text") and source.document != "line":
+        if source.yields == "text" and FORMATS[source.format].is_plain_text and source.document != "line":
             cuts = "line" if source.document == "paragraph" else "paragraph, or line where no line between is empty"
             return f"cut the text into more documents (data.sources.{number}.document={cuts})"
     kinds = sorted({"documents" if source.yields == "text" else source.yields for source in data.sources})

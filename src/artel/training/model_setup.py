@@ -30,7 +30,7 @@ from artel.models.loading.materialize import WeightLoader, materialize
 from artel.models.loading.structure import outline
 from artel.models.loss import loss_choice
 from artel.models.quantization import compute_in
-from artel.objectives import Objective
+from artel.objectives import Objective, objective_type
 from artel.objectives.texts import keeps_apart
 from artel.parallel import (
     ParallelDims,
@@ -99,7 +99,7 @@ def check_layout(config: RunConfig, auto_class: str, world_size: int, here: int)
     model = outline(config.model, auto_class)
     if model is not None:
         use_for_training(model, encoders=dims.context > 1)
-        documents = config.objective in ("causal", "masked") and keeps_apart(config)
+        documents = objective_type(config).packs_text and keeps_apart(config)
         problems += split_problems(
             model, dims, config.parallel, block=config.data.block, objective=config.objective, documents=documents
         )

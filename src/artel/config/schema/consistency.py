@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from artel.config.schema.run import RunConfig
 from artel.errors import Problem
+from artel.registry import FORMATS, OBJECTIVES
 
 
 def section_problems(run: RunConfig) -> list[Problem]:
@@ -31,25 +32,24 @@ def _source_problems(run: RunConfig) -> list[Problem]:
     if not run.data.sources:
         return [Problem("data.sources", "the run names no text", "write data: {sources: [{path: texts/*.txt}]}")]
     kinds = [source.yields for source in run.data.sources]
-    wanted = _LEARNED_FROM[run.objective]
+    learned = OBJECTIVES[run.objective].learns_from
     problems = [
-        Problem(f"data.sources.{number}", f"yields {kind}, and objective {run.objective} learns from "
-                f"{' or '.join(wanted)}", _REMEDIES[wanted[0]])
-        for number, kind in enumerate(kinds) if kind not in wanted
-    ]  # fmt: skip
+        Problem(
+            f"data.sources.{number}",
+            f"yields {kind}, and objective {run.objective} learns from {' or '.join(learned)}",
+            _remedy(kind, learned),
+        )
+        for number, kind in enumerate(kinds)
+        if kind not in learned
+    ]
     if not problems and len(set(kinds)) > 1:
         problems.append(Problem("data.sources", f"yield both {' and '.join(sorted(set(kinds)))}", "keep to one kind"))
     return problems
 
 
-_LEARNED_FROM = {
-    "causal": ["text"], "masked": ["text", "pairs"], "span_qa": ["questions"], "chat": ["conversations"],
-    "preference": ["preferences"],
-}  # fmt: skip
-_REMEDIES = {
-    "text": "write objective: masked for pairs, span_qa for questions, chat for conversations, preference for "
-    "preferences",
-    "questions": "write format: nq or squad, or {format: dummy, kind: questions}",
-    "conversations": "write format: chat",
-    "preferences": "write format: preference",
-}
+def _remedy(kind: str, learned: tuple[str, ...]) -> str:
+    """The objectives that learn from records of this kind, and the formats whose records this objective takes."""
+    objectives = [name for name in OBJECTIVES.names if kind in OBJECTIVES[name].learns_from]
+    formats = [name for name in FORMATS.names if set(learned) & set(FORMATS[name].yields)]
+    fitting = f"write objective: {' or '.join(objectives)}" if objectives else f"no objective learns from {kind}"
+    return f"{fitting}; or give a source of another format: {', '.join(formats)}"

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from artel.config.schema.base import Name, Paths, Section, as_list, free, number_if_it_is_one, number_or_numbers
 from artel.config.schema.quantities import Bytes, Count, Length, Number, Seed, Vocabulary, at_most
+from artel.config.schema.registered import FormatName
+from artel.registry import FORMATS
 
 
 class SourceConfig(Section):
@@ -17,21 +19,7 @@ class SourceConfig(Section):
         description="File, glob, folder, http(s)://, s3://BUCKET/KEY or hf://datasets/OWNER/NAME/FILE (globs there "
         "too), or a list of them; {stdlib} is Python's own library folder.",
     )
-    format: Literal[
-        "auto",
-        "text",
-        "html",
-        "jsonl",
-        "parquet",
-        "csv",
-        "warc",
-        "pairs",
-        "nq",
-        "squad",
-        "chat",
-        "preference",
-        "dummy",
-    ] = Field(
+    format: FormatName = Field(
         "auto",
         description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, .parquet, "
         ".warc, else text; .gz .zst .xz .bz2 may stand behind .jsonl .json .txt .csv, .gz behind .warc). csv: tables "
@@ -101,19 +89,15 @@ class SourceConfig(Section):
     seed: Seed = Field(0, description="dummy: the seed that the documents are made from.")
 
     @property
-    def yields(self) -> Literal["text", "pairs", "questions", "conversations", "preferences"]:
-        """What the records of this source are."""
-        if self.format == "chat":
-            return "conversations"
-        if self.format == "preference":
-            return "preferences"
-        if self.format in ("nq", "squad") or (self.format == "dummy" and self.kind == "questions"):
-            return "questions"
-        return "pairs" if self.format == "pairs" or self.pairs != "none" else "text"
+    def yields(self) -> str:
+        """What the records of this source are: text, pairs, questions, conversations, preferences."""
+        kinds = FORMATS[self.format].yields
+        kind = self.kind if self.kind in kinds else kinds[0]
+        return "pairs" if kind == "text" and self.pairs != "none" else kind
 
     @model_validator(mode="after")
     def _needs_path(self) -> SourceConfig:
-        if self.format != "dummy" and not self.path:
+        if FORMATS[self.format].has_files and not self.path:
             raise ValueError("a source needs a path (or format: dummy); write path: texts/*.txt")
         return self
 
@@ -127,7 +111,7 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _pages(self) -> SourceConfig:
-        if self.extract == "main" and self.format not in ("auto", "html", "warc"):
+        if self.extract == "main" and not FORMATS[self.format].is_pages:
             raise ValueError(f"extract: main is for pages and has no meaning for format: {self.format}; leave it out")
         return self
 
@@ -137,10 +121,10 @@ class SourceConfig(Section):
             raise ValueError("include and exclude go by sets; write set_field: auto, or the field that names the set")
         if self.include and self.exclude:
             raise ValueError("both include and exclude are given; keep one")
-        if self.set_field and self.format not in ("auto", "jsonl", "parquet", "csv"):
+        if self.set_field and not FORMATS[self.format].names_sets:
             raise ValueError(f"set_field has no meaning for format: {self.format}; leave it out")
-        if self.set_field == "auto" and self.format == "csv":
-            raise ValueError("set_field: auto has no meaning for format: csv; write the name of the column")
+        if self.set_field == "auto" and FORMATS[self.format].is_table:
+            raise ValueError(f"set_field: auto has no meaning for format: {self.format}; write the name of the column")
         return self
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from artel.registry import OPTIMIZERS, SCHEDULES, TRACKERS, Registry
+from artel.registry import FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS, Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class _NameOf:
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
 
 
+FormatName = Annotated[str, _NameOf(FORMATS)]
+ObjectiveName = Annotated[str, _NameOf(OBJECTIVES)]
 OptimizerName = Annotated[str, _NameOf(OPTIMIZERS)]
 ScheduleName = Annotated[str, _NameOf(SCHEDULES)]
 TrackerName = Annotated[str, _NameOf(TRACKERS)]

@@ -32,7 +32,7 @@ from artel.config.schema.quantities import (
     Threads,
     Warmup,
 )
-from artel.config.schema.registered import OptimizerName, ScheduleName, TrackerName
+from artel.config.schema.registered import ObjectiveName, OptimizerName, ScheduleName, TrackerName
 
 
 class LoraConfig(Section):
@@ -276,7 +276,7 @@ class RunConfig(Section):
         TokenizerConfig(), description="Trained or taken; when silent, that of model.from, or one of 16384 is trained."
     )
     model: ModelConfig = Field(ModelConfig(), description="From scratch or pretrained; when silent, a GPT-2.")
-    objective: Literal["causal", "masked", "span_qa", "chat", "preference"] = Field(
+    objective: ObjectiveName = Field(
         "causal",
         description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
         "assistant's turns of conversations; the better of two answers.",

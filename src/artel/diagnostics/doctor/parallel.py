@@ -23,6 +23,7 @@ import yaml
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.models.loading.model_folder import read_config
+from artel.objectives import objective_type
 from artel.parallel import read_parallel_dims
 
 _STEPS = 2
@@ -94,19 +95,13 @@ def small_copy(run: RunConfig, dp_degree: int) -> dict[str, Any]:
     config = _small_config(run)
     stages = run.parallel.pipeline * (2 if run.parallel.schedule in ("interleaved", "zero_bubble") else 1)
     rows = _ROWS * dp_degree * max(2, stages)
-    made: dict[str, Any] = {"format": "dummy", "documents": 300}
-    of_objective = {}
-    if run.objective == "span_qa":
-        made["kind"] = "questions"
-        of_objective = {"span_qa": {"question": _BLOCK // 4, "stride": _BLOCK // 4}}
-    objective = run.objective if run.objective in ("masked", "span_qa") else "causal"
+    small = objective_type(run).small_run(_BLOCK)
     train = {"optimizer": run.train.optimizer, "learning_rate": 1e-3, "warmup": 0, "clip": run.train.clip}
     return {
-        "data": {"sources": [made], "validation": 0, "block": _BLOCK},
+        **small,
+        "data": {**small["data"], "validation": 0, "block": _BLOCK},
         "tokenizer": {"train": {"vocab": 403}},  # no multiple of anything, as real ones
         "model": {"config": config},
-        "objective": objective,
-        **of_objective,
         "train": train | {"steps": _STEPS, "batch": rows, "micro_batch": _ROWS, "precision": "fp32", "compile": "off",
                           "threads": 1},
         "validate": {"every": "never"},
@@ -122,7 +117,7 @@ def _small_config(run: RunConfig) -> dict[str, Any]:
         given = whole.to_diff_dict()
         given["model_type"] = whole.model_type
     else:
-        given = dict(run.model.config or {"model_type": "roberta" if run.objective == "masked" else "gpt2"})
+        given = dict(run.model.config or {"model_type": "roberta" if objective_type(run).encoder else "gpt2"})
     kind = _configuration(given)
     names = kind.attribute_map
     layers, heads = kind.num_hidden_layers, kind.num_attention_heads

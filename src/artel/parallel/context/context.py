@@ -29,11 +29,11 @@ from artel.objectives.per_token import target_tensors
 from artel.parallel.context.chunks import Part
 from artel.parallel.context.gather_ulysses import Gather, Ulysses
 from artel.parallel.context.ring import Ring
+from artel.registry import OBJECTIVES
 
 _WHERE = "parallel.context"
 _EXCHANGES: dict[str, Callable[[Part, str], Exchange]] = {"gather": Gather, "ulysses": Ulysses, "ring": Ring}
 # Objectives whose loss is a sum over tokens, so that parts of a sequence can be summed on their own.
-_OBJECTIVES = ("causal", "masked", "chat")
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def context_problems(
     """
     problems = []
     name = model.config.model_type
-    if objective not in _OBJECTIVES:
+    if not OBJECTIVES[objective].is_per_token:
         what = f"the loss of {objective} is of whole samples, no sum over tokens"
         problems.append(Problem(_WHERE, what, "write parallel.context: 1"))
     hindrance = _hindrance(model)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
-from artel.text.formats.conversations import Converter, record_of
-from artel.text.formats.jsonl import read_rows
+from artel.config import DataConfig, SourceConfig
+from artel.errors import Problem
+from artel.text.formats.conversations import FORMS, PREFERENCE_CONVERTERS, Converter, record_of
+from artel.text.formats.format import Format
+from artel.text.formats.jsonl import SUFFIXES, has_lines, read_rows
+from artel.text.formats.parquet import SUFFIX, check_parquet
 from artel.text.formats.preferences import PreferenceReader
+from artel.text.reading.file_names import file_name
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Conversation, Preference, Record, Rejected
 
@@ -37,3 +43,25 @@ def _records(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[R
                     yield record_of(fields, origin, file.set_name)
         except BadRecord as error:
             yield file.reject(place, error)
+
+
+def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    return check_parquet(path, source, key, data) if file_name(str(path)).endswith(SUFFIX) else []
+
+
+CHAT = Format(
+    read=read_chat,
+    yields=("conversations",),
+    suffixes=(*SUFFIXES, SUFFIX),
+    converters=tuple(FORMS),
+    has_lines=has_lines,
+    check=_check,
+)
+PREFERENCE = Format(
+    read=read_preferences,
+    yields=("preferences",),
+    suffixes=(*SUFFIXES, SUFFIX),
+    converters=PREFERENCE_CONVERTERS,
+    has_lines=has_lines,
+    check=_check,
+)

@@ -18,6 +18,7 @@ from typing import Any
 
 from artel.config import SourceConfig
 from artel.errors import InputError, Problem
+from artel.registry import FORMATS
 from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn, names_of
 from artel.text.records import BadRecord, Conversation, Message, Preference, Record
 
@@ -26,7 +27,7 @@ PathTurns = tuple[str, "list[Turn] | BadRecord"]
 
 UserFunction = Callable[[dict[str, Any]], Any]
 
-_PREFERENCE_CONVERTERS = ("messages", "alpaca", "sharegpt")
+PREFERENCE_CONVERTERS = ("messages", "alpaca", "sharegpt")
 
 
 def record_of(fields: Conversation | Preference, origin: str, set_name: str) -> Record:
@@ -48,9 +49,9 @@ def _text_of(messages: Iterable[Message]) -> str:
 
 def check_converter(source: SourceConfig, key: str) -> list[Problem]:
     """What is wrong with `converter` of the source at `key` of the run file. A user's function is imported."""
-    if source.format not in ("chat", "preference") or source.converter == "auto":
+    known = FORMATS[source.format].converters
+    if not known or source.converter == "auto":
         return []
-    known = tuple(_FORMS) if source.format == "chat" else _PREFERENCE_CONVERTERS
     if ":" in source.converter:
         try:
             import_function(source.converter, f"{key}.converter")
@@ -83,7 +84,7 @@ def import_function(converter: str, key: str) -> UserFunction:
 
 def converter_file(source: SourceConfig, key: str) -> list[Path]:
     """The file of the user's function, if the source has one; it is part of the store's key."""
-    if source.format not in ("chat", "preference") or ":" not in source.converter:
+    if not FORMATS[source.format].converters or ":" not in source.converter:
         return []
     import_function(source.converter, f"{key}.converter")
     file = sys.modules[source.converter.partition(":")[0]].__file__
@@ -122,7 +123,7 @@ class Converter:
             result = call_function(self._function, self._name, row)
             result = result.get("messages") if isinstance(result, dict) else result
             return [("", self._reader.turns(result, f"what {self._name} returned"))]
-        return _FORMS[_form_of(row) if self._name == "auto" else self._name](self._reader, row)
+        return FORMS[_form_of(row) if self._name == "auto" else self._name](self._reader, row)
 
 
 def _conversation(messages: list[Message]) -> Conversation:
@@ -246,7 +247,7 @@ def _each(row: dict[str, Any], name: str, turns: Callable[[dict[str, Any], str],
             yield path, error
 
 
-_FORMS: dict[str, Callable[[RowReader, dict[str, Any]], Iterable[PathTurns]]] = {
+FORMS: dict[str, Callable[[RowReader, dict[str, Any]], Iterable[PathTurns]]] = {
     "messages": _messages,
     "alpaca": _alpaca,
     "sharegpt": _sharegpt,

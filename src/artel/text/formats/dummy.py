@@ -6,6 +6,9 @@ import random
 from collections.abc import Iterator
 
 from artel.config import SourceConfig
+from artel.text.formats.dummy_questions import read_dummy_questions
+from artel.text.formats.format import Format
+from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import Record
 
 _PLACES = ["river", "forest", "village", "market", "harbour", "mountain", "garden", "station", "library", "bridge"]
@@ -34,3 +37,10 @@ def _sentence(chance: random.Random) -> str:
         return f"Count: {', '.join(_NUMBERS[start : start + chance.randint(3, 4)])}."
     word = "".join(chance.choice("abcdefgh") for _ in range(chance.randint(3, 6)))
     return f"Say {word} again: {word}."
+
+
+def _read(file: SourceFile) -> Items:
+    return read_dummy_questions(file.source) if file.source.kind == "questions" else read_dummy(file.source)
+
+
+DUMMY = Format(read=_read, yields=("text", "questions"), has_files=False)

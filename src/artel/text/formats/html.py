@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from artel.text.cleaning.html import html_to_text, page_source
 from artel.text.cleaning.main_text import main_text
+from artel.text.formats.format import Format
 from artel.text.reading.lines import read_whole
 from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import Dropped, Record
@@ -34,3 +35,6 @@ def records_of_text(text: str, origin: str, file: SourceFile) -> Items:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield Record(line, f"{origin}:{number}", file.set_name)
+
+
+HTML = Format(read=read_html, suffixes=(".html", ".htm", ".xhtml", ".shtml"), is_detected=True, is_pages=True)

@@ -8,8 +8,9 @@ from typing import Any
 
 import orjson
 
+from artel.text.formats.format import Format
 from artel.text.formats.json_fields import line_parser
-from artel.text.formats.parquet import parquet_rows
+from artel.text.formats.parquet import SUFFIX, parquet_rows
 from artel.text.reading.encodings import decode
 from artel.text.reading.file_names import file_name, with_compressed
 from artel.text.reading.lines import line_encoding, read_byte_lines, read_lines
@@ -18,6 +19,9 @@ from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Record, Rejected
 
 _ARRAY_SUFFIXES = with_compressed(".json")
+
+
+SUFFIXES = (".ndjson", *with_compressed(".jsonl", ".json"))
 
 
 def read_jsonl(file: SourceFile) -> Iterator[Record | Rejected]:
@@ -117,3 +121,18 @@ def text_field(entry: dict[str, Any], name: str, key: str = "field") -> str:
     if not isinstance(entry[name], str):
         raise BadRecord("no_text", f"field {name!r} is {type(entry[name]).__name__}, not text; write it in quotes")
     return entry[name]
+
+
+def has_lines(file: SourceFile) -> bool:
+    """False for a file of parquet, which is read by row as JSON is."""
+    return not file_name(file.origin).endswith(SUFFIX)
+
+
+JSONL = Format(
+    read=read_jsonl,
+    suffixes=SUFFIXES,
+    is_detected=True,
+    names_sets=True,
+    has_lines=has_lines,
+    can_be_divided=lambda source: True,
+)

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from artel.errors import InputError
 from artel.storage import own_path
 from artel.text.formats.csv_rows import Row, read_csv_rows
+from artel.text.formats.format import Format
 from artel.text.formats.jsonl import object_of, read_rows, text_field
 from artel.text.reading.file_names import COMPRESSED, file_name, with_compressed
 from artel.text.reading.source_file import SourceFile
@@ -88,3 +89,11 @@ def _rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Iterator[Row]
             yield f"{file.origin}:{number}", line if isinstance(line, BadRecord) else (line,)
     else:
         yield from read_csv_rows(file, columns)
+
+
+PAIRS = Format(
+    read=read_pairs,
+    yields=("pairs",),
+    suffixes=(".csv", ".tsv", *with_compressed(".jsonl")),
+    has_lines=lambda file: not file.source.outputs,  # a file of outputs has its own encoding
+)

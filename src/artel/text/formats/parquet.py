@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from artel.config import SourceConfig
+from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
+from artel.registry import FORMATS
+from artel.text.formats.format import Format
 from artel.text.reading.encodings import decode
 from artel.text.reading.sets import set_column, set_name_of
 from artel.text.reading.source_file import SourceFile
@@ -23,6 +25,7 @@ _REPEATED_BYTES = 1 << 27
 # Bytes of a column read ahead. A row group of 300 MB of text (226 in the file) then takes 34 MB of memory; without it
 # pyarrow loads the group's whole column: 253 MB.
 _BUFFER = 1 << 20
+SUFFIX = ".parquet"
 _FIX_COLUMN = "write field: NAME of the column that holds the text"
 
 
@@ -82,12 +85,12 @@ def parquet_rows(file: SourceFile) -> Iterator[tuple[str, Any]]:
         _check_count(row, table, file.origin)
 
 
-def check_parquet(path: Path, source: SourceConfig, key: str) -> list[Problem]:
+def check_parquet(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """What is wrong with a parquet file, before any row is read; `key` is the source's key in the run file."""
     try:
         with _open(path, str(path)) as table:
-            is_text = source.format in ("auto", "parquet")
-            problem = _column_problem(table, source) if is_text else _duplicate_column(table)
+            has_rows = bool(FORMATS[source.format].converters)
+            problem = _duplicate_column(table) if has_rows else _column_problem(table, source)
             return [Problem(f"{key}.field", f"{path} {problem}", _FIX_COLUMN)] if problem else []
     except InputError as error:
         return list(error.problems)
@@ -211,3 +214,6 @@ def _rows(batch: Any) -> Iterator[Any]:
         except (ValueError, ArithmeticError, LookupError) as error:  # years over 9999, unknown time zones, a name twice
             detail = f"holds a value that cannot be read: {error}; mend it, or leave its column out"
             yield BadRecord("unreadable", detail)
+
+
+PARQUET = Format(read=read_parquet, suffixes=(SUFFIX,), is_detected=True, names_sets=True, check=check_parquet)

@@ -10,7 +10,9 @@ from typing import Any
 
 import orjson
 
-from artel.text.formats.jsonl import object_of, read_rows
+from artel.text.formats.format import Format
+from artel.text.formats.jsonl import has_lines, object_of, read_rows
+from artel.text.reading.file_names import with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import AnswerClass, BadRecord, Question, Record, Rejected
 
@@ -301,3 +303,13 @@ class _Positions:
 def _shortened(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+NQ = Format(
+    read=read_nq,
+    yields=("questions",),
+    suffixes=with_compressed(".jsonl"),
+    counts_words=True,
+    has_lines=has_lines,
+)
+SQUAD = Format(read=read_squad, yields=("questions",), suffixes=(".json",))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
-from artel.config import SourceConfig
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError, Problem
 from artel.text.formats.csv_rows import read_csv_rows
+from artel.text.formats.format import Format
+from artel.text.reading.file_names import with_compressed
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Record, Rejected
 
@@ -28,3 +33,23 @@ def read_table(file: SourceFile) -> Iterator[Record | Rejected]:
 def table_columns(source: SourceConfig) -> list[tuple[str, str]]:
     """(key of the source, name in the header) of each column that is read."""
     return [("field", source.field), *([("set_field", source.set_field)] if source.set_field else [])]
+
+
+def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    """Whether the table has the columns that the source names."""
+    try:
+        with suppress(BadRecord):  # binary data: reading the file rejects it
+            next(read_csv_rows(SourceFile(path, str(path), "", source, data), table_columns(source)), None)
+    except InputError as error:
+        return list(error.problems)
+    return []
+
+
+CSV = Format(
+    read=read_table,
+    suffixes=with_compressed(".csv", ".tsv"),
+    names_sets=True,
+    is_table=True,
+    has_lines=lambda file: True,
+    check=_check,
+)

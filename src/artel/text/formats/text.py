@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from artel.text.formats.format import Format
 from artel.text.reading.encodings import check_lines, decode, detect_encoding
+from artel.text.reading.file_names import with_compressed
 from artel.text.reading.lines import read_whole
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Record, Rejected
@@ -63,3 +65,13 @@ def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
         yield file.reject(file.origin, error)
     if lines:
         yield Record("\n".join(lines), f"{file.origin}:{first}", file.set_name)
+
+
+TEXT = Format(
+    read=read_text,
+    suffixes=(".text", ".md", ".rst", ".tex", ".py", *with_compressed(".txt")),
+    is_detected=True,
+    is_plain_text=True,
+    has_lines=lambda file: file.is_cut or file.source.document in ("line", "paragraph"),
+    can_be_divided=lambda source: source.document == "line",
+)

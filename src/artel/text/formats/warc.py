@@ -13,8 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from artel.text.cleaning.html import encoding_in_header
+from artel.text.formats.format import Format
 from artel.text.formats.html import records_of_page, records_of_text
 from artel.text.reading.encodings import decode, is_text_encoding
+from artel.text.reading.file_names import with_compressed
 from artel.text.reading.lines import DECOMPRESSION_ERRORS, decompression_error, open_decompressed
 from artel.text.reading.source_file import Items, SourceFile
 from artel.text.records import BadRecord
@@ -232,3 +234,6 @@ def _plain_text(content: bytes, content_type: str, encoding: str) -> str:
         with suppress(BadRecord):
             return decode(content, name if is_text_encoding(name) else "auto")
     return decode(content, encoding)
+
+
+WARC = Format(read=read_warc, suffixes=with_compressed(".warc", ".warc.wet"), is_detected=True, is_pages=True)

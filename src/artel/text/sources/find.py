@@ -7,39 +7,19 @@ import os
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
+from artel.registry import FORMATS
 from artel.storage import is_remote, list_remote, own_path, special_kind
+from artel.text.formats.auto import detected_formats, format_of
 from artel.text.formats.conversations import check_converter
-from artel.text.formats.csv_rows import read_csv_rows
-from artel.text.formats.parquet import check_parquet
-from artel.text.formats.table import table_columns
 from artel.text.reading.encodings import is_text_encoding
-from artel.text.reading.file_names import file_name, is_url, uncompressed_name, with_compressed
+from artel.text.reading.file_names import is_url, uncompressed_name
 from artel.text.reading.rows import check_rows
-from artel.text.reading.source_file import SourceFile
-from artel.text.records import BadRecord
 from artel.text.sources.walk import files_in, files_matching, unique_files
 
-SUFFIXES = {
-    "html": (".html", ".htm", ".xhtml", ".shtml"),
-    "jsonl": (".ndjson", *with_compressed(".jsonl", ".json")),
-    "text": (".text", ".md", ".rst", ".tex", ".py", *with_compressed(".txt")),
-    "parquet": (".parquet",),
-    "warc": with_compressed(".warc", ".warc.wet"),
-}
-# What a folder is searched for if its format is given. The suffix alone does not tell these formats.
-_GIVEN_SUFFIXES = {
-    "csv": with_compressed(".csv", ".tsv"),
-    "pairs": (".csv", ".tsv", *with_compressed(".jsonl")),
-    "nq": with_compressed(".jsonl"),
-    "squad": (".json",),
-    "chat": (*SUFFIXES["jsonl"], *SUFFIXES["parquet"]),
-    "preference": (*SUFFIXES["jsonl"], *SUFFIXES["parquet"]),
-}
 _REMEDIES = {
     ".docx": "save it as text, or convert it with pandoc",
     ".pdf": "extract its text with pdftotext",
@@ -56,19 +36,11 @@ def all_sources(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
     All of them are read: `rows` of the first source concerns its own records only.
     """
     if isinstance(data.validation, str):
-        like = data.sources[0] if data.sources and data.sources[0].format != "dummy" else SourceConfig(path=["-"])
+        has_files = bool(data.sources) and FORMATS[data.sources[0].format].has_files
+        like = data.sources[0] if has_files else SourceConfig(path=["-"])
         yield "data.validation", like.model_copy(update={"path": [data.validation], "name": "validation", "rows": ""})
     for number, source in enumerate(data.sources):
         yield f"data.sources.{number}", source
-
-
-def format_of(source: SourceConfig, origin: str, content_type: str = "") -> str:
-    """The format of a file: the source's, else by suffix, else text. A URL without a known suffix is a page."""
-    if source.format != "auto":
-        return source.format
-    name = file_name(origin)
-    by_suffix = next((kind for kind, suffixes in SUFFIXES.items() if name.endswith(suffixes)), None)
-    return by_suffix or ("html" if is_url(origin) and not content_type.startswith("text/plain") else "text")
 
 
 def check_sources(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -> None:
@@ -83,7 +55,7 @@ def check_sources(data: DataConfig, tell: Callable[[str], None] = lambda _: None
         if key != "data.validation":  # its settings are those of the first source, which is checked
             problems += check_rows(source, key) + check_converter(source, key)
         for path in source.path:
-            if is_remote(path) and source.format != "dummy":
+            if is_remote(path) and FORMATS[source.format].has_files:
                 problems += _check_remote(path, source, key, tell)
                 continue
             files, path_problems = _find(source, path, key if key == "data.validation" else f"{key}.path")
@@ -103,7 +75,7 @@ def files_of(source: SourceConfig, path: str, key: str) -> list[Path]:
 
 
 def _find(source: SourceConfig, path: str, key: str) -> tuple[list[Path], list[Problem]]:
-    if source.format == "dummy" or is_url(path):
+    if not FORMATS[source.format].has_files or is_url(path):
         return [], []
     if "://" in path:
         fix = "give files, globs, folders, or addresses that begin with http(s)://, s3:// or hf://"
@@ -136,8 +108,9 @@ def local_path(path: str, key: str) -> Path:
 def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
     local = local_path(path, key)
     if local.is_dir():
-        all_suffixes = tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-        suffixes = (SUFFIXES | _GIVEN_SUFFIXES).get(source.format, all_suffixes)
+        given = FORMATS[source.format]
+        formats = detected_formats() if given.goes_by_suffix else [given]
+        suffixes = tuple(suffix for format in formats for suffix in format.suffixes)
         entries = (entry for entry in files_in(local) if entry.name.lower().endswith(suffixes))
         files = unique_files(entry for entry in entries if entry.is_file())
         if not files:
@@ -182,10 +155,10 @@ def _check_remote(path: str, source: SourceConfig, key: str, tell: Callable[[str
 def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
     """Why a file cannot be read, as far as its name tells."""
     is_table = uncompressed_name(name).endswith((".csv", ".tsv"))
-    if source.format == "auto" and is_table:
+    if FORMATS[source.format].goes_by_suffix and is_table:
         fix = "for texts write format: csv and field: COLUMN, for pairs format: pairs"
         return [Problem(f"{key}.format", f"{name} is a table, not text", fix)]
-    if source.format in ("chat", "preference") and is_table:
+    if FORMATS[source.format].converters and is_table:
         fix = "write it as JSON lines, an object a line with a field for each column"
         return [Problem(f"{key}.path", f"{name} is a table; {source.format} is read from json, jsonl, parquet", fix)]
     remedy = _REMEDIES.get(os.path.splitext(name)[1].lower())  # noqa: PTH122 - for every file, as above
@@ -201,13 +174,4 @@ def _check_content(file: Path, source: SourceConfig, key: str, data: DataConfig)
     if kind:
         fix = "save what it gives as a file, and give that: a text is read more than once"
         return [Problem(f"{key}.path", f"{file} is {kind}, not a regular file", fix)]
-    has_rows_of_parquet = source.format in ("chat", "preference") and file_name(str(file)).endswith(".parquet")
-    if has_rows_of_parquet or format_of(source, str(file)) == "parquet":
-        return check_parquet(file, source, key)
-    if source.format == "csv":
-        try:
-            with suppress(BadRecord):  # binary data: reading the file rejects it
-                next(read_csv_rows(SourceFile(file, str(file), "", source, data), table_columns(source)), None)
-        except InputError as error:
-            return list(error.problems)
-    return []
+    return format_of(source, str(file)).check(file, source, key, data)

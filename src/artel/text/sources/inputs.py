@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from artel.config import DataConfig, SourceConfig
+from artel.registry import FORMATS
 from artel.secrets import hide_secrets
 from artel.storage import cache_folder, fetch, is_remote, list_remote, own_path
+from artel.text.formats.auto import format_of
 from artel.text.formats.conversations import converter_file
 from artel.text.formats.text import CUT_CHARACTERS
 from artel.text.reading.file_names import is_url
 from artel.text.reading.lines import Span, can_be_divided
-from artel.text.sources.find import all_sources, files_of, format_of
+from artel.text.sources.find import all_sources, files_of
 
 MIN_CUT_BYTES = 5 * CUT_CHARACTERS
 """A shorter text is one document in any case (`document: auto`)."""
@@ -74,7 +76,7 @@ def inputs_of(source: SourceConfig, key: str, data: DataConfig) -> Iterator[Inpu
 
     Downloads http(s) addresses; lists addresses on S3 and the hub.
     """
-    if source.format == "dummy":
+    if not FORMATS[source.format].has_files:
         return
     for path in source.path:
         if is_url(path):
@@ -97,7 +99,7 @@ def all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input
     for key, source, inputs in sources:
         if source.document == "auto":
             inputs = [
-                replace(entry, is_cut=entry.size >= min_bytes and format_of(source, entry.address) == "text")
+                replace(entry, is_cut=entry.size >= min_bytes and format_of(source, entry.address).is_plain_text)
                 for entry in inputs
             ]
         yield key, source, inputs
@@ -121,7 +123,7 @@ def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
     """
     shards: list[InputShard] = []
     for key, source, inputs in all_inputs(data):
-        if source.rows or source.format == "dummy":
+        if source.rows or not FORMATS[source.format].has_files:
             shards.append(InputShard(key, tuple(inputs), bool(source.rows)))
             continue
         group: list[Input] = []
@@ -159,8 +161,7 @@ def source_fingerprint(data: DataConfig) -> list[Any]:
 
 def _spans(entry: Input, source: SourceConfig, size: int) -> list[Input]:
     """The file in spans of about `size` bytes; empty if it is read as a whole."""
-    kind = format_of(source, entry.address)
-    if entry.size <= size or not (kind == "jsonl" or (kind == "text" and source.document == "line")):
+    if entry.size <= size or not format_of(source, entry.address).can_be_divided(source):
         return []
     if is_url(entry.address) or is_remote(entry.address):
         return []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from artel.config import DataConfig
 from artel.errors import InputError
+from artel.registry import FORMATS
 from artel.storage import is_remote, own_path
 from artel.text.reading.file_names import is_url
 from artel.text.sources.find import all_sources, files_of, local_path
@@ -46,7 +47,7 @@ def source_paths(data: DataConfig) -> Iterator[SourcePath]:
     """Yield each local path of each source; paths that cannot be found are skipped, since other checks report them."""
     for source_key, source in all_sources(data):
         key = source_key if source_key == "data.validation" else f"{source_key}.path"
-        for path in source.path if source.format != "dummy" else []:
+        for path in source.path if FORMATS[source.format].has_files else []:
             if not is_url(path) and not is_remote(path):
                 with suppress(InputError):
                     yield SourcePath(key, path, tuple(files_of(source, path, key)))

@@ -8,44 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
+from artel.registry import FORMATS
 from artel.secrets import hide_secrets
 from artel.storage import RemoteFile, cache_folder, fetch, fetch_remote, is_remote
-from artel.text.formats.chat import read_chat, read_preferences
-from artel.text.formats.dummy import read_dummy
-from artel.text.formats.dummy_questions import read_dummy_questions
-from artel.text.formats.html import read_html
-from artel.text.formats.jsonl import read_jsonl
-from artel.text.formats.pairs import read_pairs
-from artel.text.formats.parquet import read_parquet
-from artel.text.formats.questions import read_nq, read_squad
-from artel.text.formats.table import read_table
-from artel.text.formats.text import read_text
-from artel.text.formats.warc import read_warc
-from artel.text.reading.file_names import file_name, is_url
+from artel.text.formats.auto import format_of
+from artel.text.formats.format import Format
+from artel.text.reading.file_names import is_url
 from artel.text.reading.lines import line_encoding
 from artel.text.reading.rows import slice_rows
 from artel.text.reading.sets import filter_sets
 from artel.text.reading.source_file import Items, SourceFile
 from artel.text.reading.unchanged import unchanged
 from artel.text.records import BadRecord
-from artel.text.sources.find import format_of
 from artel.text.sources.inputs import Input, InputShard, source_at
 
 OnEncoding = Callable[[str, str], object]
-
-_READERS: dict[str, Callable[[SourceFile], Items]] = {
-    "text": read_text,
-    "html": read_html,
-    "jsonl": read_jsonl,
-    "parquet": read_parquet,
-    "warc": read_warc,
-    "csv": read_table,
-    "pairs": read_pairs,
-    "nq": read_nq,
-    "squad": read_squad,
-    "chat": read_chat,
-    "preference": read_preferences,
-}
 
 
 def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = lambda *_: None) -> Items:
@@ -57,10 +34,11 @@ def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = la
     source = source_at(data, shard.key)
 
     def read(on_encoding: OnEncoding = lambda *_: None) -> Items:
-        if source.format == "dummy":
-            items: Items = read_dummy(source) if source.kind == "text" else read_dummy_questions(source)
-        else:
+        format: Format = FORMATS[source.format]
+        if format.has_files:
             items = _read_inputs(shard.inputs, source, data, on_encoding)
+        else:
+            items = format.read(SourceFile(Path(), source.format, source.name or source.format, source, data))
         return filter_sets(items, source) if source.include or source.exclude else items
 
     yield from slice_rows(source, shard.key, read, lambda: read(on_encoding)) if source.rows else read(on_encoding)
@@ -93,22 +71,11 @@ def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig
 
 
 def _read_file(file: SourceFile) -> Items:
-    kind = format_of(file.source, file.origin, file.content_type)
-    if _has_encoding_of_lines(kind, file):
+    format = format_of(file.source, file.origin, file.content_type)
+    if file.source.encoding == "auto" and format.has_lines(file):
         with suppress(BadRecord):  # binary data: the reader reports where
             encoding = line_encoding(file.path, file.origin, "auto")
             if file.span is None or file.span.start == 0:
                 file.on_encoding(file.set_name, encoding)
             file = replace(file, source=file.source.model_copy(update={"encoding": encoding}))
-    yield from read_with(_READERS[kind], file)
-
-
-def _has_encoding_of_lines(kind: str, file: SourceFile) -> bool:
-    """True if the encoding is to be detected in the file's first megabyte, as for files of lines."""
-    if file.source.encoding != "auto":
-        return False
-    if kind == "text":
-        return file.is_cut or file.source.document in ("line", "paragraph")
-    if kind == "pairs":
-        return not file.source.outputs  # a file of outputs has its own encoding
-    return kind in ("jsonl", "csv", "nq", "chat", "preference") and not file_name(file.origin).endswith(".parquet")
+    yield from read_with(format.read, file)

@@ -26,6 +26,7 @@ from artel.config import RunConfig
 from artel.errors import InputError
 from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.objectives import Batch, Objective
+from artel.registry import OBJECTIVES
 from artel.storage import cache_folder, write_file
 from artel.tokens import Samples, WholeSamples, rows_to_judge
 from artel.training.memory.cpu_allocator import KEPT_SHARE
@@ -175,11 +176,10 @@ def cache_key(
 ) -> dict[str, Any]:
     """All that decides how large a micro-batch fits: the key under which the answer is remembered."""
     data, train, wanted = config.data, config.train, config.model
-    its_section = getattr(config, config.objective, None)
     return {
         "model": {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"},
         "trained": [wanted.lora and wanted.lora.model_dump(mode="json"), wanted.quantise, wanted.freeze],
-        "objective": [config.objective, its_section and its_section.model_dump(mode="json")],
+        "objective": [config.objective, OBJECTIVES[config.objective].settings(config)],
         "data": [data.block, data.packing, data.document_mask, most, row_tokens],
         "train": [train.micro_batch, train.activation_checkpointing, train.precision, train.weights, train.optimizer],
         "device": _device(device),

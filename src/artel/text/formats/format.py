@@ -1,0 +1,50 @@
+"""What a format declares: how its files are recognized and read, and what their records are.
+
+Each format is declared in its own file in this folder, and is a line of the table in `artel.registry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import Problem
+from artel.text.reading.source_file import Items, SourceFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """All that the other rooms know of a format."""
+
+    read: Callable[[SourceFile], Items]
+    """The records of a file. What cannot be read is a Rejected item; BadRecord rejects the whole file."""
+    yields: tuple[str, ...] = ("text",)
+    """Kinds of its records. If there are several, `kind` of the source selects one."""
+    suffixes: tuple[str, ...] = ()
+    """A folder is searched for files with these."""
+    is_detected: bool = False
+    """True if `format: auto` recognizes it by these suffixes."""
+    goes_by_suffix: bool = False
+    """True if it only stands for the format that each file's suffix tells."""
+    has_files: bool = True
+    """False if its records are generated."""
+    is_plain_text: bool = False
+    """True if a file is one document, or can be cut into several (`document`)."""
+    is_pages: bool = False
+    """True if its files are web pages (`extract`)."""
+    is_table: bool = False
+    """True if a header names its columns."""
+    names_sets: bool = False
+    """True if a field or column can name the set of a record (`set_field`)."""
+    converters: tuple[str, ...] = ()
+    """Forms of rows that `converter` names: the files have rows of JSON or parquet."""
+    counts_words: bool = False
+    """True if the official predictions for it count in words."""
+    has_lines: Callable[[SourceFile], bool] = lambda file: False
+    """True for a file of lines, whose encoding is detected in its first megabyte."""
+    can_be_divided: Callable[[SourceConfig], bool] = lambda source: False
+    """True if several workers may read spans of a large file."""
+    check: Callable[[Path, SourceConfig, str, DataConfig], list[Problem]] = lambda path, source, key, data: []
+    """What is wrong with a file before it is read (a missing column); `key` is the source's key in the run file."""
