@@ -75,7 +75,7 @@ def folder(tmp_path_factory, deepspeed_beside):
 
 
 def written(checkpoint, tmp_path):
-    export(str(checkpoint), tmp_path / "none", merge=False, gguf=None, llama_cpp=None, tell=print)
+    export(str(checkpoint), tmp_path / "none", tell=print)
 
 
 @pytest.mark.parametrize("stage", list(STAGES))

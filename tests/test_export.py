@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import export, open_model
+from artel.inference.export.exporter import ExportOptions
 from artel.inference.export.gguf import modelfile
 from artel.models import ModelRequest, build_model, save_model
 from artel.tokens import load_tokenizer, train_tokenizer
@@ -66,7 +67,10 @@ def quiet(text: str) -> None:
 
 
 def write(name: Path, folder: Path, **options):
-    wanted = {"merge": False, "gguf": None, "llama_cpp": None, **options}
+    of_gguf = {key: options.pop(key) for key in ("gguf", "llama_cpp") if key in options}
+    wanted = {"merge": False, **options}
+    if "gguf" in of_gguf:
+        wanted |= {"to": "gguf", "options": ExportOptions(of_gguf["gguf"], of_gguf.get("llama_cpp"))}
     return export(str(name), folder, tell=quiet, **wanted)
 
 

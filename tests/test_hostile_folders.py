@@ -140,7 +140,7 @@ def uses(folder, out):
         build_model(ModelRequest(wanted, CAUSAL, block=8, seed=0), load_tokenizer(str(folder)))
 
     def write():
-        export(str(folder), out, merge=(folder / ADAPTER).exists(), gguf=None, llama_cpp=None, tell=print)
+        export(str(folder), out, merge=(folder / ADAPTER).exists(), tell=print)
 
     return generate, chat, train, write
 

@@ -8,6 +8,7 @@ that calls `register`.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ class Registry:
     def __init__(self, key: str, entries: dict[str, str]) -> None:
         self.key = key
         self._entries: dict[str, Any] = dict(entries)
+        self._modules: dict[str, str] = {}
 
     @property
     def names(self) -> list[str]:
@@ -44,22 +46,21 @@ class Registry:
         return entry
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator: `@OBJECTIVES.register("reversed")` above a class, or `OPTIMIZERS.register("lion")(spec)`."""
+        """A decorator of a class or function, or called with what the name stands for."""
+        module = sys._getframe(1).f_globals["__name__"]
 
         def add(entry: T) -> T:
-            known = self._entries.get(name)
-            if known is not None and not _is_same(known, entry):
-                raise InputError.at(self.key, f"{name!r} is registered twice", "give yours another name")
+            if name in self._entries and self._modules.get(name) != module:  # a module may be imported once more
+                raise InputError.at(self.key, f"{name!r} is registered already", f"register it in {module} as another")
             self._entries[name] = entry
+            self._modules[name] = module
             return entry
 
         return add
 
-
-def _is_same(known: Any, entry: Any) -> bool:
-    """Whether an entry is registered once more because its module was imported under the same name again."""
-    names = [(getattr(each, "__module__", None), getattr(each, "__qualname__", None)) for each in (known, entry)]
-    return names[0] == names[1] and None not in names[0]
+    def module_of(self, name: str) -> str | None:
+        """The module outside artel that registered a name; None for a name of artel's own."""
+        return self._modules.get(name)
 
 
 FORMATS = Registry(
@@ -118,3 +119,5 @@ TRACKERS = Registry(
         "wandb": "artel.training.metrics.trackers:Wandb",
     },
 )
+EXPORTERS = Registry("--to", {"gguf": "artel.inference.export.gguf:GgufExporter"})
+CALLBACKS = Registry("callbacks", {})

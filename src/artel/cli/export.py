@@ -24,6 +24,9 @@ def export(
     llama_cpp: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="llama.cpp's folder, for --gguf; else LLAMA_CPP, or PATH.")
     ] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another form: gguf, or an exporter of the run's plugins.")
+    ] = None,
     deepspeed: Annotated[
         bool, typer.Option("--deepspeed", help="A run's newest checkpoint too, in DeepSpeed's universal format.")
     ] = False,
@@ -37,15 +40,20 @@ def export(
     from artel.errors import InputError
     from artel.inference import export as write
     from artel.inference import export_for_deepspeed
+    from artel.inference.export.exporter import ExportOptions
 
+    if gguf is not None and to is not None:
+        raise InputError.at("--to", "is given beside --gguf TYPE, which is --to gguf", "keep one")
     if llama_cpp is not None and gguf is None:
         raise InputError.at("--llama-cpp", "has no meaning without --gguf", "add --gguf q8_0, or leave it out")
-    if deepspeed and (merge or gguf is not None):
-        raise InputError.at("--deepspeed", "is for a checkpoint as it is", "leave it out, or --merge and --gguf")
+    if deepspeed and (merge or gguf is not None or to is not None):
+        raise InputError.at("--deepspeed", "is for a checkpoint as it is", "leave it out, or --merge, --gguf and --to")
     if deepspeed:
         done = export_for_deepspeed(name, folder)
     else:
-        done = write(name, folder, merge=merge, gguf=gguf, llama_cpp=llama_cpp, tell=tell)
+        options = ExportOptions(gguf or "f16", llama_cpp)
+        to = "gguf" if gguf is not None else to
+        done = write(name, folder, merge=merge, to=to, options=options, tell=tell)
     merged = f", merged into {done.merged_into} in {done.dtype}" if done.merged_into else ""
     tell(f"{done.kind}{merged}: {done.folder}")
     if as_json:

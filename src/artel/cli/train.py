@@ -210,6 +210,7 @@ def _work(run: RunConfig) -> dict[str, Any]:
     from artel.launching import choose_interface_of_process, end_with_launcher, lost_others_told
     from artel.parallel import join_world
     from artel.preparing import prepare
+    from artel.registry import CALLBACKS
     from artel.storage import lock
     from artel.training.loop import train as train_run
     from artel.training.run_folder import RunFolder
@@ -219,4 +220,5 @@ def _work(run: RunConfig) -> dict[str, Any]:
     with join_world(run.train.threads) as world, lost_others_told(), held:
         if _LED in os.environ:  # who starts the run anew knows of this process only from now on
             end_with_launcher(int(os.environ[_LED]))
-        return train_run(run, prepare(run, tell), world, tell)
+        callbacks = [CALLBACKS[name]() for name in run.callbacks]
+        return train_run(run, prepare(run, tell), world, tell, callbacks)

@@ -22,6 +22,7 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.objectives import objective_type
+from artel.plugins import code_digest
 from artel.preparing.claim import check_claim, claim, identity
 from artel.preparing.from_store import check_from_store
 from artel.preparing.known_stores import damage, remember_store, remembered_store, set_aside
@@ -30,6 +31,7 @@ from artel.preparing.news import News, Tell, still
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
 from artel.preparing.run_tokenizer import run_tokenizer, tokenizer_files
 from artel.preparing.workspace import Workspace
+from artel.registry import FORMATS, OBJECTIVES
 from artel.secrets import hide_secrets
 from artel.storage import (
     cache_folder,
@@ -181,8 +183,11 @@ def store_key(run: RunConfig) -> str:
 def _settings(run: RunConfig) -> dict[str, Any]:
     """What in the run file shapes the store."""
     data = run.data.model_dump(mode="json", exclude={"block", "packing", "document_mask", "store", "max_bad"})
+    modules = [FORMATS.module_of(source.format) for source in run.data.sources]
+    plugins = {module for module in (*modules, OBJECTIVES.module_of(run.objective)) if module is not None}
     return {
         "format": FORMAT,
+        **({"plugins": [[module, code_digest(module)] for module in sorted(plugins)]} if plugins else {}),
         **({"grams": GRAMS} if run.data.dedup.near is not None else {}),
         "data": data,
         "tokenizer": run.tokenizer.model_dump(mode="json", exclude={"replace"}),

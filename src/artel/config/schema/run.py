@@ -11,7 +11,7 @@ import logging
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
 from artel.config.schema.base import Name, Section, as_list, free, on_or_off
 from artel.config.schema.data import DataConfig, TokenizerConfig
@@ -32,7 +32,8 @@ from artel.config.schema.quantities import (
     Threads,
     Warmup,
 )
-from artel.config.schema.registered import ObjectiveName, OptimizerName, ScheduleName, TrackerName
+from artel.config.schema.registered import CallbackName, ObjectiveName, OptimizerName, ScheduleName, TrackerName
+from artel.plugins import load_plugin
 
 
 class LoraConfig(Section):
@@ -268,6 +269,11 @@ class Places(dict[tuple[str | int, ...], str]):
 
 class RunConfig(Section):
     _places: Places = PrivateAttr(default_factory=Places)
+    plugins: Annotated[list[Annotated[str, AfterValidator(load_plugin)]], BeforeValidator(as_list)] = free(
+        [],
+        "Modules of your own (package.module), which register formats, objectives, optimizers, schedules, trackers, "
+        "exporters or callbacks: they are imported, and may do all that you can.",
+    )
     run: Name = free("", "Folder of this run: everything it writes goes here. runs/NAME-OF-RUN-FILE when silent.")
     seed: Seed = Field(42, ge=0, description="Fixes order, initial weights and dropout.")
     data: DataConfig = Field(DataConfig(), description="The text: sources, cleaning, split, blocks.")
@@ -292,6 +298,7 @@ class RunConfig(Section):
     parallel: ParallelConfig = Field(ParallelConfig(), description="How the run is spread over processes.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is saved and what is kept.")
     log: LogConfig = Field(LogConfig(), description="How often figures are written down.")
+    callbacks: list[CallbackName] = free([], "Callbacks of your plugins, by name: called after every step.")
     profile: bool = free(False, "Write where the time of a few steps goes: RUN/profile, a table and a Chrome trace.")
     track: list[TrackerName] = free(["console", "jsonl"], "Where figures go; tensorboard and wandb are extras.")
 

@@ -17,7 +17,7 @@ from artel.config import ModelConfig, RunConfig, load_run, near_name
 from artel.errors import InputError
 from artel.inference.deepspeed.from_checkpoint import Assembled, assemble
 from artel.inference.deepspeed.universal import newest_checkpoint, write_universal
-from artel.inference.export.gguf import find_gguf_tools, write_gguf
+from artel.inference.export.exporter import ExportOptions, open_exporter
 from artel.inference.open import Opened, check_run_name, objective_of_folder, open_checkpoint, open_model
 from artel.models import ModelRequest, is_adapted, load_model, read_adapter, read_config, write_model
 from artel.models.loading.check import check_whole
@@ -36,7 +36,7 @@ class Exported:
 
     folder: str
     kind: str
-    """model, adapter, gguf or deepspeed."""
+    """model, adapter, deepspeed, or the name of the exporter that wrote it."""
     merged_into: str | None = None
     """The base model of an adapter that was merged."""
     dtype: str | None = None
@@ -46,38 +46,46 @@ class Exported:
         return asdict(self)
 
 
-def export(name: str, folder: Path, *, merge: bool, gguf: str | None, llama_cpp: str | None, tell: Tell) -> Exported:
+def export(
+    name: str,
+    folder: Path,
+    *,
+    merge: bool = False,
+    to: str | None = None,
+    options: ExportOptions | None = None,
+    tell: Tell,
+) -> Exported:
     """Write the model of a run (the newest checkpoint while it is not finished) or of a folder to a new folder.
 
     A folder may be a checkpoint of DeepSpeed's own, whose weights, in pieces, become a model's in float32.
-    With `merge` an adapter is added to its base model, loaded unquantised; with `gguf` (f16, q4_k_m …) the folder holds
-    model.gguf and a Modelfile, made by llama.cpp's tools, which are looked for in `llama_cpp` too. The folder appears
-    when it is whole. Raises InputError before anything is loaded, WorkError when a tool fails.
+    With `merge` an adapter is added to its base model, loaded unquantised; with `to` the folder holds what the exporter
+    of that name makes of the model (gguf: model.gguf and a Modelfile). The folder appears when it is whole. Raises
+    InputError before anything is loaded, WorkError when a tool fails.
     """
     check_new(folder)
-    tools = None if gguf is None else find_gguf_tools(gguf, llama_cpp)
+    exporter = None if to is None else open_exporter(to, name, options or ExportOptions())
     source, run = _source(name)
     if run is not None:
         refuse_overlaps(run, [("DIR", folder)])
     adapted = read_adapter(str(source)) is not None if isinstance(source, Path) else is_adapted(source.model)
     if merge and not adapted:
         raise InputError.at("--merge", f"{name} has no adapter to be merged", "leave it out")
-    if tools is not None and adapted and not merge:
-        raise InputError.at("--gguf", f"{name} is an adapter, not a whole model", "add --merge")
-    kind = "gguf" if tools is not None else "adapter" if adapted and not merge else "model"
+    if to is not None and adapted and not merge:
+        raise InputError.at(f"--to {to}", f"{name} is an adapter, not a whole model", "add --merge")
+    kind = to or ("adapter" if adapted and not merge else "model")
     done = Exported(str(folder), kind)
     with new_folder(folder) as partial:
         work = partial / "work"  # on the disk of the result, and gone before that gets its name
         work.mkdir()
-        whole = partial if tools is None else work / "model"
+        whole = partial if exporter is None else work / "model"
         if merge:
             tell("merging: base model in float32")
             done = replace(done, **_merge(_put(source, work / "adapter"), run, whole))
         else:
             _put(source, whole)
-        if tools is not None:
-            tell(f"converting to {tools.type}")
-            write_gguf(tools, whole, partial)
+        if exporter is not None:
+            tell(f"converting to {to}")
+            exporter.write(whole, partial)
         shutil.rmtree(work)
     return done
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from artel.errors import InputError, WorkError
+from artel.inference.export.exporter import ExportOptions
 from artel.tokens import Tokenizer, load_tokenizer
 
 _SCRIPT = "convert_hf_to_gguf.py"
@@ -79,6 +80,16 @@ def _quantize(folder: Path | None) -> Path | None:
     built = next((place / "llama-quantize" for place in places if (place / "llama-quantize").is_file()), None)
     on_path = shutil.which("llama-quantize")
     return built or (None if on_path is None else Path(on_path))
+
+
+class GgufExporter:
+    """model.gguf and a Modelfile for Ollama, made by llama.cpp's tools."""
+
+    def __init__(self, options: ExportOptions) -> None:
+        self._tools = find_gguf_tools(options.gguf_type, options.llama_cpp)
+
+    def write(self, model: Path, folder: Path) -> None:
+        write_gguf(self._tools, model, folder)
 
 
 def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:

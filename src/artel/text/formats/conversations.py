@@ -10,7 +10,6 @@ Rules, besides those of `turns`:
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from artel.config import SourceConfig
 from artel.errors import InputError, Problem
+from artel.plugins import import_own_module
 from artel.registry import FORMATS
 from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn, names_of
 from artel.text.records import BadRecord, Conversation, Message, Preference, Record
@@ -67,15 +67,7 @@ def check_converter(source: SourceConfig, key: str) -> list[Problem]:
 def import_function(converter: str, key: str) -> UserFunction:
     """The user's function `module:function`; modules in the working folder are found too. Raises InputError."""
     module, _, name = converter.partition(":")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)  # last: a file here must not replace a module that others import
-    try:
-        function = getattr(importlib.import_module(module), name, None)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
-        what = f"{module!r} cannot be imported: {type(error).__name__}: {error}"
-        fix = f"write module:function; the module is looked for in {folder} and on PYTHONPATH"
-        raise InputError.at(key, what, fix) from None
+    function = getattr(import_own_module(module, key, "write module:function"), name, None)
     if not callable(function):
         fix = f"define {name}(row) there; it is given a row and returns a list of {{role, content}}"
         raise InputError.at(key, f"{module!r} has no function {name!r}", fix)
