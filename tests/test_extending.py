@@ -1,0 +1,187 @@
+"""Every example of docs/extending.md, extracted and run: a tiny training with the plugin, and what it leaves behind."""
+
+import csv
+import importlib
+import json
+import math
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from artel.config import SourceConfig, load_run
+from artel.errors import InputError
+from artel.preparing.prepare import store_key
+from artel.text.formats.dummy import read_dummy
+from artel.tokens import TokenStore, load_tokenizer
+from support.runs import artel, largest_difference, losses, metrics, write_run
+
+PAGE = (Path(__file__).resolve().parents[1] / "docs/extending.md").read_text(encoding="utf-8")
+LONGEST = 40
+
+
+def examples():
+    """Heading -> (name of the file, its code, what the run file says)."""
+    found = {}
+    for section in PAGE.split("\n## ")[1:]:
+        code = re.search(r"```python\n# (\S+\.py)\n(.*?)```", section, re.DOTALL)
+        keys = re.search(r"```yaml\n(.*?)```", section, re.DOTALL)
+        found[section.partition("\n")[0]] = (code[1], code[2], yaml.safe_load(keys[1]) if keys else {})
+    return found
+
+
+EXAMPLES = examples()
+OF_RUNS = [heading for heading, (_, _, keys) in EXAMPLES.items() if keys]
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch, request):
+    """The folder of a run with the plugin of an example."""
+    monkeypatch.chdir(tmp_path)
+    file, code, keys = EXAMPLES[request.param]
+    Path(file).write_text(code)
+    poems = [record.text for record in read_dummy(SourceConfig(format="dummy", documents=300))]
+    Path("texts.poems").write_text("\n***\n".join([*poems, ""]))
+    write_run(tmp_path / "mine.yaml", **keys)
+    done = artel("train", "mine.yaml")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "mine"
+
+
+def of(*headings):
+    return pytest.mark.parametrize("trained", headings, indirect=True)
+
+
+def test_there_is_an_example_of_each_and_none_is_long():
+    assert list(EXAMPLES) == ["A format", "An objective", "A metric", "An optimizer", "A schedule", "A tracker",
+                              "A callback", "An exporter", "A verb"]  # fmt: skip
+    for heading, (_, code, keys) in EXAMPLES.items():
+        assert code.count("\n") + len(yaml.safe_dump(keys, default_flow_style=None).splitlines()) <= LONGEST, heading
+
+
+@of("A format")
+def test_a_format(trained):
+    ledger = orjson.loads((trained / "ledger.json").read_bytes())
+    assert ledger["documents"]["read"] == 301
+    assert ledger["documents"]["dropped"]["empty"] == 1
+    (rejected,) = (trained / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(rejected)["origin"].startswith("texts.poems:")
+
+
+@of("An objective")
+def test_an_objective(trained):
+    (store,) = [folder for folder in Path("stores").iterdir() if (folder / "manifest.json").is_file()]
+    tokenizer = load_tokenizer(str(store / "tokenizer"))
+    ids = TokenStore(store).train.read(0, 400).tolist()
+    first = ids[: ids.index(tokenizer.end_id)]
+    assert tokenizer.decode(first[::-1]).lstrip()[0].isupper()  # a sentence begins where the text ends
+
+
+@of("A metric")
+def test_a_metric(trained):
+    (judged,) = [line["validation"] for line in metrics(trained) if "validation" in line]
+    assert judged["bits_per_token"] == pytest.approx(judged["loss"] / math.log(2))
+    assert (trained / "checkpoints/best").exists()
+
+
+@of("An optimizer")
+def test_an_optimizer(trained):
+    from safetensors.numpy import load_file
+
+    by_step = losses(trained)
+    assert by_step[6][0] < by_step[1][0]
+    state = load_file(trained / "checkpoints/latest/optimizer.safetensors")
+    assert {name.rpartition("|")[2] for name in state} == {"exp_avg"}
+
+
+@pytest.mark.processes
+@of("An optimizer")
+def test_every_process_has_the_plugins(trained):
+    done = artel("train", "mine.yaml", "run=two", "parallel.data=2", "prepare.workers=2")
+    assert done.returncode == 0, done.stderr
+    assert largest_difference(losses(trained), losses(Path("two"))) < 1e-4
+
+
+@of("A schedule")
+def test_a_schedule(trained):
+    rates = [line["learning_rate"] for line in metrics(trained) if "loss" in line]
+    assert rates == pytest.approx([1e-3 * share for share in (0.5, 1, 1, (2 / 3) ** 0.5, 2**-0.5, (2 / 5) ** 0.5)])
+
+
+@of("A tracker")
+def test_a_tracker(trained):
+    with (trained / "losses.csv").open() as file:
+        rows = [(int(step), float(loss)) for step, loss in csv.reader(file)]
+    assert rows == [(line["step"], line["loss"]) for line in metrics(trained) if "loss" in line]
+
+
+@of("A callback")
+def test_a_callback(trained):
+    assert [line.split()[0] for line in (trained / "norms.txt").read_text().splitlines()] == ["2", "4", "6"]
+
+
+@of("An exporter")
+def test_an_exporter(trained):
+    done = artel("export", "mine", "exported", "--to", "npz")
+    assert done.returncode == 0, done.stderr
+    assert "transformer.wte.weight" in np.load("exported/weights.npz")
+    wrong = artel("export", "mine", "other", "--to", "npy")
+    assert wrong.returncode == 2
+    assert "did you mean npz?" in wrong.stderr
+
+
+@of("A schedule")
+def test_a_verb(trained):
+    file, code, _ = EXAMPLES["A verb"]
+    Path(file).write_text(code)
+    app = typer.Typer()
+    app.command("vocabulary")(runpy.run_path(file)["vocabulary"])
+    shown = CliRunner().invoke(app, [str(trained), "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.output) == {"vocabulary": load_tokenizer(str(trained / "model")).vocabulary}
+
+
+def test_the_code_of_a_plugin_is_in_the_key_of_a_store_that_it_shapes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = store_key(load_run(str(write_run(tmp_path / "plain.yaml"))))
+    Path("key_formats.py").write_text(EXAMPLES["A format"][1].replace('"poems"', '"key_poems"'))
+    Path("a.poems").write_text("one\n***\ntwo")
+    unused = load_run(str(write_run(tmp_path / "unused.yaml", plugins=["key_formats"])))
+    assert store_key(unused) == plain
+    source = {"sources": [{"path": "a.poems", "format": "key_poems"}]}
+    used = load_run(str(write_run(tmp_path / "used.yaml", plugins=["key_formats"], data=source)))
+    before = store_key(used)
+    with Path("key_formats.py").open("a") as file:
+        file.write("\n# another comment\n")
+    assert store_key(used) != before
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (None, r"plugins.0: 'wrong_plugin' cannot be imported: ModuleNotFoundError"),
+        ("raise ValueError('out of order')", r"plugins.0: 'wrong_plugin' cannot be imported: ValueError: out of order"),
+        ("from artel.registry import TRACKERS\nTRACKERS.register('jsonl')(object)", r"'jsonl' is registered already"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported(code, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    if code is not None:
+        Path("wrong_plugin.py").write_text(code)
+    importlib.invalidate_caches()
+    with pytest.raises(InputError, match=message) as error:
+        load_run(str(write_run(tmp_path / "run.yaml", plugins="wrong_plugin")))
+    assert all(problem.fix for problem in error.value.problems)
+
+
+def test_a_callback_that_nobody_registered(tmp_path):
+    with pytest.raises(InputError, match=r"callbacks.0: 'mine' is not one of what plugins register"):
+        load_run(str(write_run(tmp_path / "run.yaml", callbacks=["mine"])))
