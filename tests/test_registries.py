@@ -8,13 +8,13 @@ import ast
 from pathlib import Path
 
 import pytest
-from artel.text.formats.base import Format
 
 import artel.objectives
 from artel.config import run_from
 from artel.errors import InputError
 from artel.objectives.base import Objective
 from artel.registry import CALLBACKS, EXPORTERS, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS, Registry
+from artel.text.formats.format import Format
 from artel.training.metrics.trackers import Tracker
 from artel.training.optim.specs import OptimizerSpec
 
