@@ -70,6 +70,19 @@ def test_the_rooms_in_the_architecture_are_those_in_the_house():
     assert rooms == {path.parent.name for path in (ROOT / "src/artel").glob("*/__init__.py")}
 
 
+def test_each_law_names_its_code_and_the_tests_that_prove_it():
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+)\. \*\*[^|]+\| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 13))
+    for number, code, tests in rows:
+        for file in re.findall(r"`([^`]+)`", code):
+            assert (ROOT / "src/artel" / file).is_file(), (number, file)
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", tests)
+        assert named, number
+        for file, function in named:
+            assert f"\ndef {function}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), (number, file, function)
+
+
 def test_every_printed_command_is_run():
     for command in printed():
         assert kind_of(command.text), (
