@@ -23,8 +23,7 @@ REGISTRIES = {
     "objective": OBJECTIVES, "format": FORMATS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "track": TRACKERS,
     "exporter": EXPORTERS, "callbacks": CALLBACKS,
 }  # fmt: skip
-# The benchmarks have the names that peers give to what artel measures beside them.
-TRANSLATORS = ("config/converters/", "parallel/deepspeed/config.py", "parallel/deepspeed/keys.py", "diagnostics/bench/")
+TRANSLATORS = ("config/converters/", "parallel/deepspeed/config.py", "parallel/deepspeed/keys.py")
 SOURCES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
 OTHERS = {name: tree for name, tree in SOURCES.items() if name != "registry.py" and not name.startswith(TRANSLATORS)}
 

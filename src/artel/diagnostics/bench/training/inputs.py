@@ -18,14 +18,13 @@ from artel.diagnostics.bench.training.contestant import Work
 from artel.errors import InputError, Problem
 from artel.models import ModelRequest, build_model, check_model
 from artel.objectives import objective_of
+from artel.registry import OBJECTIVES
 from artel.tokens import Sample, StoreWriter, Tokenizer, TokenStore, load_tokenizer, micro_batches, step_numbers
 
-AUTO_CLASSES = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
-
-# Small models, for two CPU cores.
+# Small models for each kind of head, for two CPU cores.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "causal": {"model_type": "gpt2", "n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 16_384},
-    "masked": {
+    "AutoModelForCausalLM": {"model_type": "gpt2", "n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 16_384},
+    "AutoModelForMaskedLM": {
         "model_type": "roberta",
         "num_hidden_layers": 6,
         "hidden_size": 384,
@@ -57,7 +56,7 @@ def read_model(option: str, objective: str) -> dict[str, Any]:
 
     Dropout is 0 unless it is set. Raises InputError for what cannot be read or is no model for the objective.
     """
-    values = _read(option) if option else dict(_DEFAULTS[objective])
+    values = _read(option) if option else dict(_DEFAULTS[OBJECTIVES[objective].auto_class])
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         fix = "write {model_type: gpt2, n_layer: 6}, or give a JSON or YAML file or a folder with config.json"
         raise InputError.at("--model", f"{option!r} is no model's configuration: it has no model_type", fix)
@@ -66,7 +65,7 @@ def read_model(option: str, objective: str) -> dict[str, Any]:
     if _is_config_json(option):  # transformers ignores keys of its earlier versions there
         values = {key: value for key, value in values.items() if key in known or key == "model_type"}
     try:
-        check_model(ModelConfig(config=values), AUTO_CLASSES[objective])
+        check_model(ModelConfig(config=values), OBJECTIVES[objective].auto_class)
     except InputError as error:
         raise _about_options(error) from None
     dropout = {key: 0.0 for key, value in known.items() if "drop" in key and isinstance(value, float) and value > 0}
@@ -81,7 +80,9 @@ def make(work: Work, model: dict[str, Any], steps: int) -> Made:
     made_up.save_pretrained(str(folder / "store" / "tokenizer"))
     tokenizer = load_tokenizer(str(folder / "store" / "tokenizer"))
     try:
-        request = ModelRequest(ModelConfig(config=model), AUTO_CLASSES[work.objective], block=work.length, seed=_SEED)
+        request = ModelRequest(
+            ModelConfig(config=model), OBJECTIVES[work.objective].auto_class, block=work.length, seed=_SEED
+        )
         built = build_model(request, tokenizer)
     except InputError as error:
         raise _about_options(error) from None
@@ -152,9 +153,10 @@ def _tokenizer(vocabulary: int, pad: int | None) -> PreTrainedTokenizerFast:
 
 def _write_store(work: Work, tokenizer: Tokenizer, steps: int) -> None:
     """A store of random ids, none of them a special token: the blocks of `steps` steps."""
-    framed = tokenizer.frame().size if work.objective == "masked" else 0
+    objective = OBJECTIVES[work.objective]
+    framed = tokenizer.frame().size if objective.encoder else 0
     blocks = steps * work.batch
-    tokens = blocks * (work.length - framed) + (work.objective == "causal")  # the token after the last block
+    tokens = blocks * (work.length - framed) + objective.generates  # the token after the last block
     ordinary = np.setdiff1d(np.arange(tokenizer.vocabulary), tokenizer.special_ids)
     random = np.random.default_rng(_SEED)
     store = Path(work.folder) / "store"

@@ -14,24 +14,22 @@ import torch
 
 from artel.diagnostics.bench.figures import Tell, about_machine
 from artel.diagnostics.bench.training.contestant import Work, function_of
-from artel.diagnostics.bench.training.inputs import AUTO_CLASSES, make, read_model
+from artel.diagnostics.bench.training.inputs import make, read_model
 from artel.diagnostics.bench.training.processes import Contestant, Failed, ending
 from artel.diagnostics.bench.training.result import Measured
 from artel.errors import InputError, Problem, WorkError
 from artel.models import pick_precision
 from artel.models.flops import device_name, flops_a_token
 from artel.planning.machine import usable_cores
+from artel.registry import OBJECTIVES, OPTIMIZERS
 from artel.storage import cache_folder, disk_errors
 
-OBJECTIVES = tuple(AUTO_CLASSES)
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16", "fp8")
-OPTIMIZERS = ("adamw", "adamw8bit", "adafactor", "sgd")
 
 _ARTEL = f"{Path(__file__).with_name('artel_loop.py')}:train"
 # After the first step: by then optimizers have allocated their state, and compilers have done what they do late.
 _WARM_UP = 2
-_SHORTEST = {"causal": 2, "masked": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def measure_train(settings: Settings, tell: Tell) -> Measured:
         precision=precision,
         device=name,
         tokens=work.batch * work.length,
-        flops=flops_a_token(made.config, AUTO_CLASSES[work.objective], work.length),
+        flops=flops_a_token(made.config, OBJECTIVES[work.objective].auto_class, work.length),
         about=about,
     )
 
@@ -111,15 +109,18 @@ def measure_train(settings: Settings, tell: Tell) -> Measured:
 def _check(settings: Settings) -> tuple[str, dict, list[Contestant]]:
     """The device, the model's configuration, the contestants. Raises InputError for all that is wrong together."""
     problems = []
+    objectives = [name for name in OBJECTIVES.names if OBJECTIVES[name].packs_text]
+    optimizers = [name for name in OPTIMIZERS.names if OPTIMIZERS[name].build_for_matrices is None]
     for option, value, known in (
-        ("--objective", settings.objective, OBJECTIVES),
+        ("--objective", settings.objective, objectives),
         ("--device", settings.device, DEVICES),
         ("--precision", settings.precision, PRECISIONS),
-        ("--optimizer", settings.optimizer, OPTIMIZERS),
+        ("--optimizer", settings.optimizer, optimizers),
     ):
         if value not in known:
             problems.append(Problem(option, f"there is no {value!r}", f"write one of: {', '.join(known)}"))
-    if settings.length < (shortest := _SHORTEST.get(settings.objective, 2)):
+    is_encoder = settings.objective in objectives and OBJECTIVES[settings.objective].encoder
+    if settings.length < (shortest := 8 if is_encoder else 2):
         problems.append(Problem("--length", f"{settings.length} tokens are too few", f"write {shortest} or more"))
     contestants = [Contestant("artel", _ARTEL), *(_peer(name, problems) for name in settings.peers)]
     names = [contestant.name for contestant in contestants]
@@ -132,7 +133,7 @@ def _check(settings: Settings) -> tuple[str, dict, list[Contestant]]:
     elif device == "cuda" and not torch.cuda.is_available():
         problems.append(Problem("--device", "PyTorch finds no GPU here", "write auto or cpu"))
     model = {}
-    if settings.objective in OBJECTIVES:
+    if settings.objective in objectives:
         try:
             model = read_model(settings.model, settings.objective)
         except InputError as error:
