@@ -94,7 +94,7 @@ class Target:
 def targets(folder: Path) -> dict[str, Target]:
     """All of them; what they need is made in `folder`."""
     torch.set_num_threads(1)
-    run = run_from({**RUN, "run": str(folder / "run"), "data": {**RUN["data"], "store": str(folder / "stores")}}, [],
+    run = run_from({**RUN, "run": str(folder / "run"), "data": {**RUN["data"], "store": str(folder / "stores")}}, {},
                    {(): "run.yaml"})  # fmt: skip
     store = prepare(run).folder
     texts = ["some words of a text", "слова из другого текста"] * 50
@@ -158,7 +158,7 @@ def read_run(folder: Path, files: Files, whole: Files) -> None:
     file = folder / name
     if name.startswith("old"):
         tree, told = convert(read_file(file), str(file))
-        run = run_from(tree, [], {(): str(file)})
+        run = run_from(tree, {}, {(): str(file)})
         assert all(isinstance(line, str) for line in told)
     else:
         run = load_run(str(file))
@@ -277,7 +277,7 @@ class ModelReader:
         kind = "AutoModelForMaskedLM" if b'"roberta"' in whole["config.json"] else "AutoModelForCausalLM"
         if "scratch" in files:
             values = {"model": {"config": json.loads(files["config.json"])}}
-            wanted = run_from({**RUN, **values}, [], {(): "run.yaml"}).model
+            wanted = run_from({**RUN, **values}, {}, {(): "run.yaml"}).model
         else:
             wanted = ModelConfig.model_validate({"from": str(folder)})
         check_model(wanted, kind)

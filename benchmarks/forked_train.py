@@ -1,9 +1,9 @@
 """`artel train` as forks of one process that has imported everything: a start costs a tenth of a second, not 10 to 20.
 
-What is forked calls artel's own command line. One thing alone is replaced, `artel.launching.launch`: instead of having
-torchrun start a process for each rank, it lets go of ranks that were forked before any text was prepared (a process
-that has trained a tokenizer has threads, which do not survive a fork). Its ranks are not ended when one of them is:
-they must notice by themselves.
+What is forked calls artel's own command line. One function is replaced, `artel.launching.start_run.launch`: instead of
+having torchrun start a process for each rank, it lets go of ranks that were forked before any text was prepared (a
+process that has trained a tokenizer has threads, which do not survive a fork). Its ranks are not ended when one of them
+is: they must notice by themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBER = 4  # bytes of a port in the pipe
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 _IMPORTED = (
     "artel.cli.main", "artel.training.loop", "artel.training.run_folder", "artel.preparing.assembly",
-    "artel.preparing.engines.run_stage", "artel.preparing.selection", "artel.launching",
+    "artel.preparing.engines.run_stage", "artel.preparing.selection", "artel.launching.start_run",
     "torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch.distributed.checkpoint.hf_storage",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.convert_slow_tokenizer", "transformers.tokenization_utils_tokenizers", "tokenizers.trainers",
@@ -155,7 +155,7 @@ class _Shared:
 
 def _lead(file: Path, shared: _Shared, log: Path) -> None:
     """The process that a user starts: alone it is the run; else it prepares, and lets go of the ranks."""
-    import artel.launching
+    import artel.launching.start_run
 
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a benchmark that is ended leaves nothing running
@@ -172,7 +172,7 @@ def _lead(file: Path, shared: _Shared, log: Path) -> None:
         rank.start()
     os.close(ports)
     shared.tell_pids([rank.pid or 0 for rank in ranks])
-    artel.launching.launch = partial(_launch, ranks, let_go, shared)  # type: ignore[assignment]
+    artel.launching.start_run.launch = partial(_launch, ranks, let_go, shared)  # type: ignore[assignment]
     try:
         _artel("train", str(file), "--nproc", str(shared.ranks))
     finally:
@@ -181,7 +181,7 @@ def _lead(file: Path, shared: _Shared, log: Path) -> None:
 
 
 def _launch(ranks: list[BaseProcess], let_go: int, shared: _Shared, *_: object) -> None:
-    """In place of artel.launching.launch. Raises WorkError when a rank fails."""
+    """In place of artel.launching.start_run.launch. Raises WorkError when a rank fails."""
     from artel.errors import WorkError
 
     os.write(let_go, _free_port().to_bytes(_NUMBER, "little") * len(ranks))
@@ -195,7 +195,7 @@ def _launch(ranks: list[BaseProcess], let_go: int, shared: _Shared, *_: object) 
 
 def _work(rank: int, ranks: int, file: Path, ports: int, let_go: int) -> None:
     """A rank, with the environment in which torchrun starts one."""
-    from artel.cli.train import _LED
+    from artel.launching.start_run import LED
 
     leader = os.getppid()
     os.close(let_go)
@@ -203,7 +203,7 @@ def _work(rank: int, ranks: int, file: Path, ports: int, let_go: int) -> None:
     if not port:  # the leader has ended
         return
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), _LED: str(leader)}  # fmt: skip
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LED: str(leader)}  # fmt: skip
     _artel("train", str(file))
 
 

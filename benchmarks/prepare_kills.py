@@ -109,7 +109,7 @@ def run_of(folder: Path, name: str, workers: int) -> RunConfig:
     data = {"store": str(folder / name), "sources": sources, "dedup": {"near": {}, "lines": "line"}}
     tree = {"run": str(folder / "run"), "data": data, "tokenizer": {"train": {"vocab": 600}},
             "prepare": {"workers": workers, "part": 60_000}}  # fmt: skip
-    return run_from(tree, [], {(): "run.yaml"})
+    return run_from(tree, {}, {(): "run.yaml"})
 
 
 def write_texts(folder: Path, chance: random.Random) -> None:

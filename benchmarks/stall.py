@@ -103,7 +103,7 @@ def main() -> None:
     os.environ["ARTEL_CACHE"] = str(folder / "cache")
     layers = round((given.gigabytes * 1e9 / STATE - (VOCABULARY + POSITIONS) * WIDTH) / LAYER)
     try:
-        run = run_from(tree(folder, layers, given), [], {(): "stall.yaml"})
+        run = run_from(tree(folder, layers, given), {}, {(): "stall.yaml"})
         loop.Save = TimedSave  # type: ignore[misc]
         with join_world(run.train.threads) as processes:
             loop.train(run, prepare(run), processes, lambda said: print(said, file=sys.stderr, flush=True))

@@ -78,7 +78,7 @@ def run(place, name, bad, processes=ALONE, **changes):
     """Train, or go on: (folder, what was said). A run that is ended from outside is gone on with by a second call."""
     changes = {"checkpoint": {"every": 4, "keep": 99}, "validate": {"every": "never"}} | changes
     file = place / f"{name}-{processes.rank}.yaml"  # each rank its own: they write at the same time
-    config = load_run(str(write_run(file, run=str(place / name), **changes)), [])
+    config = load_run(str(write_run(file, run=str(place / name), **changes)), {})
     said = []
     train(config, prepare(config, lambda _: None), processes, said.append, callbacks=[bad])
     return place / name, said
@@ -238,7 +238,7 @@ def test_deepspeed_steps_by_itself_and_is_refused(place):
     file = write_run(place / "deepspeed.yaml", train={"on_bad_step": "skip", "spike": 3},
                      parallel={"deepspeed": str(place / "zero.json")})  # fmt: skip
     with pytest.raises(InputError) as error:
-        check_layout(load_run(str(file), []), "AutoModelForCausalLM", 1, 1)
+        check_layout(load_run(str(file), {}), "AutoModelForCausalLM", 1, 1)
     assert {"train.on_bad_step", "train.spike"} <= {problem.where for problem in error.value.problems}
 
 

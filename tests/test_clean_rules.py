@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from artel.config import CleanConfig, DataConfig
+from artel.config import CleanConfig, DataConfig, Overrides
 from artel.config.load import run_from
 from artel.errors import InputError
 from artel.preparing.prepare import store_key
@@ -225,14 +225,16 @@ def test_pairs_keep_their_lines(tmp_path):
 )  # fmt: skip
 def test_wrong_values_are_told_when_the_run_file_is_read(key, value, expected):
     with pytest.raises(InputError, match=re.escape(expected)):
-        run_from({"data": {"sources": [{"path": "a.txt"}]}}, [f"data.clean.{key}={value}"], {(): "run.yaml"})
+        run_from(
+            {"data": {"sources": [{"path": "a.txt"}]}}, Overrides.parse([f"data.clean.{key}={value}"]), {(): "run.yaml"}
+        )
 
 
 def test_ngram_limits_come_back_from_a_written_run(tmp_path):
     from artel.config import dump_run, load_run
 
     tree = {"data": {"sources": [{"path": "a.txt"}], "clean": {"repeated_ngrams": GOPHER, "drop_lines": r"^\s*\*"}}}
-    run = run_from(tree, [], {(): "run.yaml"})
+    run = run_from(tree, {}, {(): "run.yaml"})
     (tmp_path / "run.yaml").write_text(dump_run(run))
     assert load_run(str(tmp_path / "run.yaml")).data == run.data
     assert run.data.clean.repeated_ngrams == GOPHER
@@ -259,7 +261,7 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(monkeypatch, tmp_pa
 
 def test_rules_are_part_of_what_a_store_is_found_by():
     def key(**rules):
-        return store_key(run_from({"data": {"sources": [{"format": "dummy"}], "clean": rules}}, [], {(): "run.yaml"}))
+        return store_key(run_from({"data": {"sources": [{"format": "dummy"}], "clean": rules}}, {}, {(): "run.yaml"}))
 
     rules = [{}, {"repeated_ngrams": {2: 0.2}}, {"repeated_ngrams": {3: 0.2}}, {"symbols": 0.4}, {"drop_lines": "a"}]
     assert len({key(**each) for each in rules}) == len(rules)

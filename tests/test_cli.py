@@ -120,7 +120,8 @@ def test_what_a_device_has_not_is_told_before_any_text_is_prepared(tmp_path):
 def test_a_library_that_lacks_a_kernel_says_nothing():
     """bitsandbytes, which peft imports, looks for a kernel of another package on processors with AVX-512 in bf16."""
     code = (
-        "import logging; from artel.cli.common import quiet_libraries; quiet_libraries(); import bitsandbytes\n"
+        "import logging; from artel.launching.quiet_libraries import quiet_libraries\n"
+        "quiet_libraries(); import bitsandbytes\n"
         "print(logging.getLogger('bitsandbytes.backends.cpu.ops').isEnabledFor(logging.WARNING))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)

@@ -7,7 +7,16 @@ from itertools import pairwise
 import pytest
 import yaml
 
-from artel.config import RunConfig, TrainConfig, dump_run, load_run, recipe_names, result_differences, run_from
+from artel.config import (
+    Overrides,
+    RunConfig,
+    TrainConfig,
+    dump_run,
+    load_run,
+    recipe_names,
+    result_differences,
+    run_from,
+)
 from artel.config.load import read_file
 from artel.config.other_names import OTHER_NAMES
 from artel.config.schema.quantities import Interval, Warmup, read_bytes, read_count, read_number
@@ -54,7 +63,7 @@ def test_all_problems_at_once_each_with_line_and_remedy(tmp_path):
         "train: {learning_rate: abc, optimizer: adam}\n"
     )
     with pytest.raises(InputError) as error:
-        load_run(str(file), ["train.warmup=oops", "checkpoint.evry=3"])
+        load_run(str(file), Overrides.parse(["train.warmup=oops", "checkpoint.evry=3"]))
     text = str(error.value)
     for part in ("run.yaml:1: sed", "did you mean seed?", "run.yaml:5: data.sources.0.formt", "did you mean format?",
                  "run.yaml:6: data.blok", "did you mean block?", "run.yaml:7: train.learning_rate", "5e-5",
@@ -85,7 +94,9 @@ def test_broken_files(tmp_path, text, message):
 
 
 def test_what_is_dumped_is_read_back_equal(tmp_path):
-    run = load_run("demo", ["train.warmup=0.1", "checkpoint.every=90min", "train.batch=1k", "data.validation=0"])
+    run = load_run(
+        "demo", Overrides.parse(["train.warmup=0.1", "checkpoint.every=90min", "train.batch=1k", "data.validation=0"])
+    )
     file = tmp_path / "config.yaml"
     file.write_text(dump_run(run))
     assert load_run(str(file)) == run
@@ -94,8 +105,10 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
 
 def test_only_keys_that_shape_the_result_count_as_differences():
     before = load_run("demo")
-    same = load_run("demo", ["checkpoint.keep=9", "track=[jsonl]", "train.micro_batch=2", "validate.every=7"])
-    other = load_run("demo", ["train.learning_rate=1", "data.block=99"])
+    same = load_run(
+        "demo", Overrides.parse(["checkpoint.keep=9", "track=[jsonl]", "train.micro_batch=2", "validate.every=7"])
+    )
+    other = load_run("demo", Overrides.parse(["train.learning_rate=1", "data.block=99"]))
     assert result_differences(before, same) == []
     assert [line.split(":")[0] for line in result_differences(before, other)] == ["data.block", "train.learning_rate"]
 
@@ -153,7 +166,7 @@ def test_what_no_run_can_mean_is_refused_with_its_bound(key, tmp_path):
     file.write_text("data: {sources: [{format: dummy}]}\n")
     for value in OUT_OF_BOUNDS[key]:
         with pytest.raises(InputError) as error:
-            load_run(str(file), [f"{key}={value}"])
+            load_run(str(file), Overrides.parse([f"{key}={value}"]))
         text = str(error.value)
         assert key in text
         assert re.search(r"write|greater|less|longer|whole number|too large|0 to", text), text
@@ -165,7 +178,9 @@ def test_every_number_has_an_upper_bound():
     refused = set()
     for key in all_keys(RunConfig):
         try:
-            run = run_from({"data": {"sources": [{"format": "dummy"}]}}, [f"{key}=1e300"], {(): "run.yaml"})
+            run = run_from(
+                {"data": {"sources": [{"format": "dummy"}]}}, Overrides.parse([f"{key}=1e300"]), {(): "run.yaml"}
+            )
         except InputError as error:
             refused |= {key} if "over" in str(error) or "less than" in str(error) else set()
         else:
@@ -176,7 +191,7 @@ def test_every_number_has_an_upper_bound():
 
 def test_large_seeds_are_kept_to_the_last_digit(tmp_path):
     for written in (2**63 - 1, str(2**63 - 1)):
-        assert run_from({"seed": written, "data": {"sources": [{"format": "dummy"}]}}, [], {(): ""}).seed == 2**63 - 1
+        assert run_from({"seed": written, "data": {"sources": [{"format": "dummy"}]}}, {}, {(): ""}).seed == 2**63 - 1
 
 
 @pytest.mark.parametrize(
@@ -195,7 +210,7 @@ def test_large_seeds_are_kept_to_the_last_digit(tmp_path):
 )  # fmt: skip
 def test_an_unknown_key_is_shown_what_is_meant(key, says):
     with pytest.raises(InputError) as error:
-        run_from({"data": {"sources": [{"format": "dummy"}]}}, [f"{key}=1"], {(): "run.yaml"})
+        run_from({"data": {"sources": [{"format": "dummy"}]}}, Overrides.parse([f"{key}=1"]), {(): "run.yaml"})
     assert says in str(error.value)
 
 
@@ -222,7 +237,7 @@ def test_all_that_is_wrong_is_said_in_one_round_and_nothing_that_follows_from_it
         "train: {batch: x, steps: 3, epochs: 2}\nmasked: {mask: 0.9, random: 0.9}\nobjectiv: masked\n"
     )
     with pytest.raises(InputError) as error:
-        load_run(str(file), ["train.stps=3", "data.sources.7.path=x", "seed"])
+        load_run(str(file), Overrides.parse(["train.stps=3", "data.sources.7.path=x", "seed"]))
     text = str(error.value)
     for says in ("weight", "souces", "form", "train.batch", "train.stps", "masked", "over 1 together", "objectiv",
                  "count from 0", "override seed"):  # fmt: skip
@@ -241,31 +256,33 @@ def test_all_that_is_wrong_is_said_in_one_round_and_nothing_that_follows_from_it
     ],
 )
 def test_an_override_takes_the_place_of_what_cannot_stand_beside_it(written, overrides, reads):
-    run = run_from(written | {"data": {"sources": [{"format": "dummy"}]}}, overrides, {(): "run.yaml"})
+    run = run_from(written | {"data": {"sources": [{"format": "dummy"}]}}, Overrides.parse(overrides), {(): "run.yaml"})
     for name, value in reads.items():
         assert getattr(run.model, name) == value
 
 
 def test_a_length_on_the_command_line_takes_the_place_of_the_recipes():
-    assert load_run("tolstoy-finetune", ["train.steps=3"]).train.epochs is None
+    assert load_run("tolstoy-finetune", Overrides.parse(["train.steps=3"])).train.epochs is None
     with pytest.raises(InputError, match="keep one"):  # both are the user's own
-        load_run("tolstoy-finetune", ["train.steps=3", "train.epochs=2"])
+        load_run("tolstoy-finetune", Overrides.parse(["train.steps=3", "train.epochs=2"]))
     with pytest.raises(InputError, match="keep one"):
-        load_run("tolstoy-scratch", ["model.config.n_layer=3", "model.from=x", "tokenizer.train=null"])
+        load_run("tolstoy-scratch", Overrides.parse(["model.config.n_layer=3", "model.from=x", "tokenizer.train=null"]))
 
 
 def test_a_tokenizer_trained_anew_for_a_pretrained_model_is_asked_for_by_name():
     with pytest.raises(InputError, match=r"tokenizer\.train.*trained anew.*\n.*tokenizer\.replace: true"):
-        load_run("tolstoy-scratch", ["model.from=x"])
-    assert load_run("tolstoy-scratch", ["model.from=x", "tokenizer.train=null"]).model.from_ == "x"
-    replaced = load_run("tolstoy-scratch", ["model.from=x", "tokenizer.replace=true"])
+        load_run("tolstoy-scratch", Overrides.parse(["model.from=x"]))
+    assert load_run("tolstoy-scratch", Overrides.parse(["model.from=x", "tokenizer.train=null"])).model.from_ == "x"
+    replaced = load_run("tolstoy-scratch", Overrides.parse(["model.from=x", "tokenizer.replace=true"]))
     assert replaced.tokenizer.train is not None
     with pytest.raises(InputError, match="no meaning without both"):
-        load_run("tolstoy-scratch", ["tokenizer.replace=true"])
+        load_run("tolstoy-scratch", Overrides.parse(["tokenizer.replace=true"]))
 
 
 def test_a_run_that_began_before_its_tokenizer_had_to_be_asked_for_can_be_opened(tmp_path):
-    tree = yaml.safe_load(dump_run(load_run("tolstoy-scratch", ["model.from=x", "tokenizer.replace=true"])))
+    tree = yaml.safe_load(
+        dump_run(load_run("tolstoy-scratch", Overrides.parse(["model.from=x", "tokenizer.replace=true"])))
+    )
     del tree["tokenizer"]["replace"]
     for name in ("config.yaml", "run.yaml"):
         (tmp_path / name).write_text(yaml.safe_dump(tree))
@@ -295,4 +312,4 @@ def test_a_configuration_of_ten_megabytes_is_none(tmp_path):
 def test_values_that_cannot_be_meant(tmp_path, override, says):
     (tmp_path / "run.yaml").write_text(MINIMAL)
     with pytest.raises(InputError, match=says):
-        load_run(str(tmp_path / "run.yaml"), [override])
+        load_run(str(tmp_path / "run.yaml"), Overrides.parse([override]))

@@ -12,7 +12,7 @@ from support.runs import artel, write_run
 
 
 def described(model, **parallel):
-    return run_from({"data": {"sources": [{"format": "dummy"}]}, "model": model, "parallel": parallel}, [], {})
+    return run_from({"data": {"sources": [{"format": "dummy"}]}, "model": model, "parallel": parallel}, {}, {})
 
 
 def test_the_copy_keeps_what_decides_how_a_model_is_split():
@@ -48,8 +48,8 @@ def test_of_each_objective_it_is_a_run_that_can_start(objective, source, tmp_pat
     (tmp_path / "t.jsonl").write_text("{}\n")
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump({"objective": objective, "data": {"sources": [source]}}))
-    file.write_text(yaml.safe_dump({"run": "small"} | small_copy(load_run(str(file), []), 1)))
-    copy = load_run(str(file), [])
+    file.write_text(yaml.safe_dump({"run": "small"} | small_copy(load_run(str(file), {}), 1)))
+    copy = load_run(str(file), {})
     assert objective_type(copy).problems(copy) == []
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from artel.config import TokenizerTraining, load_run
+from artel.config import Overrides, TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.preparing import prepare
 from artel.preparing.import_tokens import import_tokens, text_size
@@ -302,4 +302,4 @@ def test_a_run_trains_from_what_was_imported(tokenizer):
         (["data.from_store=none"], "none is not a token store"),
     ):
         with pytest.raises(InputError, match=says):
-            prepare(load_run("run.yaml", overrides))
+            prepare(load_run("run.yaml", Overrides.parse(overrides)))

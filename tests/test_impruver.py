@@ -71,7 +71,7 @@ def test_every_key_is_carried_over_or_told(text):
     """Another value of a key shows: in the run file, or in what is told of it."""
     tree = yaml.safe_load(text)
     run, left = converted(text)
-    run_from(run, [], {(): "old.yaml"})
+    run_from(run, {}, {(): "old.yaml"})
     known = told(left)
     for key, _, name in leaves(tree):
         changed = copy.deepcopy(tree)

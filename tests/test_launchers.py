@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from artel.config import load_run
+from artel.config import Overrides, load_run
 from artel.errors import InputError
 from artel.launching import take_over
 from support.runs import ENVIRONMENT, artel, end, largest_difference, losses, start, wait_for_step, write_run
@@ -53,7 +53,7 @@ def taken(folder, *overrides, **changes):
     else:
         _, environment = environments.prepare_simple_launcher_cmd_env(arguments)
     with patch.dict(os.environ, environment, clear=True):
-        found = take_over(load_run(str(write_run(folder / "run.yaml")), [*overrides]))
+        found = take_over(load_run(str(write_run(folder / "run.yaml")), Overrides.parse([*overrides])))
         return found, dict(os.environ)
 
 

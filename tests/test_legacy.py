@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from artel.config import load_run
+from artel.config import Overrides, load_run
 from artel.config.converters.convert import convert
 from artel.config.converters.nq_recipe import convert_cfg
 from artel.errors import InputError
@@ -48,7 +48,9 @@ def another(key, value):
 
 
 def test_the_old_json_is_a_run(shared_data):
-    run = load_run(str(shared_data / "configs" / "masked_lm_cpu.json"), ["train.batch=128", "data.block=64"])
+    run = load_run(
+        str(shared_data / "configs" / "masked_lm_cpu.json"), Overrides.parse(["train.batch=128", "data.block=64"])
+    )
     (source,) = run.data.sources
     assert (source.path, source.format, source.outputs) == (["labeled_dataset.csv"], "pairs", "")
     assert (run.objective, run.model.from_, run.parallel.data) == ("masked", "model", 2)

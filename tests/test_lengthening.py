@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
-from artel.config import load_run
+from artel.config import Overrides, load_run
 from artel.inference import export
 from artel.training.callbacks import Validate
 from artel.training.checkpoint.format import Progress
@@ -69,16 +69,16 @@ def test_a_run_of_another_length_is_the_run_that_began_so_long(tmp_path, schedul
 
 def test_the_command_that_trains_on_leaves_out_a_tokenizer_that_took_the_place_of_another(tmp_path):
     begun = ["model.from=x", "tokenizer.replace=true"]
-    run = load_run("tolstoy-scratch", begun)
+    run = load_run("tolstoy-scratch", Overrides.parse(begun))
     fix = _refused(tmp_path / "a" / "config.yaml", run, 2, 9, "why", tmp_path).problems[0].fix
     _, _, _, *values = shlex.split(fix.partition("of its own: ")[2])
-    again = load_run("tolstoy-scratch", [*begun, *values])
+    again = load_run("tolstoy-scratch", Overrides.parse([*begun, *values]))
     assert (again.tokenizer.train, again.tokenizer.replace, again.train.steps) == (None, False, 7)
 
 
 def test_a_validation_at_the_end_alone_does_not_count_toward_patience(tmp_path):
     """A run that began so long would not have had it."""
-    config = load_run("demo", ["checkpoint.best=loss", "validate.patience=3"])
+    config = load_run("demo", Overrides.parse(["checkpoint.best=loss", "validate.patience=3"]))
     progress = Progress(step=5, best=1.0, validations_since_best=1)
     run = SimpleNamespace(config=config, progress=progress, objective=SimpleNamespace(better={"loss": "lower"}),
                           step=5, length=SimpleNamespace(steps=5))  # fmt: skip
@@ -129,7 +129,9 @@ def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tm
     ],
 )
 def test_which_lengths_a_run_may_have(changes, lengths, progress, says):
-    run = load_run("demo", [f"train.{key}={value}" for key, value in {"batch": 4, "warmup": 2, **changes}.items()])
+    run = load_run(
+        "demo", Overrides.parse([f"train.{key}={value}" for key, value in {"batch": 4, "warmup": 2, **changes}.items()])
+    )
     old, new = (Length(samples=1000, batch=4, total=total) for total in lengths)
     reason = _why_not(run, run, old, new, Progress(**{"warmup": 2, **progress}))
     assert (reason is None) if says is None else (says in reason)

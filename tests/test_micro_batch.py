@@ -256,7 +256,7 @@ def test_small_attempts_tell_how_many_rows_the_host_has_memory_for(monkeypatch):
 @pytest.mark.parametrize("objective", ["causal", "masked"])
 def test_blocks_are_all_alike(tmp_path, objective):
     model = {"config": {"model_type": "gpt2" if objective == "causal" else "roberta"}}
-    run = load_run(str(write_run(tmp_path / "run.yaml", objective=objective, model=model)), [])
+    run = load_run(str(write_run(tmp_path / "run.yaml", objective=objective, model=model)), {})
     prepared = prepare(run)
     made = objective_of(run, prepared.tokenizer())
     samples = made.view(prepared.open().train)

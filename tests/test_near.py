@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from artel.config import NearConfig, load_run
+from artel.config import NearConfig, Overrides, load_run
 from artel.config.load import run_from
 from artel.errors import InputError
 from artel.preparing import prepare
@@ -255,7 +255,7 @@ def test_pairs_and_conversations_are_compared_by_their_texts(tmp_path, read):
 @pytest.mark.parametrize("source", [{"path": "a.json", "format": "squad"}, {"path": "a.jsonl", "format": "preference"}])
 def test_what_shares_a_document_or_a_prompt_is_refused(source):
     with pytest.raises(InputError, match=r"(?s)data.*dedup\.near.*sources\.1") as error:
-        run_from({"data": {"sources": [{"path": "x.txt"}, source], "dedup": {"near": {}}}}, [], {(): "run.yaml"})
+        run_from({"data": {"sources": [{"path": "x.txt"}, source], "dedup": {"near": {}}}}, {}, {(): "run.yaml"})
     assert "leave dedup.near out" in str(error.value)
 
 
@@ -274,11 +274,14 @@ def test_prepare_looks_for_them_once(tmp_path):
     source = lines_of(tmp_path / "a.txt", texts)
     given = [f"data.store={tmp_path}/stores", f"data.sources={json.dumps([source])}", "tokenizer.train.vocab=300",
              "data.block=8"]  # fmt: skip
-    run = load_run("demo", [*given, "data.dedup.near={}"])
+    run = load_run("demo", Overrides.parse([*given, "data.dedup.near={}"]))
     told = []
     ledger = prepare(run, told.append).ledger()  # the texts are read for the tokenizer and again for the tokens
     assert told.count("looking for near-duplicates") == 1
     kept = len(set(first))
     assert ledger["documents"] == {"read": len(texts), "kept": kept, "dropped": {"near_duplicate": len(texts) - kept}}
-    keys = {store_key(load_run("demo", [*given, f"data.dedup.near={near}"])) for near in ("null", "{}", "{words: 4}")}
+    keys = {
+        store_key(load_run("demo", Overrides.parse([*given, f"data.dedup.near={near}"])))
+        for near in ("null", "{}", "{words: 4}")
+    }
     assert len(keys) == 3

@@ -100,7 +100,7 @@ def limit_memory(more):
 
 def run(name, callbacks, processes, **changes):
     """What was said."""
-    config = load_run(str(write_run(Path(os.environ["PLACE"], f"{name}.yaml"), **changes)), [])
+    config = load_run(str(write_run(Path(os.environ["PLACE"], f"{name}.yaml"), **changes)), {})
     said = []
     try:
         train(config, prepare(config, lambda _: None), processes, said.append, callbacks=callbacks)
@@ -155,7 +155,7 @@ def test_a_process_alone_goes_on_with_less(tmp_path):
 def together(rank, world):
     """Rank 1 is out of memory, both end, and start again as a launcher starts them."""
     processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
-    config = load_run(str(Path(os.environ["PLACE"], "two.yaml")), [])
+    config = load_run(str(Path(os.environ["PLACE"], "two.yaml")), {})
     prepared, told = prepare(config, lambda _: None), []
     try:
         train(config, prepared, processes, told.append, callbacks=[Squeeze(0.75)] if rank == 1 else [])
@@ -174,7 +174,7 @@ def together(rank, world):
 @pytest.mark.processes
 def test_of_several_processes_all_start_again_with_less(tmp_path):
     wanted = changed(micro_batch=32, activation_checkpointing="none")
-    config = load_run(str(write_run(tmp_path / "two.yaml", **wanted)), [])
+    config = load_run(str(write_run(tmp_path / "two.yaml", **wanted)), {})
     prepare(config, lambda _: None)
     first, second = run_ranks(2, __file__, "together", seconds=200, PLACE=str(tmp_path), **MEMORY)
     assert "lost the other" in first

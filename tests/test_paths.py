@@ -157,7 +157,7 @@ def test_what_lies_beside_one_another_is_not_refused(tmp_path, monkeypatch):
     refused = "run: the folder .* lies in .*from_store"
     tree = {"run": str(prepared.folder / "run"), "data": {"from_store": str(prepared.folder)}}
     with pytest.raises(InputError, match=refused):
-        check_texts(run_from(tree, [], {(): "run.yaml"}))
+        check_texts(run_from(tree, {}, {(): "run.yaml"}))
     run = run_of(tmp_path, data={"sources": [{"path": "texts"}]})
     refuse_overlaps(run, [("DIR", Path("exported"))])
     with pytest.raises(InputError, match=r"DIR: the folder texts/exported \(really .*\) lies in texts"):

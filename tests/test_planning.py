@@ -131,7 +131,7 @@ def test_what_train_refuses_later_is_said_before(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=says):
             check_run(described(wrong), Start(1, 1))
     with pytest.raises(InputError, match=r"data\.from_store: nowhere"):
-        check_run(run_from({**TINY, "data": {"from_store": "nowhere"}, "tokenizer": {}}, [], {}))
+        check_run(run_from({**TINY, "data": {"from_store": "nowhere"}, "tokenizer": {}}, {}, {}))
 
 
 def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, capfd, monkeypatch):
@@ -167,7 +167,7 @@ def test_an_option_that_is_a_key_brings_no_value_of_another_unit(words, advice, 
 
 
 def described(wrong):
-    return run_from(merged(TINY, wrong), [], {(): "run.yaml"})
+    return run_from(merged(TINY, wrong), {}, {(): "run.yaml"})
 
 
 def on_meta(**sizes):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from artel.config import load_run
+from artel.config import Overrides, load_run
 from artel.preparing import prepare
 from artel.storage import lock
 from artel.text import Ledger, read_documents
@@ -57,7 +57,7 @@ def test_the_decoded_store_equals_the_cleaned_documents(novels):
 
 def test_a_changed_file_or_rule_makes_another_store(tmp_path):
     def made(*overrides):
-        return prepare(load_run("demo", [f"data.store={tmp_path}/stores", *base, *overrides])).made
+        return prepare(load_run("demo", Overrides.parse([f"data.store={tmp_path}/stores", *base, *overrides]))).made
 
     (tmp_path / "a.txt").write_text("\n".join(f"a line of words number {number}" for number in range(300)))
     base = [
@@ -151,9 +151,9 @@ def test_a_run_that_says_nothing_of_training_needs_no_process_beside(tmp_path):
     (tmp_path / "run.yaml").write_text(json.dumps(PLAIN))
     script = (
         "import sys\n"
-        "import artel.cli.beside\n"
+        "import artel.launching.background_check\n"
         "from artel.cli.main import app\n"
-        "artel.cli.beside.subprocess = None\n"
+        "artel.launching.background_check.subprocess = None\n"
         "app(['prepare', 'run.yaml', *sys.argv[1:]], standalone_mode=False)\n"
     )
     for more, started in (([], False), (["train.batch=4"], True)):
@@ -171,9 +171,9 @@ def test_what_is_wrong_with_text_and_model_is_said_together(tmp_path):
     script = (  # nothing is found before the text is read
         "import sys\n"
         "from contextlib import nullcontext\n"
-        "import artel.cli.prepare\n"
+        "import artel.launching.background_check\n"
         "from artel.cli.main import main\n"
-        "artel.cli.prepare.checking_beside = lambda *_: nullcontext(lambda **_: None)\n"
+        "artel.launching.background_check.checking_in_background = lambda *_: nullcontext(lambda **_: None)\n"
         "sys.argv = ['artel', 'prepare', 'run.yaml']\n"
         "main()\n"
     )
@@ -202,10 +202,10 @@ def test_the_process_beside_ends_with_the_one_that_started_it(tmp_path):
     script = (
         "import os, signal\n"
         "from pathlib import Path\n"
-        "from artel.cli.beside import checking_beside\n"
-        "from artel.config import run_from\n"
-        "run = run_from({'data': {'sources': [{'path': 'a.txt'}]}, 'train': {'batch': 4}}, [], {})\n"
-        "with checking_beside(run, 'run.yaml', []):\n"
+        "from artel.launching.background_check import checking_in_background\n"
+        "from artel.config import Overrides, run_from\n"
+        "run = run_from({'data': {'sources': [{'path': 'a.txt'}]}, 'train': {'batch': 4}}, {}, {})\n"
+        "with checking_in_background(run, 'run.yaml', Overrides()):\n"
         "    print(Path(f'/proc/self/task/{os.getpid()}/children').read_text(), flush=True)\n"
         "    signal.pause()\n"
     )

@@ -69,7 +69,7 @@ def test_every_block_of_yaml_is_a_run_file():
     }  # fmt: skip
     assert len(blocks) > 3
     for where, tree in blocks.items():
-        run_from(tree, [], {(): where})
+        run_from(tree, {}, {(): where})
 
 
 def test_the_page_of_figures_is_up_to_date():

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from artel.config import load_run
+from artel.config import Overrides, load_run
 from artel.errors import Interrupted
 from artel.parallel import join_world
 from artel.preparing import prepare
@@ -41,7 +41,7 @@ def watched(monkeypatch):
     monkeypatch.setattr(loop, "Profile", Watched)
 
     def train(file, profile="true"):
-        config = load_run(str(file), [f"profile={profile}"])
+        config = load_run(str(file), Overrides.parse([f"profile={profile}"]))
         told = []
         with join_world(threads=1) as processes:
             try:

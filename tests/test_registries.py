@@ -122,7 +122,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         SCHEDULES["zzz"]
     tree = {"data": {"sources": [{"path": "a.txt", "format": "jsonlines"}]}, "train": {"schedule": "wds"}}
     with pytest.raises(InputError) as error:
-        run_from(tree, [], {(): "run.yaml"})
+        run_from(tree, {}, {(): "run.yaml"})
     assert {problem.where.partition(": ")[2] for problem in error.value.problems} == {
         "data.sources.0.format", "train.schedule"
     }  # fmt: skip

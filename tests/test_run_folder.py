@@ -232,7 +232,7 @@ def test_a_damaged_result_or_mark_is_told(artel):
 @pytest.mark.parametrize("what", ["removed", "moved", "made anew"])
 def test_a_folder_that_is_gone_while_a_run_is_at_work_ends_it(artel, what):
     """At the next line: nothing is made anew in its place, or written into another run's."""
-    config = load_run(str(run_file(run="run", checkpoint={"every": 1})), [])
+    config = load_run(str(run_file(run="run", checkpoint={"every": 1})), {})
     prepared, folder = prepare(config), Path("run")
 
     def take_away(run) -> None:

@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from artel.config import load_run
+from artel.config import Overrides, load_run
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
 from artel.parallel import World
@@ -29,7 +29,7 @@ ALONE = World(0, 1, 0, torch.device("cpu"))
 
 def trained(file: Path, *callbacks, overrides=()) -> tuple[dict, list[str]]:
     """(the result, what was said)."""
-    run, said = load_run(str(file), list(overrides)), []
+    run, said = load_run(str(file), Overrides.parse(list(overrides))), []
     return train(run, prepare(run, lambda _: None), ALONE, said.append, callbacks), said
 
 

@@ -21,7 +21,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import artel as package
 from artel.cli.main import main
-from artel.config import ModelConfig, TokenizerTraining, load_run, result_differences
+from artel.config import ModelConfig, Overrides, TokenizerTraining, load_run, result_differences
 from artel.errors import InputError, Problem
 from artel.inference import open_model
 from artel.models import ModelRequest, build_model, check_model
@@ -298,7 +298,7 @@ def test_secrets_in_addresses_are_written_nowhere(guarded, tmp_path, monkeypatch
     assert before.data.sources[0].path == [hidden]
     assert hidden in json.loads((tmp_path / "run" / "ledger.json").read_text())["sets"]
     overrides = [f"data.sources.0.path={addresses[1]}"]
-    assert not result_differences(before, load_run(str(tmp_path / "run"), overrides))
+    assert not result_differences(before, load_run(str(tmp_path / "run"), Overrides.parse(overrides)))
     with pytest.raises(InputError, match="its secret was not written down"):
         fetch(hidden, tmp_path / "other")
 
@@ -343,7 +343,7 @@ def test_no_library_downloads_kernels(tmp_path):
     """bitsandbytes asks the package `kernels` for code of a hub while it is imported, on processors with bf16."""
     (tmp_path / "kernels.py").write_text("import pathlib\npathlib.Path('loaded').touch()\n")
     script = (
-        "from artel.cli.common import quiet_libraries\n"
+        "from artel.launching.quiet_libraries import quiet_libraries\n"
         "quiet_libraries()\n"
         "import bitsandbytes\n"
         "from transformers.utils import is_kernels_available\n"

@@ -97,7 +97,7 @@ def test_the_command(tmp_path, what):
     run = run_of(tmp_path, **sections)
     folder = prepare(run).folder
     file = written(tmp_path, "run.yaml", json.dumps(run.model_dump(mode="json", by_alias=True)))
-    assert run_from(json.loads(file.read_text()), [], {}) == run
+    assert run_from(json.loads(file.read_text()), {}, {}) == run
     done = artel("data", "show", file if what == "run" else folder)
     assert done.returncode == 0, done.stderr
     if what == "run":

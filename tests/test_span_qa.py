@@ -11,7 +11,7 @@ from sklearn.metrics import average_precision_score
 from torchmetrics.functional.text import squad
 from transformers import AutoModel, AutoModelForQuestionAnswering, AutoTokenizer
 
-from artel.config import DataConfig, RunConfig, SourceConfig
+from artel.config import DataConfig, Overrides, RunConfig, SourceConfig
 from artel.inference import open_model
 from artel.objectives import SpanQA
 from artel.objectives.answers import CLASSES, average_precision, exact_match, trimmed, word_f1
@@ -296,7 +296,9 @@ def test_balanced_sampling_draws_the_classes_equally_often(tmp_path):
     from artel.objectives import objective_of
     from artel.preparing import prepare
 
-    run = load_run(str(write_run(tmp_path / "run.yaml", **QUESTIONS)), ["span_qa.balanced_sampling=true"])
+    run = load_run(
+        str(write_run(tmp_path / "run.yaml", **QUESTIONS)), Overrides.parse(["span_qa.balanced_sampling=true"])
+    )
     prepared = prepare(run)
     part = prepared.open().train
     order = objective_of(run, prepared.tokenizer()).order(part, part.samples)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from artel.config import TokenizerTraining, load_run
+from artel.config import Overrides, TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
@@ -186,11 +186,11 @@ def test_a_tokenizer_that_cuts_off_and_fills_up_does_neither(trained, tmp_path):
 
 def test_the_run_file_chooses_the_pattern(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(f"Слово  номер {number * 104729}" for number in range(300)))
-    prepared = prepare(load_run("demo", [
+    prepared = prepare(load_run("demo", Overrides.parse([
         f"data.store={tmp_path}/stores", f"data.sources=[{{path: {tmp_path}/a.txt, document: line}}]",
         "tokenizer.train.pattern=whitespace", "tokenizer.train.vocab=300", "tokenizer.train.minimum_frequency=1",
         "data.block=8",
-    ]))  # fmt: skip
+    ])))  # fmt: skip
     tokenizer = prepared.tokenizer()
     assert tokenizer.spacing_is_lost
     (_, ids), *_ = prepared.open().train.each_sample()

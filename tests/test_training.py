@@ -204,7 +204,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path):
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "roberta", "mistral"])
 def test_other_architectures_train_from_scratch(tmp_path, model_type):
-    from artel.config import load_run
+    from artel.config import Overrides, load_run
     from artel.parallel import World
     from artel.preparing import prepare
     from artel.training.loop import train
@@ -216,7 +216,7 @@ def test_other_architectures_train_from_scratch(tmp_path, model_type):
     if model_type != "roberta":
         config |= {"num_key_value_heads": 2, "head_dim": 8}
     file = write_run(tmp_path / "run.yaml", model=None, train={"learning_rate": 1e-2})
-    run = load_run(str(file), [f"model.config={json.dumps(config)}"])
+    run = load_run(str(file), Overrides.parse([f"model.config={json.dumps(config)}"]))
     result = train(run, prepare(run), World(0, 1, 0, torch.device("cpu")), lambda text: None)
     found = losses(file.with_suffix(""))
     assert found[6][0] < found[1][0]

@@ -32,7 +32,7 @@ def run_of(folder: Path, **sections):
     data = {"store": str(folder / "stores"), "validation": 0.0, **sections.pop("data", {})}
     tree = {"run": str(folder / "run"), **sections, "data": data}
     tree.setdefault("tokenizer", {"from": str(bytes_tokenizer(folder))})
-    return run_from(tree, [], {(): "run.yaml"})
+    return run_from(tree, {}, {(): "run.yaml"})
 
 
 def stored(folder: Path, **sections):

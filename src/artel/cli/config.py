@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, read_run, tell
+from artel.cli.common import AsJson, OverrideWords, RunName, print_json, tell
 from artel.cli.streams import show
+from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -22,15 +23,16 @@ app = typer.Typer(
 
 
 @app.command("check")
-def check(name: RunName, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def check(name: RunName, overrides: OverrideWords = None, as_json: AsJson = False) -> None:
     """Check a run as `artel train` does before it begins, and print it with every key written out.
 
     Example: artel config check run.yaml
     """
-    from artel.config import dump_run
+    from artel.config import Overrides, dump_run
+    from artel.launching.read_run import read_run
     from artel.secrets import hide_secrets
 
-    run = read_run(name, overrides)
+    run = read_run(name, Overrides.parse(overrides))
     quiet_libraries()
     from artel.planning import check_run
 
@@ -87,7 +89,7 @@ def convert(
     from artel.config.load import read_file
 
     tree, not_carried = convert(read_file(file), str(file))
-    run_from(tree, [], {(): str(file)})  # what is printed can be run
+    run_from(tree, {}, {(): str(file)})  # what is printed can be run
     for line in not_carried:
         tell(f"not carried over: {line}")
     if as_json:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, print_json, quiet_libraries, tell
+from artel.cli.common import AsJson, OverrideWords, print_json, tell
 from artel.cli.streams import write_out
+from artel.launching.quiet_libraries import quiet_libraries
 from artel.printable import in_lines
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def show(
     name: Annotated[
         str, typer.Argument(metavar="RUN", help="A run file, a recipe's name, a run's folder; or a store.")
     ],
-    overrides: Overrides = None,
+    overrides: OverrideWords = None,
     part: Annotated[Literal["train", "validation"], typer.Option(help="Which part.")] = "train",
     document: Annotated[int | None, typer.Option(min=0, help="The sample of this number alone, from 0.")] = None,
     count: Annotated[int, typer.Option(min=1, help="How many samples, from the first.")] = 3,
@@ -41,14 +42,14 @@ def show(
 
     Example: artel data show run.yaml --count 5
     """
-    from artel.config import load_run
+    from artel.config import Overrides, load_run
     from artel.errors import InputError
     from artel.preparing import prepare
     from artel.tokens import TokenStore, load_tokenizer
 
     quiet_libraries()
     is_store = (Path(name) / "manifest.json").is_file()
-    run = None if is_store else load_run(name, overrides or [])
+    run = None if is_store else load_run(name, Overrides.parse(overrides))
     store = TokenStore(Path(name)) if run is None else prepare(run, tell).open()
     from artel.inference.show import ReadSamples, stored
 

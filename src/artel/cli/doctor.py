@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, print_json, quiet_libraries
+from artel.cli.common import AsJson, OverrideWords, print_json
 from artel.cli.streams import show
+from artel.launching.quiet_libraries import quiet_libraries
 
 
 def doctor(
     name: Annotated[
         str, typer.Argument(metavar="RUN", help="A run file, a recipe's name, or the folder of an earlier run.")
     ] = "",
-    overrides: Overrides = None,
+    overrides: OverrideWords = None,
     parallel: Annotated[
         bool,
         typer.Option("--parallel", help="Try the run's `parallel` on a small copy of its model, beside one process."),
@@ -37,12 +38,12 @@ def doctor(
     Examples: artel doctor run.yaml
               artel doctor run.yaml --parallel parallel.data=fsdp parallel.tensor=2 --nproc 4
     """
-    from artel.config import load_run
+    from artel.config import Overrides, load_run
 
     if parallel:
         _try_layout(name, overrides or [], nproc, as_json)
         return
-    run = load_run(name, overrides or []) if name else None
+    run = load_run(name, Overrides.parse(overrides)) if name else None
     variables = dict(os.environ)  # as they are before ours are added
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.curdir  # PyTorch makes that folder when imported: this one is there
@@ -57,12 +58,12 @@ def doctor(
 
 
 def _try_layout(name: str, overrides: list[str], nproc: int | None, as_json: bool) -> None:
-    from artel.config import load_run
+    from artel.config import Overrides, load_run
     from artel.errors import InputError
 
     if not name:
         raise InputError.at("--parallel", "needs a run file", "artel doctor run.yaml --parallel")
-    run = load_run(name, overrides)
+    run = load_run(name, Overrides.parse(overrides))
     quiet_libraries()
     from artel.diagnostics.doctor.parallel import try_layout
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from artel.cli.common import AsJson, print_json, quiet_libraries, tell
+from artel.cli.common import AsJson, print_json, tell
+from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
     from artel.inference import Judged
@@ -34,10 +35,11 @@ def evaluate(
 
     Example: artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt
     """
-    models, overrides = [name for name in names if "=" not in name], [name for name in names if "=" in name]
+    models, words = [name for name in names if "=" not in name], [name for name in names if "=" in name]
     if models:
         tell(f"loading {', '.join(models)}")
     quiet_libraries()
+    from artel.config import Overrides
     from artel.errors import InputError
     from artel.inference import evaluate as judge
     from artel.inference import open_model
@@ -57,7 +59,7 @@ def evaluate(
     check_worker()
     choose_interface_of_process()
     with join_world(None) as world:
-        judged = [judge(open_model(name), data, overrides, world, tell) for name in models]
+        judged = [judge(open_model(name), data, Overrides.parse(words), world, tell) for name in models]
         if predictions is not None and world.first:
             _write_predictions(judged[0], predictions)
     tell(*_table(judged))

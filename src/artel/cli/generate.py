@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, print_json, quiet_libraries, tell
+from artel.cli.common import AsJson, OverrideWords, print_json, tell
 from artel.cli.streams import show
+from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
     from artel.inference import Opened
@@ -20,7 +21,7 @@ def generate(
     name: Annotated[
         str, typer.Argument(metavar="MODEL", help="A run's folder, a model folder, a hub id; or a run file.")
     ],
-    overrides: Overrides = None,
+    overrides: OverrideWords = None,
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "",
     context: Annotated[
         str, typer.Option(help="The text, or a file, that answers the question in --prompt; - reads standard input.")
@@ -39,7 +40,7 @@ def generate(
     """
     tell(f"loading {name}")
     quiet_libraries()
-    from artel.config import load_run
+    from artel.config import Overrides, load_run
     from artel.errors import InputError
     from artel.inference import open_model, open_untrained
     from artel.models import Sampling
@@ -47,7 +48,7 @@ def generate(
     if overrides and not untrained:
         raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
     text = _given("--prompt", prompt)
-    opened = open_untrained(load_run(name, overrides or []), tell) if untrained else open_model(name)
+    opened = open_untrained(load_run(name, Overrides.parse(overrides)), tell) if untrained else open_model(name)
     context_text = _read(context) if opened.objective.needs_context else ""
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
     _show(opened, text, opened.objective.reply(opened.model, text, context_text, sampling), as_json)

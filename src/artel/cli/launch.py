@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, read_run, tell
+from artel.cli.common import AsJson, OverrideWords, RunName, print_json, tell
 from artel.cli.streams import show
+from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
     from artel.config import RunConfig
@@ -24,7 +25,7 @@ def launch() -> None:
 @app.command()
 def slurm(
     name: RunName,
-    overrides: Overrides = None,
+    overrides: OverrideWords = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Processes on each node; else one for each GPU, or 1.")
@@ -54,10 +55,12 @@ def slurm(
 
     Example: artel launch slurm run.yaml --nodes 2 --gpus 8 --cpus 64 --time 12:00:00 --dry-run
     """
+    from artel.config import Overrides
     from artel.errors import InputError, Problem
+    from artel.launching.read_run import read_run
     from artel.launching.slurm import Job, slurm_script, submit
 
-    values = list(overrides or [])
+    values = Overrides.parse(overrides)
     run = read_run(name, values, here=False)
     on_host = nproc or gpus or 1
     _check(run, nodes * on_host, on_host)
@@ -69,7 +72,7 @@ def slurm(
     job = Job(
         nodes, nproc, gpus, cpus, time, partition, account, max_restarts, requeue, warning, options, tuple(setup or ())
     )
-    script = slurm_script(name, values, folder, job)
+    script = slurm_script(name, values.words, folder, job)
     if dry_run:
         number = None
         if not as_json:

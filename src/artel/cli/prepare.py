@@ -5,39 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from artel.cli.beside import Refused, checking_beside, says_nothing_of_training
-from artel.cli.common import AsJson, Overrides, RunName, print_json, quiet_libraries, read_run, tell, tell_of_secrets
+from artel.cli.common import AsJson, OverrideWords, RunName, print_json, tell
 from artel.errors import InputError, Problem
+from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
     from artel.config import RunConfig
 
 
-def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Clean, unique, split and tokenise a run's text, unless it was done before and is still whole.
+def prepare(name: RunName, overrides: OverrideWords = None, as_json: AsJson = False) -> None:
+    """Clean, unique, split and tokenize a run's text, unless that was done before and nothing is missing.
 
     Example: artel prepare run.yaml data.block=512
     """
-    from artel.config import located
+    from artel.config import Overrides, located
+    from artel.launching.background_check import Refused, checking_in_background
+    from artel.launching.read_run import SECRETS_NOTE, has_secrets, read_run
     from artel.preparing import prepare as prepare_store
     from artel.storage import check_cache, write_file
     from artel.training.run_folder import RunFolder
 
-    run = read_run(name, overrides, here=False)
+    values = Overrides.parse(overrides)
+    run = read_run(name, values, here=False)
     folder = RunFolder(Path(run.run))
     folder.check_claim()
     if not run.data.store:
         check_cache()
-    tell_of_secrets(run)
+    if has_secrets(run):
+        tell(SECRETS_NOTE)
     try:
-        prepared = prepare_store(
-            run, tell, verify=True, while_making=lambda: checking_beside(run, name, overrides or [])
-        )
+        prepared = prepare_store(run, tell, verify=True, while_making=lambda: checking_in_background(run, name, values))
     except Refused:
         raise
-    except InputError as error:  # with what is wrong with the texts, all else
-        of_texts = [located(problem, run) for problem in error.problems]
-        raise InputError(dict.fromkeys([*of_texts, *_problems(run)])) from None
+    except InputError as error:  # together with all else that is wrong with the run
+        text_problems = [located(problem, run) for problem in error.problems]
+        raise InputError(dict.fromkeys([*text_problems, *_other_problems(run)])) from None
     ledger = prepared.ledger()
     folder.claim()
     write_file(folder.ledger, (prepared.folder / "ledger.json").read_bytes())
@@ -49,9 +51,11 @@ def prepare(name: RunName, overrides: Overrides = None, as_json: AsJson = False)
         print_json({**result, "store": str(prepared.folder), "made": prepared.made})
 
 
-def _problems(run: RunConfig) -> tuple[Problem, ...]:
-    """What the checks find, at once: the text is not read anyway."""
-    if says_nothing_of_training(run):
+def _other_problems(run: RunConfig) -> tuple[Problem, ...]:
+    """What the checks of the run find."""
+    from artel.launching.background_check import has_no_training_keys
+
+    if has_no_training_keys(run):
         return ()
     quiet_libraries()
     from artel.planning import Start, check_run

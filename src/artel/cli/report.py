@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from artel.cli.common import AsJson, print_json, quiet_libraries, tell
+from artel.cli.common import AsJson, print_json, tell
+from artel.launching.quiet_libraries import quiet_libraries
 
 
 def report(

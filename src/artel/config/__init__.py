@@ -1,6 +1,17 @@
 """A run described: strict typed sections, read from YAML with overrides; the shipped recipes live in `recipes/`."""
 
-from artel.config.load import WrongRunFile, dump_run, is_doubtful, load_run, located, result_differences, run_from
+from artel.config.load import (
+    RunFile,
+    WrongRunFile,
+    dump_run,
+    is_doubtful,
+    load_run,
+    located,
+    read_run_file,
+    result_differences,
+    run_from,
+)
+from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
 from artel.config.schema.data import (
@@ -37,10 +48,12 @@ __all__ = [
     "MaskedConfig",
     "ModelConfig",
     "NearConfig",
+    "Overrides",
     "ParallelConfig",
     "PreferenceConfig",
     "PrepareConfig",
     "RunConfig",
+    "RunFile",
     "SlurmConfig",
     "SourceConfig",
     "SpanQAConfig",
@@ -57,6 +70,7 @@ __all__ = [
     "meant_key",
     "name_fault",
     "near_name",
+    "read_run_file",
     "recipe_names",
     "recipe_text",
     "result_differences",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 import re
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from artel.config.converters.detect import is_impruver, refuse_other_json
 from artel.config.converters.masked_lm_json import from_masked_lm_json, is_masked_lm_json
 from artel.config.converters.training_arguments import drop_ddp
 from artel.config.explain import UNKNOWN_KEY, explain
-from artel.config.overrides import lay_over
+from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
 from artel.config.schema.consistency import section_problems
@@ -51,13 +51,35 @@ def is_doubtful(key: str, doubtful: set[str]) -> bool:
     return any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in doubtful)
 
 
-def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read and check a run.
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """A run file that has been read, before its keys are checked."""
 
-    `name` is a YAML file, the masked-LM script's old JSON, the name of a shipped recipe, or the folder of an earlier
-    run (its `config.yaml`).
-    `overrides` are `dotted.key=value`, the value read as YAML; numbers index lists (`data.sources.0.path=…`).
-    Raises InputError with every problem at once.
+    tree: dict[str, Any]
+    lines: dict[Key, str]
+    """The `file:line` of each key."""
+    stem: str
+    """Names the run's folder where the file does not."""
+
+    def run(self, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+        """The run with overrides. Raises WrongRunFile with every problem at once."""
+        try:
+            run = run_from(copy.deepcopy(self.tree), overrides, dict(self.lines))
+        except WrongRunFile as error:
+            error.rest = error.rest and _named(error.rest, self.stem)
+            raise
+        return _named(run, self.stem)
+
+
+def load_run(name: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read and check a run: `read_run_file(name).run(overrides)`. Raises InputError with every problem at once."""
+    return read_run_file(name).run(overrides)
+
+
+def read_run_file(name: str) -> RunFile:
+    """Read a YAML file, the masked-LM script's JSON, a shipped recipe, or the `config.yaml` of an earlier run's folder.
+
+    Raises InputError for what is no run file.
     """
     text, place, stem = _find(name)
     if is_impruver(text):
@@ -69,12 +91,7 @@ def load_run(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     _allow_replacing(tree, place)
     if is_masked_lm_json(tree):
         tree, lines = from_masked_lm_json(tree, place), {(): place}
-    try:
-        run = run_from(tree, overrides, lines)
-    except WrongRunFile as error:
-        error.rest = error.rest and _named(error.rest, stem)
-        raise
-    return _named(run, stem)
+    return RunFile(tree, lines, stem)
 
 
 def _allow_replacing(tree: dict[str, Any], place: str) -> None:
@@ -93,17 +110,16 @@ def _named(run: RunConfig, stem: str) -> RunConfig:
     return run if run.run else run.model_copy(update={"run": f"runs/{stem}"})
 
 
-def run_from(tree: dict[str, Any], overrides: Sequence[str], lines: dict[Key, str]) -> RunConfig:
-    """The run that plain values describe, overrides laid over them; `lines` says where each key stands, () the file.
+def run_from(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: dict[Key, str]) -> RunConfig:
+    """The run of plain values with overrides; `lines` has the `file:line` of each key, and the file's name at ().
 
     Raises WrongRunFile with all problems.
     """
-    problems: list[Problem] = []
-    doubtful: set[str] = set()
-    for override in overrides:
-        wrong = lay_over(tree, lines, override)
-        problems += wrong
-        doubtful |= {override.partition("=")[0]} if wrong else set()
+    if not isinstance(overrides, Overrides):
+        overrides = Overrides(overrides)
+    wrong = overrides.lay_over(tree, lines)
+    problems = [problem for of_key in wrong.values() for problem in of_key]
+    doubtful = set(wrong)
     unwritable = unwritable_problems(tree, lines)
     if unwritable:  # values that neither messages nor the sections can take
         raise WrongRunFile([*problems, *unwritable], None, doubtful)

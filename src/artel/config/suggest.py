@@ -67,13 +67,16 @@ _ABOUT = {
 }
 _BATCH = "samples that one optimizer step sees, not how often gradients are accumulated"
 _OTHER_UNIT = {
-    "load_in_4bit": "nf4", "load_in_8bit": "int8", "bf16": "bf16", "fp16": "fp16",
+    "load_in_4bit": "nf4",
+    "load_in_8bit": "int8",
+    "bf16": "bf16",
+    "fp16": "fp16",
     "min_lr": "a fraction of the peak, as 0.1",
     **dict.fromkeys(("adam_beta1", "adam_beta2", "beta1", "beta2"), "both numbers, as [0.9, 0.95]"),
     **dict.fromkeys(
         ("gradient_accumulation_steps", "grad_accum", "grad_accum_steps", "accumulate_grad_batches"), _BATCH
     ),
-}  # fmt: skip
+}
 
 
 def near_name(name: str) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Judged:
         return {name: getattr(self, name) for name in names}
 
 
-def evaluate(opened: Opened, data: str | None, overrides: list[str], world: World, tell: Tell) -> Judged:
+def evaluate(opened: Opened, data: str | None, overrides: Mapping[str, Any], world: World, tell: Tell) -> Judged:
     """Judge a model on its run's validation part, on that of another run file, or on all of a file or folder.
 
     Raises InputError when there is nothing to judge it on, or what is given is of another kind.
@@ -87,7 +87,7 @@ def evaluate(opened: Opened, data: str | None, overrides: list[str], world: Worl
     )  # fmt: skip
 
 
-def _judged_run(opened: Opened, data: str | None, overrides: list[str]) -> RunConfig:
+def _judged_run(opened: Opened, data: str | None, overrides: Mapping[str, Any]) -> RunConfig:
     """The run whose validation part is judged: the model's own, another's, or one made of a path, all of it judged."""
     if data is None and opened.run is None:
         raise InputError.at(opened.name, "is not a run, so it has no validation part", "add --data FILE")

@@ -1,4 +1,4 @@
-"""Starting the processes of a run: torchrun's machinery here, and what other launchers say in the environment."""
+"""Start the processes of a run: with torchrun's machinery on this host, or as another launcher's environment says."""
 
 from artel.launching.accelerate import take_over
 from artel.launching.hosts import Hosts

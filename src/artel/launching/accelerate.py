@@ -17,8 +17,18 @@ if TYPE_CHECKING:
 
 _PRECISIONS = {"bf16", "fp16", "fp8"}  # "no" is what accelerate says when nobody has asked for anything
 # Of PyTorch's first FSDP, by name or by number.
-_SHARDING = {"FULL_SHARD": "fsdp", "1": "fsdp", "SHARD_GRAD_OP": "zero2", "2": "zero2", "NO_SHARD": "ddp", "3": "ddp",
-             "HYBRID_SHARD": "hsdp", "4": "hsdp", "HYBRID_SHARD_ZERO2": "hsdp", "5": "hsdp"}  # fmt: skip
+_SHARDING = {
+    "FULL_SHARD": "fsdp",
+    "1": "fsdp",
+    "SHARD_GRAD_OP": "zero2",
+    "2": "zero2",
+    "NO_SHARD": "ddp",
+    "3": "ddp",
+    "HYBRID_SHARD": "hsdp",
+    "4": "hsdp",
+    "HYBRID_SHARD_ZERO2": "hsdp",
+    "5": "hsdp",
+}
 _STAGES = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp"}
 # accelerate's sizes that are a key here under another name.
 _SIZES = {"TP_SIZE": "parallel.tensor", "CP_SIZE": "parallel.context", "SP_SIZE": "parallel.context"}
@@ -90,14 +100,18 @@ def _take_deepspeed(taken: Taken, run: RunConfig) -> None:
         return
     places = {environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
     if "nvme" in places:
-        what, fix = "offload to NVMe is DeepSpeed's own, and has no keys in the run file", \
-                    "write a ds_config.json with it, and parallel.deepspeed: ds_config.json"  # fmt: skip
+        what, fix = (
+            "offload to NVMe is DeepSpeed's own, and has no keys in the run file",
+            "write a ds_config.json with it, and parallel.deepspeed: ds_config.json",
+        )
         raise InputError.at("accelerate's deepspeed_config", what, fix)
     _take(taken, run, "parallel.data", _STAGES.get(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"), "zero2"))
     if "cpu" in places:
         _take(taken, run, "parallel.offload", "cpu")
-    taken.told.append("stages of deepspeed_config without a file run in PyTorch; for DeepSpeed itself write "
-                      "parallel.deepspeed: ds_config.json")  # fmt: skip
+    taken.told.append(
+        "stages of deepspeed_config without a file run in PyTorch; for DeepSpeed itself write "
+        "parallel.deepspeed: ds_config.json"
+    )
 
 
 def _take_sizes(taken: Taken, run: RunConfig) -> None:

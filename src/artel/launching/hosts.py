@@ -70,9 +70,12 @@ class Hosts:
         else:
             if address is not None or port is not None:
                 problems.append(
-                    Problem("--rdzv-endpoint", "says where hosts meet, and so do --master-addr and --master-port",
-                            "give one of them")
-                )  # fmt: skip
+                    Problem(
+                        "--rdzv-endpoint",
+                        "says where hosts meet, and so do --master-addr and --master-port",
+                        "give one of them",
+                    )
+                )
             address, port = _address(endpoint, problems)
         hosts = cls(least, most, rank, address, port, restarts)
         if rank is not None and not 0 <= rank < most:

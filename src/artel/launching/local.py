@@ -110,8 +110,10 @@ def _failed(rank: int, status: int, folder: RunFolder, number: int) -> ArtelErro
 
     where = f"process {rank} on {socket.gethostname()}"
     if status in (HUNG, -SIGNAL):
-        fix = "the same command goes on from the last checkpoint; where it was only slow, write a longer " \
-              "train.hang_timeout"  # fmt: skip
+        fix = (
+            "the same command goes on from the last checkpoint; where it was only slow, write a longer "
+            "train.hang_timeout"
+        )
         return WorkError.at(where, f"hung; where its threads stood is in {folder.hangs}", fix)
     if status == OutOfMemory.exit_code:
         fix = "it has noted to do with less: the same command goes on from the last checkpoint"

@@ -126,9 +126,11 @@ def _reach(hosts: Hosts, address: str) -> TCPStore:
             break
         if time.monotonic() > end:
             what = f"no artel has answered there for {_MEET_SECONDS // 60} minutes"
-            fix = "start it on the host of that address; where that host does not know the address for its own " \
-                  "(a service, a proxy), give it --node-rank 0, and where its own name means 127.0.1.1 to it, write " \
-                  "an address in place of the name"  # fmt: skip
+            fix = (
+                "start it on the host of that address; where that host does not know the address for its own "
+                "(a service, a proxy), give it --node-rank 0, and where its own name means 127.0.1.1 to it, write "
+                "an address in place of the name"
+            )
             raise WorkError.at(hosts.where, what, fix)
         time.sleep(0.5)
     return TCPStore(address, hosts.port, is_master=False, timeout=timedelta(seconds=_ANSWER_SECONDS))

@@ -25,10 +25,20 @@ _MPI = (
 )
 
 _NUMBERS = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS",
-    "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "LOCAL_SIZE",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_JOB_ID",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
     *(name for names in _MPI for name in names),
-)  # fmt: skip
+)
 
 
 def read_launcher(nproc: int | None) -> None:
@@ -50,8 +60,12 @@ def read_launcher(nproc: int | None) -> None:
     for rank, size, local_rank, local_size in _MPI:
         if int(environment.get(size, "1")) > 1 and rank in environment:
             here = environment.get(local_size, "1")
-            environment |= {"RANK": environment[rank], "WORLD_SIZE": environment[size], "LOCAL_WORLD_SIZE": here,
-                            "LOCAL_RANK": environment.get(local_rank, "0")}  # fmt: skip
+            environment |= {
+                "RANK": environment[rank],
+                "WORLD_SIZE": environment[size],
+                "LOCAL_WORLD_SIZE": here,
+                "LOCAL_RANK": environment.get(local_rank, "0"),
+            }
             _set_meeting(environment, here == environment[size])
             return
 
@@ -107,8 +121,10 @@ def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
     environment.setdefault("MASTER_PORT", str(_PORTS[number % len(_PORTS)]))
     if nproc is not None:
         if tasks != hosts:
-            what, fix = f"srun has started {tasks} tasks on {hosts} hosts, and each would start {nproc} processes", \
-                        "give srun --ntasks-per-node=1, or leave out --nproc: each task is then a process"  # fmt: skip
+            what, fix = (
+                f"srun has started {tasks} tasks on {hosts} hosts, and each would start {nproc} processes",
+                "give srun --ntasks-per-node=1, or leave out --nproc: each task is then a process",
+            )
             raise InputError.at("--nproc", what, fix)
         environment |= {"NNODES": str(hosts), "NODE_RANK": environment["SLURM_NODEID"]}
         return
@@ -116,8 +132,12 @@ def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
     local_rank = environment["SLURM_LOCALID"]
     if len(environment.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) == 1:
         local_rank = "0"  # srun --gpus-per-task shows each task its own GPU alone
-    environment |= {"RANK": environment["SLURM_PROCID"], "WORLD_SIZE": str(tasks), "LOCAL_RANK": local_rank,
-                    "LOCAL_WORLD_SIZE": str(here)}  # fmt: skip
+    environment |= {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": str(tasks),
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": str(here),
+    }
 
 
 def first_host(nodes: str) -> str:
@@ -141,8 +161,10 @@ def tasks_of_node(counts: str, node: int) -> int:
 def _set_meeting(environment: os._Environ[str], alone: bool) -> None:
     if "MASTER_ADDR" not in environment:
         if not alone:
-            what, fix = "MPI has started processes on several hosts and does not say which is the first", \
-                        "export MASTER_ADDR and MASTER_PORT, as mpirun -x MASTER_ADDR=node1"  # fmt: skip
+            what, fix = (
+                "MPI has started processes on several hosts and does not say which is the first",
+                "export MASTER_ADDR and MASTER_PORT, as mpirun -x MASTER_ADDR=node1",
+            )
             raise InputError.at("MASTER_ADDR", what, fix)
         environment["MASTER_ADDR"] = "127.0.0.1"
     environment.setdefault("MASTER_PORT", "29500")

@@ -23,7 +23,7 @@ def run_files(rank: int, world: int) -> list[str | None]:
     processes = World(rank, world, rank, torch.device("cpu"), on_host=int(os.environ.get("CASES_ON_HOST", world)))
     told = []
     for file in os.environ["CASES"].split(os.pathsep):
-        run = load_run(file, [])
+        run = load_run(file, {})
         said: list[str] = []
         start = time.monotonic()
         try:
@@ -42,7 +42,7 @@ def run_files(rank: int, world: int) -> list[str | None]:
 def held_at_the_step(rank: int, world: int) -> dict[str, int]:
     """Bytes that a process holds when the optimizer is about to step for the third time."""
     processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
-    run = load_run(os.environ["CASES"], [])
+    run = load_run(os.environ["CASES"], {})
     found = {}
 
     def look(state) -> None:

@@ -99,8 +99,10 @@ def _source(old: Impruver, number: int) -> dict[str, Any]:
         old.problems.append(Problem(old.where("datasets", number), "has no name", "write name: FILE, or OWNER/NAME"))
     source = {"path": _address(name or ""), "format": "chat"}
     if source["path"].startswith("hf://"):
-        old.leave(f"{at}.name", f"artel cannot read {source['path']} yet; download its files, and write "
-                                f"data.sources.{number}.path: FILES")  # fmt: skip
+        old.leave(
+            f"{at}.name",
+            f"artel cannot read {source['path']} yet; download its files, and write data.sources.{number}.path: FILES",
+        )
     # without a converter impruver takes the field `messages`
     source["converter"] = old.read(f"{at}.converter", _converter) or "messages"
     mapping = old.read(f"{at}.mapping", _mapping)
@@ -173,8 +175,7 @@ def _leave_unknown(old: Impruver) -> None:
             old.leave(key, f"{whose} no such key{did_you_mean(name, known)}")
 
 
-_ORDER = ("run", "seed", "objective", "data", "tokenizer", "model", "chat", "train", "validate", "checkpoint", "log",
-          "track")  # fmt: skip
+_ORDER = tuple("run seed objective data tokenizer model chat train validate checkpoint log track".split())
 _CONVERTERS = {
     "instruction_to_messages": "alpaca",
     "reasoning_to_messages": "alpaca",  # which takes the field `reasoning` for a thought
@@ -187,11 +188,15 @@ _CONVERTERS = {
 # Where a slip of the pen is looked for; those of the trainer have a file of their own.
 _KNOWN = {
     "": {"output_dir", "train_path", "val_path", "datasets", *SECTIONS},
-    "datasets": {"name", "converter", "split", "subset", "mapping", "add_global_bos", "add_global_eos",
-                 "only_target_loss", "max_tokens_count"},
-    "model": {"class", "name", "load_in_4bit", "load_in_8bit", "dtype", "config_class", "config",
-              "attn_implementation"},
-    "lora": {"r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora", "modules_to_save", "bias",
-             "task_type", "inference_mode", "use_qalora", "use_bdlora"},
+    "datasets": set(
+        "name converter split subset mapping add_global_bos add_global_eos only_target_loss max_tokens_count".split()
+    ),
+    "model": set("class name load_in_4bit load_in_8bit dtype config_class config attn_implementation".split()),
+    "lora": set(
+        (
+            "r lora_alpha lora_dropout target_modules use_rslora use_dora modules_to_save bias task_type "
+            "inference_mode use_qalora use_bdlora"
+        ).split()
+    ),
     "tokenizer": {"class", "name", "max_tokens_count", "special_tokens", "chat_template"},
-}  # fmt: skip
+}

@@ -14,8 +14,12 @@ SECTIONS = ("model", "lora", "tokenizer", "trainer", "ddp")
 _DEFAULTS = {
     **TRAINER_DEFAULTS,
     # what peft's LoraConfig does of itself
-    "lora.r": 8, "lora.lora_alpha": 8, "lora.lora_dropout": 0, "lora.bias": "none", "lora.task_type": "CAUSAL_LM",
-}  # fmt: skip
+    "lora.r": 8,
+    "lora.lora_alpha": 8,
+    "lora.lora_dropout": 0,
+    "lora.bias": "none",
+    "lora.task_type": "CAUSAL_LM",
+}
 
 
 class Impruver(OldKeys):

@@ -43,8 +43,10 @@ def carry_tokenizer(old: Impruver) -> None:
     elif template is not None:
         old.leave("tokenizer.chat_template", "save it as a file, and write chat.template: FILE")
     else:
-        old.tell("tokenizer.chat_template is not given: for a tokenizer without one impruver writes each message as "
-                 "bos, role, line feed, text, eos, artel as chatml; for another write chat.template: FILE")  # fmt: skip
+        old.tell(
+            "tokenizer.chat_template is not given: for a tokenizer without one impruver writes each message as "
+            "bos, role, line feed, text, eos, artel as chatml; for another write chat.template: FILE"
+        )
 
 
 def carry_model(old: Impruver) -> None:
@@ -80,17 +82,23 @@ def _carry_architecture(old: Impruver) -> None:
             old.refuse("model.config_class", f"transformers has no {class_name}; {fix}")
         elif not old.has("model.config.model_type"):
             old.problems.append(
-                Problem(old.where("model"), "does not say of what type the model is",
-                        "write config_class: transformers.GPT2Config")
-            )  # fmt: skip
+                Problem(
+                    old.where("model"),
+                    "does not say of what type the model is",
+                    "write config_class: transformers.GPT2Config",
+                )
+            )
         return
     old.put("model.config.model_type", model_type)
     if class_name and (module != "transformers" or class_name not in classes):
         old.leave("model.config_class", f"code of one's own is not run; transformers' {model_type} is taken")
     if written not in (None, model_type):
         old.leave("model.config.model_type", f"config_class says {model_type}")
-    usual = (None, f"transformers.{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)}",
-             "transformers.AutoModelForCausalLM")  # fmt: skip
+    usual = (
+        None,
+        f"transformers.{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)}",
+        "transformers.AutoModelForCausalLM",
+    )
     if old.read("model.class", a_text) not in usual:
         old.leave("model.class", f"transformers' causal model of type {model_type} is taken")
     plain = CONFIG_MAPPING[model_type]()
@@ -118,8 +126,11 @@ def carry_quantisation(old: Impruver) -> None:
     if not old.has("model.name"):
         old.leave(key, "a model from scratch has no weights to hold in fewer bits")
     elif not old.below("lora"):
-        old.leave(key, "such weights are not trained themselves, and artel holds them so only under an adapter; write "
-                       f"model.lora: {{rank: 16}} and model.quantise: {kind}")  # fmt: skip
+        old.leave(
+            key,
+            "such weights are not trained themselves, and artel holds them so only under an adapter; write "
+            f"model.lora: {{rank: 16}} and model.quantise: {kind}",
+        )
     else:
         old.put("model.quantise", kind)
 
@@ -144,11 +155,15 @@ def carry_adapter(old: Impruver) -> None:
     elif target is not None and all(re.fullmatch(r"[\w.]+", name) for name in target):
         old.put("model.lora.target", target)
     elif target is not None:
-        old.leave("lora.target_modules", "artel goes by names, and takes all linear layers but the head; write "
-                                         "model.lora.target")  # fmt: skip
+        old.leave(
+            "lora.target_modules",
+            "artel goes by names, and takes all linear layers but the head; write model.lora.target",
+        )
     else:
-        old.tell("lora.target_modules is not given: peft chooses a few layers by the model's type, artel takes all "
-                 "linear layers but the head; write model.lora.target")  # fmt: skip
+        old.tell(
+            "lora.target_modules is not given: peft chooses a few layers by the model's type, artel takes all "
+            "linear layers but the head; write model.lora.target"
+        )
     if old.read("lora.bias", one_of({kind: kind for kind in ("none", "all", "lora_only")})) != "none":
         old.leave("lora.bias", "biases are not trained")
     if old.read("lora.task_type", a_text) != "CAUSAL_LM":
@@ -159,8 +174,15 @@ def carry_adapter(old: Impruver) -> None:
 
 def carry_precision(old: Impruver) -> None:
     """The trainer's bf16 and fp16 go before the model's dtype, in which impruver loads the weights."""
-    precisions = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "auto", "float16": "auto", "fp32": "fp32",
-                  "float32": "fp32", "fp64": "fp32"}  # fmt: skip
+    precisions = {
+        "bf16": "bf16",
+        "bfloat16": "bf16",
+        "fp16": "auto",
+        "float16": "auto",
+        "fp32": "fp32",
+        "float32": "fp32",
+        "fp64": "fp32",
+    }
     dtype = old.read("model.dtype", one_of({name: name for name in precisions}))
     bf16, fp16 = old.read("trainer.bf16", a_flag), old.read("trainer.fp16", a_flag)
     if bf16 or fp16:

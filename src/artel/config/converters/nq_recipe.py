@@ -40,15 +40,18 @@ class _Recipe(OldKeys):
             if line.strip() and not line.lstrip().startswith("#"):
                 self._parse(line.strip(), f"{place}:{number}")
         if not set(self.given()) & _KNOWN:
-            fix = "give the .cfg of the Natural Questions recipe, impruver's YAML or the masked-LM script's JSON; " \
-                  "a run file needs no conversion"  # fmt: skip
+            fix = (
+                "give the .cfg of the Natural Questions recipe, impruver's YAML or the masked-LM script's JSON; "
+                "a run file needs no conversion"
+            )
             raise InputError.at(place, "is no old configuration that artel knows", fix)
 
     def _parse(self, line: str, where: str) -> None:
         match = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*(\S.*?)(?:\s+#.*)?", line)
         if match is None:
-            self.problems.append(Problem(where, "is not of the form key = value",
-                                         "write lr = 1e-5; comments begin with #"))  # fmt: skip
+            self.problems.append(
+                Problem(where, "is not of the form key = value", "write lr = 1e-5; comments begin with #")
+            )
             return
         key, value = match[1], match[2].strip("\"'")
         if key in self.given():
@@ -78,8 +81,11 @@ def _carry_source(recipe: _Recipe) -> None:
     path = recipe.read("data_path", a_text)
     if recipe.read("dummy_dataset", _flag):
         recipe.put("data.sources", [{"format": "dummy", "kind": "questions"}])
-        recipe.leave("data_path", "dummy_dataset is True, and questions are made up instead; for the real ones write "
-                                  f"data.sources: [{{path: {path}, format: nq}}]")  # fmt: skip
+        recipe.leave(
+            "data_path",
+            "dummy_dataset is True, and questions are made up instead; for the real ones write "
+            f"data.sources: [{{path: {path}, format: nq}}]",
+        )
     elif path:
         recipe.put("data.sources", [{"path": path, "format": "nq"}])
 
@@ -89,8 +95,11 @@ def _carry_batch(recipe: _Recipe) -> None:
     if not batch:
         return
     recipe.put("train.batch", batch)
-    recipe.leave("train_batch_size", "the recipe gave this to each process, and train.batch is shared by all of them; "
-                                     "multiply it by the number of processes that the recipe ran")  # fmt: skip
+    recipe.leave(
+        "train_batch_size",
+        "the recipe gave this to each process, and train.batch is shared by all of them; "
+        "multiply it by the number of processes that the recipe ran",
+    )
     if parts:
         recipe.put("train.micro_batch", max(1, batch // parts))
 
@@ -126,8 +135,11 @@ def _carry_precision(recipe: _Recipe) -> None:
     level = recipe.read("apex_level", one_of({level: level for level in ("O0", "O1", "O2", "O3")}))
     recipe.put("train.precision", "fp32" if level in (None, "O0") else "auto")
     if level not in (None, "O0"):
-        recipe.leave("apex_level", "train.precision is auto: bf16 where the device multiplies it natively, weights "
-                                   "in fp32; write fp32 for no mixed precision")  # fmt: skip
+        recipe.leave(
+            "apex_level",
+            "train.precision is auto: bf16 where the device multiplies it natively, weights "
+            "in fp32; write fp32 for no mixed precision",
+        )
 
 
 def _leave(recipe: _Recipe) -> None:
@@ -154,10 +166,21 @@ _ORDER = ("run", "seed", "objective", "data", "model", "span_qa", "train", "chec
 
 # What the recipe does where its file is silent and artel's defaults differ; with them the run stays the same run.
 _DEFAULTS = {
-    "model": "bert-base-uncased", "n_epochs": "10", "train_batch_size": "128", "lr": "1e-5", "weight_decay": "0.01",
-    "warmup_coef": "0.05", "max_seq_len": "384", "max_question_len": "64", "doc_stride": "128", "w_start_reg": "0",
-    "w_end_reg": "0", "smooth_alpha": "0.01", "best_metric": "map", "best_order": ">",
-}  # fmt: skip
+    "model": "bert-base-uncased",
+    "n_epochs": "10",
+    "train_batch_size": "128",
+    "lr": "1e-5",
+    "weight_decay": "0.01",
+    "warmup_coef": "0.05",
+    "max_seq_len": "384",
+    "max_question_len": "64",
+    "doc_stride": "128",
+    "w_start_reg": "0",
+    "w_end_reg": "0",
+    "smooth_alpha": "0.01",
+    "best_metric": "map",
+    "best_order": ">",
+}
 
 _CARRIED: dict[str, tuple[str, Reader]] = {
     "seed": ("seed", read_count),
@@ -226,7 +249,9 @@ _LEFT_WHEN_ON = {
     "debug": "for a short run write train.steps, in place of train.epochs",
 }
 _KNOWN = {
-    *_CARRIED, *_LEFT, *_LEFT_WHEN_ON, "dump_dir", "experiment_name", "data_path", "dummy_dataset",
-    "train_batch_size", "batch_split", "warmup_coef", "best_metric", "best_order", "apex_level",
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "optimizer",
-}  # fmt: skip
+    *_CARRIED,
+    *_LEFT,
+    *_LEFT_WHEN_ON,
+    *"dump_dir experiment_name data_path dummy_dataset train_batch_size batch_split warmup_coef best_metric".split(),
+    *"best_order apex_level hidden_dropout_prob attention_probs_dropout_prob optimizer".split(),
+}

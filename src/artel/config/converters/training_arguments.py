@@ -26,10 +26,16 @@ from artel.errors import InputError, Problem
 
 # What TrainingArguments does where the file is silent, and artel's defaults are others.
 TRAINER_DEFAULTS = {
-    "trainer.per_device_train_batch_size": 8, "trainer.gradient_accumulation_steps": 1, "trainer.num_train_epochs": 3,
-    "trainer.learning_rate": 5e-5, "trainer.weight_decay": 0, "trainer.adam_beta1": 0.9, "trainer.adam_beta2": 0.999,
-    "trainer.lr_scheduler_type": "linear", "trainer.eval_strategy": "no",
-}  # fmt: skip
+    "trainer.per_device_train_batch_size": 8,
+    "trainer.gradient_accumulation_steps": 1,
+    "trainer.num_train_epochs": 3,
+    "trainer.learning_rate": 5e-5,
+    "trainer.weight_decay": 0,
+    "trainer.adam_beta1": 0.9,
+    "trainer.adam_beta2": 0.999,
+    "trainer.lr_scheduler_type": "linear",
+    "trainer.eval_strategy": "no",
+}
 
 _UNUSED = "every parameter that is trained takes part in each step here, so none is looked for"
 STARTED = "processes are started by artel train --nproc, --nnodes and --node-rank, or by torchrun"
@@ -82,11 +88,16 @@ def _carry_batch(old: OldKeys) -> None:
     if micro and parts:
         old.put("train.batch", micro * parts)
         old.put("train.micro_batch", micro)
-        old.leave(key, f"train.batch is {micro * parts}, this times gradient_accumulation_steps: the share of one "
-                       "process; multiply it by the number of processes that there were")  # fmt: skip
+        old.leave(
+            key,
+            f"train.batch is {micro * parts}, this times gradient_accumulation_steps: the share of one "
+            "process; multiply it by the number of processes that there were",
+        )
     if old.read("trainer.per_device_eval_batch_size", at_least_one) != micro:
-        old.leave("trainer.per_device_eval_batch_size",
-                  "validation takes as many at a time as training; write train.micro_batch")  # fmt: skip
+        old.leave(
+            "trainer.per_device_eval_batch_size",
+            "validation takes as many at a time as training; write train.micro_batch",
+        )
 
 
 def _carry_length(old: OldKeys) -> None:
@@ -117,8 +128,10 @@ def _carry_optimizer(old: OldKeys) -> None:
     if re.fullmatch(r"(paged_)?adamw\w*_(8|4|32)bit", name):
         old.leave("trainer.optim", "artel keeps adamw's averages in fp32, on the device")
     elif name != "sgd" and not name.startswith("adamw_"):
-        old.leave("trainer.optim", "artel has no such optimizer, and adamw is taken; write train.optimizer: adamw, "
-                                   "muon or sgd")  # fmt: skip
+        old.leave(
+            "trainer.optim",
+            "artel has no such optimizer, and adamw is taken; write train.optimizer: adamw, muon or sgd",
+        )
 
 
 def _carry_schedule(old: OldKeys) -> None:
@@ -129,8 +142,11 @@ def _carry_schedule(old: OldKeys) -> None:
     schedule, exact = _SCHEDULES[written]
     old.put("train.schedule", schedule)
     if not exact:
-        old.leave("trainer.lr_scheduler_type", f"artel has no such schedule, and {schedule} is taken; write "
-                                               "train.schedule: linear, cosine, constant or wsd")  # fmt: skip
+        old.leave(
+            "trainer.lr_scheduler_type",
+            f"artel has no such schedule, and {schedule} is taken; write "
+            "train.schedule: linear, cosine, constant or wsd",
+        )
     if written == "constant":  # transformers warms up only for constant_with_warmup
         old.put("train.warmup", 0)
         for key, value in (("trainer.warmup_steps", steps), ("trainer.warmup_ratio", share)):
@@ -156,8 +172,9 @@ def _carry_floor(old: OldKeys) -> None:
                 old.refuse(key, str(error))
             return
     if options:
-        old.leave(key, "write train.minimum_learning_rate, a share of learning_rate, or, for the schedule wsd, "
-                       "train.decay")  # fmt: skip
+        old.leave(
+            key, "write train.minimum_learning_rate, a share of learning_rate, or, for the schedule wsd, train.decay"
+        )
 
 
 def _carry_compile(old: OldKeys) -> None:
@@ -207,13 +224,18 @@ def _carry_best(old: OldKeys) -> None:
     if old.read("trainer.metric_for_best_model", a_name) in ("loss", "eval_loss"):
         old.put("checkpoint.best", "loss")
     else:
-        old.leave("trainer.metric_for_best_model", "artel has no such figure, and goes by the loss; write "
-                                                   "checkpoint.best: loss or accuracy")  # fmt: skip
+        old.leave(
+            "trainer.metric_for_best_model",
+            "artel has no such figure, and goes by the loss; write checkpoint.best: loss or accuracy",
+        )
     if old.read("trainer.greater_is_better", a_flag):
         old.leave("trainer.greater_is_better", "each figure of artel knows which way it improves")
     if old.read("trainer.load_best_model_at_end", a_flag):
-        old.leave("trainer.load_best_model_at_end", "RUN/model is the last, RUN/checkpoints/best the best; only a "
-                  "run that validate.patience ends has the best in RUN/model")  # fmt: skip
+        old.leave(
+            "trainer.load_best_model_at_end",
+            "RUN/model is the last, RUN/checkpoints/best the best; only a "
+            "run that validate.patience ends has the best in RUN/model",
+        )
 
 
 def _carry_tracking(old: OldKeys) -> None:
@@ -241,20 +263,29 @@ def _leave(old: OldKeys) -> None:
 
 # Transformers' schedules: the nearest of artel's, and whether it is the same.
 _SCHEDULES = {
-    "linear": ("linear", True), "cosine": ("cosine", True), "constant": ("constant", True),
-    "constant_with_warmup": ("constant", True), "cosine_with_min_lr": ("cosine", True),
-    "warmup_stable_decay": ("wsd", True), "cosine_with_restarts": ("cosine", False),
-    "cosine_warmup_with_min_lr": ("cosine", False), "polynomial": ("linear", False),
-    "inverse_sqrt": ("linear", False), "reduce_lr_on_plateau": ("constant", False), "greedy": ("constant", False),
-}  # fmt: skip
+    "linear": ("linear", True),
+    "cosine": ("cosine", True),
+    "constant": ("constant", True),
+    "constant_with_warmup": ("constant", True),
+    "cosine_with_min_lr": ("cosine", True),
+    "warmup_stable_decay": ("wsd", True),
+    "cosine_with_restarts": ("cosine", False),
+    "cosine_warmup_with_min_lr": ("cosine", False),
+    "polynomial": ("linear", False),
+    "inverse_sqrt": ("linear", False),
+    "reduce_lr_on_plateau": ("constant", False),
+    "greedy": ("constant", False),
+}
 
-_CARRIED = {
-    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "learning_rate",
-    "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio",
-    "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "seed", "eval_strategy",
-    "eval_steps", "save_strategy", "save_steps", "save_total_limit", "metric_for_best_model", "greater_is_better",
-    "load_best_model_at_end", "logging_steps", "report_to", "torch_compile", "bf16", "fp16",
-}  # fmt: skip
+_CARRIED = set(
+    (
+        "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps learning_rate "
+        "num_train_epochs max_steps lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio optim adam_beta1 "
+        "adam_beta2 adam_epsilon weight_decay max_grad_norm seed eval_strategy eval_steps save_strategy save_steps "
+        "save_total_limit metric_for_best_model greater_is_better load_best_model_at_end logging_steps report_to "
+        "torch_compile bf16 fp16"
+    ).split()
+)
 
 # Told unless the value is the usual one, with which there is nothing to tell.
 _MEMORY = "activations are kept; a smaller train.micro_batch takes less memory"

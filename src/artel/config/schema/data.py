@@ -277,9 +277,10 @@ class DataConfig(Section):
         100_000_000, ge=1, description="Largest file or line read as one document, in bytes; a larger one is an error."
     )
     store: Name = Field(
-        "", description="Folder for stores, also s3://BUCKET/PREFIX; by default in the cache folder (ARTEL_CACHE).",
+        "",
+        description="Folder for stores, also s3://BUCKET/PREFIX; by default in the cache folder (ARTEL_CACHE).",
         json_schema_extra={"shapes_result": False},
-    )  # fmt: skip
+    )
 
     @field_validator("store")
     @classmethod

@@ -35,9 +35,19 @@ _SECONDS = 900  # of each start: a process on a busy host may take a minute to i
 TOLERANCE = 1e-5
 # Keys of a configuration that are of the tokenizer, of the files, or of lengths that the copy has not.
 _LEFT_OUT = (
-    "_token_id", "architectures", "transformers_version", "dtype", "_name_or_path", "auto_map", "vocab_size",
-    "rope_scaling", "rope_parameters", "quantization_config", "sliding_window", "max_window_layers",
-)  # fmt: skip
+    "_token_id",
+    "architectures",
+    "transformers_version",
+    "dtype",
+    "_name_or_path",
+    "auto_map",
+    "vocab_size",
+    "rope_scaling",
+    "rope_parameters",
+    "quantization_config",
+    "sliding_window",
+    "max_window_layers",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +112,13 @@ def small_copy(run: RunConfig, dp_degree: int) -> dict[str, Any]:
         "data": {**small["data"], "validation": 0, "block": _BLOCK},
         "tokenizer": {"train": {"vocab": 403}},  # no multiple of anything, as real ones
         "model": {"config": config},
-        "train": train | {"steps": _STEPS, "batch": rows, "micro_batch": _ROWS, "precision": "fp32", "compile": "off",
-                          "threads": 1},
+        "train": train
+        | {"steps": _STEPS, "batch": rows, "micro_batch": _ROWS, "precision": "fp32", "compile": "off", "threads": 1},
         "validate": {"every": "never"},
         "checkpoint": {"every": "never", "best": None},
         "log": {"every": 1},
         "track": ["jsonl"],
-    }  # fmt: skip
+    }
 
 
 def _small_config(run: RunConfig) -> dict[str, Any]:

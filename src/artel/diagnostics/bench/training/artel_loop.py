@@ -42,14 +42,25 @@ def run_of(work: Work) -> RunConfig:
         "model": {"from": work.model},
         "objective": work.objective,
         "train": {
-            "steps": _STEPS, "batch": work.batch, "precision": work.precision, "threads": work.threads,
-            "optimizer": work.optimizer, "learning_rate": work.learning_rate, "betas": list(work.betas),
-            "epsilon": work.epsilon, "weight_decay": work.weight_decay, "clip": work.clip,
-            "schedule": "constant", "warmup": 0,
+            "steps": _STEPS,
+            "batch": work.batch,
+            "precision": work.precision,
+            "threads": work.threads,
+            "optimizer": work.optimizer,
+            "learning_rate": work.learning_rate,
+            "betas": list(work.betas),
+            "epsilon": work.epsilon,
+            "weight_decay": work.weight_decay,
+            "clip": work.clip,
+            "schedule": "constant",
+            "warmup": 0,
         },
-        "validate": never, "checkpoint": never, "log": {"every": _STEPS}, "track": ["jsonl"],
-    }  # fmt: skip
-    return run_from(described, [], {(): "artel bench train"})
+        "validate": never,
+        "checkpoint": never,
+        "log": {"every": _STEPS},
+        "track": ["jsonl"],
+    }
+    return run_from(described, {}, {(): "artel bench train"})
 
 
 class _AfterStep:

@@ -1,7 +1,7 @@
-"""The checks of a run in a process of their own, beside the work on its text.
+"""Check a run in a process of its own, while this one prepares the text.
 
-They need PyTorch, which takes seconds to import: as long as preparing a hundred megabytes of text. Texts are checked
-before, by the process that reads them; a run file that says nothing of training has nothing to be checked.
+The checks import PyTorch, which takes as many seconds as preparing 100 MB of text. The process that reads the texts has
+checked those already. A run file without keys about training needs no check.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from artel.cli.common import quiet_libraries
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.interpreter import python_of
+from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.worker import end_with_launcher
 from artel.storage.unexpected_errors import told_of_worker
 
 if TYPE_CHECKING:
-    from artel.config import RunConfig
+    from artel.config import Overrides, RunConfig
 
 
 class Refused(InputError):
-    """What the checks have found: all there is to say."""
+    """All that the checks have found wrong."""
 
 
 class Answer(Protocol):
     def __call__(self, *, wait: bool = False) -> None:
-        """Raise what the checks have found, if they are over; with `wait` when they are."""
+        """Raise what the checks have found, if they have ended; `wait` for their end first."""
 
 
 @contextmanager
-def checking_beside(run: RunConfig, name: str, overrides: Sequence[str]) -> Iterator[Answer]:
-    """Check the run that `name` and `overrides` describe while the block runs; the block asks for the answer."""
-    if says_nothing_of_training(run):
+def checking_in_background(run: RunConfig, name: str, overrides: Overrides) -> Iterator[Answer]:
+    """Check the run of `name` and `overrides` while the block runs, which calls the Answer."""
+    if has_no_training_keys(run):
         yield lambda *, wait=False: None
         return
-    # A session of its own: Ctrl-C is for this process, which ends the other one.
-    command = [*python_of("artel.cli.beside"), str(os.getpid()), name, *overrides]
+    # In a session of its own: Ctrl-C reaches only this process, which ends the other one.
+    command = [*python_of("artel.launching.background_check"), str(os.getpid()), name, *overrides.words]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -63,16 +63,16 @@ def checking_beside(run: RunConfig, name: str, overrides: Sequence[str]) -> Iter
             process.communicate()
 
 
-def says_nothing_of_training(run: RunConfig) -> bool:
-    """Whether every key is as it is by default, but those of the text and its tokenizer."""
+def has_no_training_keys(run: RunConfig) -> bool:
+    """True where every key has its default except those of the text and its tokenizer."""
     plain = type(run).model_construct()
-    of_text = {"run", "seed", "data", "prepare", "tokenizer"}
-    same = run.model_dump(exclude=of_text) == plain.model_dump(exclude=of_text)
+    text_keys = {"run", "seed", "data", "prepare", "tokenizer"}
+    same = run.model_dump(exclude=text_keys) == plain.model_dump(exclude=text_keys)
     return same and (run.data.block, run.data.from_store) == (plain.data.block, plain.data.from_store)
 
 
 def _error(status: int, written: bytes) -> ArtelError:
-    if not written:  # ended by force
+    if not written:  # it was killed
         fix = "look for what it lacked, as memory: artel config check"
         return WorkError.at("the check of the run", f"ended with status {status}", fix)
     problems = [
@@ -81,22 +81,22 @@ def _error(status: int, written: bytes) -> ArtelError:
     return Refused(problems) if status == InputError.exit_code else WorkError(problems)
 
 
-def _check(name: str, overrides: Sequence[str]) -> None:
+def _check(name: str, words: list[str]) -> None:
     quiet_libraries()
-    from artel.config import load_run
+    from artel.config import Overrides, load_run
     from artel.planning import Start, check_run
 
-    check_run(load_run(name, overrides), Start(here=False, texts=False))
+    check_run(load_run(name, Overrides.parse(words)), Start(here=False, texts=False))
 
 
 def main() -> None:
-    """The process beside: what is wrong as JSON on standard output, and the exit status of its kind."""
-    os.nice(10)  # the text comes first
-    parent, name, *overrides = sys.argv[1:]
+    """The process of the checks: problems as JSON on standard output, and the exit status of the error."""
+    os.nice(10)  # the text goes first
+    parent, name, *words = sys.argv[1:]
     end_with_launcher(int(parent))
     try:
-        _check(name, overrides)
-    except BaseException as error:  # the process that waits for this one says it
+        _check(name, words)
+    except BaseException as error:  # the waiting process reports it
         known = told_of_worker(error, "check")
         print(json.dumps([[each.where, each.what, each.fix, each.quoted] for each in known.problems]))
         sys.exit(known.exit_code)

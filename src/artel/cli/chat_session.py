@@ -1,0 +1,171 @@
+"""A conversation at a terminal or from a script: messages, and commands that begin with a slash."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TextIO
+
+from artel.cli.common import tell, tell_error
+from artel.cli.streams import write_out
+from artel.errors import ArtelError, InputError
+from artel.printable import in_lines
+
+if TYPE_CHECKING:
+    from artel.inference import Talk
+    from artel.inference.chat import Exchange
+
+_PROMPT = "> "
+_COMMANDS = {
+    "/reset": "forget what was said",
+    "/system TEXT": "give the model a system message, or none",
+    "/set NAME VALUE": "change a setting; alone, show them all",
+    "/save FILE": "write the conversation as a line of JSON",
+    "/retry": "another answer to the last message",
+    "/exit": "end, as Ctrl-D does; Ctrl-C stops an answer",
+    "/help": "show this list",
+}
+
+
+class Screen:
+    """Shows a conversation: streamed answers, and notices on lines of their own."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._is_in_line = False
+
+    def write(self, piece: str) -> None:
+        self._is_in_line = True
+        write_out(in_lines(piece), self._out)
+
+    def end_line(self) -> None:
+        if self._is_in_line:
+            write_out("\n", self._out)
+        self._is_in_line = False
+
+    def tell(self, text: str) -> None:
+        """A notice, on standard error."""
+        self.end_line()
+        tell(text)
+
+
+class Session:
+    """A conversation whose lines are messages and commands."""
+
+    def __init__(self, talk: Talk, screen: Screen) -> None:
+        self.talk = talk
+        self._screen = screen
+        self.written: list[Exchange] = []
+        """All answers in order, also those that were forgotten or replaced."""
+
+    def run_terminal(self) -> int:
+        """Talk until Ctrl-D or /exit; a mistake is shown and the conversation continues. Exit status 0."""
+        with suppress(ImportError):  # editing and history of lines, where Python has them
+            import readline  # noqa: F401
+        tell("/help lists the commands, Ctrl-D ends")
+        while True:
+            try:
+                if not self._take(_ask()):
+                    return 0
+            except EOFError:
+                tell("")
+                return 0
+            except ArtelError as error:
+                tell_error(error)
+            except KeyboardInterrupt:
+                tell("", "(stopped; Ctrl-D ends)")
+
+    def run_script(self, lines: Iterable[str], name: str) -> int:
+        """Take all lines, and show each with its answer. The exit status of the first mistake, or 0."""
+        status = 0
+        place = "standard input" if name == "-" else name
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                self._screen.write(f"{_PROMPT}{_checked(line).strip()}")
+                self._screen.end_line()
+                if not self._take(line):
+                    break
+            except ArtelError as error:
+                tell_error(error, f"{place}:{number}: ")
+                status = status or error.exit_code
+        return status
+
+    def _take(self, line: str) -> bool:
+        """Answer a message or run a command. False when it ends the conversation."""
+        if not line.strip():
+            return True
+        if not line.startswith("/"):
+            self._show(self.talk.answer(line.strip()))
+            return True
+        command, _, rest = line.strip().partition(" ")
+        return self._run(command, rest.strip())
+
+    def _run(self, command: str, rest: str) -> bool:
+        if command == "/exit" and not rest:
+            return False
+        if command == "/reset" and not rest:
+            self.talk.reset()
+            tell("forgotten")
+        elif command == "/system":
+            self.talk.system = rest
+            tell("the system message is set" if rest else "no system message")
+        elif command == "/set" and not rest:
+            tell(*(f"{name} = {value}" for name, value in asdict(self.talk.settings).items()))
+        elif command == "/set" and len(rest.split()) == 2:
+            name, value = rest.split()
+            self.talk.set(name, value)
+            tell(f"{name} = {asdict(self.talk.settings)[name]}")
+        elif command == "/save" and rest:
+            self.talk.save(rest)
+            tell(f"saved: {rest}")
+        elif command == "/retry" and not rest:
+            self._show(self.talk.retry())
+        elif command == "/help" and not rest:
+            tell(*_help())
+        else:
+            raise _misunderstood(command)
+        return True
+
+    def _show(self, pieces: Iterator[str]) -> None:
+        """Stream an answer. A stopped one also ends its line and is kept."""
+        self.written.append(self.talk.exchanges[-1])
+        try:
+            self._screen.write("")  # an empty answer is also a line
+            for piece in pieces:
+                self._screen.write(piece)
+        finally:
+            self._screen.end_line()
+
+
+def _ask() -> str:
+    """Read a line from the terminal. Raises EOFError at Ctrl-D."""
+    if sys.stdout.isatty():
+        return _checked(input(_PROMPT))
+    print(_PROMPT, end="", file=sys.stderr, flush=True)  # standard output is a file, and gets no prompt
+    return _checked(input())
+
+
+def _checked(line: str) -> str:
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        what = f"character {error.start + 1} of the line is not UTF-8"
+        raise InputError.at("", what, "write it in UTF-8") from None
+    return line
+
+
+def _help() -> list[str]:
+    return [f"{usage:<17} {what}" for usage, what in _COMMANDS.items()]
+
+
+def _misunderstood(command: str) -> InputError:
+    """The error for an unknown command, with the list of commands, or for a wrong argument."""
+    usage = next((usage for usage in _COMMANDS if usage.split()[0] == command), None)
+    if usage is not None:
+        return InputError.at(command, "it is written otherwise", usage)
+    fix = f"commands are: {', '.join(_COMMANDS)}; a message that begins with / needs a space before it"
+    return InputError.at(command, "there is no such command", fix)

@@ -1,0 +1,240 @@
+"""Start a run, or resume it: what `artel train` does on one host.
+
+One process of the run leads: it holds the run's lock, checks the run, prepares its text and compares the run file with
+that of an earlier start. Only then are the processes of this host started. A run of one process is trained in this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from artel.config import Overrides, RunConfig, read_run_file
+from artel.errors import InputError
+from artel.launching.accelerate import take_over
+from artel.launching.hosts import Hosts
+from artel.launching.interface import choose_interface_of_process
+from artel.launching.local import launch
+from artel.launching.meeting import Meeting
+from artel.launching.quiet_libraries import quiet_libraries
+from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
+from artel.launching.started import check_worker, read_launcher
+from artel.launching.worker import end_with_launcher, is_worker, lost_others_told
+from artel.preparing import prepare
+from artel.storage import check_cache, lock
+from artel.storage.locks import holders
+from artel.training.run_folder import RunFolder, is_done
+
+if TYPE_CHECKING:
+    from artel.preparing import Prepared
+
+Announce = Callable[[str], None]
+
+LED = "ARTEL_LED"
+"""Variable with the process id of a parent that has prepared everything; set for the processes that it starts."""
+_SAVE_SECONDS = 600  # as long as a launcher gives its processes to save
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """How a run is started on this host; the environment of a launcher says what is None."""
+
+    nproc: int | None = None
+    """Processes on this host."""
+    nnodes: str | None = None
+    """Hosts, `4` or `1:4`."""
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    rdzv_endpoint: str | None = None
+    max_restarts: int = 0
+    """How often the processes of this host are started again after a failure."""
+    local_rank: int | None = None
+    """Of this process, from the launcher of deepspeed."""
+    from_deepspeed: Path | None = None
+    """A checkpoint of DeepSpeed with which a new run begins."""
+    restart: bool = False
+    """Empty the run's folder first."""
+    trackers: tuple[str, ...] = ()
+    """Added to those of the run file."""
+
+
+def start_run(name: str, overrides: Overrides, options: StartOptions, announce: Announce) -> dict[str, Any]:
+    """Train the run `name`, or resume it; its result.
+
+    Raises InputError, WorkError, and Interrupted where a signal stopped the run after it was saved.
+    """
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)  # Slurm's warning: Ctrl-C until the training loop runs
+    _read_environment(options)
+    run, overrides = _read_run(name, overrides, options, announce)
+    hosts = Hosts.read(
+        options.nnodes,
+        options.node_rank,
+        options.master_addr,
+        options.master_port,
+        options.rdzv_endpoint,
+        options.max_restarts,
+    )
+    processes = _processes_on_host(run, options.nproc, hosts)
+    starts_others = not is_worker() and (processes > 1 or hosts.count > 1 or hosts.restarts > 0)
+    meeting = Meeting.of(hosts) if starts_others else None  # a wrong address fails before any text is prepared
+    folder = RunFolder(Path(run.run))
+    leads = LED not in os.environ and (os.environ.get("RANK", "0") == "0" if meeting is None else meeting.leads)
+    if leads:
+        folder.check_claim()  # before the lock, which is a file in it
+        check_cache()
+    with lock(folder.lock, wait=False) if leads else nullcontext():
+        if leads:
+            folder.claim()
+            announce(f"{folder.path}: checking the run, its model and its texts")
+            _wait_for_earlier_processes(folder, announce)
+            _lead(run, folder, options, processes, hosts, announce)
+        else:
+            prepare(run, announce)
+        if not options.restart and is_done(run):  # with --restart the leader is emptying the folder
+            announce(f"{folder.path} is complete, its model is in {folder.model}; --restart begins anew")
+            return folder.read_result()
+        if meeting is None:
+            return _train_in_this_process(run, announce)
+        os.environ[LED] = str(os.getpid())
+        launch(["train", name, *overrides.words], processes, meeting, folder, announce)
+        return folder.read_result() if leads else {}
+
+
+def _read_environment(options: StartOptions) -> None:
+    """Read what a launcher says of this process. Raises InputError where that cannot be true."""
+    if options.local_rank is not None:
+        os.environ.setdefault("LOCAL_RANK", str(options.local_rank))
+    if options.nnodes is None and options.rdzv_endpoint is None:
+        read_launcher(options.nproc)
+    check_worker()
+    if LED in os.environ:
+        end_with_launcher(int(os.environ[LED]))
+
+
+def _read_run(
+    name: str, overrides: Overrides, options: StartOptions, announce: Announce
+) -> tuple[RunConfig, Overrides]:
+    """The run with the keys that accelerate and `options.trackers` set, and all overrides."""
+    file = read_run_file(name)
+    run = checked_run(file, overrides)
+    taken = take_over(run)
+    for line in taken.told:
+        announce(line)
+    words = list(taken.overrides)
+    trackers = [tracker for tracker in options.trackers if tracker not in run.track]
+    if trackers:
+        words.append(f"track={json.dumps([*run.track, *trackers])}")
+    if words:
+        overrides = overrides.adding(words)
+        run = file.run(overrides)
+    return run, overrides
+
+
+def _wait_for_earlier_processes(folder: RunFolder, announce: Announce) -> None:
+    """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raises WorkError."""
+
+    def waiting() -> None:
+        announce(f"waiting for what an earlier start has left to save and end: {holders(folder.processes_lock)}")
+
+    with lock(folder.processes_lock, waiting, wait=_SAVE_SECONDS):
+        pass
+
+
+def _processes_on_host(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
+    """How many processes run on this host. Raises InputError where options or launcher and `parallel` disagree."""
+    needed = run.parallel.processes
+    if not isinstance(run.parallel.data, int):
+        return nproc or (1 if is_worker() else -(-needed // hosts.count))
+    if hosts.elastic:
+        what = f"the run wants {needed} processes, and hosts may come and go"
+        raise InputError.at("parallel.data", what, "write parallel.data=auto")
+    on_host, rest = divmod(needed, hosts.count)
+    started = needed if nproc is None else nproc * hosts.count
+    if is_worker():
+        started = int(os.environ["WORLD_SIZE"])
+    elif nproc is None and rest:
+        what = f"{hosts.count} hosts cannot share {needed} processes evenly"
+        raise InputError.at("parallel.data", what, f"write a multiple of {hosts.count}")
+    if started != needed:
+        what = f"the run wants {needed} processes, and {started} are started"
+        raise InputError.at("parallel.data", what, f"start {needed}, or write parallel.data=auto")
+    return on_host
+
+
+def _lead(
+    run: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts, announce: Announce
+) -> None:
+    """Check the run with all its processes, prepare its text, and make its folder ready for this start."""
+    quiet_libraries()
+    from artel.planning import Check, Start, check_run
+    from artel.preparing import remember
+    from artel.training.run_folder import check_same_run
+
+    restart, from_deepspeed = options.restart, options.from_deepspeed
+    if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):
+        announce(
+            f"{folder.path} has begun, and goes on from its own checkpoint; --restart begins from {from_deepspeed}"
+        )
+        from_deepspeed = None
+    checks = [Check(("model", "train", "parallel"), lambda: _check_deepspeed(run, from_deepspeed))]
+    if restart:
+        checks.append(Check(("run",), folder.check_model_is_artels))
+    world = int(os.environ.get("WORLD_SIZE", processes * hosts.count))
+    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    check_run(run, Start(world, on_host, hub=True), checks)  # text and model together, before hours of tokenizing
+    if has_secrets(run):
+        announce(SECRETS_NOTE)
+    prepared = prepare(run, announce, verify=restart or not is_done(run))
+    announce(prepared.summary())
+    if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
+        _remove_earlier(run, folder)
+    check_same_run(run, prepared)
+    remember(run, prepared)
+    shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
+    if from_deepspeed is not None:
+        _begin_from_deepspeed(run, prepared, from_deepspeed, announce)
+
+
+def _remove_earlier(run: RunConfig, folder: RunFolder) -> None:
+    from artel.training.checkpoint.s3_mirror import remove_copies
+
+    if run.checkpoint.copy_to is not None:  # before the folder: copies that cannot be removed would come back
+        remove_copies(run.checkpoint.copy_to)
+    folder.empty()
+
+
+def _check_deepspeed(run: RunConfig, from_deepspeed: Path | None) -> None:
+    if from_deepspeed is not None:
+        from artel.inference.deepspeed.from_checkpoint import check_beginning
+
+        check_beginning(run, from_deepspeed)
+
+
+def _begin_from_deepspeed(run: RunConfig, prepared: Prepared, from_deepspeed: Path, announce: Announce) -> None:
+    from artel.inference.deepspeed.from_checkpoint import begin_run
+
+    begin_run(run, prepared, from_deepspeed, announce)
+
+
+def _train_in_this_process(run: RunConfig, announce: Announce) -> dict[str, Any]:
+    announce("starting to train")
+    quiet_libraries()
+    from artel.parallel import join_world
+    from artel.registry import CALLBACKS
+    from artel.training.loop import train
+
+    choose_interface_of_process()
+    processes_lock = lock(RunFolder(Path(run.run)).processes_lock, wait=False, shared=True)
+    with join_world(run.train.threads) as world, lost_others_told(), processes_lock:
+        if LED in os.environ:  # now the next start of this run waits for this process
+            end_with_launcher(int(os.environ[LED]))
+        callbacks = [CALLBACKS[name]() for name in run.callbacks]
+        return train(run, prepare(run, announce), world, announce, callbacks)
