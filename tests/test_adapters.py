@@ -1,4 +1,4 @@
-"""Adapters over plain and quantised weights, frozen parameters: the same losses, small checkpoints, peft's folder."""
+"""Adapters over plain and quantized weights, frozen parameters: the same losses, small checkpoints, peft's folder."""
 
 import json
 import subprocess
@@ -58,13 +58,13 @@ def runs(base, tmp_path_factory) -> Path:
 
     alone = [
         write("lora-accumulated", 16),
-        write("int8", quantise="int8"),
-        write("nf4", quantise="nf4"),
+        write("int8", quantize="int8"),
+        write("nf4", quantize="nf4"),
         write("frozen", lora=None, freeze=["*wte*", "*wpe*", "transformer.h.0.*"]),
     ]
     done = subprocess.run([sys.executable, CASES, *alone], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    done = torchrun(2, CASES, write("lora-2", 32), write("nf4-2", 8, quantise="nf4"))
+    done = torchrun(2, CASES, write("lora-2", 32), write("nf4-2", 8, quantize="nf4"))
     assert done.returncode == 0, done.stderr[-3000:]
     done = artel("train", write("lora"))
     assert done.returncode == 0, done.stderr
@@ -138,9 +138,9 @@ def test_an_unfinished_run_opens_from_its_checkpoint(runs, base, tmp_path):
 
 
 @pytest.mark.long
-def test_killed_and_resumed_over_quantised_weights_ends_bit_equal(base, tmp_path):
+def test_killed_and_resumed_over_quantized_weights_ends_bit_equal(base, tmp_path):
     changes = {"train": {"steps": 40, "batch": 16}, "checkpoint": {"every": 4},
-               "model": {"lora": {"rank": 4, "dropout": 0.1}, "quantise": "nf4"}}  # fmt: skip
+               "model": {"lora": {"rank": 4, "dropout": 0.1}, "quantize": "nf4"}}  # fmt: skip
     whole, broken = (write_tuning(tmp_path / f"{name}.yaml", base, **changes) for name in ("whole", "broken"))
     assert artel("train", whole).returncode == 0
     process = start("train", broken)
@@ -175,8 +175,8 @@ def test_the_first_weights_depend_on_the_seed_alone(base, tokenizer):
     assert not all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("quantise", ["none", "nf4"])
-def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, quantise):
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
+def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, quantize):
     """A masked model becomes one for questions, with fewer ids than the tokenizer: new heads and rows must be learned,
     and come back with the adapter."""
     torch.manual_seed(0)
@@ -185,7 +185,7 @@ def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, 
     RobertaForMaskedLM(config).save_pretrained(tmp_path / "base")
     heads = {"answer_class": 5}
     asked = {"auto_class": "AutoModelForQuestionAnswering", "heads": heads}
-    model_config = wanted(tmp_path / "base", lora={"rank": 2}, quantise=quantise)
+    model_config = wanted(tmp_path / "base", lora={"rank": 2}, quantize=quantize)
     check_model(model_config, asked["auto_class"])
     built = build_model(ModelRequest(model_config, block=8, seed=1, **asked), tokenizer)
     trained = {name for name, value in built.model.named_parameters() if value.requires_grad and ".lora_" not in name}
@@ -197,7 +197,7 @@ def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, 
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     save_model(built.model, tokenizer, tmp_path / "adapter")
-    saved = wanted(tmp_path / "adapter").model_copy(update={"quantise": quantise})
+    saved = wanted(tmp_path / "adapter").model_copy(update={"quantize": quantize})
     again = load_model(ModelRequest(saved, **asked), tokenizer)
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
@@ -237,7 +237,7 @@ def test_wrong_adapters_are_refused_before_any_text_is_read(base, tmp_path):
     ("package", "model", "remedy"),
     [
         ("peft", {}, "model.lora: needs the package peft"),
-        ("bitsandbytes", {"quantise": "int8"}, "model.quantise: needs the package bitsandbytes"),
+        ("bitsandbytes", {"quantize": "int8"}, "model.quantize: needs the package bitsandbytes"),
     ],
 )
 def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model, remedy):

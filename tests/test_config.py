@@ -313,3 +313,31 @@ def test_values_that_cannot_be_meant(tmp_path, override, says):
     (tmp_path / "run.yaml").write_text(MINIMAL)
     with pytest.raises(InputError, match=says):
         load_run(str(tmp_path / "run.yaml"), Overrides.parse([override]))
+
+
+def test_a_key_under_its_former_name_is_read_and_logged(tmp_path, caplog):
+    file = tmp_path / "run.yaml"
+    model = "model: {from: x, lora: {rank: 2}, quantise: int8}\n"
+    file.write_text("data: {sources: [{format: dummy}]}\n" + model)
+    assert load_run(str(file)).model.quantize == "int8"
+    assert f"{file}:2: model.quantise is now model.quantize" in caplog.text
+    assert load_run(str(file), {"model.quantize": "nf4"}).model.quantize == "nf4"
+    assert load_run(str(file), Overrides.parse(["model.quantise=nf4"])).model.quantize == "nf4"
+    assert "override model.quantise=nf4: model.quantise is now model.quantize" in caplog.text
+    file.write_text("data: {sources: [{format: dummy}]}\n" + model.replace("quantise", "quantize: nf4, quantise"))
+    with pytest.raises(InputError, match=r"model\.quantise: is the former name of model\.quantize, and both are there"):
+        load_run(str(file))
+    caplog.clear()
+    file.rename(tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text("data: {sources: [{format: dummy}]}\n" + model)
+    assert load_run(str(tmp_path)).model.quantize == "int8"
+    assert not caplog.text  # artel wrote that file
+
+
+def test_overrides_are_a_mapping_and_words():
+    overrides = Overrides.parse(["train.steps=3", "model.config.eps=1e-5", "train.steps=4"])
+    assert overrides["train.steps"] == 4
+    assert overrides.words == ["model.config.eps=1e-5", "train.steps=4"]
+    assert Overrides({"train.betas": [0.9, 1e-05], "run": "a b"}).words == ["train.betas=[0.9, 1.0e-05]", "run=a b"]
+    assert overrides.adding(["seed=1"]).words == [*overrides.words, "seed=1"]
+    assert load_run("demo", {"train.steps": 4, "data.sources.0.path": "x"}).train.steps == 4

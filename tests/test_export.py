@@ -190,7 +190,7 @@ def test_the_converter_is_found_and_llama_quantize_is_given_the_type(tokenizer, 
     asked, given = (tmp_path / "out" / "model.gguf").read_text().rsplit("]", 1)
     assert given == "Q4_K_M"
     outfile, *rest = json.loads(asked + "]")[1:]
-    assert outfile.endswith("/unquantised.gguf")
+    assert outfile.endswith("/unquantized.gguf")
     assert rest == ["--outtype", "auto", "gpt-2", 64]
     (tools / "convert_hf_to_gguf.py").write_text("def main(): raise SystemExit('Model X is not supported')")
     failed = artel("export", base, tmp_path / "other", "--gguf", "f16", env={"LLAMA_CPP": str(tools)})

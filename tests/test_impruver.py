@@ -98,7 +98,7 @@ def test_what_becomes_of_a_pretrained_model():
         },
         "tokenizer": {"from": "OWNER/tokenizer"},
         "model": {
-            "from": "OWNER/model", "quantise": "int8",
+            "from": "OWNER/model", "quantize": "int8",
             "lora": {"rank": 4, "alpha": 24, "dropout": 0.1, "rslora": True, "dora": True, "save": ["embed_tokens"],
                      "target": ["q_proj", "v_proj"]},
         },
@@ -199,7 +199,7 @@ def test_what_convert_prints_is_a_run_file(tmp_path, shared_data, name):
     assert len(run.data.sources) == len(old["datasets"])
     assert run.train.batch == trainer["per_device_train_batch_size"] * trainer["gradient_accumulation_steps"]
     assert run.data.block == old["tokenizer"]["max_tokens_count"]
-    assert (run.model.quantise, run.model.lora is None) == (("nf4", False) if "lora" in old else ("none", True))
+    assert (run.model.quantize, run.model.lora is None) == (("nf4", False) if "lora" in old else ("none", True))
     assert all(line.startswith("not carried over: ") for line in done.stderr.splitlines())
     as_json = json.loads(artel("config", "convert", file, "--json").stdout)
     assert as_json["run"] == yaml.safe_load(done.stdout)

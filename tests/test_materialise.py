@@ -199,8 +199,8 @@ def test_frozen_parameters_stay_frozen_and_what_cannot_be_read_in_parts_says_why
     assert_same(*both(wanted, tokenizer, CAUSAL))
     assert must_load_whole(wanted) is None
     assert "lora" in must_load_whole(ModelConfig.model_validate({"from": "x", "lora": {"rank": 2}}))
-    nf4 = {"from": "x", "lora": {"rank": 2}, "quantise": "nf4"}
-    assert "quantise" in must_load_whole(ModelConfig.model_validate(nf4))
+    nf4 = {"from": "x", "lora": {"rank": 2}, "quantize": "nf4"}
+    assert "quantize" in must_load_whole(ModelConfig.model_validate(nf4))
 
 
 def test_values_that_no_rule_can_draw_are_refused(tokenizer):

@@ -152,7 +152,7 @@ def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, capfd, monke
         (["--data.sources.1.path=x"], "write data.sources.1.path=x"),
         (["--min_lr", "6e-5"], "write train.minimum_learning_rate=…: a fraction of the peak"),
         (["--gradient_accumulation_steps", "4"], "write train.batch=…: samples that one optimizer step sees"),
-        (["--load_in_8bit", "true"], "write model.quantise=…: int8"),
+        (["--load_in_8bit", "true"], "write model.quantize=…: int8"),
         (["--lr", "1e-3"], "write train.learning_rate=1e-3"),
         (["-r"], ""),
     ],
@@ -210,7 +210,7 @@ def test_frozen_weights_and_adapters_take_no_gradients(monkeypatch):
     model = on_meta()
     count = model.num_parameters()
     lora = {"model": {"config": None, "from": "x", "lora": {"rank": 4}}, "tokenizer": {"train": None}}
-    nf4 = merged(lora, {"model": {"quantise": "nf4"}})
+    nf4 = merged(lora, {"model": {"quantize": "nf4"}})
     grid = read_parallel_dims(described({}).parallel, 1, 1)
     monkeypatch.setattr(memory_module, "local_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(memory_module, "swap", lambda: 0)

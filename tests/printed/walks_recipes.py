@@ -115,7 +115,7 @@ RECIPES = (
                 leaves="runs/rugpt35-13b-lora/model/adapter_config.json",
             ),
             Step(
-                "artel train rugpt35-13b-lora data.sources.0.path=train.jsonl model.quantise=nf4",
+                "artel train rugpt35-13b-lora data.sources.0.path=train.jsonl model.quantize=nf4",
                 f"{STEPS} data.block=256 run=runs/nf4",
                 leaves="runs/nf4/model/adapter_config.json",
             ),

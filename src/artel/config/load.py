@@ -20,6 +20,7 @@ from artel.config.converters.detect import is_impruver, refuse_other_json
 from artel.config.converters.masked_lm_json import from_masked_lm_json, is_masked_lm_json
 from artel.config.converters.training_arguments import drop_ddp
 from artel.config.explain import UNKNOWN_KEY, explain
+from artel.config.former_names import rename_former_keys
 from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
@@ -117,8 +118,10 @@ def run_from(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: d
     """
     if not isinstance(overrides, Overrides):
         overrides = Overrides(overrides)
+    problems = rename_former_keys(tree, lines)
     wrong = overrides.lay_over(tree, lines)
-    problems = [problem for of_key in wrong.values() for problem in of_key]
+    problems += [problem for of_key in wrong.values() for problem in of_key]
+    problems += rename_former_keys(tree, lines)  # an override may be a whole section
     doubtful = set(wrong)
     unwritable = unwritable_problems(tree, lines)
     if unwritable:  # values that neither messages nor the sections can take

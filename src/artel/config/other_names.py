@@ -14,7 +14,7 @@ _NAMES = {
     "tokenizer.from": "tokenizer_name tokenizer_path tokenizer_name_or_path",
     "tokenizer.train.vocab": "vocab_size vocabulary_size",
     "model.from": "model_name model_name_or_path pretrained_model_name_or_path model_path base_model",
-    "model.quantise": "quantize quantization load_in_4bit load_in_8bit",
+    "model.quantize": "quantization load_in_4bit load_in_8bit",
     "model.lora.rank": "r lora_r lora_rank",
     "model.lora.alpha": "lora_alpha",
     "model.lora.dropout": "lora_dropout",

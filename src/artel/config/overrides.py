@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from artel.config.former_names import present_name
 from artel.config.yaml_lines import Key, read_yaml
 from artel.errors import Problem
 
@@ -69,7 +70,8 @@ class Overrides(dict[str, Any]):
         """Put the values into `tree`, and their places into `lines`; what is wrong, by key."""
         problems = dict(self.problems)
         for (key, value), word in zip(self.items(), self.words, strict=True):
-            problem = _lay_over(tree, lines, key, copy.deepcopy(value), _where(word))
+            where = _where(word)
+            problem = _lay_over(tree, lines, present_name(key, where), copy.deepcopy(value), where)
             if problem is not None:
                 problems[key] = [problem]
         return problems

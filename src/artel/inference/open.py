@@ -38,7 +38,7 @@ class Opened:
 def open_model(name: str) -> Opened:
     """The final model of a run, its newest checkpoint while it is not finished, or any Hugging Face model.
 
-    An adapter (of a run, or a folder of peft's) is opened with its base model, quantised as the run had it.
+    An adapter (of a run, or a folder of peft's) is opened with its base model, quantized as the run had it.
     """
     check_run_name(name)
     folder = RunFolder(Path(name))
@@ -109,7 +109,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
         # The code in a run's model is that of the model which it began with, and was trusted then.
         config = config.model_copy(update={"trust_remote_code": folder})
     if adapter is not None:
-        config = config.model_copy(update={"quantise": objective.run.model.quantise})
+        config = config.model_copy(update={"quantize": objective.run.model.quantize})
     model = load_model(ModelRequest(config, objective.auto_class, objective.heads), tokenizer)
     if adapter is not None:
         compute_in(model, pick_precision("auto", model.device))

@@ -165,7 +165,7 @@ def _inject(model: PreTrainedModel, config: Any) -> None:
         inject_adapter_in_model(config, model, _NAME)
     model._hf_peft_config_loaded = True
     for parameter in model.parameters():
-        if parameter.requires_grad:  # peft gives adapters the dtype in which a quantised layer computes
+        if parameter.requires_grad:  # peft gives adapters the dtype in which a quantized layer computes
             parameter.data = parameter.data.float()
 
 

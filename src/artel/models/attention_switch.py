@@ -62,7 +62,7 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
     """Whether a decoder's masks say no more than `is_causal` and its layers' windows do; by a run of a few tokens.
 
     It needs shapes alone, so it is run on the meta device, which takes no time. Where that cannot be (code that looks
-    at what it is given, quantised layers, which keep what they see) it is run where it is; a model that does not run
+    at what it is given, quantized layers, which keep what they see) it is run where it is; a model that does not run
     at all is judged by its layers' types.
     """
     before = model.config._attn_implementation

@@ -162,7 +162,7 @@ def _check_as_given(model: PreTrainedModel, causal: bool) -> None:
     finally:
         model.train(was_training)
     difference = float((together - alone).float().abs().max() / alone.float().abs().max())
-    # Rounding gives 1e-6 in float32 and 1e-2 in bfloat16 or quantised; a document that is seen changes logits by more.
+    # Rounding gives 1e-6 in float32 and 1e-2 in bfloat16 or quantized; a document that is seen changes logits by more.
     exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
     if not difference < (1e-4 if exact else 0.05):
         what = f"{model.config.model_type} does not keep documents apart: logits differ by a share of {difference:.0e}"

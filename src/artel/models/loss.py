@@ -214,7 +214,7 @@ def open_head(model: PreTrainedModel) -> nn.Linear | None:
 
 def _tried(model: PreTrainedModel) -> nn.Linear | None:
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:  # quantised, adapted, or of the model's own making
+    if type(head) is not nn.Linear:  # quantized, adapted, or of the model's own making
         return None
     was_training = model.training
     model.eval()

@@ -1,7 +1,7 @@
 """Pretrained weights held in 8 or 4 bits under adapters (QLoRA, Dettmers et al. 2023), by bitsandbytes.
 
-int8 is LLM.int8(), nf4 is 4-bit NormalFloat with double quantisation: 0.52 bytes a weight. Both run on a GPU and, far
-more slowly, on a CPU. The layers of the body are quantised; embeddings, norms and output heads stay float32.
+int8 is LLM.int8(), nf4 is 4-bit NormalFloat with double quantization: 0.52 bytes a weight. Both run on a GPU and, far
+more slowly, on a CPU. The layers of the body are quantized; embeddings, norms and output heads stay float32.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def require_bitsandbytes() -> None:
         try:
             __import__(package)
         except ImportError:
-            raise missing_extra(package, "quantize", "model.quantise") from None
+            raise missing_extra(package, "quantize", "model.quantize") from None
 
 
-def loading_options(quantise: str, skeleton: PreTrainedModel, whole: Sequence[str]) -> dict[str, Any]:
-    """What `from_pretrained` must be told to quantise (`int8`, `nf4`) while it loads.
+def loading_options(quantize: str, skeleton: PreTrainedModel, whole: Sequence[str]) -> dict[str, Any]:
+    """What `from_pretrained` must be told to quantize (`int8`, `nf4`) while it loads.
 
     `skeleton` is the model on the meta device; `whole` names modules that are trained in full. The weights are put
-    where this process computes: quantising 13 billion weights on a CPU first would take minutes and their memory.
+    where this process computes: quantizing 13 billion weights on a CPU first would take minutes and their memory.
     4-bit layers multiply in float32 until `compute_in` says otherwise.
     """
     require_bitsandbytes()
@@ -40,7 +40,7 @@ def loading_options(quantise: str, skeleton: PreTrainedModel, whole: Sequence[st
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     heads = [name for name, _ in skeleton.named_children() if name != skeleton.base_model_prefix]
     options: dict[str, Any] = {"llm_int8_skip_modules": [*heads, *whole]}  # so named for 4 bits too
-    if quantise == "int8":
+    if quantize == "int8":
         options |= {"load_in_8bit": True}
     else:
         options |= {

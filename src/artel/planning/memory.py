@@ -52,7 +52,7 @@ def check_memory(model: PreTrainedModel, run: RunConfig, dims: ParallelDims, on_
         where = "model.config" if run.model.from_ is None else "model.from"
         fix = "take a smaller model; or share it among more machines, by parallel.data: fsdp"
         if run.model.from_ is not None:
-            fix += "; or train adapters over 4-bit weights: model.lora: {rank: 16}, model.quantise: nf4"
+            fix += "; or train adapters over 4-bit weights: model.lora: {rank: 16}, model.quantize: nf4"
         if device.type == "cpu" and on_host > 1 and needed // on_host <= room:
             fix = f"start fewer processes: {room // (needed // on_host):,} at most; or {fix}"
         raise InputError.at(where, what, fix)
@@ -68,8 +68,8 @@ def _parameters(model: PreTrainedModel, run: RunConfig) -> tuple[int, int]:
 
 def _for_frozen(model: PreTrainedModel, run: RunConfig, device: torch.device) -> float:
     """Bytes for each parameter that is not trained, at least."""
-    if run.model.quantise != "none":
-        return _QUANTIZED[run.model.quantise]
+    if run.model.quantize != "none":
+        return _QUANTIZED[run.model.quantize]
     if device.type != "cpu":
         return 2.0
     # Weights of a file in float32 are not copied: the system reads them from the disk again when it has no room.

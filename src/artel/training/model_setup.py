@@ -94,8 +94,8 @@ def check_layout(config: RunConfig, auto_class: str, world_size: int, here: int)
     if not OPTIMIZERS[config.train.optimizer].steps_shards:
         what = f"{config.train.optimizer} looks at whole matrices, of which processes have pieces"
         problems.append(Problem("train.optimizer", what, "write adamw, sgd or muon; or parallel.data: ddp"))
-    if config.model.quantise == "int8":
-        problems.append(Problem("model.quantise", "int8 weights cannot be shared out", "write nf4; or data: ddp"))
+    if config.model.quantize == "int8":
+        problems.append(Problem("model.quantize", "int8 weights cannot be shared out", "write nf4; or data: ddp"))
     model = outline(config.model, auto_class)
     if model is not None:
         use_for_training(model, encoders=dims.context > 1)

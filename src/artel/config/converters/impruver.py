@@ -14,7 +14,7 @@ from artel.config.converters.impruver_model import (
     carry_adapter,
     carry_model,
     carry_precision,
-    carry_quantisation,
+    carry_quantization,
     carry_tokenizer,
 )
 from artel.config.converters.keys import a_flag, a_text, at_least_one, did_you_mean
@@ -33,7 +33,7 @@ def convert_impruver(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
     _carry_sources(old)
     carry_tokenizer(old)
     carry_model(old)
-    carry_quantisation(old)
+    carry_quantization(old)
     carry_adapter(old)
     carry_precision(old)
     carry_trainer(old)

@@ -116,7 +116,7 @@ def _carry_architecture(old: Impruver) -> None:
             old.leave(key, _CONFIG_GONE.get(name, reason))
 
 
-def carry_quantisation(old: Impruver) -> None:
+def carry_quantization(old: Impruver) -> None:
     four, eight = old.read("model.load_in_4bit", a_flag), old.read("model.load_in_8bit", a_flag)
     if not four and not eight:
         return
@@ -129,10 +129,10 @@ def carry_quantisation(old: Impruver) -> None:
         old.leave(
             key,
             "such weights are not trained themselves, and artel holds them so only under an adapter; write "
-            f"model.lora: {{rank: 16}} and model.quantise: {kind}",
+            f"model.lora: {{rank: 16}} and model.quantize: {kind}",
         )
     else:
-        old.put("model.quantise", kind)
+        old.put("model.quantize", kind)
 
 
 def carry_adapter(old: Impruver) -> None:

@@ -68,7 +68,7 @@ class ModelConfig(Section):
         "The repository whose own code may be run: its name, as in `from`. It can do all that you can: read it first.",
     )
     lora: LoraConfig | None = Field(None, description="Train low-rank adapters over the pretrained weights (peft).")
-    quantise: Literal["none", "int8", "nf4"] = Field(
+    quantize: Literal["none", "int8", "nf4"] = Field(
         "none", description="Hold the pretrained weights in 8 or 4 bits under the adapters (QLoRA; extra `quantize`)."
     )
     freeze: list[str] = Field(
@@ -79,8 +79,8 @@ class ModelConfig(Section):
     def _one(self) -> ModelConfig:
         if self.lora is not None and self.from_ is None:
             raise ValueError("lora changes a pretrained model and there is none; write from: FOLDER")
-        if self.quantise != "none" and self.lora is None:
-            raise ValueError(f"weights in {self.quantise} are not trained themselves; write lora: {{rank: 16}} with it")
+        if self.quantize != "none" and self.lora is None:
+            raise ValueError(f"weights in {self.quantize} are not trained themselves; write lora: {{rank: 16}} with it")
         if self.lora is not None and self.freeze:
             raise ValueError("under lora all pretrained weights stay as they are; leave freeze out, or lora")
         if self.config is not None and self.from_ is not None:

@@ -58,7 +58,7 @@ def export(
     """Write the model of a run (the newest checkpoint while it is not finished) or of a folder to a new folder.
 
     A folder may be a checkpoint of DeepSpeed's own, whose weights, in pieces, become a model's in float32.
-    With `merge` an adapter is added to its base model, loaded unquantised; with `to` the folder holds what the exporter
+    With `merge` an adapter is added to its base model, loaded unquantized; with `to` the folder holds what the exporter
     of that name makes of the model (gguf: model.gguf and a Modelfile). The folder appears when it is whole. Raises
     InputError before anything is loaded, WorkError when a tool fails.
     """

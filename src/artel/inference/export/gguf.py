@@ -102,14 +102,14 @@ def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
     file = folder / "model.gguf"
     arguments = ["--outfile", str(file), "--outtype", tools.type, str(model)]
     if tools.quantize is not None:
-        unquantised = folder / "unquantised.gguf"
-        arguments = ["--outfile", str(unquantised), "--outtype", "auto", str(model)]
+        unquantized = folder / "unquantized.gguf"
+        arguments = ["--outfile", str(unquantized), "--outtype", "auto", str(model)]
     cuts_as = _pre_tokenizer(tokenizer)
     script = [str(tools.converter)] if cuts_as is None else [str(_LAUNCHER), str(tools.converter), cuts_as]
     _run(tools.converter, [sys.executable, *script, *arguments])
     if tools.quantize is not None:
-        _run(tools.quantize, [str(tools.quantize), str(unquantised), str(file), tools.type.upper()])
-        unquantised.unlink()
+        _run(tools.quantize, [str(tools.quantize), str(unquantized), str(file), tools.type.upper()])
+        unquantized.unlink()
     (folder / "Modelfile").write_text(modelfile(tokenizer, model), encoding="utf-8")
 
 

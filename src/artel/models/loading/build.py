@@ -21,8 +21,8 @@ from artel.tokens import Tokenizer
 
 def must_load_whole(config: ModelConfig) -> str | None:
     """Why a model must be built whole before it is sharded; None where it need not be."""
-    if config.quantise != "none":
-        return "model.quantise: weights are quantised while they are loaded whole"
+    if config.quantize != "none":
+        return "model.quantize: weights are quantized while they are loaded whole"
     if config.lora is not None:
         return "model.lora: adapters are put into the whole model"
     return None

@@ -22,7 +22,7 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
     """Raise InputError for a wrong model type, key, folder or head, a missing package, and unknown names of layers."""
     if config.lora is not None:
         require_peft()
-    if config.quantise != "none":
+    if config.quantize != "none":
         require_bitsandbytes()
     if config.config is not None:
         _, problems = known_keys(config.config)

@@ -41,7 +41,7 @@ def load_pretrained(
 
     For training, new heads may lack weights and the embeddings grow to the tokenizer's size. Raises InputError.
     """
-    name, runs_code, quantize = str(request.config.from_), request.config.runs_code, request.config.quantise
+    name, runs_code, quantize = str(request.config.from_), request.config.runs_code, request.config.quantize
     config, notes = pretrained_config(name, request.auto_class, runs_code=runs_code)
     with _refusing(name):
         reference = without_weights(config, request.auto_class, request.heads, runs_code)

@@ -220,7 +220,7 @@ def check_context(model: PreTrainedModel) -> None:
     finally:
         model.train(was_training)
     difference = float((together - alone).float().abs().max() / alone.float().abs().max())
-    # As for documents: rounding gives 1e-6 in float32 and 1e-2 in bfloat16 or quantised.
+    # As for documents: rounding gives 1e-6 in float32 and 1e-2 in bfloat16 or quantized.
     exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
     if not difference < (1e-4 if exact else 0.05):
         what = f"{model.config.model_type} looks at other tokens outside of its attention: logits differ"

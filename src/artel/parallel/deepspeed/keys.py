@@ -59,7 +59,7 @@ REFUSED = {
     "data_efficiency": "leave it out: which samples come when is said by the run file alone",
     "hybrid_engine": "leave it out: texts are written by artel generate",
     "autotuning": "leave it out: artel tries micro-batches itself (train.micro_batch: auto)",
-    "weight_quantization": "write model.quantise, without deepspeed",
+    "weight_quantization": "write model.quantize, without deepspeed",
 } | dict.fromkeys(
     "amp nebula compression_training quantize_training sparse_gradients eigenvalue sparse_attention elasticity "
     "graph_harvesting curriculum_learning progressive_layer_drop".split(),

@@ -51,7 +51,7 @@ def tensor_problems(model: PreTrainedModel, size: int, *, sequence: bool) -> lis
     kind, plan = model.config.model_type, read_plan(model)
     if getattr(model, "is_quantized", False):
         return [
-            Problem(_KEY, "quantised matrices cannot be split", "write model.quantise: none, or parallel.tensor: 1")
+            Problem(_KEY, "quantized matrices cannot be split", "write model.quantize: none, or parallel.tensor: 1")
         ]
     if plan.unknown:
         what = f"transformers splits {kind} in ways that artel does not know: {', '.join(plan.unknown)}"

@@ -178,7 +178,7 @@ def cache_key(
     data, train, wanted = config.data, config.train, config.model
     return {
         "model": {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"},
-        "trained": [wanted.lora and wanted.lora.model_dump(mode="json"), wanted.quantise, wanted.freeze],
+        "trained": [wanted.lora and wanted.lora.model_dump(mode="json"), wanted.quantize, wanted.freeze],
         "objective": [config.objective, OBJECTIVES[config.objective].settings(config)],
         "data": [data.block, data.packing, data.document_mask, most, row_tokens],
         "train": [train.micro_batch, train.activation_checkpointing, train.precision, train.weights, train.optimizer],
