@@ -31,7 +31,7 @@ def smallest(texts, share):
 
 def held(folder, **sections):
     documents, ledger = stored(folder, **sections)
-    return [each.text for each in documents if each.part == "validation"], documents, ledger
+    return [each.text for each in documents if each.split == "validation"], documents, ledger
 
 
 def test_the_split_of_a_text_is_what_it_always_was():

@@ -10,7 +10,7 @@ from selectolax.lexbor import LexborHTMLParser
 from artel.config import DataConfig, SourceConfig
 from artel.text import html_to_text
 from artel.text.cleaning import html
-from artel.text.cleaning.html import _BLOCKS, _GONE, _flat, page_source
+from artel.text.cleaning.html import _BLOCKS, _HIDDEN, _flat, page_source
 from artel.text.cleaning.main_text import main_text
 from artel.text.formats.html import read_html
 from artel.text.reading.source_file import SourceFile
@@ -57,7 +57,7 @@ def plain(page: bytes, encoding: str = "utf-8") -> str:
         if node.is_text_node:
             text = node.text_content or ""
             pieces.append(text.translate(str.maketrans(STAND_INS)) if preformatted else text)
-        elif node.tag not in _GONE:
+        elif node.tag not in _HIDDEN:
             ends = ["\0"] if node.tag in _BLOCKS else []
             pieces.extend(ends)
             for child in node.iter(include_text=True):

@@ -67,8 +67,8 @@ def test_a_tokenizer_is_trained_on_pieces_that_have_the_same_words(shared_data):
 
 
 def rows_at_once(file, column):
-    with parquet._opened(file, "a") as opened:
-        return parquet._rows_at_once(file, opened, [column])
+    with parquet._open(file, "a") as opened:
+        return parquet._batch_rows(file, opened, [column])
 
 
 def test_rows_of_parquet_are_taken_by_their_size(tmp_path):

@@ -14,8 +14,15 @@ from artel.errors import InputError
 from artel.preparing import prepare
 from artel.preparing.prepare import store_key
 from artel.text.dedup import near as near_module
-from artel.text.dedup.near import BAND_GROUPS, Signatures, Signer, alike, bands_and_rows, reasons
-from artel.text.dedup.shingles import Grams, as_set, jaccard
+from artel.text.dedup.near import (
+    BAND_GROUPS,
+    Signatures,
+    SignatureWriter,
+    bands_and_rows,
+    near_duplicates,
+    similar_pairs,
+)
+from artel.text.dedup.shingles import Shingler, jaccard, shingle_set
 from support.stores import stored
 
 
@@ -47,8 +54,8 @@ def words_from(start, end):
 
 
 def similarity(one, other, words=5):
-    grams = Grams(words)
-    return jaccard(*(as_set(found) for found in grams.of([one, other])))
+    grams = Shingler(words)
+    return jaccard(*(shingle_set(found) for found in grams.hashes([one, other])))
 
 
 def families(count, seed=0):
@@ -196,16 +203,16 @@ def left_out(folder, texts, cuts=(), *, signed=None, open_files=200, comparisons
     shares = [texts[start:stop] for start, stop in pairwise([0, *cuts, len(texts)])]
     folders = [folder / f"{len(list(folder.iterdir())) + number}" for number in range(len(shares))]
     for share, place in zip(shares, folders, strict=True):
-        with Signer(place, config, **(signed or {})) as signer:
+        with SignatureWriter(place, config, **(signed or {})) as signer:
             for number, text in enumerate(share):
                 signer.add(number, text)
     signatures = Signatures(folders, [len(share) for share in shares], np.ones(len(texts), bool), open_files=open_files)
     bands, _ = bands_and_rows(config.threshold, config.permutations)
     pairs = [
-        alike(signatures, range(group, bands, BAND_GROUPS), config.threshold, comparisons)
+        similar_pairs(signatures, range(group, bands, BAND_GROUPS), config.threshold, comparisons)
         for group in range(BAND_GROUPS)
     ]
-    found = reasons(signatures, pairs, np.zeros(len(texts), bool))
+    found = near_duplicates(signatures, pairs, np.zeros(len(texts), bool))
     return sorted(np.concatenate(list(found.values())).tolist())
 
 

@@ -16,7 +16,7 @@ from artel.tokens import train_tokenizer
 class Stored(NamedTuple):
     origin: str
     text: str
-    part: str
+    split: str
 
 
 @cache

@@ -15,7 +15,7 @@ from artel.config.schema.quantities import read_count, read_number
 from artel.errors import InputError, Problem
 from artel.inference.open import Opened
 from artel.models import Sampling, position_limit, write_ids
-from artel.storage import check_new, own_path, write_file
+from artel.storage import check_new, user_path, write_file
 from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, TurnEnd, prompt_ids, template_of, turn_end
 
 Tell = Callable[[str], None]
@@ -141,7 +141,7 @@ class Talk:
         """
         if not self.exchanges:
             raise InputError.at("save", "nothing has been said yet", "write a message first")
-        file = own_path(path, "save").absolute()
+        file = user_path(path, "save").absolute()
         if file not in self._saved:
             check_new(file)
         line = json.dumps({"messages": self.messages}, ensure_ascii=False)

@@ -18,7 +18,7 @@ from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.interpreter import python_of
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.worker import end_with_launcher
-from artel.storage.unexpected_errors import told_of_worker
+from artel.storage.unexpected_errors import worker_error
 
 if TYPE_CHECKING:
     from artel.config import Overrides, RunConfig
@@ -97,7 +97,7 @@ def main() -> None:
     try:
         _check(name, words)
     except BaseException as error:  # the waiting process reports it
-        known = told_of_worker(error, "check")
+        known = worker_error(error, "check")
         print(json.dumps([[each.where, each.what, each.fix, each.quoted] for each in known.problems]))
         sys.exit(known.exit_code)
 

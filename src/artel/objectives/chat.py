@@ -17,7 +17,7 @@ from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Turns, Unfit
 from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_figures
-from artel.storage import own_path
+from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Rows, Sample, StorePart, Tokenizer, WholeSamples
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
@@ -169,7 +169,7 @@ def template_problems(run: RunConfig) -> list[Problem]:
 
 def template_file(run: RunConfig) -> list[int]:
     """Size and time of change of a template's own file; empty where there is none."""
-    file = own_path(run.chat.template, "chat.template")
+    file = user_path(run.chat.template, "chat.template")
     return [file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else []
 
 

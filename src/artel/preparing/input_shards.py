@@ -25,7 +25,7 @@ from artel.errors import WorkError
 from artel.objectives import Made, Objective
 from artel.storage import new_folder
 from artel.text import CleanedRecord, Dropped, InputShard, Ledger, Rejected, clean_shard, count_lines
-from artel.text.dedup.near import Signer
+from artel.text.dedup.near import SignatureWriter
 from artel.text.dedup.repeats import RepeatedUnits
 from artel.tokens.store.manifest import PARTS
 from artel.tokens.store.shards import ShardWriter, token_type
@@ -85,7 +85,7 @@ class _PartWriter:
         self._sets: dict[str, int] = {}
         self._count = 0
         near = run.data.dedup.near
-        self._signer = Signer(folder / "near", near) if near is not None else None
+        self._signer = SignatureWriter(folder / "near", near) if near is not None else None
 
     def __enter__(self) -> _PartWriter:
         if self._signer is not None:

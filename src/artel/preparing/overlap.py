@@ -9,7 +9,7 @@ from pathlib import Path
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.storage import cache_folder, folder_fault, is_remote
+from artel.storage import cache_folder, folder_problem, is_remote
 from artel.text import source_paths
 
 Outputs = list[tuple[str, Path]]
@@ -52,7 +52,7 @@ def overlap_problems(run: RunConfig, outputs: Outputs | None = None) -> list[Pro
 def output_problems(run: RunConfig) -> list[Problem]:
     """Outputs of a run that cannot be written. One that is there may hold all that is needed, but for the run's own."""
     faults = [
-        (key, folder, folder_fault(folder)) for key, folder in _outputs(run) if key == "run" or not folder.is_dir()
+        (key, folder, folder_problem(folder)) for key, folder in _outputs(run) if key == "run" or not folder.is_dir()
     ]
     return [Problem(key, f"{folder} {fault}", "write another folder") for key, folder, fault in faults if fault]
 

@@ -47,7 +47,7 @@ from artel.storage import (
     write_file,
 )
 from artel.text import check_text, describe_drops, more_documents, source_fingerprint
-from artel.text.dedup.shingles import GRAMS
+from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
 from artel.tokens.store.manifest import FORMAT, PARTS, stored_files
 
@@ -188,7 +188,7 @@ def _settings(run: RunConfig) -> dict[str, Any]:
     return {
         "format": FORMAT,
         **({"plugins": [[module, code_digest(module)] for module in sorted(plugins)]} if plugins else {}),
-        **({"grams": GRAMS} if run.data.dedup.near is not None else {}),
+        **({"grams": SHINGLE_VERSION} if run.data.dedup.near is not None else {}),
         "data": data,
         "tokenizer": run.tokenizer.model_dump(mode="json", exclude={"replace"}),
         "objective": [run.objective, objective_type(run).store_settings(run)],

@@ -27,7 +27,7 @@ from artel.preparing.workspace import Workspace
 from artel.storage import new_folder, write_file
 from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
 from artel.text.dedup.exact import DIGEST, repeated
-from artel.text.dedup.near import BAND_GROUPS, Signatures, alike, bands_and_rows, reasons
+from artel.text.dedup.near import BAND_GROUPS, Signatures, bands_and_rows, near_duplicates, similar_pairs
 from artel.text.split import least_fraction
 from artel.tokens.store.manifest import PARTS
 from artel.tokens.store.shards import SHARD_TOKENS
@@ -113,7 +113,7 @@ def find_near(workspace: Workspace, parts: list[Made], group: int) -> None:
     assert near is not None
     bands, _ = bands_and_rows(near.threshold, near.permutations)
     signatures = _signatures(parts, _exact(workspace) == _FIRST)
-    pairs = alike(signatures, range(group, bands, BAND_GROUPS), near.threshold)
+    pairs = similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
     write_file(workspace.near(group), pairs.tobytes())
 
 
@@ -213,7 +213,7 @@ class Verdict:
             return
         signatures = _signatures(self._parts, _exact(self._workspace) == _FIRST)
         pairs = (np.fromfile(self._workspace.near(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS))
-        for reason, places in reasons(signatures, pairs, self._given_validation()).items():
+        for reason, places in near_duplicates(signatures, pairs, self._given_validation()).items():
             self._drop(places, reason)
 
     def _given_validation(self) -> NDArray[np.bool_]:

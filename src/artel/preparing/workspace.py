@@ -35,7 +35,7 @@ from artel.text import InputShard, all_inputs, cut_notes, input_shards
 _PARTS_AT_LEAST, _SMALL_PART = 16, 4_000_000
 
 # Of what lies in a workspace: one that an artel of another form began is begun anew.
-_FORM = 4
+_FORM = 5
 
 
 @dataclass(frozen=True)

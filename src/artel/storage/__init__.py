@@ -1,10 +1,10 @@
-"""Reading and writing anywhere: downloads, whole-or-absent writes, checksums, locks."""
+"""Reading and writing: downloads, atomic writes, checksums, locks, S3 and the hub."""
 
 from artel.storage.atomic import check_new, discard, new_folder, point, remove_leftovers, write_file
-from artel.storage.bus_errors import say_bus_errors
+from artel.storage.bus_errors import report_bus_errors
 from artel.storage.checksums import checksum
-from artel.storage.http.download import Fetched, fetch
-from artel.storage.locations import cache_folder, check_cache, disk_errors, folder_fault, own_path
+from artel.storage.http.download import Download, fetch
+from artel.storage.locations import cache_folder, check_cache, disk_errors, folder_problem, user_path
 from artel.storage.locks import lock
 from artel.storage.regular_files import check_regular, check_regular_in, special_kind
 from artel.storage.remote.access import is_remote
@@ -20,7 +20,7 @@ from artel.storage.remote.folders import (
 )
 
 __all__ = [
-    "Fetched",
+    "Download",
     "RemoteFile",
     "cache_folder",
     "check_cache",
@@ -34,20 +34,20 @@ __all__ = [
     "fetch",
     "fetch_remote",
     "finished_folders",
-    "folder_fault",
+    "folder_problem",
     "is_remote",
     "list_remote",
     "lock",
     "new_folder",
-    "own_path",
     "point",
     "pull_folder",
     "push_folder",
     "read_bytes",
     "remove_leftovers",
     "remove_remote_folder",
-    "say_bus_errors",
+    "report_bus_errors",
     "special_kind",
+    "user_path",
     "write_bytes",
     "write_file",
 ]

@@ -1,7 +1,7 @@
-"""Whole or absent: a file or folder appears under its name only when every byte of it is on the disk.
+"""Atomic writes: a file or folder appears under its name only when all its bytes are on the disk.
 
-Work goes on in a hidden sibling, `.NAME.partial-<pid>-<host and random>`, on the same file system, so that the last
-step is one rename. A killed process leaves only such siblings; `remove_leftovers` clears them away.
+It is written as a hidden sibling, `.NAME.partial-<pid>-<host and random>`, on the same file system, so that the last
+step is one rename. A killed process leaves only such siblings; `remove_leftovers` removes them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PARTIAL = re.compile(r"\..*\.partial-(\d+)-([0-9a-f]{8})[0-9a-f]{8}", re.DOTALL
 
 
 def write_file(path: Path | str, content: bytes | str) -> None:
-    """Write a whole file (text as UTF-8) in place of whatever has that name. Folders above it are made.
+    """Write a file (text as UTF-8), replacing any file of that name. Creates the folders above it.
 
-    Raises WorkError (disk full) or InputError (cannot be written); the earlier file is then untouched.
+    Raises WorkError (disk full) or InputError (cannot be written); the earlier file is then unchanged.
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
@@ -46,23 +46,23 @@ def write_file(path: Path | str, content: bytes | str) -> None:
         _sync(path.parent)
 
 
-def check_new(path: Path | str, where: str = "") -> None:
-    """Raise InputError where a file or folder that is to be written is there already, if only as a broken link.
+def check_new(path: Path | str, key: str = "") -> None:
+    """Raise InputError if a file or folder that is to be written exists, even as a broken link.
 
-    `where` is the flag or key that names it.
+    `key` is the flag or key that names it.
     """
     if os.path.lexists(path):
         what = "is there already, and is not written over"
-        what = f"{path} {what}" if where else what
-        raise InputError.at(where or str(path), what, "choose another name, or move it away")
+        what = f"{path} {what}" if key else what
+        raise InputError.at(key or str(path), what, "choose another name, or move it away")
 
 
 @contextmanager
 def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill, that becomes `path` when the block ends well and vanishes when it does not.
+    """Yield a folder to fill. It becomes `path` when the block succeeds, and is removed when it fails.
 
-    If `path` exists by then (another process was faster), theirs is kept and ours discarded; with `replace` ours takes
-    its place. Disk errors inside the block are told as by `disk_errors`.
+    If `path` exists by then (another process was faster), that one is kept and this one removed; with `replace` this
+    one replaces it. Disk errors inside the block become those of `disk_errors`.
     """
     path = Path(path)
     with disk_errors(path.parent):
@@ -75,18 +75,18 @@ def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
             _take_name(partial, path, replace)
             _sync(path.parent)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)  # gone already when all went well
+            shutil.rmtree(partial, ignore_errors=True)  # renamed if the block succeeded
 
 
 def remove_leftovers(folder: Path | str) -> list[Path]:
-    """Remove the partial files and folders right in `folder` whose process (on this host) is dead; which they were."""
+    """Remove the partial files and folders in `folder` whose process (on this host) is dead; return them."""
     folder = Path(folder)
     removed = []
     with disk_errors(folder):
         entries = sorted(folder.iterdir()) if folder.is_dir() else []
     for entry in entries:
         match = _PARTIAL.fullmatch(entry.name)
-        # Process ids of other hosts mean nothing here: their partial work, on a shared disk, may be alive.
+        # The processes of other hosts, which write on a shared disk, may be alive.
         if match is None or match[2] != _host() or _alive(int(match[1])):
             continue
         if entry.is_dir() and not entry.is_symlink():
@@ -98,7 +98,7 @@ def remove_leftovers(folder: Path | str) -> list[Path]:
 
 
 def discard(folder: Path | str) -> None:
-    """Remove a folder with all in it: it is gone from its name before the first file is."""
+    """Remove a folder and its content. It is renamed before the first file is removed."""
     folder = Path(folder)
     with disk_errors(folder.parent):
         aside = _partial_name(folder)
@@ -107,9 +107,9 @@ def discard(folder: Path | str) -> None:
 
 
 def point(link: Path | str, target: Path | str) -> None:
-    """Make `link` a symlink to `target`, relative (the tree can be moved), replacing an earlier link in one step.
+    """Make `link` a relative symlink to `target` (the tree can be moved), atomically replacing an earlier link.
 
-    Raises InputError where a folder or a file has that name, or the disk refuses.
+    Raises InputError if a folder or file has that name, or the disk refuses.
     """
     link = Path(link)
     if link.exists() and not link.is_symlink():
@@ -159,12 +159,12 @@ def _alive(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # it is another user's, and alive
+        pass  # another user's process, alive
     return True
 
 
 def _sync_tree(folder: Path) -> None:
-    # Sixteen at a time: the disk writes its journal once for all who wait (3,000 small files: 0.46 s instead of 1.2).
+    # Sixteen at a time: the disk writes its journal once for all that wait (3,000 small files: 0.46 s instead of 1.2).
     with ThreadPoolExecutor(16) as pool:
         for root, _, names in os.walk(folder):
             files = [file for name in names if not (file := Path(root, name)).is_symlink()]
@@ -173,9 +173,9 @@ def _sync_tree(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """fsync of a file or folder by name."""
-    number = os.open(path, os.O_RDONLY)
+    """fsync a file or folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)

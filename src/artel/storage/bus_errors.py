@@ -1,4 +1,4 @@
-"""A file that is memory-mapped and becomes shorter ends its readers by SIGBUS; so does a disk that fails."""
+"""SIGBUS: the signal that ends a process if a memory-mapped file becomes shorter, or its disk fails."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import ctypes
 import os
 import signal
 
-from artel.storage.panics import screen
+from artel.storage.panics import stderr_descriptor
 
-_WORDS = (
+_MESSAGE = (
     b"artel: a file that was being read (a token store, a model's weights) became shorter, or its disk failed\n"
     b"    put the file back as it was; the same command then resumes from the last checkpoint\n"
 )
 
 
-def _end(number: int) -> None:
-    """The thread that reads is the one that gets the signal: it holds Python's lock or no lock at all."""
-    os.write(screen(), _WORDS)
+def _handle(number: int) -> None:
+    """Runs in the thread that was reading, which holds Python's global lock or no lock at all."""
+    os.write(stderr_descriptor(), _MESSAGE)
     os._exit(1)
 
 
-_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_end)  # kept: C calls it
+_HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_handle)  # a global: C calls it
 
 
-def say_bus_errors() -> None:
-    """From now on this process ends in words, with status 1, and not by the signal."""
-    ctypes.CDLL(None).signal(signal.SIGBUS, _HANDLER)  # Python's own handlers run later, and the read would never end
+def report_bus_errors() -> None:
+    """Install a handler: on SIGBUS the process prints a message and exits with status 1."""
+    ctypes.CDLL(None).signal(signal.SIGBUS, _HANDLER)  # a Python handler would run after the read, which never ends

@@ -1,4 +1,4 @@
-"""One at a time: a lock on a file, held by the kernel, so that a process that dies lets go of it."""
+"""File locks (flock). The kernel holds them, so that the lock of a process that dies is released."""
 
 from __future__ import annotations
 
@@ -22,81 +22,83 @@ _POLL_SECONDS = 0.1
 @contextmanager
 def lock(
     path: Path | str,
-    waiting: Callable[[], object] | None = None,
+    on_wait: Callable[[], object] | None = None,
     *,
     wait: bool | float = True,
     keep: bool = True,
     shared: bool = False,
 ) -> Iterator[None]:
-    """Hold the lock file `path` (made when missing) for the length of the block; then it is left in place if `keep`.
+    """Hold the lock file `path`, created if missing, for the length of the block.
 
-    If another holds it: `waiting` is called once and we wait, for so many seconds where `wait` is a number; after
-    these, or with `wait=False` at once, raises WorkError that names them. Those that hold it `shared` hold it together.
+    Processes started inside the block do not hold it.
 
-    Processes that are started within the block do not hold it.
+    Args:
+        on_wait: called once if another process holds the lock.
+        wait: whether to wait for that process, or the seconds to wait. After these raises WorkError, which names it.
+        keep: whether the file stays when the block ends.
+        shared: processes that hold the lock shared hold it at the same time.
     """
     path = Path(path)
-    told = False
     end = time.monotonic() + (math.inf if wait is True else wait)
-    while (number := _taken(path, shared)) is None:
+    while (descriptor := _try_lock(path, shared)) is None:
         if time.monotonic() >= end:
             fix = "wait until it ends, or stop it"
             raise WorkError.at(str(path), f"is in use by {holders(path)}", fix)
-        if waiting is not None and not told:
-            told = True
-            waiting()
+        if on_wait is not None:
+            on_wait()
+            on_wait = None
         time.sleep(_POLL_SECONDS)
     try:
         with disk_errors(path.parent):
             if not shared:
-                os.ftruncate(number, 0)
-            os.write(number, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
     finally:
         if not keep:
             path.unlink(missing_ok=True)
-        os.close(number)  # this releases the lock
+        os.close(descriptor)  # releases the lock
 
 
-def _taken(path: Path, shared: bool) -> int | None:
-    """The locked file's number; None when another holds it."""
+def _try_lock(path: Path, shared: bool) -> int | None:
+    """The descriptor of the locked file; None if another process holds the lock."""
     check_regular(path)
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
-        fcntl.flock(number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        # Who held it may have removed it since we opened it: then another has locked, or will, a new file of its name.
-        if os.path.samestat(os.fstat(number), path.stat()):
-            return number
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        # The process that held it may have removed the file after it was opened here: a new file has its name.
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
     except (BlockingIOError, FileNotFoundError):
         pass
-    except OSError as error:  # of a disk far away that knows no locks (ENOLCK, EOPNOTSUPP), or fails
-        os.close(number)
+    except OSError as error:  # a network disk without locks (ENOLCK, EOPNOTSUPP), or one that fails
+        os.close(descriptor)
         what = f"cannot be locked: {error.strerror}"
         raise WorkError.at(str(path), what, "choose a folder on a disk that knows locks (flock)") from None
     except BaseException:
-        os.close(number)
+        os.close(descriptor)
         raise
-    os.close(number)
+    os.close(descriptor)
     return None
 
 
 def holders(path: Path) -> str:
-    """Who holds the lock, in words: those who wrote themselves down and, as far as can be told here, still live."""
+    """The processes that hold the lock, for messages: those in the file, without the dead ones of this host."""
     try:
         lines = path.read_bytes()[-2000:].decode(errors="replace").splitlines()
     except FileNotFoundError:
         lines = []
-    return ", ".join(line for line in dict.fromkeys(lines) if _may_live(line)) or "another process"
+    return ", ".join(line for line in dict.fromkeys(lines) if _may_be_alive(line)) or "another process"
 
 
-def _may_live(line: str) -> bool:
-    found = re.fullmatch(r"process (\d+) on (.*)", line)
-    if found is None or found[2] != socket.gethostname():
+def _may_be_alive(line: str) -> bool:
+    match = re.fullmatch(r"process (\d+) on (.*)", line)
+    if match is None or match[2] != socket.gethostname():
         return True
     try:
-        os.kill(int(found[1]), 0)
+        os.kill(int(match[1]), 0)
     except ProcessLookupError:
         return False
     except PermissionError:

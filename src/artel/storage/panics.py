@@ -1,4 +1,4 @@
-"""Panics of libraries in Rust: they come as exceptions, and Rust prints them as well, before anyone can catch them."""
+"""Panics of Rust libraries. They become exceptions, but Rust prints them before anyone can catch them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import contextmanager, suppress
 
 _lock = threading.Lock()
 _depth = 0
-_screen, _kept = -1, -1
-"""Standard error while the block runs, and what takes its place."""
+_stderr, _buffer = -1, -1
+"""Descriptors: standard error while the block runs, and the file that replaces it."""
 _PANIC = re.compile(rb"\n?thread '[^\n]*' (\(\d+\) )?panicked at .*", re.DOTALL)
 
 
 @contextmanager
-def unprinted_panics() -> Iterator[None]:
-    """Standard error of the block is held back until its end, and then written without the panics.
+def hide_panics() -> Iterator[None]:
+    """Buffer standard error until the end of the block, and then write it without the panics.
 
-    For short blocks, and for processes that say nothing of their own: what is held back is lost when one is killed.
+    For short blocks, and for processes that print nothing themselves: a killed process loses the buffer.
     """
     _enter()
     try:
@@ -28,39 +28,39 @@ def unprinted_panics() -> Iterator[None]:
         _leave()
 
 
-def screen() -> int:
-    """The file that standard error is, also within such a block."""
-    return 2 if _screen < 0 else _screen
+def stderr_descriptor() -> int:
+    """The descriptor of standard error, also inside such a block."""
+    return 2 if _stderr < 0 else _stderr
 
 
 def _enter() -> None:
-    global _depth, _screen, _kept
+    global _depth, _stderr, _buffer
     with _lock:
         _depth += 1
         if _depth > 1 or not hasattr(os, "memfd_create"):
             return
-        with suppress(OSError):  # no more files may be opened: panics are then printed
-            _kept = os.memfd_create("standard error")
+        with suppress(OSError):  # too many open files: panics are then printed
+            _buffer = os.memfd_create("standard error")
             try:
-                _screen = os.dup(2)
+                _stderr = os.dup(2)
             except OSError:  # standard error is closed
-                os.close(_kept)
+                os.close(_buffer)
                 return
-            os.dup2(_kept, 2)
+            os.dup2(_buffer, 2)
 
 
 def _leave() -> None:
-    global _depth, _screen, _kept
+    global _depth, _stderr, _buffer
     with _lock:
         _depth -= 1
-        if _depth or _screen < 0:
+        if _depth or _stderr < 0:
             return
-        os.dup2(_screen, 2)
-        os.close(_screen)
-        with open(_kept, "rb") as file:
+        os.dup2(_stderr, 2)
+        os.close(_stderr)
+        with open(_buffer, "rb") as file:
             file.seek(0)
             written = _PANIC.sub(b"", file.read())
-        _screen = _kept = -1
+        _stderr = _buffer = -1
     if written:
         with open(2, "wb", closefd=False) as error:
             error.write(written)

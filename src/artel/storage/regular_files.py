@@ -1,4 +1,4 @@
-"""Regular files: what else stands under a file's name may wait for ever when it is read, or never end."""
+"""Regular files. Reading anything else under a file's name may block forever, or never end."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from pathlib import Path
 from artel.errors import InputError, Problem
 
 _KINDS = {
-    stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-}  # fmt: skip
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def special_kind(mode: int) -> str:
-    """What a mode of stat says that a file is; empty for regular files and folders."""
+    """What kind of file a mode of stat is; empty for regular files and folders."""
     return _KINDS.get(stat.S_IFMT(mode), "")
 
 
 def check_regular(*files: Path) -> None:
-    """Raise InputError for those that are there and neither regular files nor folders, links followed.
+    """Raise InputError for those that exist and are neither regular files nor folders; links are followed.
 
-    The null device passes: it ends at once, and people write it for an empty file.
+    The null device passes: it ends at once, and people use it as an empty file.
     """
     problems = []
     for file in files:
         try:
             kind = "" if file.samefile(os.devnull) else special_kind(file.stat().st_mode)
-        except OSError:  # what is not there, or may not be looked at, is told by who reads it
+        except OSError:  # missing or forbidden: reading it reports that
             continue
         if kind:
             problems.append(Problem(str(file), f"is {kind}, not a regular file", "put a file in its place"))
@@ -36,7 +39,7 @@ def check_regular(*files: Path) -> None:
 
 
 def check_regular_in(folder: Path) -> None:
-    """Raise InputError for all in a folder that are neither regular files nor folders."""
+    """Raise InputError for entries of a folder that are neither regular files nor folders."""
     try:
         files = sorted(folder.iterdir())
     except OSError:

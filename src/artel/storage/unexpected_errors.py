@@ -1,6 +1,6 @@
-"""Errors that nobody expected: told as words where the machine is to blame, else written down with their traceback.
+"""Unexpected errors: a message if the machine is the cause, else a file with the traceback.
 
-CACHE/faults/TIME-process-ID.txt     what was done, by which versions, and the traceback; secrets are hidden
+CACHE/faults/TIME-process-ID.txt     the command, the versions and the traceback; secrets are hidden
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from artel.secrets import hide_secrets
 from artel.storage.locations import DISK_ERRORS, cache_folder, disk_error
 
 FAULT = 70
-"""EX_SOFTWARE of sysexits.h; only between a process of a run and its launcher, which ends with 1."""
+"""Exit status, EX_SOFTWARE of sysexits.h, of a process of a run; its launcher exits with 1."""
 
-_NO_MEMORY = ("allocate memory", "can't start new thread", "out of memory",
-              "failed to map segment")  # fmt: skip
+_NO_MEMORY = ("allocate memory", "can't start new thread", "out of memory", "failed to map segment")
 
 
 def machine_error(error: BaseException) -> ArtelError | None:
-    """What the machine refused (memory, a disk), as words; None where the error is a fault of artel."""
+    """An error of the machine (memory, a disk) as a message; None if the error is a fault of artel."""
     if isinstance(error, ArtelError):
         return error
     if (
@@ -36,19 +35,19 @@ def machine_error(error: BaseException) -> ArtelError | None:
         or (isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in _NO_MEMORY))
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     ):
-        first = " ".join(str(error).split())[:200]
-        what = "the system gives no more" + (f": {first}" if first else "")
-        fix = "lift the limit on this process (ulimit -v, the container's or the job's), or take less: a smaller " \
-              "model, data.block or train.micro_batch, fewer prepare.workers"  # fmt: skip
+        detail = " ".join(str(error).split())[:200]
+        what = "the system gives no more" + (f": {detail}" if detail else "")
+        less = "a smaller model, data.block or train.micro_batch, fewer prepare.workers"
+        fix = f"lift the limit on this process (ulimit -v, the container's or the job's), or take less: {less}"
         return WorkError.at("memory", what, fix)
     if isinstance(error, OSError) and error.errno in DISK_ERRORS - {errno.ENOENT}:
-        place = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
-        return disk_error(error, place, "cannot be read or written")
+        path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else ""
+        return disk_error(error, path, "cannot be read or written")
     return None
 
 
 def write_fault(error: BaseException, doing: str) -> str:
-    """Write an unexpected error down; the file, or where the error arose when no file can be written."""
+    """Write an unexpected error to a file; return the file, or the place of the error if no file can be written."""
     text = "".join(traceback.format_exception(error))
     about = f"artel {artel.__version__}, Python {platform.python_version()}, {platform.platform()}"
     command = " ".join(["artel", *sys.argv[1:]])
@@ -58,9 +57,9 @@ def write_fault(error: BaseException, doing: str) -> str:
         try:
             file = folder() / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("x", encoding="utf-8", errors="backslashreplace") as stream:  # no link of another's
+            with file.open("x", encoding="utf-8", errors="backslashreplace") as stream:  # "x": follows no link
                 stream.write(content)
-        except (OSError, ArtelError):  # no home, a full disk, no folder for what is temporary
+        except (OSError, ArtelError):  # no home folder, a full disk, no temporary folder
             continue
         return str(file)
     last = traceback.extract_tb(error.__traceback__)[-1:]
@@ -68,17 +67,17 @@ def write_fault(error: BaseException, doing: str) -> str:
 
 
 def fault_lines(error: BaseException, doing: str) -> list[str]:
-    """Three lines for people: what artel was doing, that this is its own fault, where the traceback is."""
-    said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    """Three lines for people: what artel was doing, that it is artel's fault, and the file of the traceback."""
+    message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return [
-        f"{doing}: failed with {said}",
+        f"{doing}: failed with {message}",
         "this is a fault of artel, not of what you gave it; please report it with its traceback",
         f"the traceback: {write_fault(error, doing)}",
     ]
 
 
-def told_of_worker(error: BaseException, doing: str) -> ArtelError:
-    """An error of a process that another waits for, as that one tells it."""
+def worker_error(error: BaseException, doing: str) -> ArtelError:
+    """An error of a worker process, as the process that waits for it reports it."""
     if (known := machine_error(error)) is not None:
         return known
     first, fault, file = fault_lines(error, doing)
@@ -86,11 +85,11 @@ def told_of_worker(error: BaseException, doing: str) -> ArtelError:
 
 
 def fault_of_process(number: int) -> str | None:
-    """The newest file that a process of this machine wrote its error into."""
+    """The newest file that a process of this machine wrote about an unexpected error, if any."""
     for folder in (_faults, lambda: Path(tempfile.gettempdir())):
         with suppress(OSError, ArtelError):  # as in `write_fault`
-            if found := sorted(folder().glob(f"*-process-{number}.txt")):
-                return str(found[-1])
+            if files := sorted(folder().glob(f"*-process-{number}.txt")):
+                return str(files[-1])
     return None
 
 

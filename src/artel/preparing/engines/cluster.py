@@ -32,7 +32,7 @@ from artel.preparing.engines.local import end_with
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
-from artel.storage.unexpected_errors import told_of_worker
+from artel.storage.unexpected_errors import worker_error
 from artel.tokens.tokenizer.fast_encoder import encode_in_one_thread
 
 SHARED = "set data.store to a folder on a disk that all nodes see under the same path"
@@ -113,7 +113,7 @@ class Work:
             except Exception as error:
                 logger.exception(error)  # the log of this task is where one looks for it
                 workspace.note_error(
-                    f"{self.stage}-{number}", told_of_worker(error, f"stage {self.stage}, part {number}")
+                    f"{self.stage}-{number}", worker_error(error, f"stage {self.stage}, part {number}")
                 )
                 os._exit(1)
 

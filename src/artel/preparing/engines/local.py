@@ -24,8 +24,8 @@ from typing import Literal
 from artel.errors import ArtelError, WorkError
 from artel.interrupts import interrupted_after
 from artel.preparing.tasks import Stage, Tasks
-from artel.storage.panics import unprinted_panics
-from artel.storage.unexpected_errors import told_of_worker
+from artel.storage.panics import hide_panics
+from artel.storage.unexpected_errors import worker_error
 from artel.tokens.tokenizer.fast_encoder import encode_in_one_thread
 
 _NUMBER = struct.Struct("<i")
@@ -108,7 +108,7 @@ def _work(tasks: Tasks, stage: Stage, numbers: int, feed: int, starter: int) -> 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     encode_in_one_thread()  # each process is one of several
     threading.Thread(target=end_with, args=(starter,), daemon=True).start()
-    with unprinted_panics():  # here for all texts: for each it would take too long
+    with hide_panics():  # here for all texts: for each it would take too long
         status = _work_off(tasks, stage, numbers)
     os._exit(status)
 
@@ -122,7 +122,7 @@ def _work_off(tasks: Tasks, stage: Stage, numbers: int) -> int:
         try:
             tasks.do(stage, number)
         except BaseException as error:  # those of the machine and faults of ours too: who waits for this process tells
-            known = told_of_worker(error, f"stage {stage}, part {number}")
+            known = worker_error(error, f"stage {stage}, part {number}")
             try:
                 tasks.workspace.note_error(f"{stage}-{number}", known)
             except ArtelError:  # the disk is full: it is said here

@@ -1,4 +1,4 @@
-"""Files by http(s): fetched once into a cache folder, whole or absent, with errors that name the address."""
+"""Downloads by http(s): each file once into a cache folder, atomically, with errors that name the address."""
 
 from __future__ import annotations
 
@@ -23,160 +23,161 @@ import xxhash
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.secrets import HIDDEN, hide_secrets, variables_of, with_variables
 from artel.storage.checksums import checksum
-from artel.storage.http.resume import Unfinished, fetch_once
-from artel.storage.http.time_limits import TooSlow, open_paced
+from artel.storage.http.resume import PartialDownload, fetch_once
+from artel.storage.http.time_limits import TooSlow, open_with_limits
 
-_PAUSES = (0.3, 1.0)  # seconds before the second and the third try
-_PROGRESS = 1 << 20  # bytes: a try that brought so much more was not in vain, and the tries are counted anew
+_PAUSES = (0.3, 1.0)  # seconds before the second and the third attempt
+_PROGRESS = 1 << 20  # bytes: after an attempt that received this many more, attempts are counted anew
 _CHUNK = 1 << 18
 _FIX_ADDRESS = "check the address"
 _FIX_NETWORK = "check the address and the network (proxies: http_proxy, https_proxy), and start again"
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """A fetched file: where it lies, the Content-Type header it came with (empty when there was none), its checksum.
-
-    The digest is xxh3-128, 32 hex digits: the same for the same content, wherever and whenever it was fetched.
-    """
+class Download:
+    """A downloaded file."""
 
     path: Path
     content_type: str
+    """The Content-Type header; empty if there was none."""
     digest: str
+    """xxh3-128 of the content, 32 hex digits."""
 
 
-class _Again(Exception):
-    """Something that may pass: worth another try."""
+class _Retry(Exception):
+    """A failure that may not repeat itself."""
 
 
-def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout: float = 30.0) -> Fetched:
-    """The body of `url`, from `cache` if it was fetched before (delete its folder there to fetch it anew).
+def fetch(url: str, cache: Path | str, *, max_bytes: int | None = None, timeout: float = 30.0) -> Download:
+    """Download `url`, or return it from `cache` if it was downloaded before (delete its folder there to repeat it).
 
-    `timeout` is in seconds for each wait on the network; a server that brings less than 1,000 bytes a second over
-    twice that time is as good as silent. Server errors, silence and cut connections are tried three times, counted
-    anew after each further MiB. Where the server can (Range, and a strong ETag or Last-Modified), each try goes on
-    where the one before it was cut, and so does the next start, also of a killed process.
-    `${NAME}` in the address is taken from the environment, and never written down.
+    Server errors, timeouts and broken connections are tried three times, counted anew after each further MiB. If the
+    server supports it (Range, and a strong ETag or Last-Modified), each attempt resumes where the one before it
+    stopped; so does the next process, if this one is killed.
+
+    Args:
+        url: `${NAME}` in it stands for an environment variable, whose value is never written to disk.
+        timeout: seconds for each wait on the network. Less than 1,000 bytes per second over twice this time is an
+            error too.
+
     Raises InputError (no such page, too large, not an address), WorkError (the network or the server fails).
     """
     key = str(xxhash.xxh3_128_hexdigest(url.encode()))
-    folder = fetch_once(
-        Path(cache), key, lambda unfinished: _download_with_patience(url, unfinished, max_bytes, timeout)
-    )
+    folder = fetch_once(Path(cache), key, lambda partial: _download_with_retries(url, partial, max_bytes, timeout))
     body = folder / "body"
     if max_bytes is not None and body.stat().st_size > max_bytes:
         raise _too_large(url, body.stat().st_size, max_bytes)
     headers = json.loads((folder / "headers.json").read_bytes())
-    return Fetched(body, headers["content_type"], headers.get("digest") or checksum(body))
+    return Download(body, headers["content_type"], headers.get("digest") or checksum(body))
 
 
-def _download_with_patience(url: str, unfinished: Unfinished, max_bytes: int | None, timeout: float) -> dict[str, Any]:
+def _download_with_retries(url: str, partial: PartialDownload, max_bytes: int | None, timeout: float) -> dict[str, Any]:
     _check_secrets(url)
-    tries, furthest = 0, unfinished.size
+    attempts, furthest = 0, partial.size
     while True:
         try:
-            content_type = _download(url, unfinished, max_bytes, timeout)
+            content_type = _download(url, partial, max_bytes, timeout)
             return {"url": hide_secrets(url), "content_type": content_type}
-        except _Again as reason:
-            tries = tries + 1 if unfinished.size < furthest + _PROGRESS else 1
-            furthest = max(furthest, unfinished.size)
-            if tries > len(_PAUSES):
-                kept = f"; the {unfinished.size:,} bytes that came are kept" if unfinished.about else ""
+        except _Retry as reason:
+            attempts = attempts + 1 if partial.size < furthest + _PROGRESS else 1
+            furthest = max(furthest, partial.size)
+            if attempts > len(_PAUSES):
+                kept = f"; the {partial.size:,} bytes that came are kept" if partial.about else ""
                 raise WorkError.at(url, f"{reason}, three times", _FIX_NETWORK + kept) from reason
-            time.sleep(_PAUSES[tries - 1])
+            time.sleep(_PAUSES[attempts - 1])
 
 
-def _download(url: str, unfinished: Unfinished, max_bytes: int | None, timeout: float) -> str:
-    """One try: all that has not come yet; the Content-Type. Raises _Again, and what `fetch` does."""
-    about = unfinished.about
-    if about and unfinished.size == about["total"]:  # it was cut between its last byte and its name
+def _download(url: str, partial: PartialDownload, max_bytes: int | None, timeout: float) -> str:
+    """One attempt to download the rest; return the Content-Type. Raises _Retry, and what `fetch` raises."""
+    about = partial.about
+    if about and partial.size == about["total"]:  # the process was killed after the last byte
         return str(about["content_type"])
-    # Compressed transfer would have to be undone by hand, and its length says nothing of the size.
-    asked = {"User-Agent": "artel", "Accept-Encoding": "identity"}
-    if about and unfinished.size:
-        asked |= {"Range": f"bytes={unfinished.size}-", "If-Range": about["validator"]}
+    # A compressed body would have to be decompressed here, and its length would not tell the size.
+    headers = {"User-Agent": "artel", "Accept-Encoding": "identity"}
+    if about and partial.size:
+        headers |= {"Range": f"bytes={partial.size}-", "If-Range": about["validator"]}
     try:
-        with open_paced(_request(url, asked), timeout) as response:
+        with open_with_limits(_request(url, headers), timeout) as response:
             _check_length(url, response.headers)
-            total = _begin(response, unfinished)
-            if max_bytes is not None and total is not None and total > max_bytes:
-                unfinished.start({})
-                raise _too_large(url, total, max_bytes)
-            while piece := response.read1(_CHUNK):
-                if max_bytes is not None and unfinished.size + len(piece) > max_bytes:
-                    received = unfinished.size + len(piece)
-                    unfinished.start({})
-                    raise _too_large(url, received, max_bytes)
-                unfinished.write(piece)
-            if total is not None and unfinished.size != total:
-                raise _Again(f"the connection was cut after {unfinished.size:,} of {total:,} bytes")
+            total = _prepare(response, partial)
+            _check_size(url, total or 0, max_bytes, partial)
+            while chunk := response.read1(_CHUNK):
+                _check_size(url, partial.size + len(chunk), max_bytes, partial)
+                partial.write(chunk)
+            if total is not None and partial.size != total:
+                raise _Retry(f"the connection was cut after {partial.size:,} of {total:,} bytes")
             return str(response.headers.get("Content-Type", ""))
     except urllib.error.HTTPError as error:
         error.close()
-        raise _refused(url, error, unfinished, asked) from error
+        raise _status_error(url, error, partial, headers) from error
     except TooSlow as error:
-        raise _Again(str(error)) from error
+        raise _Retry(str(error)) from error
     except TimeoutError as error:
-        raise _Again(f"no answer within {timeout:g} seconds") from error
+        raise _Retry(f"no answer within {timeout:g} seconds") from error
     except (urllib.error.URLError, http.client.HTTPException, ConnectionError) as error:
-        raise _translated(url, error, timeout) from error
+        raise _connection_error(url, error, timeout) from error
     except (UnicodeError, ValueError) as error:
         raise InputError.at(url, f"is not an address: {error}", "write http://… or https://…") from error
 
 
 def _check_length(url: str, headers: Message) -> None:
-    """Raise WorkError where a server says two lengths: Python takes the first, and the rest is lost in silence."""
+    """Raise WorkError if a server states two lengths: Python would take the first and lose the rest silently."""
     lengths = sorted(set(headers.get_all("Content-Length", [])))
     if len(lengths) > 1:
         raise WorkError.at(url, f"the server says {len(lengths)} lengths: {', '.join(lengths)}", _FIX_ADDRESS)
 
 
-def _begin(response: http.client.HTTPResponse, unfinished: Unfinished) -> int | None:
-    """Make ready for what comes: the rest of the body, or (other content, no ranges) all of it. How long that is."""
+def _prepare(response: http.client.HTTPResponse, partial: PartialDownload) -> int | None:
+    """Prepare for the rest of the body, or (if the content changed or ranges are not supported) for all of it.
+
+    Returns the total size in bytes, if the server states it.
+    """
     validator = _validator(response.headers)
     if response.status == 206:
-        part = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
-        total = int(part[2]) if part and part[2] != "*" else unfinished.about.get("total")
-        same = unfinished.about.get("total") in (None, total) and validator in ("", unfinished.about.get("validator"))
-        if part is None or int(part[1]) != unfinished.size or not same:
-            unfinished.start({})
-            raise _Again("the server answers with another part than was asked for")
+        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "").strip())
+        total = int(content_range[2]) if content_range and content_range[2] != "*" else partial.about.get("total")
+        is_same = partial.about.get("total") in (None, total) and validator in ("", partial.about.get("validator"))
+        if content_range is None or int(content_range[1]) != partial.size or not is_same:
+            partial.start({})
+            raise _Retry("the server answers with another part than was asked for")
         return total
-    announced = response.headers.get("Content-Length")
-    total = int(announced) if announced and announced.isdigit() else None
+    length = response.headers.get("Content-Length")
+    total = int(length) if length and length.isdigit() else None
     content_type = response.headers.get("Content-Type", "")
-    unfinished.start({"validator": validator, "total": total, "content_type": content_type} if validator else {})
+    partial.start({"validator": validator, "total": total, "content_type": content_type} if validator else {})
     return total
 
 
 def _validator(headers: Message) -> str:
-    """What surely changes with every byte of the content, for If-Range; empty where the server says no such thing."""
+    """The value for If-Range: a header that changes with every change of the content; empty if there is none."""
     etag = headers.get("ETag", "").strip()
     if etag:
-        return etag if etag.startswith('"') else ""  # W/"…" is the same for what means the same
+        return etag if etag.startswith('"') else ""  # a weak ETag (W/"…") may stay the same when bytes change
     try:
         changed = email.utils.parsedate_to_datetime(headers.get("Last-Modified", ""))
         age = (email.utils.parsedate_to_datetime(headers.get("Date", "")) - changed).total_seconds()
     except (TypeError, ValueError):
         return ""
-    # A time in seconds can stand for two contents as long as it is not past (RFC 9110, 8.8.2.2).
+    # Within the same minute a time in seconds may stand for two contents (RFC 9110, 8.8.2.2).
     return str(headers["Last-Modified"]) if age >= 60 else ""
 
 
-def _refused(url: str, error: urllib.error.HTTPError, unfinished: Unfinished, asked: dict[str, str]) -> Exception:
+def _status_error(
+    url: str, error: urllib.error.HTTPError, partial: PartialDownload, headers: dict[str, str]
+) -> Exception:
     what = f"the server answers {error.code} {error.reason}"
-    if "Range" in asked and error.code in (412, 416):  # it has no such part, or other content: all of it anew
-        unfinished.start({})
-        return _Again(what)
+    if "Range" in headers and error.code in (412, 416):  # the content changed or is shorter: download all of it
+        partial.start({})
+        return _Retry(what)
     if error.code >= 500 or error.code in (408, 429):
-        return _Again(what)
+        return _Retry(what)
     return InputError.at(url, what, _FIX_ADDRESS)
 
 
-def _translated(url: str, error: Exception, timeout: float) -> Exception:
+def _connection_error(url: str, error: Exception, timeout: float) -> Exception:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, TimeoutError):
-        return _Again(f"no answer within {timeout:g} seconds")
+        return _Retry(f"no answer within {timeout:g} seconds")
     if isinstance(reason, http.client.InvalidURL):
         return InputError.at(url, f"is not an address: {reason}", "write http://… or https://…")
     if isinstance(reason, socket.gaierror):
@@ -185,8 +186,14 @@ def _translated(url: str, error: Exception, timeout: float) -> Exception:
     if isinstance(reason, ConnectionRefusedError):
         return WorkError.at(url, "the server refuses the connection", _FIX_NETWORK)
     if isinstance(reason, ConnectionError | http.client.HTTPException):
-        return _Again(f"the connection was cut ({type(reason).__name__})")
+        return _Retry(f"the connection was cut ({type(reason).__name__})")
     return WorkError.at(url, f"cannot be fetched: {reason}", _FIX_NETWORK)
+
+
+def _check_size(url: str, size: int, max_bytes: int | None, partial: PartialDownload) -> None:
+    if max_bytes is not None and size > max_bytes:
+        partial.start({})
+        raise _too_large(url, size, max_bytes)
 
 
 def _too_large(url: str, size: int, limit: int) -> ArtelError:
@@ -194,34 +201,35 @@ def _too_large(url: str, size: int, limit: int) -> ArtelError:
 
 
 def _check_secrets(url: str) -> None:
-    """Raise InputError where the address lacks a secret: one that was hidden, or is to come from the environment."""
+    """Raise InputError if the address lacks a secret: it was hidden, or its environment variable is not set."""
     if HIDDEN in url:
         what = f"its secret was not written down, {HIDDEN} stands in its place"
         fix = "give the address anew, with ${NAME} for the secret, and set NAME in the environment"
         raise InputError.at(url, what, fix)
     problems = [
         Problem(url, f"there is no {name} in the environment", f"set it: export {name}=…")
-        for name in variables_of(url) if name not in os.environ
-    ]  # fmt: skip
+        for name in variables_of(url)
+        if name not in os.environ
+    ]
     if problems:
         raise InputError(problems)
 
 
 def _request(url: str, headers: dict[str, str]) -> urllib.request.Request:
-    """What is asked of the server. USER:PASSWORD@ goes into a header that is not sent to where it redirects us."""
+    """The request. USER:PASSWORD@ becomes a header that is not sent to the target of a redirect."""
     values = {name: urllib.parse.quote(os.environ[name].strip(), safe="") for name in variables_of(url)}
     address = _ascii(with_variables(url, values))
     parts = urllib.parse.urlsplit(address)
     user, at, host = parts.netloc.rpartition("@")
     request = urllib.request.Request(urllib.parse.urlunsplit(parts._replace(netloc=host)), headers=headers)
     if at:
-        given = urllib.parse.unquote(user).encode()
-        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(given).decode()}")
+        credentials = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {credentials}")
     return request
 
 
 def _ascii(url: str) -> str:
-    """The address as it goes over the wire: Russian domains in punycode, other letters and spaces percent-encoded."""
+    """The address in ASCII: international domain names in punycode, other letters and spaces percent-encoded."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("no http(s) scheme or no host")

@@ -1,4 +1,4 @@
-"""Opening http(s) addresses so that no server keeps us waiting for ever, or sends us to another kind of address."""
+"""Opens http(s) addresses with a minimum rate, so that no server can block a download, and without other schemes."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from http.client import HTTPMessage
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-LEAST_SPEED = 1_000
-"""Bytes a second that a server must bring, over twice the time of a wait."""
+MIN_BYTES_PER_SECOND = 1_000
+"""The rate that a server must reach over twice the timeout."""
 
 
 class TooSlow(Exception):
-    """The server sends, and too little."""
+    """The server sends too few bytes per second."""
 
 
-def open_paced(request: urllib.request.Request, timeout: float) -> Any:
-    """`urlopen` for http and https alone, redirects included.
+def open_with_limits(request: urllib.request.Request, timeout: float) -> Any:
+    """`urlopen` for http and https only, also after redirects.
 
-    Raises TooSlow when less than LEAST_SPEED comes over twice `timeout`, headers and reading included; HTTPError also
-    for a redirect to another kind of address.
+    Raises TooSlow if the rate over twice `timeout` (seconds) is below MIN_BYTES_PER_SECOND, for headers and body;
+    HTTPError also for a redirect to another scheme.
     """
-    opener = urllib.request.OpenerDirector()  # build_opener's would open ftp, files of this machine and data too
-    for handler in (urllib.request.ProxyHandler, urllib.request.UnknownHandler, urllib.request.HTTPDefaultErrorHandler,
-                    urllib.request.HTTPErrorProcessor, _Redirects, _Http, _Https):  # fmt: skip
+    # build_opener's would also open ftp, local files and data.
+    opener = urllib.request.OpenerDirector()
+    errors = (urllib.request.UnknownHandler, urllib.request.HTTPDefaultErrorHandler, urllib.request.HTTPErrorProcessor)
+    for handler in (urllib.request.ProxyHandler, *errors, _Redirects, _Http, _Https):
         opener.add_handler(handler())
     return opener.open(request, timeout=timeout)
 
@@ -38,15 +39,15 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def http_error_302(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: HTTPMessage) -> Any:
         target = urljoin(req.full_url, headers.get("Location", headers.get("URI", "")))
         if urlsplit(target).scheme not in ("http", "https"):
-            told = f"{msg}, which leads to {target}: artel follows to http and https alone"
-            raise urllib.error.HTTPError(req.full_url, code, told, headers, fp)
+            what = f"{msg}, which leads to {target}: artel follows to http and https alone"
+            raise urllib.error.HTTPError(req.full_url, code, what, headers, fp)
         return super().http_error_302(req, fp, code, msg, headers)
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
-class _Paced(io.RawIOBase):
-    """What comes from a socket, as long as it comes fast enough."""
+class _MinimumRate(io.RawIOBase):
+    """Reads from a socket; raises TooSlow if the rate is too low."""
 
     def __init__(self, raw: io.RawIOBase, window: float) -> None:
         self._raw, self._window = raw, window
@@ -59,20 +60,20 @@ class _Paced(io.RawIOBase):
         try:
             count = self._raw.readinto(buffer)
         except TimeoutError:
-            # Silence after a few bytes is a server that is too slow, not one that gives no answer.
+            # After a few bytes, a timeout means that the server is too slow, not that it gives no answer.
             if self._received:
-                self._complain_when_slow()
+                self._check_rate()
             raise
         self._received += count or 0
         if time.monotonic() - self._start >= self._window:
-            self._complain_when_slow()
+            self._check_rate()
             self._start, self._received = time.monotonic(), 0
         return count
 
-    def _complain_when_slow(self) -> None:
-        passed = time.monotonic() - self._start
-        if self._received < LEAST_SPEED * min(passed, self._window):
-            raise TooSlow(f"only {self._received:,} bytes came in {passed:.1f} seconds")
+    def _check_rate(self) -> None:
+        elapsed = time.monotonic() - self._start
+        if self._received < MIN_BYTES_PER_SECOND * min(elapsed, self._window):
+            raise TooSlow(f"only {self._received:,} bytes came in {elapsed:.1f} seconds")
 
     def close(self) -> None:
         self._raw.close()
@@ -80,11 +81,11 @@ class _Paced(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    def __init__(self, sock: socket.socket, *arguments: Any, **more: Any) -> None:
-        super().__init__(sock, *arguments, **more)
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
         timeout = sock.gettimeout()
         if timeout is not None:
-            self.fp = io.BufferedReader(_Paced(self.fp.detach(), 2 * timeout))
+            self.fp = io.BufferedReader(_MinimumRate(self.fp.detach(), 2 * timeout))
 
 
 class _Connection(http.client.HTTPConnection):

@@ -1,4 +1,4 @@
-"""How S3 and the Hugging Face hub are reached, and what is told when they refuse."""
+"""Access to S3 and the Hugging Face hub, and their errors as messages with a remedy."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _FIX_NETWORK = {
     "hf": "check the network and the address of the hub (HF_ENDPOINT), and start again",
 }
 READ, LIST, WRITE = "s3:GetObject", "s3:ListBucket", "s3:PutObject"
-"""What keys may be allowed to do, as S3 calls it."""
+"""Permissions by their names in S3."""
 
 
 class OutOfReach(WorkError):
-    """The service does not answer: it may be another time."""
+    """The service does not answer; it may later."""
 
 
 class Offline(InputError):
-    """The environment says not to go there."""
+    """The environment forbids network access."""
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is an address on S3 or on the hub."""
+    """True if a path is an address on S3 or on the hub."""
     return path.lower().startswith(_SCHEMES)
 
 
@@ -40,13 +40,13 @@ def scheme(path: str) -> str:
     return path.split("://")[0].lower()
 
 
-def normal(path: str) -> str:
-    """The address as the file systems take it: its scheme in small letters, no slash at the end."""
+def normalized(path: str) -> str:
+    """The address as fsspec expects it: scheme in lower case, no slash at the end."""
     return f"{scheme(path)}://{path.partition('://')[2].rstrip('/')}"
 
 
 def endpoint(path: str) -> str:
-    """The service of an address: two may have the same names."""
+    """The service of an address. Two services may have the same buckets."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if scheme(path) == "s3" else ("HF_ENDPOINT",)
     return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
@@ -57,9 +57,9 @@ def fix_address(path: str) -> str:
 
 @contextmanager
 def open_remote(path: str) -> Iterator[Any]:
-    """The file system of an address (fsspec), with nothing remembered from earlier listings.
+    """The fsspec file system of an address, without cached listings.
 
-    S3 is asked as its own tools are: keys, region and AWS_ENDPOINT_URL are those of the environment.
+    Keys, region and AWS_ENDPOINT_URL for S3 are those of the environment, as for its own tools.
     """
     if scheme(path) == "s3":
         try:
@@ -77,8 +77,8 @@ def open_remote(path: str) -> Iterator[Any]:
 
 
 @contextmanager
-def remote_errors(path: str, *needs: str) -> Iterator[None]:
-    """What the file systems raise, told with the address and the remedy; `needs` are the rights that this takes.
+def remote_errors(path: str, *permissions: str) -> Iterator[None]:
+    """Turn errors of the file systems into errors with the address and a remedy; `permissions` are those needed.
 
     Raises InputError (no such file or bucket, no right to it, not an address), OutOfReach (the network, the server),
     WorkError (anything else).
@@ -88,14 +88,14 @@ def remote_errors(path: str, *needs: str) -> Iterator[None]:
     except ArtelError:
         raise
     except Exception as error:
-        raise _told(path, error, needs or (LIST, READ)) from error
+        raise _as_artel_error(path, error, permissions or (LIST, READ)) from error
 
 
-def reason(error: Exception) -> str:
+def error_kind(error: Exception) -> str:
     """Why a file system refused: keys, right, bucket, absent, address, reach; or other."""
-    # The hub's file system says "no such file" also where the cause is that there is no right to it.
+    # The hub's file system says "no such file" also if permission is missing; the cause tells that.
     causes = [error, *([error.__cause__] if error.__cause__ else [])]
-    names = {each.__name__ for cause in causes for each in type(cause).__mro__}
+    names = {base.__name__ for cause in causes for base in type(cause).__mro__}
     statuses = {getattr(getattr(cause, "response", None), "status_code", None) for cause in causes}
     if names & {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}:
         return "keys"
@@ -107,34 +107,33 @@ def reason(error: Exception) -> str:
         return "absent"
     if names & {"ParamValidationError", "ValueError", "NotImplementedError", "InvalidRegionError"}:
         return "address"
-    # By name: botocore's, httpx' and aiohttp's own, none of which need be installed.
+    # By name, since botocore, httpx and aiohttp need not be installed.
     if names & {"HTTPClientError", "ConnectionError", "TransportError", "ClientConnectionError", "TimeoutError"}:
         return "reach"
-    # s3fs keeps of a 500 and a 503 no more than these numbers.
-    failing = isinstance(error, OSError) and error.errno in (errno.EBUSY, getattr(errno, "EREMOTEIO", errno.EIO))
-    return "reach" if failing or any(status and status >= 500 for status in statuses) else "other"
+    # s3fs reports status 500 and 503 as these error numbers.
+    is_failing = isinstance(error, OSError) and error.errno in (errno.EBUSY, getattr(errno, "EREMOTEIO", errno.EIO))
+    return "reach" if is_failing or any(status and status >= 500 for status in statuses) else "other"
 
 
-def _told(path: str, error: Exception, needs: tuple[str, ...]) -> ArtelError:
-    kind, why = scheme(path), reason(error)
-    said = " ".join(str(error).split())[:300]
-    rights = " and ".join(needs)
-    keys = f"give keys with the right {rights}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-    if kind == "hf":
-        keys = "log in (hf auth login, or HF_TOKEN), and accept the conditions on the page of the data set"
-    if why == "keys":
-        return InputError.at(path, f"no keys are found: {said}", keys)
-    if why == "right":
-        done = "written" if WRITE in needs else "read"
-        return InputError.at(path, f"may not be {done}: {said}", keys)
-    if why == "bucket":
+def _as_artel_error(path: str, error: Exception, permissions: tuple[str, ...]) -> ArtelError:
+    service, kind = scheme(path), error_kind(error)
+    message = " ".join(str(error).split())[:300]
+    right = " and ".join(permissions)
+    fix_keys = f"give keys with the right {right}: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    if service == "hf":
+        fix_keys = "log in (hf auth login, or HF_TOKEN), and accept the conditions on the page of the data set"
+    if kind == "keys":
+        return InputError.at(path, f"no keys are found: {message}", fix_keys)
+    if kind == "right":
+        done = "written" if WRITE in permissions else "read"
+        return InputError.at(path, f"may not be {done}: {message}", fix_keys)
+    if kind == "bucket":
         bucket = path.split("/")[2]
-        return InputError.at(
-            path, f"there is no bucket {bucket}", f"check its name, or make it: aws s3 mb s3://{bucket}"
-        )
-    if why == "absent":
-        return InputError.at(path, "there is no such file", _FIX_ADDRESS[kind])
-    if why == "address":
-        return InputError.at(path, f"is no address of a file: {said}", _FIX_ADDRESS[kind])
-    wrong = f"cannot be reached: {type(error).__name__}: {said}"
-    return (OutOfReach if why == "reach" else WorkError)([Problem(path, wrong, _FIX_NETWORK[kind])])
+        fix = f"check its name, or make it: aws s3 mb s3://{bucket}"
+        return InputError.at(path, f"there is no bucket {bucket}", fix)
+    if kind == "absent":
+        return InputError.at(path, "there is no such file", _FIX_ADDRESS[service])
+    if kind == "address":
+        return InputError.at(path, f"is no address of a file: {message}", _FIX_ADDRESS[service])
+    what = f"cannot be reached: {type(error).__name__}: {message}"
+    return (OutOfReach if kind == "reach" else WorkError).at(path, what, _FIX_NETWORK[service])

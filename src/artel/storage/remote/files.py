@@ -1,4 +1,4 @@
-"""Files on S3 and on the Hugging Face hub: listed by name or glob, fetched once into a cache, whole or absent."""
+"""Files on S3 and on the Hugging Face hub: listed by name or glob, downloaded once into a cache, atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import xxhash
 
 from artel.errors import ArtelError, InputError, WorkError
 from artel.storage.atomic import write_file
-from artel.storage.http.resume import Unfinished, fetch_once
+from artel.storage.http.resume import PartialDownload, fetch_once
 from artel.storage.locations import cache_folder
 from artel.storage.remote.access import (
     READ,
@@ -22,20 +22,20 @@ from artel.storage.remote.access import (
     OutOfReach,
     endpoint,
     fix_address,
-    normal,
+    normalized,
     open_remote,
     remote_errors,
     scheme,
 )
 
-# S3 gives one reader about 80 MB/s: eight pieces at a time, in 64 MiB of memory, fill a fast line.
-_PIECE = 8 << 20
-_PIECES = 8
+# S3 sends about 80 MB/s per request: eight ranges at a time, in 64 MiB of memory, fill a fast line.
+_RANGE = 8 << 20
+_RANGES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file far away: its address, its size in bytes, and what changes with its content (S3's ETag, git's blob)."""
+    """A remote file: address, size in bytes, and a version that changes with its content (ETag, or git blob)."""
 
     address: str
     size: int
@@ -43,56 +43,55 @@ class RemoteFile:
 
 
 def list_remote(path: str, tell: Callable[[str], None] | None = None) -> list[RemoteFile]:
-    """The file of that address, or those that a glob matches, sorted by name.
+    """The file at an address, or the files that a glob matches, sorted by name.
 
-    What was listed last is recorded in the cache folder. A service that does not answer, or HF_HUB_OFFLINE, is then
-    as good as one that says the same again, and `tell` is told so: nodes without a network train on what was fetched
-    before. Raises InputError (no such file, no right to it, offline, a package that is missing), WorkError (the
-    network or the server fails).
+    The cache folder keeps the last listing. It is used, and `tell` is called, if the service does not answer or
+    HF_HUB_OFFLINE is set: nodes without a network train on what was downloaded before. Raises InputError (no such file,
+    no permission, offline, a missing package), WorkError (the network or the server fails).
     """
-    path = normal(path)
+    path = normalized(path)
     key = xxhash.xxh3_128_hexdigest(f"{endpoint(path)}\n{path}".encode())
     record = cache_folder() / "listings" / f"{key}.json"
     try:
-        listed = _ask(path)
+        listed = _list(path)
     except (OutOfReach, Offline) as error:
-        if (recorded := _recorded(record)) is None:
+        if (recorded := _read_record(record)) is None:
             raise
-        listed, asked = recorded
+        listed, time = recorded
         if tell is not None:
-            tell(f"{path} {error.problems[0].what.split(':')[0]}; the listing of {asked} is used")
+            tell(f"{path} {error.problems[0].what.split(':')[0]}; the listing of {time} is used")
         return listed
     content = {"path": path, "asked": datetime.now().astimezone().isoformat(" ", "minutes")}
-    with suppress(ArtelError):  # a cache that cannot be written to: there is a network, and nothing is lost
+    with suppress(ArtelError):  # the cache cannot be written: nothing is lost while there is a network
         write_file(record, json.dumps({**content, "files": [asdict(file) for file in listed]}, ensure_ascii=False))
     return listed
 
 
 def fetch_remote(file: RemoteFile, cache: Path | str) -> Path:
-    """The content of a listed file, from `cache` if that version of it was fetched before.
+    """Download a listed file, or return it from `cache` if that version was downloaded before.
 
-    A fetch that was cut, also by a kill, goes on where it was. Raises what `list_remote` does, and WorkError when the
-    file has changed since it was listed.
+    A download that was interrupted, also by a kill, is resumed. Raises as `list_remote` does, and WorkError if the file
+    changed since it was listed.
     """
     key = f"{endpoint(file.address)}\n{file.address}\n{file.version}\n{file.size}"
     digest = xxhash.xxh3_128_hexdigest(key.encode())
-    return fetch_once(Path(cache), digest, lambda unfinished: _download(file, unfinished)) / "body"
+    return fetch_once(Path(cache), digest, lambda partial: _download(file, partial)) / "body"
 
 
-def described(entry: dict[str, Any], path: str) -> RemoteFile:
-    """A file as its file system tells of it."""
+def remote_file(entry: dict[str, Any], path: str) -> RemoteFile:
+    """The RemoteFile of an fsspec entry."""
     version = entry.get("ETag") or entry.get("blob_id")
     if not version:
         raise WorkError.at(path, "is listed without a version (ETag)", "fetch it yourself, and give the file")
     return RemoteFile(f"{scheme(path)}://{entry['name']}", int(entry["size"]), str(version).strip('"'))
 
 
-def _ask(path: str) -> list[RemoteFile]:
+def _list(path: str) -> list[RemoteFile]:
     is_glob = any(mark in path for mark in "*?[")
     with remote_errors(path), open_remote(path) as files:
-        files.retries = 1  # s3fs' five times botocore's five would be half a minute before a node is known to be alone
-        found = files.glob(path, detail=True).values() if is_glob else [files.info(path)]
-        listed = [described(entry, path) for entry in found if entry["type"] == "file"]
+        files.retries = 1  # s3fs retries 5 times botocore's 5: without a network that would take half a minute
+        entries = files.glob(path, detail=True).values() if is_glob else [files.info(path)]
+        listed = [remote_file(entry, path) for entry in entries if entry["type"] == "file"]
     if listed:
         return sorted(listed, key=lambda file: file.address)
     if is_glob:
@@ -100,7 +99,7 @@ def _ask(path: str) -> list[RemoteFile]:
     raise InputError.at(path, "is a folder", f"write a glob: {path}/*")
 
 
-def _recorded(record: Path) -> tuple[list[RemoteFile], str] | None:
+def _read_record(record: Path) -> tuple[list[RemoteFile], str] | None:
     try:
         content = json.loads(record.read_bytes())
         return [RemoteFile(**file) for file in content["files"]], str(content["asked"])
@@ -108,44 +107,44 @@ def _recorded(record: Path) -> tuple[list[RemoteFile], str] | None:
         return None
 
 
-def _download(file: RemoteFile, unfinished: Unfinished) -> dict[str, Any]:
+def _download(file: RemoteFile, partial: PartialDownload) -> dict[str, Any]:
     about = {"address": file.address, "version": file.version}
     with remote_errors(file.address, READ), open_remote(file.address) as files:
-        if unfinished.about != about:
-            unfinished.start(about)
+        if partial.about != about:
+            partial.start(about)
         else:
-            _check_version(files, file, unfinished)  # the parts of another version need not have the same places
-        for piece in _pieces(files, file, unfinished.size):
-            unfinished.write(piece)
-        _check_version(files, file, unfinished)
-        if unfinished.size != file.size:
-            raise _changed(file, unfinished)
+            _check_version(files, file, partial)  # the bytes of another version may be at other positions
+        for data in _read_from(files, file, partial.size):
+            partial.write(data)
+        _check_version(files, file, partial)
+        if partial.size != file.size:
+            raise _changed(file, partial)
     return about
 
 
-def _pieces(files: Any, file: RemoteFile, start: int) -> Iterator[bytes]:
-    """The content from byte `start` on; memory does not grow with the size of the file."""
+def _read_from(files: Any, file: RemoteFile, start: int) -> Iterator[bytes]:
+    """Yield the content from byte `start` on; memory does not grow with the size of the file."""
     if scheme(file.address) == "s3":
-        for first in range(start, file.size, _PIECE * _PIECES):
-            starts = list(range(first, min(first + _PIECE * _PIECES, file.size), _PIECE))
-            ends = [min(piece + _PIECE, file.size) for piece in starts]
-            for piece in files.cat_ranges([file.address] * len(starts), starts, ends):
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
+        for first in range(start, file.size, _RANGE * _RANGES):
+            starts = list(range(first, min(first + _RANGE * _RANGES, file.size), _RANGE))
+            ends = [min(start + _RANGE, file.size) for start in starts]
+            for data in files.cat_ranges([file.address] * len(starts), starts, ends):
+                if isinstance(data, Exception):
+                    raise data
+                yield data
     elif start < file.size:
-        with files.open(file.address, "rb", block_size=_PIECE, cache_type="none") as stream:
+        with files.open(file.address, "rb", block_size=_RANGE, cache_type="none") as stream:
             stream.seek(start)
-            while piece := stream.read(_PIECE):
-                yield piece
+            while data := stream.read(_RANGE):
+                yield data
 
 
-def _check_version(files: Any, file: RemoteFile, unfinished: Unfinished) -> None:
-    if described(files.info(file.address), file.address).version != file.version:
-        raise _changed(file, unfinished)
+def _check_version(files: Any, file: RemoteFile, partial: PartialDownload) -> None:
+    if remote_file(files.info(file.address), file.address).version != file.version:
+        raise _changed(file, partial)
 
 
-def _changed(file: RemoteFile, unfinished: Unfinished) -> WorkError:
-    what = f"changed while it was fetched ({unfinished.size:,} bytes came of {file.size:,})"
-    unfinished.start({})
+def _changed(file: RemoteFile, partial: PartialDownload) -> WorkError:
+    what = f"changed while it was fetched ({partial.size:,} bytes came of {file.size:,})"
+    partial.start({})
     return WorkError.at(file.address, what, "start again when it is no longer written")

@@ -1,4 +1,4 @@
-"""Web pages to text: what a reader sees, line by line, without the page's machinery."""
+"""Web pages to text: what a reader sees, line by line, without scripts, styles and controls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNod
 from artel.text.reading.encodings import decode_unchanged, detect_encoding, is_text_encoding, marked_encoding
 from artel.text.records import BadRecord
 
-_GONE = frozenset("script style noscript template head iframe object svg select textarea button".split())
+_HIDDEN = frozenset("script style noscript template head iframe object svg select textarea button".split())
 _BLOCKS = frozenset(
     "address article aside blockquote body br caption center dd details div dl dt fieldset figcaption figure footer "
     "form h1 h2 h3 h4 h5 h6 header hr html legend li main nav ol p pre section summary table tbody td tfoot th thead "
@@ -21,10 +21,10 @@ _BLOCKS = frozenset(
 _DECLARED = re.compile(
     rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w-]+)|<\?xml[^>]+encoding\s*=\s*["']([\w-]+)""", re.IGNORECASE
 )
-# What pages mean by these names, and browsers read: its superset, that has quotation marks and dashes.
-_MEANT = dict.fromkeys(("iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii"), "windows-1252")
+# Browsers read these encodings as their superset, which has quotation marks and dashes.
+_SUPERSETS = dict.fromkeys(("iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii"), "windows-1252")
 _HEADER = re.compile(r"charset\s*=\s*[\"']?([\w-]+)", re.IGNORECASE)
-# The site wraps the work itself in these comments: the inner pair where a page has it, else the outer one.
+# The site lib.ru wraps the work itself in these comments: the inner pair if a page has it, else the outer one.
 _LIB_RU = tuple(
     (re.compile(begin.encode()), re.compile(end.encode()))
     for begin, end in (
@@ -32,10 +32,10 @@ _LIB_RU = tuple(
         ("<!-+ *Собственно произведение *-*>", "<!-+ *Блок описания произведения|<!-{20,}>"),
     )
 )
-# Put into the tree as text, to be found in the text of the whole page, which has no zeros of its own.
+# Inserted into the tree as text, and found in the text of the whole page, which has no zeros of its own.
 _LINE, _PRE, _PRE_END = "\0 ", "\0\1", "\0\2"
 _MARKS = b"\0\1\2\3"
-# While white space is folded, that of <pre> goes by other characters.
+# While white space is folded, other characters stand for that of <pre>.
 _STAND_INS = (("\x01", " "), ("\x02", "\n"), ("\x03", "\t"))
 
 
@@ -50,30 +50,30 @@ def html_to_text(
     code = page_source(data, content_type, profile, encoding)
     if code.count(b"<") > _MANY_TAGS and _is_deep(code):
         code = _flat(code)
-    # Twice as fast without events, which scripts would listen to.
+    # Without events for scripts, parsing is twice as fast.
     tree = LexborHTMLParser(code, options=LexborDocumentOptions.WO_EVENTS)
     root = tree.body or tree.root
     return _lines(_marked_text(root)) if root is not None else ""
 
 
 def page_source(data: bytes, content_type: str, profile: Literal["none", "lib.ru"], encoding: str) -> bytes:
-    """The HTML of a page in UTF-8, without its comments; by the profile of its site only of the work itself."""
+    """The HTML of a page in UTF-8, without comments; with the profile of a site, only that of the work itself."""
     code = _in_utf_8(data, encoding) if encoding != "auto" else _found_in_utf_8(data, content_type)
     if any(mark in code for mark in _MARKS):
         code = code.translate(None, _MARKS)
     if profile == "lib.ru":
         code = _lib_ru(code)
-    # Removed before parsing: an unclosed comment would swallow the rest of the page.
+    # Removed before parsing, since an unclosed comment would swallow the rest of the page.
     code = _without_comments(code)
-    if _too_much(code) is not None:
+    if _parser_limit(code) is not None:
         code = _without_scripts(code)
-        if (wrong := _too_much(code)) is not None:
+        if (wrong := _parser_limit(code)) is not None:
             raise wrong
     return code
 
 
-def _too_much(code: bytes) -> BadRecord | None:
-    """What is wrong with a page that would take the parser minutes, or all memory."""
+def _parser_limit(code: bytes) -> BadRecord | None:
+    """What is wrong with a page for which the parser would take minutes or all memory; None if nothing is."""
     if len(code) > MOST_TAGS and (tags := code.count(b"<")) > MOST_TAGS:  # counting takes 6 % of a small page's time
         what = f"has {tags:,} tags, and of a page no more than {MOST_TAGS:,} are read; cut it up, or leave it out"
         return BadRecord("too_many_tags", what)
@@ -86,7 +86,7 @@ def _too_much(code: bytes) -> BadRecord | None:
 
 
 def _without_scripts(code: bytes) -> bytes:
-    """The page without what stands in its scripts and styles, which is no text and looks like tags."""
+    """The page without the content of its scripts and styles, which is no text and may look like tags."""
     pieces: list[bytes] = []
     at = 0
     while (start := _SCRIPT.search(code, at)) and (end := _SCRIPT_END[start[1].lower()].search(code, start.end())):
@@ -96,7 +96,7 @@ def _without_scripts(code: bytes) -> bytes:
 
 
 def _attributes(piece: bytes) -> int:
-    """How many attributes the tag at the end of a piece has: the parser compares each with all before it."""
+    """The number of attributes of the tag at the end of a piece; the parser compares each with all before it."""
     tag = _TAG.search(piece)
     return len(_QUOTED.sub(b"", piece[tag.start() :]).replace(b"/", b" ").split()) if tag else 0
 
@@ -106,24 +106,24 @@ def _found_in_utf_8(data: bytes, content_type: str) -> bytes:
         return _in_utf_8(data, detect_encoding(data))
     declared = _DECLARED.search(data[:4096])
     for name in (encoding_in_header(content_type), declared and (declared[1] or declared[2]).decode()):
-        # A page that can be read so far is not in UTF-16.
+        # A declaration that can be read as ASCII is not in UTF-16.
         if name and is_text_encoding(name) and not name.lower().startswith("utf-16"):
-            with suppress(BadRecord):  # a wrong declaration is common; the bytes decide
-                return _in_utf_8(data, _MEANT.get(name.lower(), name))
+            with suppress(BadRecord):  # wrong declarations are common
+                return _in_utf_8(data, _SUPERSETS.get(name.lower(), name))
     return _in_utf_8(data, detect_encoding(data))
 
 
 def _in_utf_8(data: bytes, encoding: str) -> bytes:
-    """The page in UTF-8, its line ends as they are: the parser reads all kinds."""
+    """The page in UTF-8 with its own line ends: the parser reads all kinds."""
     page = decode_unchanged(data, encoding)
     code = data if codecs.lookup(encoding).name == "utf-8" else page.encode("utf-8", "replace")
     return code.removeprefix(codecs.BOM_UTF8)
 
 
 def encoding_in_header(content_type: str) -> str:
-    """The encoding that an HTTP header Content-Type names, if any."""
-    found = _HEADER.search(content_type)
-    return found[1] if found else ""
+    """The encoding that an HTTP header Content-Type names; empty if it names none."""
+    match = _HEADER.search(content_type)
+    return match[1] if match else ""
 
 
 def _without_comments(code: bytes) -> bytes:
@@ -131,7 +131,7 @@ def _without_comments(code: bytes) -> bytes:
         return code
     pieces: list[bytes] = []
     at = 0
-    # Not a regular expression: `<!--.*?-->` takes quadratic time where many comments begin and none ends.
+    # Not a regular expression: `<!--.*?-->` takes quadratic time if many comments begin and none ends.
     while (start := code.find(b"<!--", at)) >= 0 and (end := code.find(b"-->", start + 2)) >= 0:
         pieces.append(code[at:start])
         at = end + 3
@@ -139,7 +139,7 @@ def _without_comments(code: bytes) -> bytes:
 
 
 def _lib_ru(code: bytes) -> bytes:
-    """The work between the site's own marks; the whole page where they are missing."""
+    """The work between the site's own marks; the whole page if they are missing."""
     for begin, end in _LIB_RU:
         first = begin.search(code)
         if first:
@@ -149,9 +149,9 @@ def _lib_ru(code: bytes) -> bytes:
 
 
 def _is_deep(code: bytes) -> bool:
-    """Whether thousands of elements stand in one another, or may, as so many are closed in the wrong order.
+    """True if thousands of elements are nested, or may be, because that many are closed in the wrong order.
 
-    The parser looks through all that are open at each <div>: 100,000 of them in one another take half a minute.
+    At each <div> the parser searches all open elements: 100,000 nested ones take half a minute.
     """
     opened: list[bytes] = []
     unclosed = 0
@@ -164,12 +164,12 @@ def _is_deep(code: bytes) -> bool:
                 return True
         elif tag[1:] in opened[-_NEAR:]:
             while opened.pop() != tag[1:]:
-                unclosed += 1  # by this tag or never: the parser has its own rules
+                unclosed += 1  # the parser closes them by rules of its own, or never
     return False
 
 
 def _flat(code: bytes) -> bytes:
-    """The page without its structure: blocks end lines as <br> does, what is not to be read is still marked as such."""
+    """The page without nesting: a <br> instead of each block, and only the elements that hide text."""
 
     def flat(tag: re.Match[bytes]) -> bytes:
         name = tag[1].lower().decode("ascii", "replace")
@@ -179,21 +179,21 @@ def _flat(code: bytes) -> bytes:
 
 
 def _marked_text(root: LexborNode) -> str:
-    """All the text to be read, with marks where lines end and where preformatted text begins and ends."""
-    gone: list[LexborNode] = []
+    """The visible text, with marks at line ends and at the begin and end of preformatted text."""
+    hidden: list[LexborNode] = []
     blocks: list[LexborNode] = []
     preformatted: list[LexborNode] = []
-    lists = dict.fromkeys(_GONE_IDS, gone) | dict.fromkeys(_BLOCK_IDS, blocks) | {_PRE_ID: preformatted}
+    lists = dict.fromkeys(_HIDDEN_IDS, hidden) | dict.fromkeys(_BLOCK_IDS, blocks) | {_PRE_ID: preformatted}
     for node in root.traverse():
-        if (found := lists.get(node.tag_id)) is not None:
-            found.append(node)
-    for node in gone:
+        if (nodes := lists.get(node.tag_id)) is not None:
+            nodes.append(node)
+    for node in hidden:
         node.decompose(recursive=False)
-    inside = _inside(preformatted)
+    inside_pre = _ids_inside(preformatted)
     for node in blocks[1:]:  # the first is the root
         node.insert_before(_LINE)
-        # A mark costs three times as much as to look; but in <pre> white space is a line too.
-        if (inside and node.mem_id in inside) or not _ends_with_others(node):
+        # A second mark costs three times as much as to look for one; but in <pre> white space is a line too.
+        if (inside_pre and node.mem_id in inside_pre) or not _line_ends_anyway(node):
             node.insert_after(_LINE)
     for node in preformatted:
         node.insert_before(_PRE)
@@ -201,17 +201,17 @@ def _marked_text(root: LexborNode) -> str:
     return root.text()
 
 
-def _inside(nodes: list[LexborNode]) -> set[int]:
-    """The elements in some, given in their order."""
-    found: set[int] = set()
+def _ids_inside(nodes: list[LexborNode]) -> set[int]:
+    """The ids of all elements inside `nodes`, which are in document order."""
+    ids: set[int] = set()
     for node in nodes:
-        if node.mem_id not in found:
-            found.update(each.mem_id for each in node.traverse())
-    return found
+        if node.mem_id not in ids:
+            ids.update(inner.mem_id for inner in node.traverse())
+    return ids
 
 
-def _ends_with_others(node: LexborNode) -> bool:
-    """Whether a line ends behind a block anyway, for what follows it."""
+def _line_ends_anyway(node: LexborNode) -> bool:
+    """True if what follows a block ends its line anyway."""
     after = node.next
     if after is not None and after.is_empty_text_node:
         after = after.next
@@ -221,19 +221,19 @@ def _ends_with_others(node: LexborNode) -> bool:
 
 
 def _lines(marked: str) -> str:
-    """The text of the marked one: white space folded, but for that of <pre>, and empty lines left out."""
+    """The lines of a marked text, without empty ones; white space is folded, except that of <pre>."""
     lines: list[str] = []
     preformatted = 0
     for part in marked.split(_PRE) if _PRE[1] in marked else [marked]:
         for number, piece in enumerate(part.split(_PRE_END) if _PRE_END[1] in part else [part]):
             preformatted -= number > 0
-            lines += map(_kept, piece.split(_LINE)) if preformatted else _folded_lines(piece)
+            lines += map(_preformatted, piece.split(_LINE)) if preformatted else _folded_lines(piece)
         preformatted += 1
     return "\n".join(line for line in lines if line).strip("\n ")
 
 
-def _kept(line: str) -> str:
-    """A line of <pre>: only white space that is none of a line's own is folded."""
+def _preformatted(line: str) -> str:
+    """A line of <pre>: spaces, tabs and line feeds stay, other white space is folded."""
     for stand_in, space in _STAND_INS:
         line = line.replace(space, stand_in)
     line = " ".join(line.split())
@@ -244,12 +244,12 @@ def _kept(line: str) -> str:
 
 def _folded_lines(text: str) -> list[str]:
     text = text.replace("\n", " ").replace("\t", " ").replace("\xa0", " ")
-    return [_folded(line.strip(" ")) for line in text.split("\0")]  # a mark's own space goes too
+    return [_folded(line.strip(" ")) for line in text.split("\0")]  # the space of a mark goes too
 
 
 def _folded(line: str) -> str:
-    """`" ".join(line.split())`, in a fifth of the time for most lines."""
-    if not line.isprintable():  # of all white space only the space is
+    """`" ".join(line.split())` in a fifth of its time for most lines."""
+    if not line.isprintable():  # the space is the only printable white space
         return " ".join(line.split())
     while "  " in line:
         line = line.replace("  ", " ")
@@ -261,24 +261,24 @@ def _ids(names: frozenset[str]) -> frozenset[int]:
     return frozenset(tree.create_node(name).tag_id for name in names)
 
 
-_GONE_IDS, _BLOCK_IDS = _ids(_GONE), _ids(_BLOCKS)
+_HIDDEN_IDS, _BLOCK_IDS = _ids(_HIDDEN), _ids(_BLOCKS)
 (_PRE_ID,) = _ids(frozenset({"pre"}))
-# The tree takes up to 600 bytes for each: so many take 600 MB.
+# The tree takes up to 600 bytes per tag: 600 MB.
 MOST_TAGS = 1_000_000
-# Smaller pages and tags take it few seconds, whatever attributes they have.
+# The parser takes few seconds for smaller pages and tags, whatever attributes they have.
 _LONG_PAGE, _LONG_TAG, _MOST_ATTRIBUTES = 100_000, 20_000, 5_000
 _TAG = re.compile(rb"<[a-zA-Z]")
 _SCRIPT = re.compile(rb"<(script|style)(?=[\s/>])", re.IGNORECASE)
 _SCRIPT_END = {name: re.compile(b"</" + name, re.IGNORECASE) for name in (b"script", b"style")}
 _QUOTED = re.compile(rb"\"[^\"]*\"|'[^']*'")
-# Pages with fewer tags take the parser less than a second, whatever they are; browsers nest 512 deep.
+# The parser takes less than a second for any page with fewer tags; browsers nest 512 deep.
 _MANY_TAGS = 20_000
 _DEEP = 2_000
-_NEAR = 100  # so far up among the open elements an end tag finds its own
+_NEAR = 100  # an end tag closes its element if that is among the last 100 open ones
 _NAMES = re.compile(rb"<(/?[a-zA-Z][a-zA-Z0-9]*)")
-_KEPT_TAGS = _GONE | {"html", "title", "body"}
+_KEPT_TAGS = _HIDDEN | {"html", "title", "body"}
 _TAGS = re.compile(rb"</?([a-zA-Z][a-zA-Z0-9]*)[^<>]*>")
-# Elements that hold none, and those that the next of their kind, or their container, closes.
+# Elements without content, and those that the next of their kind, or their container, closes.
 _FLAT_TAGS = (
     b"area base br col embed hr img input link meta param source track wbr "
     b"p li dd dt tr td th tbody thead tfoot caption colgroup option optgroup html head body".split()

@@ -1,4 +1,4 @@
-"""In which language a text is written, by py3langid: 140 languages, the model is in the package."""
+"""The language of a text, by py3langid: 140 languages; its model is in the package."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from typing import Any
 
 from artel.errors import InputError, missing_extra
 
-# Shorter texts cannot be told: of paragraphs in Russian novels one in ten is taken for Bulgarian or Serbian.
-_ENOUGH_CHARACTERS = 100
-# Characters at the start, in the middle and at the end that are looked at: the first page may be in another language
-# than the text, and three pages say as much as a book.
+# The language of shorter texts is uncertain: of paragraphs in Russian novels one in ten is taken for Bulgarian or
+# Serbian.
+_MIN_CHARACTERS = 100
+# Characters examined at the start, in the middle and at the end: the first page may be in another language than the
+# text, and three pages tell as much as a book.
 _PAGE = 1000
 
 
 def share_of_languages(text: str, languages: tuple[str, ...]) -> float | None:
-    """The probability (0 to 1) that a text is in one of the languages (codes of ISO 639: ru, en); None when too short.
+    """The probability (0 to 1) that a text is in one of the languages (ISO 639 codes: ru, en); None if it is too short.
 
-    Raises InputError at `data.clean.languages` where py3langid is not installed or does not know one of them.
+    Raises InputError at `data.clean.languages` if py3langid is not installed or does not know one of them.
     """
     identifier, known = _identifier()
     unknown = [code for code in languages if code not in known]
     if unknown:
         what = f"{', '.join(unknown)}: no language that can be identified"
         raise InputError.at("data.clean.languages", what, f"write some of: {', '.join(known)}")
-    if len(text) < _ENOUGH_CHARACTERS:
+    if len(text) < _MIN_CHARACTERS:
         return None
     if len(text) > 3 * _PAGE:
         middle = len(text) // 2 - _PAGE // 2

@@ -1,4 +1,4 @@
-"""The main text of a page that is mostly menus, teasers and notices: what trafilatura takes for it."""
+"""The main text of a page without menus, teasers and notices, by trafilatura."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 
 from artel.errors import missing_extra
 
-# What XML has no characters for, and lxml refuses the whole page for.
+# Characters that XML does not allow; lxml refuses a page that has one.
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
-def main_text(code: bytes, needed_for: str) -> str:
-    """The main text of a page, given as HTML in UTF-8, a paragraph a line; empty where none is found.
+def main_text(code: bytes, key: str) -> str:
+    """The main text of a page (HTML in UTF-8), a paragraph per line; empty if none is found.
 
-    None is found either where elements nest over 255 deep: lxml reads no such page. It takes a core about a second for
-    1.5 MB. Raises InputError when trafilatura is not installed; `needed_for` is the key or place that asks for it.
+    None is found either if elements nest over 255 deep: lxml reads no such page. A core takes about a second for 1.5
+    MB. Raises InputError at `key` if trafilatura is not installed.
     """
     try:
         import trafilatura
     except ImportError:
-        raise missing_extra("trafilatura", "pages", needed_for) from None
-    # It tells of each page in which it finds nothing; the ledger counts them.
+        raise missing_extra("trafilatura", "pages", key) from None
+    # It logs each page in which it finds nothing; the ledger counts them.
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL + 1)
-    # Neither its recall nor its precision is favoured: on old pages either loses the text.
-    found = trafilatura.extract(_NOT_XML.sub("", code.decode("utf-8", "replace")), include_comments=False)
-    return (found or "").strip()
+    # Neither recall nor precision is favored: on old pages either loses the text.
+    text = trafilatura.extract(_NOT_XML.sub("", code.decode("utf-8", "replace")), include_comments=False)
+    return (text or "").strip()

@@ -1,4 +1,4 @@
-"""Rules that drop a document for what its text is: its length, its symbols and digits, repetition, filters, language.
+"""Rules that drop a document because of its text: length, symbols and digits, repetition, filters, language.
 
 The measures of repetition are those of Gopher (Rae et al. 2021, appendix A.1, table A1), as shares of characters.
 """
@@ -17,22 +17,22 @@ from artel.config import CleanConfig
 from artel.text.cleaning.language import share_of_languages
 from artel.text.records import Question, Record
 
-# A share of a few words says nothing: one "yes, yes" would be a third of them. Gopher takes no shorter documents.
-_ENOUGH_WORDS = 50
+# A share of few words says nothing: one "yes, yes" would be a third of them. Gopher drops shorter documents.
+_MIN_WORDS = 50
 # Below this probability another language is four times as likely.
-_LANGUAGE_SHARE = 0.2
-# Characters measured at a time: 16 MB of memory for any document.
-_AT_ONCE = 1 << 20
-# From this length on all repeated n-grams count, below it the most frequent one: short ones repeat in any text.
+_MIN_LANGUAGE_SHARE = 0.2
+# Characters counted at a time: 16 MB of memory for a document of any length.
+_CHUNK = 1 << 20
+# From this length on all repeated n-grams count. Of shorter ones, which repeat in any text, the most frequent counts.
 _LONG_NGRAM = 5
 _SYMBOL, _DIGIT, _OTHER, _NOTHING = range(4)
 
 
 def why_dropped(record: Record, rules: CleanConfig) -> str | None:
-    """The first rule by which a cleaned record is dropped, as the ledger names it; None when it is kept.
+    """The first rule that drops a cleaned record, by its name in the ledger; None if no rule does.
 
-    Questions are only measured against the minimum length. Raises InputError for `rules.languages` where py3langid is
-    not installed or does not know one of them.
+    Only the minimum length applies to questions. Raises InputError for `rules.languages` if py3langid is not installed
+    or does not know one of them.
     """
     text = record.text
     if not text:
@@ -51,19 +51,19 @@ def why_dropped(record: Record, rules: CleanConfig) -> str | None:
 
 
 def symbol_and_digit_share(text: str) -> tuple[float, float]:
-    """What part of the visible characters is punctuation or other symbols, and what part digits; 0 of an empty text."""
+    """The shares (0 to 1) of symbols, such as punctuation, and of digits among the visible characters of a text."""
     counts = np.zeros(4, dtype=np.int64)
-    for start in range(0, len(text), _AT_ONCE):
-        codes = np.frombuffer(text[start : start + _AT_ONCE].encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    for start in range(0, len(text), _CHUNK):
+        codes = np.frombuffer(text[start : start + _CHUNK].encode("utf-32-le", "surrogatepass"), dtype="<u4")
         counts += np.bincount(_kinds()[codes], minlength=4)
     visible = counts.sum() - counts[_NOTHING]
     return (counts[_SYMBOL] / visible, counts[_DIGIT] / visible) if visible else (0.0, 0.0)
 
 
 def repeated_share(units: Iterable[str]) -> float:
-    """What part of the characters stands in units (lines, paragraphs) that an earlier unit is equal to.
+    """The share (0 to 1) of characters in units (lines, paragraphs) that are equal to an earlier unit.
 
-    White space at the ends of units counts for nothing.
+    White space at the ends of units is ignored.
     """
     seen: set[str] = set()
     total = repeated = 0
@@ -77,27 +77,27 @@ def repeated_share(units: Iterable[str]) -> float:
 
 
 def ngram_shares(words: list[str], lengths: Iterable[int]) -> dict[int, float]:
-    """For each n: what part of the characters of `words` stands in repeated n-grams of words.
+    """For each n in `lengths`, the share (0 to 1) of the characters of `words` in repeated n-grams of words.
 
-    Below n = 5 the most frequent n-gram counts alone (of equally frequent ones the longest, and of these the first),
-    with all its places, and only when it has more than one; from 5 on all n-grams do, with each place after their
-    first. A character under two of them counts once. Takes n log n time in the number of words.
+    Below n = 5 only the most frequent n-gram counts (of equally frequent ones the longest, and of these the first), at
+    all its positions, if it occurs more than once. From 5 on all n-grams count, at each position after their first. A
+    character in two of them counts once. Takes n log n time in the number of words.
     """
     numbers: dict[str, int] = {}
     codes = _mixed(np.array([numbers.setdefault(word, len(numbers)) for word in words], dtype=np.uint64))
     characters = np.fromiter(map(len, words), dtype=np.int64, count=len(words))
     ends = np.concatenate(([0], np.cumsum(characters)))
     shares = {}
-    wanted = set(lengths)
+    lengths = set(lengths)
     hashes, length = codes, 1
-    while length <= max(wanted, default=0) and length <= len(words):
-        if length in wanted:
+    while length <= max(lengths, default=0) and length <= len(words):
+        if length in lengths:
             measure = _repeated_places if length >= _LONG_NGRAM else _most_frequent_places
             places = measure(hashes, ends[length:] - ends[:-length])
             shares[length] = _covered(places, length, characters)
         hashes = _mixed(hashes[:-1]) + codes[length:]
         length += 1
-    return {length: shares.get(length, 0.0) for length in sorted(wanted)}
+    return {length: shares.get(length, 0.0) for length in sorted(lengths)}
 
 
 def _for_characters(text: str, rules: CleanConfig) -> str | None:
@@ -113,7 +113,7 @@ def _for_repetition(text: str, rules: CleanConfig) -> str | None:
     if rules.repeated_lines is None and rules.repeated_paragraphs is None and not rules.repeated_ngrams:
         return None
     words = text.split()
-    if len(words) < _ENOUGH_WORDS:
+    if len(words) < _MIN_WORDS:
         return None
     if rules.repeated_lines is not None and repeated_share(text.split("\n")) > rules.repeated_lines:
         return "repeated_lines"
@@ -129,12 +129,12 @@ def _for_language(text: str, rules: CleanConfig) -> str | None:
     if not rules.languages:
         return None
     share = share_of_languages(text, tuple(rules.languages))
-    return "language" if share is not None and share < _LANGUAGE_SHARE else None
+    return "language" if share is not None and share < _MIN_LANGUAGE_SHARE else None
 
 
 @cache
 def _kinds() -> NDArray[np.uint8]:
-    """The kind of each code point. Marks go with letters: the vowels of Indian scripts are marks."""
+    """The kind of each code point. Marks count as letters: the vowels of Indian scripts are marks."""
     kinds = {"L": _OTHER, "M": _OTHER, "N": _DIGIT, "Z": _NOTHING, "Cc": _NOTHING, "Cf": _NOTHING}
 
     def kind(category: str) -> int:
@@ -144,7 +144,7 @@ def _kinds() -> NDArray[np.uint8]:
 
 
 def _mixed(codes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """64 bits that look random, for each code: their sums tell n-grams apart but for 3 in 1e8 million-word texts."""
+    """64 pseudo-random bits for each code. Sums of them collide for n-grams in 3 of 1e8 texts of a million words."""
     codes = (codes + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)
     codes = (codes ^ (codes >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
     return codes ^ (codes >> np.uint64(29))
@@ -164,7 +164,7 @@ def _most_frequent_places(hashes: NDArray[np.uint64], characters: NDArray[np.int
 
 
 def _covered(places: NDArray[np.int64], length: int, characters: NDArray[np.int64]) -> float:
-    """What part of the characters stands in the words from each place on, `length` words from each."""
+    """The share of characters in the words at each place and after it, `length` words from each."""
     edges = np.zeros(len(characters) + 1, dtype=np.int64)
     np.add.at(edges, places, 1)
     np.add.at(edges, places + length, -1)

@@ -1,4 +1,4 @@
-"""Cleaning rules: each on or off, each the same when applied twice."""
+"""Cleaning rules. Each can be switched on and off, and applied twice gives the same as once."""
 
 from __future__ import annotations
 
@@ -10,77 +10,75 @@ from artel.config import CleanConfig
 from artel.errors import missing_extra
 from artel.text.cleaning.language import share_of_languages
 
-# Everything below space but line feed and tab, delete, the C1 block, and the byte order mark wherever it strayed.
+# Everything below space except line feed and tab, delete, the C1 block, and a byte order mark anywhere.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
-# What shows nothing in any script: soft hyphen, Mongolian vowel separator, zero-width space, direction marks, word
-# joiner and invisible operators. Not the two joiners U+200C and U+200D: Persian, the scripts of India and emoji need
+# Characters that are invisible in every script: soft hyphen, Mongolian vowel separator, zero-width space, direction
+# marks, word joiner and invisible operators. Not the joiners U+200C and U+200D: Persian, Indian scripts and emoji need
 # them.
 _INVISIBLE = re.compile("[\u00ad\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff]")
 _BLANK_LINES = re.compile(r"\n{4,}")
-# The same in UTF-8, looked for first, at 1 GB/s: the expression above goes over a text at 50 MB/s, and few texts have
-# one.
+# Control characters in UTF-8, searched first, at 1 GB/s: the expression above takes 50 MB/s, and few texts have any.
 _CONTROL_BYTES = bytes([*range(9), *range(0x0B, 0x20), 0x7F])
 _C1_BYTES, _MARK_BYTES = re.compile(rb"\xc2[\x80-\x9f]"), "\ufeff".encode()
-# Halves of UTF-16 pairs, as broken JSON has them: no character, and UTF-8 cannot write them.
+# Halves of UTF-16 pairs, as in broken JSON: they are no characters, and UTF-8 cannot encode them.
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# What a rule removes may bring mojibake together that was apart: the rules go round until nothing changes. Real texts
-# need two rounds; the bound is for texts made up to need many.
-_ROUNDS = 10
+# A removed character may have separated mojibake, so that the rules repeat until nothing changes. Real texts need two
+# rounds; the bound is for texts made up to need many.
+_MAX_ROUNDS = 10
 
 
 def check_packages(rules: CleanConfig) -> None:
-    """Raise InputError for rules whose package is not installed, or knows no such language, before any text is read."""
+    """Raise InputError for rules whose package is missing or knows no such language, before any text is read."""
     if rules.mojibake:
         _without_mojibake("")
     if rules.languages:
         share_of_languages("", tuple(rules.languages))
 
 
-def clean(text: str, rules: CleanConfig, counted: Counter[str] | None = None) -> str:
-    """The text by the rules for characters and white space.
+def clean(text: str, rules: CleanConfig, changed: Counter[str] | None = None) -> str:
+    """Apply the rules for characters and white space.
 
-    Adds one to `counted["mojibake_repaired"]` where mojibake was repaired. Raises InputError where `rules.mojibake` is
-    on and ftfy is not installed.
+    Adds 1 to `changed["mojibake_repaired"]` if mojibake was repaired. Raises InputError if `rules.mojibake` is on and
+    ftfy is not installed.
     """
     if not rules.mojibake:
-        return _tidied(text, rules)
+        return _apply(text, rules)
     text = _SURROGATES.sub("\ufffd", text)
-    repaired = False
-    for _ in range(_ROUNDS):
-        mended = _without_mojibake(text)
-        repaired = repaired or mended != text
-        text = _tidied(mended, rules)
-        if text == mended:
+    is_repaired = False
+    for _ in range(_MAX_ROUNDS):
+        repaired = _without_mojibake(text)
+        is_repaired = is_repaired or repaired != text
+        text = _apply(repaired, rules)
+        if text == repaired:
             break
-    if repaired and counted is not None:
-        counted["mojibake_repaired"] += 1
+    if is_repaired and changed is not None:
+        changed["mojibake_repaired"] += 1
     return text
 
 
-def without_lines(text: str, rules: CleanConfig, counted: Counter[str]) -> str:
-    """The text without the lines in which an expression of `rules.drop_lines` is found.
+def without_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
+    """The text without the lines that an expression of `rules.drop_lines` matches.
 
-    An expression sees a line without the white space at its ends. Adds the number of lines to
-    `counted["lines_dropped"]`.
+    White space at the ends of a line is not matched. Adds the number of lines to `changed["lines_dropped"]`.
     """
     if not (text and rules.drop_lines):
         return text
-    found = [re.compile(pattern).search for pattern in rules.drop_lines]
+    searches = [re.compile(pattern).search for pattern in rules.drop_lines]
     lines = text.split("\n")
-    kept = [line for line in lines if not any(search(line.strip()) for search in found)]
+    kept = [line for line in lines if not any(search(line.strip()) for search in searches)]
     if len(kept) == len(lines):
         return text
-    counted["lines_dropped"] += len(lines) - len(kept)
+    changed["lines_dropped"] += len(lines) - len(kept)
     return without_spare_space("\n".join(kept)) if rules.whitespace else "\n".join(kept)
 
 
 def without_spare_space(text: str) -> str:
-    """No white space at the ends of lines and of the text, and at most two blank lines in a row."""
+    """The text without white space at the ends of lines and of the text, with at most two blank lines in a row."""
     text = "\n".join([line.rstrip() for line in text.split("\n")])
     return (_BLANK_LINES.sub("\n\n\n", text) if "\n\n\n\n" in text else text).strip()
 
 
-def _tidied(text: str, rules: CleanConfig) -> str:
+def _apply(text: str, rules: CleanConfig) -> str:
     try:
         data = text.encode()
     except UnicodeEncodeError:
@@ -98,8 +96,8 @@ def _tidied(text: str, rules: CleanConfig) -> str:
 
 
 def _has_control(data: bytes) -> bool:
-    some = len(data.translate(None, _CONTROL_BYTES)) < len(data)
-    return some or _MARK_BYTES in data or _C1_BYTES.search(data) is not None
+    has_ascii_control = len(data.translate(None, _CONTROL_BYTES)) < len(data)
+    return has_ascii_control or _MARK_BYTES in data or _C1_BYTES.search(data) is not None
 
 
 def _without_mojibake(text: str) -> str:
@@ -110,5 +108,5 @@ def _without_mojibake(text: str) -> str:
         raise missing_extra("ftfy", "mojibake", "data.clean.mojibake") from None
     if text.isascii() or not is_bad(text):
         return text
-    # By lines: one line in the right encoding would keep the others from being decoded.
+    # Line by line: one line in the right encoding would keep the others from being repaired.
     return "\n".join(map(fix_encoding, text.split("\n")))

@@ -1,19 +1,23 @@
-"""Near-duplicates: documents whose sets of word n-grams are alike, found by MinHash, verified, left out but the first.
+"""Near-duplicates: documents with similar sets of shingles (word n-grams), found by MinHash and then verified.
 
-Four steps, each over files, so that workers can share the first and the second:
+Four steps over files, so that several workers can share the first and the second:
 
-1. Of each document of `words` words and more are written (`Signer`): the hashes of its different n-grams, 4 bytes each
-   (of English about 0.7 bytes for a byte of text, of Russian in UTF-8 0.4), and of its MinHash signature a key of 8
-   bytes for each band (128 permutations at a threshold of 0.8: 25 bands, 200 bytes).
-2. Two documents with an equal key in a band are candidates; they are a pair when their Jaccard similarity, counted on
-   the n-grams themselves, reaches the threshold (`alike`, for some of the bands).
-3. Chains of pairs are clusters (`reasons`), by union-find.
-4. The first of a cluster is kept.
+1. `SignatureWriter` writes, for each document of at least `words` words, the hashes of its distinct shingles, 4 bytes
+   each (about 0.7 bytes per byte of English text, 0.4 of Russian in UTF-8), and of its MinHash signature a key of 8
+   bytes per band (128 permutations at a threshold of 0.8: 25 bands, 200 bytes).
+2. Documents with an equal key in a band are candidates. They are a pair if their Jaccard similarity, computed from the
+   shingles, is at least the threshold (`similar_pairs`, for some of the bands).
+3. Connected pairs are a cluster (`near_duplicates`), by union-find.
+4. The first document of a cluster is kept.
 
-Memory: 33 bytes a document to sort the keys of one band, and under 150 MB for the documents being signed, of a single
-one of 100 MB 540 MB. On disk each costs 200 bytes and its n-grams: 200 million of 4,000 bytes 0.6 TB.
+Memory: 33 bytes per document to sort the keys of one band, and less than 150 MB for the documents being signed; one
+document of 100 MB takes 540 MB. On disk a document takes 200 bytes and its shingles: 200 million documents of 4,000
+bytes take 0.6 TB.
 
-Shorter documents have no n-gram and are left to the exact rule: "Yes!" and "Yes?" are no copies of one another.
+Shorter documents have no shingle and are left to the exact rule: "Yes!" and "Yes?" are not copies of one another.
+
+Broder 1997, "On the resemblance and containment of documents"; bands as in Leskovec, Rajaraman and Ullman, "Mining of
+Massive Datasets", chapter 3.
 """
 
 from __future__ import annotations
@@ -33,57 +37,57 @@ from numpy.typing import NDArray
 
 from artel.config import NearConfig
 from artel.errors import missing_extra
-from artel.text.dedup.shingles import Grams, as_set, jaccard
+from artel.text.dedup.shingles import Shingler, jaccard, shingle_set
 
 NEAR_DUPLICATE, NEAR_VALIDATION = "near_duplicate", "near_validation"
-# The bands are looked at in so many tasks, each knowing nothing of the others' pairs: more of them would compare the
-# same documents more often.
+# The number of tasks that the bands are divided into. No task knows the pairs of another, so that more tasks would
+# compare the same documents more often.
 BAND_GROUPS = 4
 
-# Any constant would do; the run's seed does not enter, so that runs of all seeds leave out the same documents.
+# Any constant would do. The run's seed is not used, so that runs of all seeds drop the same documents.
 _SEED = 20_261_121
-# How surely bands are to find a pair exactly at the threshold. More alike pairs are found more surely; less alike
-# ones cost a comparison and are refused.
-_FOUND = 0.999
-# Documents are signed together: 8 MB of n-grams, or 4096 documents, whose signatures pass through Python's integers.
-_BATCH_GRAMS = 1_000_000
+# The probability that the bands find a pair exactly at the threshold. More similar pairs are found more surely; less
+# similar ones cost a comparison and are refused.
+_RECALL = 0.999
+# Documents are signed together: 8 MB of shingles, or 4096 documents, whose signatures become Python integers.
+_BATCH_SHINGLES = 1_000_000
 _BATCH_DOCUMENTS = 4096
-# Their n-grams are found for so many characters together: a document of 100 then costs a sixteenth of it alone.
-_CHARACTERS = 50_000
-# A document is compared with at most so many others that share one of its keys and are not of its cluster: a million
-# pages from one template, alike but under the threshold, would else be 10^12 comparisons.
+# Characters whose shingles are computed together: a document of 100 then takes a sixteenth of its time alone.
+_BATCH_CHARACTERS = 50_000
+# Comparisons per document with others that share a key and are not in its cluster. A million pages from one template,
+# similar but below the threshold, would take 10^12 comparisons.
 _COMPARISONS = 1000
-# Files of n-grams held open at a time, of one part each.
+# Shingle files held open at a time, one per shard.
 _OPEN_FILES = 200
 
 
 def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
-    """How a signature is cut: as few bands, of as many rows, as find a pair at the threshold 999 times of 1000.
+    """(bands, rows per band): the fewest bands that find a pair at the threshold 999 times in 1000.
 
-    A band agrees with probability similarity^rows, so one of them with 1 - (1 - similarity^rows)^bands.
+    A band agrees with probability similarity^rows, so that some band agrees with 1 - (1 - similarity^rows)^bands.
     """
     for rows in range(permutations, 1, -1):
         bands = permutations // rows
-        if 1 - (1 - threshold**rows) ** bands >= _FOUND:
+        if 1 - (1 - threshold**rows) ** bands >= _RECALL:
             return bands, rows
     return permutations, 1
 
 
 def check_near() -> None:
-    """Raise InputError at `data.dedup.near` where rensa is not installed."""
-    _signatures()
+    """Raise InputError at `data.dedup.near` if rensa is not installed."""
+    _minhash()
 
 
-class Signer:
-    """Writes the n-grams and the band keys of a part's documents into a folder; use it with `with`.
+class SignatureWriter:
+    """Context manager that writes the shingles and band keys of a shard's documents into a folder.
 
-        grams    uint32: the sorted n-gram hashes of each signed document, one document after another
-        ends     int64: for each of them where its n-grams end
-        places   int64: and which document of the part it is, from 0
-        blocks   int64: how many documents were signed together, each time
-        keys     uint64: of each block (bands, documents), the documents' keys in each band
+        shingles   uint32: the sorted shingle hashes of each signed document, one document after another
+        ends       int64: the end of each document's shingles
+        documents  int64: its number within the shard, from 0
+        batches    int64: the number of documents in each batch
+        keys       uint64: for each batch (bands, documents), the keys of the documents in each band
 
-    Raises InputError where rensa is not installed.
+    Raises InputError if rensa is not installed.
     """
 
     def __init__(
@@ -92,28 +96,28 @@ class Signer:
         config: NearConfig,
         *,
         batch_documents: int = _BATCH_DOCUMENTS,
-        batch_characters: int = _CHARACTERS,
+        batch_characters: int = _BATCH_CHARACTERS,
     ) -> None:
-        self._folder = folder
         self._batch_documents, self._batch_characters = batch_documents, batch_characters
+        self._folder = folder
         self._bands, self._rows = bands_and_rows(config.threshold, config.permutations)
         self._permutations = config.permutations
-        self._grams = Grams(config.words)
-        self._sign = _signatures()
-        self._factors = np.array([xxhash.xxh3_64_intdigest(bytes([0, row % 256, row // 256])) | 1
-                                  for row in range(self._rows)], np.uint64)  # fmt: skip
+        self._shingler = Shingler(config.words)
+        self._minhash = _minhash()
+        factors = [xxhash.xxh3_64_intdigest(bytes([0, row % 256, row // 256])) | 1 for row in range(self._rows)]
+        self._factors = np.array(factors, np.uint64)
         self._texts: list[tuple[int, str]] = []
         self._characters = 0
-        self._places = array("q")
+        self._documents = array("q")
         self._ends = array("q")
-        self._blocks = array("q")
+        self._batches = array("q")
         self._written = 0
         self._batch: list[NDArray[np.uint64]] = []
-        self._batch_grams = 0
+        self._batch_shingles = 0
 
-    def __enter__(self) -> Signer:
+    def __enter__(self) -> SignatureWriter:
         self._folder.mkdir(parents=True)
-        self._gram_file = (self._folder / "grams").open("wb")
+        self._shingle_file = (self._folder / "shingles").open("wb")
         self._key_file = (self._folder / "keys").open("wb")
         return self
 
@@ -121,155 +125,164 @@ class Signer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self._find()
-            self._write()
-            for name, numbers in (("ends", self._ends), ("places", self._places), ("blocks", self._blocks)):
+            self._hash_texts()
+            self._write_batch()
+            for name, numbers in (("ends", self._ends), ("documents", self._documents), ("batches", self._batches)):
                 (self._folder / name).write_bytes(numbers.tobytes())
-        self._gram_file.close()
+        self._shingle_file.close()
         self._key_file.close()
 
-    def add(self, place: int, text: str) -> None:
-        """The document at this place in the part, unless it is too short to have an n-gram."""
-        self._texts.append((place, text))
+    def add(self, document: int, text: str) -> None:
+        """Sign the document of this number within the shard, unless it is too short to have a shingle."""
+        self._texts.append((document, text))
         self._characters += len(text)
         if self._characters >= self._batch_characters or len(self._texts) == self._batch_documents:
-            self._find()
+            self._hash_texts()
 
-    def _find(self) -> None:
-        for (place, _), grams in zip(self._texts, self._grams.of([text for _, text in self._texts]), strict=True):
-            if not grams.size:
+    def _hash_texts(self) -> None:
+        hashes = self._shingler.hashes([text for _, text in self._texts])
+        for (document, _), shingles in zip(self._texts, hashes, strict=True):
+            if not shingles.size:
                 continue
-            self._places.append(place)
-            self._batch.append(grams)
-            self._batch_grams += grams.size
-            if self._batch_grams >= _BATCH_GRAMS or len(self._batch) == self._batch_documents:
-                self._write()
+            self._documents.append(document)
+            self._batch.append(shingles)
+            self._batch_shingles += shingles.size
+            if self._batch_shingles >= _BATCH_SHINGLES or len(self._batch) == self._batch_documents:
+                self._write_batch()
         self._texts = []
         self._characters = 0
 
-    def _write(self) -> None:
+    def _write_batch(self) -> None:
         if not self._batch:
             return
-        ends = np.cumsum([0, *(grams.size for grams in self._batch)], dtype=np.uint64)
-        signatures = self._sign(np.concatenate(self._batch), ends, self._permutations, _SEED).to_rows()
-        cut = np.array(signatures, np.uint64)[:, : self._bands * self._rows].reshape(-1, self._bands, self._rows)
-        self._key_file.write((cut * self._factors).sum(axis=2, dtype=np.uint64).T.tobytes())
-        self._blocks.append(len(self._batch))
-        for grams in self._batch:
-            found = as_set(grams)
-            self._gram_file.write(found.data)
-            self._written += found.size
+        ends = np.cumsum([0, *(shingles.size for shingles in self._batch)], dtype=np.uint64)
+        signatures = self._minhash(np.concatenate(self._batch), ends, self._permutations, _SEED).to_rows()
+        bands = np.array(signatures, np.uint64)[:, : self._bands * self._rows].reshape(-1, self._bands, self._rows)
+        self._key_file.write((bands * self._factors).sum(axis=2, dtype=np.uint64).T.tobytes())
+        self._batches.append(len(self._batch))
+        for shingles in self._batch:
+            distinct = shingle_set(shingles)
+            self._shingle_file.write(distinct.data)
+            self._written += distinct.size
             self._ends.append(self._written)
         self._batch = []
-        self._batch_grams = 0
+        self._batch_shingles = 0
 
 
 class Signatures:
-    """What signers wrote for the parts of a run, seen as one: signed documents are numbered in the order of all.
+    """What signature writers wrote for all shards, as one sequence of signed documents.
 
-    `counts` are the documents of each part, `alive` (all documents,) bool says which are still there: the others are
-    no one's copies.
+    Args:
+        folders: of each shard.
+        counts: number of documents of each shard.
+        is_kept: bool (all documents,): the documents that were not dropped before.
     """
 
     def __init__(
-        self, folders: list[Path], counts: list[int], alive: NDArray[np.bool_], *, open_files: int = _OPEN_FILES
+        self, folders: list[Path], counts: list[int], is_kept: NDArray[np.bool_], *, open_files: int = _OPEN_FILES
     ) -> None:
-        self._folders = folders
         self._open_files = open_files
-        starts = list(accumulate(counts, initial=0))
-        local = [np.fromfile(folder / "places", np.int64) for folder in folders]
-        kept = [alive[start + places] for start, places in zip(starts, local, strict=False)]
-        self._numbers = [np.flatnonzero(each) for each in kept]
-        """Of each part, which of its signed documents are alive."""
-        self._firsts = list(accumulate((each.size for each in self._numbers), initial=0))
-        self.places = np.concatenate(
-            [np.empty(0, np.int64), *(start + places[each] for start, places, each in
-                                      zip(starts, local, self._numbers, strict=False))]
-        )  # fmt: skip
-        """int64: of each its place among all documents."""
+        self._folders = folders
+        self._numbers = []
+        """For each shard, the numbers of its signed documents that are kept."""
+        places = [np.empty(0, np.int64)]
+        for folder, start in zip(folders, accumulate(counts, initial=0), strict=False):
+            documents = start + np.fromfile(folder / "documents", np.int64)
+            numbers = np.flatnonzero(is_kept[documents])
+            self._numbers.append(numbers)
+            places.append(documents[numbers])
+        self.places = np.concatenate(places)
+        """int64 (signed documents,): the number of each among all documents."""
+        self._firsts = list(accumulate((numbers.size for numbers in self._numbers), initial=0))
         self._open: OrderedDict[int, tuple[NDArray[np.uint32], NDArray[np.int64]]] = OrderedDict()
 
     def __len__(self) -> int:
         return self._firsts[-1]
 
-    def grams(self, number: int) -> NDArray[np.uint32]:
-        part = bisect_right(self._firsts, number) - 1
-        grams, ends = self._files(part)
-        local = int(self._numbers[part][number - self._firsts[part]])
-        return grams[int(ends[local - 1]) if local else 0 : int(ends[local])]
+    def shingles(self, number: int) -> NDArray[np.uint32]:
+        """The sorted shingle hashes of a signed document."""
+        shard = bisect_right(self._firsts, number) - 1
+        shingles, ends = self._files(shard)
+        local = int(self._numbers[shard][number - self._firsts[shard]])
+        return shingles[int(ends[local - 1]) if local else 0 : int(ends[local])]
 
     def keys(self, band: int) -> NDArray[np.uint64]:
-        """The key of each document in one band."""
-        found = [np.empty(0, np.uint64)]
+        """uint64 (signed documents,): the key of each in one band."""
+        keys = [np.empty(0, np.uint64)]
         for folder, numbers in zip(self._folders, self._numbers, strict=True):
             if numbers.size:
-                found.append(_band(folder, band)[numbers])
-        return np.concatenate(found)
+                keys.append(_band_keys(folder, band)[numbers])
+        return np.concatenate(keys)
 
-    def _files(self, part: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        if part not in self._open:
-            folder = self._folders[part]
-            self._open[part] = (
-                np.memmap(folder / "grams", np.uint32, "r").view(np.ndarray),
-                np.fromfile(folder / "ends", np.int64),
-            )
+    def _files(self, shard: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        if shard not in self._open:
+            folder = self._folders[shard]
+            shingles = np.memmap(folder / "shingles", np.uint32, "r").view(np.ndarray)
+            self._open[shard] = shingles, np.fromfile(folder / "ends", np.int64)
             if len(self._open) > self._open_files:
                 self._open.popitem(last=False)
-        self._open.move_to_end(part)
-        return self._open[part]
+        self._open.move_to_end(shard)
+        return self._open[shard]
 
 
-def alike(
+def similar_pairs(
     signatures: Signatures, bands: Iterable[int], threshold: float, comparisons: int = _COMPARISONS
 ) -> NDArray[np.int64]:
-    """int64 (pairs, 2): numbers of documents that share a key in one of the bands and are as alike as `threshold`.
+    """int64 (pairs, 2): documents that share a key in one of the bands and whose similarity is at least `threshold`.
 
-    Of a cluster as many pairs as hold it together. A document is compared with at most `comparisons` others of a key.
+    Only the pairs that connect a cluster are returned. A document is compared with at most `comparisons` others of a
+    key.
     """
     clusters = _Clusters(len(signatures))
     pairs: list[tuple[int, int]] = []
     for band in bands:
         keys = signatures.keys(band)
-        order = np.argsort(keys, kind="stable")  # documents of one key stay in their order
+        order = np.argsort(keys, kind="stable")  # documents with one key stay in order
         keys = keys[order]
-        again = np.flatnonzero(keys[1:] == keys[:-1])  # those whose successor has the same key
-        starts = again[np.diff(again, prepend=-2) != 1]
-        ends = again[np.diff(again, append=keys.size + 1) != 1] + 2
+        equal = np.flatnonzero(keys[1:] == keys[:-1])  # positions whose successor has the same key
+        starts = equal[np.diff(equal, prepend=-2) != 1]
+        ends = equal[np.diff(equal, append=keys.size + 1) != 1] + 2
         for start, end in zip(starts, ends, strict=True):
-            _join(order[start:end].tolist(), signatures, clusters, threshold, pairs, comparisons)
+            pairs += _join(order[start:end].tolist(), signatures, clusters, threshold, comparisons)
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def reasons(signatures: Signatures, pairs: Iterable[NDArray[np.int64]], stays: NDArray[np.bool_]) -> dict[str, Any]:
-    """For each reason the places (int64) of the documents that are left out for it.
+def near_duplicates(
+    signatures: Signatures, pairs: Iterable[NDArray[np.int64]], always_kept: NDArray[np.bool_]
+) -> dict[str, NDArray[np.int64]]:
+    """The documents to be dropped: their numbers, by reason.
 
-    `stays` (all documents,): those that stay however alike, validation texts given by a path. The others go when one
-    of these is in their cluster (near_validation), or one that came before (near_duplicate).
+    Args:
+        pairs: arrays of `similar_pairs`.
+        always_kept: bool (all documents,): validation texts given by a path, which are kept however similar.
+
+    A document is dropped if one that is always kept is in its cluster (near_validation), or an earlier document
+    (near_duplicate).
     """
     clusters = _Clusters(len(signatures))
-    for some in pairs:
-        for one, other in some.tolist():
-            clusters.join(clusters.root(one), clusters.root(other))
-    held = {clusters.root(number) for number in np.flatnonzero(stays[signatures.places]).tolist()}
-    found: dict[str, list[int]] = {NEAR_DUPLICATE: [], NEAR_VALIDATION: []}
+    for group in pairs:
+        for first, second in group.tolist():
+            clusters.join(clusters.root(first), clusters.root(second))
+    held_roots = {clusters.root(number) for number in np.flatnonzero(always_kept[signatures.places]).tolist()}
+    dropped: dict[str, list[int]] = {NEAR_DUPLICATE: [], NEAR_VALIDATION: []}
     for number, place in enumerate(signatures.places.tolist()):
         root = clusters.root(number)
-        if stays[place]:
+        if always_kept[place]:
             continue
-        if root in held:
-            found[NEAR_VALIDATION].append(place)
+        if root in held_roots:
+            dropped[NEAR_VALIDATION].append(place)
         elif root != number:
-            found[NEAR_DUPLICATE].append(place)
-    return {reason: np.array(places, np.int64) for reason, places in found.items()}
+            dropped[NEAR_DUPLICATE].append(place)
+    return {reason: np.array(places, np.int64) for reason, places in dropped.items()}
 
 
-def _band(folder: Path, band: int) -> NDArray[np.uint64]:
-    """The keys of all documents that were signed into a folder, in one band."""
-    blocks = np.fromfile(folder / "blocks", np.int64)
-    bands = (folder / "keys").stat().st_size // 8 // int(blocks.sum())
+def _band_keys(folder: Path, band: int) -> NDArray[np.uint64]:
+    """The keys of all signed documents of a shard in one band."""
+    batches = np.fromfile(folder / "batches", np.int64)
+    bands = (folder / "keys").stat().st_size // 8 // int(batches.sum())
     keys, start = [], 0
     with (folder / "keys").open("rb") as file:
-        for count in blocks.tolist():
+        for count in batches.tolist():
             file.seek((start + band * count) * 8)
             keys.append(np.frombuffer(file.read(count * 8), np.uint64))
             start += count * bands
@@ -277,64 +290,59 @@ def _band(folder: Path, band: int) -> NDArray[np.uint64]:
 
 
 class _Clusters:
-    """Union-find; the root of a cluster is its first document."""
+    """Union-find. The root of a cluster is its first document."""
 
     def __init__(self, count: int) -> None:
-        self._above = array("q", range(count))
+        self._parents = array("q", range(count))
 
     def root(self, number: int) -> int:
-        above = self._above
-        while above[number] != number:
-            above[number] = number = above[above[number]]
+        parents = self._parents
+        while parents[number] != number:
+            parents[number] = number = parents[parents[number]]
         return number
 
-    def join(self, one: int, other: int) -> int:
-        """The root of both, which are roots."""
-        first, second = sorted((one, other))
-        self._above[second] = first
+    def join(self, root: int, other_root: int) -> int:
+        """Join two clusters, given their roots; return the new root."""
+        first, second = sorted((root, other_root))
+        self._parents[second] = first
         return first
 
 
 def _join(
-    candidates: list[int],
-    signatures: Signatures,
-    clusters: _Clusters,
-    threshold: float,
-    pairs: list[tuple[int, int]],
-    comparisons: int,
-) -> None:
-    """Compare the documents of one key, each with those before it that are not of its cluster already."""
-    groups: dict[int, list[int]] = {}  # by the root of their cluster
+    candidates: list[int], signatures: Signatures, clusters: _Clusters, threshold: float, comparisons: int
+) -> list[tuple[int, int]]:
+    """Compare documents with one key, each with those before it that are not yet in its cluster; return the pairs."""
+    pairs = []
+    members: dict[int, list[int]] = {}  # by the root of their cluster
     for number in candidates:
-        own = clusters.root(number)
-        left = comparisons
-        for root in list(islice(groups, left)):
-            if root == own or root not in groups:  # it may have been joined just now
+        own_root = clusters.root(number)
+        remaining = comparisons
+        for root in list(islice(members, remaining)):
+            if root == own_root or root not in members:  # the second: joined in this loop
                 continue
-            compared = groups[root][:left]
-            match = next((member for member in compared if _are_alike(signatures, number, member, threshold)), None)
+            compared = members[root][:remaining]
+            match = next((member for member in compared if _are_similar(signatures, number, member, threshold)), None)
             if match is not None:
                 pairs.append((match, number))
-                members = groups.pop(root) + groups.pop(own, [])
-                own = clusters.join(own, root)
-                groups[own] = members
+                joined = members.pop(root) + members.pop(own_root, [])
+                own_root = clusters.join(own_root, root)
+                members[own_root] = joined
                 continue
-            left -= len(compared)
-            if left == 0:
+            remaining -= len(compared)
+            if remaining == 0:
                 break
-        groups.setdefault(own, []).append(number)
+        members.setdefault(own_root, []).append(number)
+    return pairs
 
 
-def _are_alike(signatures: Signatures, one: int, other: int, threshold: float) -> bool:
-    first, second = signatures.grams(one), signatures.grams(other)
+def _are_similar(signatures: Signatures, number: int, other: int, threshold: float) -> bool:
+    first, second = signatures.shingles(number), signatures.shingles(other)
     smaller, larger = sorted((first.size, second.size))
-    if smaller / larger < threshold:  # they cannot share enough
-        return False
-    return jaccard(first, second) >= threshold
+    return smaller / larger >= threshold and jaccard(first, second) >= threshold
 
 
-def _signatures() -> Callable[..., Any]:
-    """rensa's function from the hashes of many sets to their signatures."""
+def _minhash() -> Callable[..., Any]:
+    """rensa's function from the shingle hashes of many documents to their MinHash signatures."""
     try:
         from rensa import RMinHash
     except ImportError:

@@ -11,41 +11,41 @@ import xxhash
 
 from artel.text.cleaning.rules import without_spare_space
 
-# Shorter units stay wherever they are: a closing brace, "Yes.", a heading are no copies of one another.
-_LONG_ENOUGH = 30
+# Shorter units are always kept: a closing brace, "Yes." or a heading are not copies of one another.
+_MIN_CHARACTERS = 30
 _BREAKS = {"line": re.compile(r"(\n)"), "paragraph": re.compile(r"(\n(?:[^\S\n]*\n)+)")}
 
 
 class RepeatedUnits:
-    """Remembers 128 bits of each line or paragraph of 30 characters and more: about 100 bytes of memory for each.
+    """Remembers 128 bits of each line or paragraph of at least 30 characters: about 100 bytes of memory for each.
 
-    `earlier` are those of units that stood before all that it is shown.
+    `earlier` are digests of units that occurred before all texts passed to `without`.
     """
 
     def __init__(self, unit: Literal["line", "paragraph"], earlier: Iterable[bytes] = ()) -> None:
         self._unit = unit
         self._earlier = set(earlier)
         self.seen: dict[bytes, None] = {}
-        """Those it was shown, in the order of their first places."""
+        """Digests of the units in the texts, in the order of their first occurrences."""
 
-    def without(self, text: str, counted: Counter[str]) -> str:
-        """The text without the units that stood before, in it or in an earlier text.
+    def without(self, text: str, changed: Counter[str]) -> str:
+        """The text without the units that occurred before, in it or in an earlier text.
 
-        White space at the ends of units is no difference. Adds the number of those removed to
-        `counted["lines_repeated"]` or `["paragraphs_repeated"]`; with them go blank lines over two in a row.
+        White space at the ends of units is ignored. Adds the number of removed units to `changed["lines_repeated"]` or
+        `["paragraphs_repeated"]`. If any is removed, more than two blank lines in a row become two.
         """
-        pieces = _BREAKS[self._unit].split(text)  # units at even places, breaks between them
+        pieces = _BREAKS[self._unit].split(text)  # units at even indices, breaks between them
         kept: list[str] = []
         removed = 0
-        for place in range(0, len(pieces), 2):
-            unit = pieces[place].strip()
-            if len(unit) >= _LONG_ENOUGH and not self._is_new(unit):
+        for index in range(0, len(pieces), 2):
+            unit = pieces[index].strip()
+            if len(unit) >= _MIN_CHARACTERS and not self._is_new(unit):
                 removed += 1
             else:
-                kept += [pieces[place - 1] if place else "", pieces[place]]
+                kept += [pieces[index - 1] if index else "", pieces[index]]
         if not removed:
             return text
-        counted[f"{self._unit}s_repeated"] += removed
+        changed[f"{self._unit}s_repeated"] += removed
         return without_spare_space("".join(kept))
 
     def _is_new(self, unit: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from artel.errors import InputError
-from artel.storage import own_path
+from artel.storage import user_path
 from artel.text.formats.csv_rows import Row, read_csv_rows
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import object_of, read_rows, text_field
@@ -24,7 +24,7 @@ _COMPRESSED_TABLES = with_compressed(*_TABLES)[len(_TABLES) :]
 def read_pairs(file: SourceFile) -> Iterator[Record | Rejected]:
     """Yield a record per row. The output is learned; pairs with the same input go into the same split."""
     source = file.source
-    outputs = own_path(source.outputs, "outputs") if source.outputs else file.path
+    outputs = user_path(source.outputs, "outputs") if source.outputs else file.path
     if outputs.resolve() != file.path.resolve():
         with unchanged(outputs):
             yield from _two_files(file, replace(file, path=outputs, origin=source.outputs))

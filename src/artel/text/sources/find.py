@@ -12,7 +12,7 @@ from pathlib import Path
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
 from artel.registry import FORMATS
-from artel.storage import is_remote, list_remote, own_path, special_kind
+from artel.storage import is_remote, list_remote, special_kind, user_path
 from artel.text.formats.auto import detected_formats, format_of
 from artel.text.formats.conversations import check_converter
 from artel.text.reading.encodings import is_text_encoding
@@ -102,7 +102,7 @@ def _check_names(files: list[Path], key: str) -> list[Problem]:
 
 def local_path(path: str, key: str) -> Path:
     """The file, folder or glob on this machine that a path of a run file names. Raises InputError."""
-    return own_path(path.replace("{stdlib}", sysconfig.get_path("stdlib")), key)
+    return user_path(path.replace("{stdlib}", sysconfig.get_path("stdlib")), key)
 
 
 def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 from artel.config import DataConfig, SourceConfig
 from artel.registry import FORMATS
 from artel.secrets import hide_secrets
-from artel.storage import cache_folder, fetch, is_remote, list_remote, own_path
+from artel.storage import cache_folder, fetch, is_remote, list_remote, user_path
 from artel.text.formats.auto import format_of
 from artel.text.formats.conversations import converter_file
 from artel.text.formats.text import CUT_CHARACTERS
@@ -153,7 +153,7 @@ def source_fingerprint(data: DataConfig) -> list[Any]:
         for entry in inputs_of(source, key, data):
             is_local = not (is_url(entry.address) or is_remote(entry.address))
             facts.append([str(Path(entry.address).resolve()) if is_local else entry.address, entry.size, entry.version])
-        outputs = own_path(source.outputs, f"{key}.outputs")
+        outputs = user_path(source.outputs, f"{key}.outputs")
         for file in (*converter_file(source, key), *([outputs] if source.outputs and outputs.is_file() else [])):
             facts.append([str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns])
     return facts

@@ -12,7 +12,7 @@ from pathlib import Path
 from artel.config import DataConfig
 from artel.errors import InputError
 from artel.registry import FORMATS
-from artel.storage import is_remote, own_path
+from artel.storage import is_remote, user_path
 from artel.text.reading.file_names import is_url
 from artel.text.sources.find import all_sources, files_of, local_path
 from artel.text.sources.walk import may_match_inside
@@ -54,4 +54,4 @@ def source_paths(data: DataConfig) -> Iterator[SourcePath]:
         if source.outputs and source_key != "data.validation":
             key = f"{source_key}.outputs"
             with suppress(InputError):
-                yield SourcePath(key, source.outputs, (own_path(source.outputs, key),))
+                yield SourcePath(key, source.outputs, (user_path(source.outputs, key),))

@@ -30,7 +30,7 @@ import orjson
 import xxhash
 
 from artel.errors import InputError, Problem
-from artel.storage import check_regular, checksum, say_bus_errors
+from artel.storage import check_regular, checksum, report_bus_errors
 from artel.tokens.store.manifest import Facts, read_manifest, sample_files, stored_files
 
 SOURCES = "sources.jsonl"
@@ -186,7 +186,7 @@ class TokenStore:
         except ValueError as error:
             raise self._damaged("manifest.json", str(error)) from None
         parts = self.manifest["parts"]
-        say_bus_errors()
+        report_bus_errors()
         try:
             for file, size, _ in self._files(stored_files(self.manifest)):
                 if not file.is_file() or file.stat().st_size != size:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from artel.errors import InputError
-from artel.storage.locations import own_path
+from artel.storage.locations import user_path
 from artel.storage.regular_files import special_kind
 from artel.tokens.tokenizer.template_limits import TRIAL_SECONDS, EndlessTemplate, in_time, try_template
 from artel.tokens.tokenizer.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def read_template(file: str, where: str = "chat.template", *, trial_seconds: int
     """The Jinja template in a file. Raises InputError when the file is missing or what it holds is no Jinja."""
     fix = "write auto, chatml, plain, or the path of a Jinja file"
     try:
-        path = own_path(file, where)
+        path = user_path(file, where)
         status = path.stat()
         if kind := special_kind(status.st_mode):
             raise InputError.at(where, f"{file} is {kind}, not a regular file", fix)

@@ -19,7 +19,7 @@ import xxhash
 
 from artel.errors import InputError
 from artel.storage import check_regular_in
-from artel.storage.panics import unprinted_panics
+from artel.storage.panics import hide_panics
 from artel.tokens.tokenizer.fast_encoder import Encoder
 from artel.tokens.tokenizer.remote_code import check_whose, remedy
 
@@ -136,7 +136,7 @@ class Tokenizer:
         before = self._backend.encode_special_tokens
         self._backend.encode_special_tokens = not wanted
         try:
-            with unprinted_panics():
+            with hide_panics():
                 yield
         except BaseException as error:
             if type(error).__name__ != "PanicException":
@@ -266,7 +266,7 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
     if not folder.is_dir() and (folder.exists() or name.startswith((".", "/", "~"))):
         raise InputError.at(where, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")
     try:
-        with unprinted_panics():
+        with hide_panics():
             hf = _open_own(name) if runs_code else _open(name, folder)
     except (InputError, KeyboardInterrupt):
         raise

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from artel.storage import say_bus_errors
+from artel.storage import report_bus_errors
 from artel.training.faults.watchdog_process import IGNORED, LATEST, SIGNAL, TICK, headline, stacks_file, tell, write
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def watched(run: Run) -> Iterator[None]:
         return
     if not faulthandler.is_enabled():
         faulthandler.enable()  # nccl's own watchdog aborts: then the stacks are on standard error at least
-        say_bus_errors()
+        report_bus_errors()
     _watching = _Watchdog(run, seconds)
     try:
         yield

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artel.text.dedup.shingles import Grams, as_set
+from artel.text.dedup.shingles import Shingler, shingle_set
 
 APART = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 WORD = re.compile(rf"[^\W{APART}]+|[{APART}]")  # the plain way to say what a word is
@@ -25,7 +25,7 @@ def expected(texts, count):
 
 def same(texts, count=2, **more):
     """Whether equal n-grams, and no others, have equal hashes, over all texts."""
-    plain, hashed = expected(texts, count), Grams(count, **more).of(texts)
+    plain, hashed = expected(texts, count), Shingler(count, **more).hashes(texts)
     assert [len(each) for each in plain] == [len(each) for each in hashed]
     pairs = {pair for one, other in zip(plain, hashed, strict=True) for pair in zip(one, other.tolist(), strict=True)}
     return len(pairs) == len({gram for gram, _ in pairs}) == len({number for _, number in pairs})
@@ -52,9 +52,9 @@ def test_a_word_longer_than_a_piece_and_texts_of_many_pieces():
 def test_texts_together_have_the_n_grams_that_each_has_alone(shared_data):
     text = (shared_data / "literature" / "anna_karenina.txt").read_text(encoding="utf-8")
     texts = [text[:300_000], *text[300_000:400_000].splitlines()]
-    grams = Grams(5)
-    for together, one in zip(grams.of(texts), texts, strict=True):
-        (alone,) = grams.of([one])
+    grams = Shingler(5)
+    for together, one in zip(grams.hashes(texts), texts, strict=True):
+        (alone,) = grams.hashes([one])
         assert np.array_equal(together, alone)
     assert same(texts, 5)
 
@@ -62,6 +62,6 @@ def test_texts_together_have_the_n_grams_that_each_has_alone(shared_data):
 @pytest.mark.parametrize("size", [0, 1, 5000])
 def test_a_set_is_sorted_and_has_each_once(size):
     grams = np.random.default_rng(0).integers(0, 1 << 40, size, np.uint64) << np.uint64(20)
-    found = as_set(np.concatenate([grams, grams[::2]]))
+    found = shingle_set(np.concatenate([grams, grams[::2]]))
     assert found.dtype == np.uint32
     assert found.tolist() == sorted({number >> 32 for number in grams.tolist()})
