@@ -12,7 +12,7 @@ import zstandard
 from artel.config import DataConfig, SourceConfig
 from artel.errors import WorkError
 from artel.preparing import prepare
-from artel.preparing.news import News, still
+from artel.preparing.progress import Progress, reporting
 from artel.text import input_shards
 from artel.text.reading.unchanged import unchanged
 from artel.text.sources.read import read_shard
@@ -108,8 +108,8 @@ def test_other_outputs_of_pairs_make_another_store(tmp_path):
 
 def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
     """Line breaks without end, packed: no document comes of them, for a minute and a half."""
-    monkeypatch.setattr("artel.preparing.run_tokenizer.still", partial(still, seconds=0.02))
-    monkeypatch.setattr(import_module("artel.preparing.prepare"), "News", partial(News, seconds=0.02))
+    monkeypatch.setattr("artel.preparing.run_tokenizer.reporting", partial(reporting, seconds=0.02))
+    monkeypatch.setattr(import_module("artel.preparing.prepare"), "Progress", partial(Progress, seconds=0.02))
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"\n" * 3_000_000 + b"the only text\n" * 3 + b"another\n"))
     told = []
     run = run_of(tmp_path, data={"sources": [{"path": str(tmp_path / "a.txt.zst"), "document": "line"}]},

@@ -25,8 +25,8 @@ datatrove = pytest.importorskip("datatrove", reason="the extra `cluster` is not 
 
 from datatrove.executor.local import LocalPipelineExecutor  # noqa: E402
 
-from artel.preparing.engines.cluster import Work, lost, new_work  # noqa: E402
-from artel.preparing.engines.slurm import Array  # noqa: E402
+from artel.preparing.engines.cluster import Work, lost_tasks, new_work  # noqa: E402
+from artel.preparing.engines.slurm import JobArray  # noqa: E402
 from support.waiting import LIMIT, wait_until  # noqa: E402
 
 SLURM = {"time": "0:10:00", "memory": "1G"}
@@ -68,7 +68,7 @@ def test_ranks_share_the_tasks_of_a_stage(tmp_path, texts):
     work = new_work(tasks, "lines", processes=2)
     assert len(work.numbers) > 10
     by_datatrove(work, 2)
-    assert tasks.left("lines") == []
+    assert tasks.unfinished("lines") == []
     claims = {claim.name: str(claim.readlink()) for claim in Path(work.folder, "claims").iterdir()}
     assert sorted(map(int, claims)) == work.numbers
     assert len(set(claims.values())) > 1
@@ -100,7 +100,7 @@ def test_a_node_that_does_not_see_the_workspace(tmp_path):
     work = Work(str(tmp_path / "elsewhere"), "text", [1, 2], str(tmp_path / "jobs"), str(tmp_path))
     with pytest.raises(WorkError, match=r"data\.store: the node \S+ does not see .*elsewhere\n.*a disk that all nodes"):
         work(None, 0, 1)
-    error = str(lost(work, 2, "the job 7 ended as FAILED", "mend it"))
+    error = str(lost_tasks(work, 2, "the job 7 ended as FAILED", "mend it"))
     assert "2 of 2 tasks (text) were not done: the job 7 ended as FAILED and left no log" in error
     assert "data.store" in error
 
@@ -111,7 +111,7 @@ def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
                                ("completions", "00000", "")):  # fmt: skip
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / name).write_text(told)
-    error = str(lost(work, 1, "the job 7 ended as FAILED", "mend it"))
+    error = str(lost_tasks(work, 1, "the job 7 ended as FAILED", "mend it"))
     assert error.startswith(f"{tmp_path}/slurm_logs/7_1.out: 1 of 2 tasks (text) were not done")
     assert error.count("    | a") == 11
     assert "| why" in error
@@ -125,7 +125,7 @@ def test_the_script_for_slurm(tmp_path):
                   "options": {"account": "nlp", "qos": "high"}},
     })  # fmt: skip
     work = Work(str(tmp_path), "near", [0, 1, 2, 3], str(tmp_path), str(tmp_path), 8)
-    array = Array(work, 5, wanted.slurm)
+    array = JobArray(work, 5, wanted.slurm)
     script = array.get_launch_file_contents(array.get_sbatch_args(5), "launch")
     lines = [line.strip() for line in script.splitlines()]
     for line in ("job-name=artel-near", "array=0-4", "cpus-per-task=8", "mem-per-cpu=2862M", "time=2:00:00",
@@ -134,7 +134,7 @@ def test_the_script_for_slurm(tmp_path):
     assert "--partition" not in script  # none was named: the cluster's own
     setup = [f"export PATH={Path(sys.executable).parent}:$PATH", "module load python", "echo ready", "set -xe"]
     assert [line for line in lines if line in setup] == setup
-    array = Array(work, 1, wanted.slurm.model_copy(update={"partition": "cpu"}))
+    array = JobArray(work, 1, wanted.slurm.model_copy(update={"partition": "cpu"}))
     assert "#SBATCH --partition=cpu" in array.get_launch_file_contents(array.get_sbatch_args(1), "launch")
 
 
@@ -142,7 +142,7 @@ def test_a_path_that_no_script_can_name_is_told(tmp_path):
     folder = tmp_path / 'a"b'
     work = Work(str(folder), "near", [0], str(folder), str(folder), 1)
     with pytest.raises(InputError, match=r"data\.store: .* has a quote or a backslash"):
-        Array(work, 1, PrepareConfig(engine="slurm").slurm).submit()
+        JobArray(work, 1, PrepareConfig(engine="slurm").slurm).submit()
 
 
 def test_without_slurm_nothing_is_read(tmp_path):

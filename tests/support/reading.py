@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 
 from artel.config import DataConfig, SourceConfig
-from artel.preparing.selection import Made
+from artel.preparing.selection import PreparedShard
 from artel.text import Ledger, Record, check_sources, count_lines, input_shards, read_documents
 from artel.text.reading.source_file import SourceFile
 from artel.text.sources.read import read_shard, read_with
@@ -105,8 +105,8 @@ def read_in_spans(file, size, **source):
     data = DataConfig.model_validate({"sources": [{"path": str(file), **source}], "max_document": 50_000})
     found, before, spans = [], 0, 0
     for part in input_shards(data, size):
-        made = Made(file, np.empty(0), {}, before)
-        found += [(type(item), getattr(item, "text", ""), getattr(item, "detail", ""), made.origin(item.origin))
+        prepared = PreparedShard(file, np.empty(0), {}, before)
+        found += [(type(item), getattr(item, "text", ""), getattr(item, "detail", ""), prepared.origin(item.origin))
                   for item in read_shard(part, data)]  # fmt: skip
         span = part.inputs[0].span
         before += count_lines(file, span) if span else 0

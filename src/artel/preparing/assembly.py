@@ -1,4 +1,4 @@
-"""From the parts to the store: its shards, each made by itself, then the manifest."""
+"""From prepared shards to the token store: its shards, each written by itself, then the manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from artel.objectives import Objective
-from artel.preparing.selection import Made, ShardPlan, made_parts, shard_plans
+from artel.preparing.selection import PreparedShard, ShardPlan, prepared_shards, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.tokens.store.manifest import PARTS, write_manifest
@@ -21,121 +21,125 @@ from artel.tokens.store.shards import ShardWriter, facts_by_name, no_samples, or
 from artel.tokens.store.store import SOURCES
 
 
-def write_shard(workspace: Workspace, parts: list[Made], plan: ShardPlan, objective: Objective) -> None:
-    """A shard's files, and `entry.json`: what the manifest says of it."""
+def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan, objective: Objective) -> None:
+    """Write the files of a store shard, and `entry.json`: its entry in the manifest."""
     document = plan.first_document
     dtype = token_type(objective.tokenizer.vocabulary)
     with new_folder(workspace.shard(plan.folder)) as folder:
-        shard = ShardWriter(folder / plan.name, dtype)
-        for number, chosen in _chosen(workspace, parts, plan):
-            samples = _Samples(parts[number], plan.split, dtype)
+        writer = ShardWriter(folder / plan.name, dtype)
+        for number, chosen in _chosen(workspace, shards, plan):
+            samples = _Samples(shards[number], plan.split, dtype)
             for first, last in _runs(chosen):
-                samples.copy(shard, first, last, objective.document_number, document)
+                samples.copy(writer, first, last, objective.document_number, document)
                 document += last - first
-        entry = shard.close()
-        (folder / "entry.json").write_bytes(orjson.dumps([entry, shard.flags, shard.columns]))
+        entry = writer.close()
+        (folder / "entry.json").write_bytes(orjson.dumps([entry, writer.flags, writer.columns]))
 
 
 def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocabulary: int) -> dict[str, Any]:
-    """The finished shards, the tokenizer, the ledger and the manifest into `folder`; the manifest."""
-    parts = {split: no_samples() for split in PARTS}
-    ledger = orjson.loads((workspace.verdict / "ledger.json").read_bytes())
+    """Write the finished shards, the tokenizer, the ledger and the manifest into `folder`; return the manifest."""
+    splits = {split: no_samples() for split in PARTS}
+    ledger = orjson.loads((workspace.selection / "ledger.json").read_bytes())
     for split in PARTS:
         (folder / split).mkdir()
-        parts[split]["documents"] = ledger["parts"][split]["documents"]
-        parts[split]["bytes"] = ledger["parts"][split]["bytes"]
-        parts[split]["files"] = _write_sources(workspace, folder / split, split)
+        splits[split]["documents"] = ledger["parts"][split]["documents"]
+        splits[split]["bytes"] = ledger["parts"][split]["bytes"]
+        splits[split]["files"] = _write_sources(workspace, folder / split, split)
     for plan in shard_plans(workspace):
-        counts = parts[plan.split]
-        made = workspace.shard(plan.folder)
-        entry, flags, columns = orjson.loads((made / "entry.json").read_bytes())
+        counts = splits[plan.split]
+        shard = workspace.shard(plan.folder)
+        entry, flags, columns = orjson.loads((shard / "entry.json").read_bytes())
         for name in entry["files"]:
-            _link(made / name, folder / plan.split / name)
+            _link(shard / name, folder / plan.split / name)
         if entry["samples"]:
             counts["shards"].append(entry)
             counts["tokens"] += entry["tokens"]
             counts["samples"] += entry["samples"]
             counts["flags"], counts["numbers"] = flags, columns
     shutil.copytree(workspace.tokenizer, folder / "tokenizer")
-    counts = {name: {split: found[name] for split, found in parts.items()} for name in ("tokens", "samples")}
-    (folder / "ledger.json").write_bytes(orjson.dumps({**ledger, **counts}, option=orjson.OPT_INDENT_2))
-    _link(workspace.verdict / "rejected.jsonl", folder / "rejected.jsonl")
-    return write_manifest(folder, token_type(vocabulary), about, parts)
+    totals = {name: {split: counts[name] for split, counts in splits.items()} for name in ("tokens", "samples")}
+    (folder / "ledger.json").write_bytes(orjson.dumps({**ledger, **totals}, option=orjson.OPT_INDENT_2))
+    _link(workspace.selection / "rejected.jsonl", folder / "rejected.jsonl")
+    return write_manifest(folder, token_type(vocabulary), about, splits)
 
 
 class _Samples:
-    """The samples that a part of the text has for one part of the split, by the numbers of their documents there."""
+    """The samples of a prepared shard in one split, by the numbers of their documents there."""
 
-    def __init__(self, made: Made, split: str, dtype: str) -> None:
-        rows = made.rows[made.rows["split"] == PARTS.index(split)]
-        self._made = made
+    def __init__(self, shard: PreparedShard, split: str, dtype: str) -> None:
+        rows = shard.rows[shard.rows["split"] == PARTS.index(split)]
+        self._shard = shard
         self._tokens_end = np.cumsum(rows["tokens"].astype(np.int64))
         self._samples_end = np.cumsum(rows["samples"].astype(np.int64))
-        base, told = made.folder / split, made.told[split]
+        base, columns = shard.folder / split, shard.summary[split]
         self._tokens = _mapped(base, ".tokens", dtype)
         self._lengths = np.diff(_mapped(base, ".ends", "<u8").astype(np.int64), prepend=0)
-        self._flags = _mapped(base, ".flags", told["flags"]) if told["flags"] else None
-        self._numbers = _mapped(base, ".numbers", "<i8").reshape(-1, told["numbers"]) if told["numbers"] else None
+        self._flags = _mapped(base, ".flags", columns["flags"]) if columns["flags"] else None
+        width = columns["numbers"]
+        self._numbers = _mapped(base, ".numbers", "<i8").reshape(-1, width) if width else None
         self._origins = _mapped(base, ".origins", "u1")
         self._lines_end = np.flatnonzero(self._origins == ord("\n")) + 1
 
-    def copy(self, shard: ShardWriter, first: int, last: int, number_column: int | None, document: int) -> None:
-        """Documents first to before last; the first of them is number `document` in its part of the store."""
-        tokens = slice(_before(self._tokens_end, first), _before(self._tokens_end, last))
-        samples = slice(_before(self._samples_end, first), _before(self._samples_end, last))
+    def copy(self, writer: ShardWriter, first: int, last: int, number_column: int | None, document: int) -> None:
+        """Copy the documents from `first` to before `last`; the first is number `document` in its split."""
+        tokens = slice(_start(self._tokens_end, first), _start(self._tokens_end, last))
+        samples = slice(_start(self._samples_end, first), _start(self._samples_end, last))
         numbers = None if self._numbers is None else self._numbers[samples]
         if numbers is not None and number_column is not None:
             counts = np.diff(self._samples_end[first:last], prepend=samples.start)
             numbers = np.array(numbers)
             numbers[:, number_column] = document + np.repeat(np.arange(last - first), counts)
-        origins = self._origins[_before(self._lines_end, samples.start) : _before(self._lines_end, samples.stop)]
-        shard.add_many(self._tokens[tokens], self._lengths[samples], self._whole(origins.tobytes()),
-                       None if self._flags is None else self._flags[tokens], numbers)  # fmt: skip
+        origins = self._origins[_start(self._lines_end, samples.start) : _start(self._lines_end, samples.stop)]
+        flags = None if self._flags is None else self._flags[tokens]
+        lines = self._with_file_lines(origins.tobytes())
+        writer.add_many(self._tokens[tokens], self._lengths[samples], lines, flags, numbers)
 
-    def _whole(self, origins: bytes) -> bytes:
-        """Lines of origins, each with its line counted in the whole file."""
-        if not self._made.lines_before:
+    def _with_file_lines(self, origins: bytes) -> bytes:
+        """Lines of origins, with line numbers counted in the whole file."""
+        if not self._shard.lines_before:
             return origins
         lines = origins.decode("utf-8", "surrogateescape").split("\n")[:-1]
-        return b"".join(origin_line(self._made.origin(line)) for line in lines)
+        return b"".join(origin_line(self._shard.origin(line)) for line in lines)
 
 
-def _chosen(workspace: Workspace, parts: list[Made], plan: ShardPlan) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """For each round and part that the shard takes from: the part's number, and which of its documents in the split."""
-    (round_, part, document), stop = plan.start, plan.stop
-    while (round_, part, 0) < stop:
-        chosen = _copies(workspace, part) > round_
+def _chosen(
+    workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan
+) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """Yield for each round and prepared shard: its number, and bool (its documents in the split,) of those written."""
+    (round_, number, document), stop = plan.start, plan.stop
+    while (round_, number, 0) < stop:
+        chosen = _copies(workspace, number) > round_
         chosen[:document] = False
-        if (round_, part) == stop[:2]:
+        if (round_, number) == stop[:2]:
             chosen[stop[2] :] = False
-        yield part, chosen[parts[part].rows["split"] == PARTS.index(plan.split)]
-        part, document = part + 1, 0
-        if part == len(parts):
-            round_, part = round_ + 1, 0
+        yield number, chosen[shards[number].rows["split"] == PARTS.index(plan.split)]
+        number, document = number + 1, 0
+        if number == len(shards):
+            round_, number = round_ + 1, 0
 
 
-def _copies(workspace: Workspace, part: int) -> NDArray[np.uint16]:
-    """How often each document of a part is written."""
-    return np.fromfile(workspace.verdict / "copies" / f"{part:05d}", np.uint16)
+def _copies(workspace: Workspace, number: int) -> NDArray[np.uint16]:
+    """How often each document of a prepared shard is written."""
+    return np.fromfile(workspace.selection / "copies" / f"{number:05d}", np.uint16)
 
 
 def _runs(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """First and last + 1 of each run of those that are chosen."""
+    """(first, last + 1) of each run of true values."""
     edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
     return [(int(first), int(last)) for first, last in edges.reshape(-1, 2)]
 
 
 def _write_sources(workspace: Workspace, folder: Path, split: str) -> dict[str, Any]:
-    """What the documents of a split are judged by, a line each, in the order of the store."""
-    parts = made_parts(workspace)
-    if not any((part.rows["has_source"] & (part.rows["split"] == PARTS.index(split))).any() for part in parts):
+    """Write what the documents of a split are evaluated by, a line each, in the order of the store."""
+    shards = prepared_shards(workspace)
+    if not any((shard.rows["has_source"] & (shard.rows["split"] == PARTS.index(split))).any() for shard in shards):
         return {}
-    rounds = max(int(_copies(workspace, number).max(initial=0)) for number in range(len(parts)))
+    rounds = max(int(_copies(workspace, number).max(initial=0)) for number in range(len(shards)))
     everything = ShardPlan("", split, (0, 0, 0), (rounds, 0, 0), 0)
     with (folder / SOURCES).open("wb") as stream:
-        for number, chosen in _chosen(workspace, parts, everything):
-            rows = parts[number].rows[parts[number].rows["split"] == PARTS.index(split)]
-            with (parts[number].folder / f"{split}.sources").open("rb") as lines:
+        for number, chosen in _chosen(workspace, shards, everything):
+            rows = shards[number].rows[shards[number].rows["split"] == PARTS.index(split)]
+            with (shards[number].folder / f"{split}.sources").open("rb") as lines:
                 for is_chosen in chosen[rows["has_source"] == 1]:
                     line = lines.readline()
                     if is_chosen:
@@ -149,13 +153,13 @@ def _mapped(base: Path, suffix: str, dtype: str) -> NDArray:
     return np.memmap(file, kind, "r") if file.stat().st_size else np.empty(0, kind)
 
 
-def _before(ends: NDArray, number: int) -> int:
-    """Where a thing begins whose predecessors end at `ends`."""
+def _start(ends: NDArray, number: int) -> int:
+    """The start of item `number`, given the ends of all items."""
     return int(ends[number - 1]) if number else 0
 
 
 def _link(file: Path, name: Path) -> None:
-    """The same file under another name: nothing is copied on one disk."""
+    """Hard-link a file, so that nothing is copied; on another disk copy it."""
     try:
         os.link(file, name)
     except OSError:

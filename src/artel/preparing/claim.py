@@ -1,11 +1,11 @@
-"""A run's folder is marked as artel's from its first moment, and only there artel writes over or removes anything.
+"""The mark of a run's folder. artel replaces and removes files only in folders that have it.
 
-RUN/.artel-run.json     {"artel": version, "id": random, "names": [...], "model": [...]}: the names that are artel's in
-                        this folder, and those in its model/
+RUN/.artel-run.json     {"artel": version, "id": random, "names": [...], "model": [...]}: the names in this folder, and
+                        in its model/, that belong to artel
 
-None of these names was there when the mark was made, so whatever has one is artel's. A folder that has one of them
-without the mark is refused: it is the user's. Runs that began before there were marks are known by what artel wrote
-there together: config.yaml with every section, and a ledger or a checkpoint.
+No file had these names when the mark was written, so that every file with such a name is artel's. A folder that has one
+of them and no mark is refused: it is the user's. Runs that began before there were marks are recognized by files that
+artel wrote: config.yaml with every section, and a ledger or a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from artel.storage import check_regular, write_file
 MARK = ".artel-run.json"
 CHECKPOINTS, MODEL = "checkpoints", "model"
 _LOCKS = (".lock", ".lock-processes")
-NAMES = (
-    "config.yaml", "ledger.json", "rejected.jsonl", "store.json", "metrics.jsonl", "samples.jsonl", "bad_steps.jsonl",
-    "result.json", "before-training.safetensors", "micro_batches", "profile", "hangs", CHECKPOINTS, "tensorboard",
-    "wandb", MODEL, ".secret", *_LOCKS,
-)  # fmt: skip
+_FILES = (
+    "config.yaml ledger.json rejected.jsonl store.json metrics.jsonl samples.jsonl bad_steps.jsonl result.json "
+    "before-training.safetensors micro_batches profile hangs tensorboard wandb .secret"
+)
+NAMES = (*_FILES.split(), CHECKPOINTS, MODEL, *_LOCKS)
 _ELSEWHERE = "choose another folder (run=…), or move it away"
 
 
 def check_claim(folder: Path) -> None:
-    """Raise InputError where a name of artel's in a run's folder is taken by what it did not make. Writes nothing."""
+    """Raise InputError if a file in a run's folder has a name of artel's and artel did not write it. Writes nothing."""
     check_regular(*(folder / name for name in (*NAMES, MARK)))
     known = _known(folder)
     taken = [name for name in NAMES if name not in known and not _is_free(folder / name)]
     if taken and set(taken) - set(_LOCKS) and _began_before_marks(folder):
-        # A model without a result is none that the run wrote: it is what the run began with.
+        # Without a result the run wrote no model: it is the one that the run began with.
         taken = [MODEL] if MODEL in taken and not (folder / "result.json").is_file() else []
-    known = _known(folder)  # read again: another process of the run may just have made mark and file
+    known = _known(folder)  # read again: another process of the run may just have written mark and file
     what = "is there, and artel did not make it: a run in this folder would write over it"
     problems = [Problem(str(folder / name), what, _ELSEWHERE) for name in taken if name not in known]
     for name in ("latest", "best"):
@@ -56,36 +56,33 @@ def check_claim(folder: Path) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Make a run's folder, and mark it as artel's unless it is. Raises as `check_claim` and a disk do."""
+    """Create a run's folder and mark it, unless it is marked. Raises as `check_claim` and a disk do."""
     known = _known(folder)
     if known >= set(NAMES):
         return
     check_claim(folder)
-    # In a folder that is new to artel no model is its own yet; what an earlier version wrote there is not known.
+    # A new folder has no model of artel's yet; of an earlier version's it is not known what artel wrote.
     mark = _read(folder) or ({} if _began_before_marks(folder) else {"model": []})
-    _write(folder, mark | {
-        "artel": artel.__version__,
-        "id": identity(folder) or secrets.token_hex(8),
-        "names": sorted({*known, *NAMES}),
-    })  # fmt: skip
+    names = sorted({*known, *NAMES})
+    _write(folder, mark | {"artel": artel.__version__, "id": identity(folder) or secrets.token_hex(8), "names": names})
 
 
 def note_model(folder: Path, names: Iterable[str]) -> None:
-    """Remember which files artel has written into a run's model/. Raises what a disk does."""
+    """Record the files that artel wrote into a run's model/. Raises as a disk does."""
     _write(folder, _read(folder) | {"model": sorted(names)})
 
 
 def foreign_in_model(folder: Path) -> list[Path]:
-    """What lies in a run's model/ and artel did not write. Nothing, where an earlier version wrote that folder."""
+    """Files in a run's model/ that artel did not write; none if an earlier version, without this record, wrote it."""
     written = _read(folder).get("model")
     model = folder / MODEL
-    return [] if written is None or not model.is_dir() else sorted(
-        path for path in model.iterdir() if path.name not in written
-    )  # fmt: skip
+    if written is None or not model.is_dir():
+        return []
+    return sorted(path for path in model.iterdir() if path.name not in written)
 
 
 def check_model_is_artels(folder: Path) -> None:
-    """Raise InputError for files in a run's model/ that artel did not write, before it removes or replaces that."""
+    """Raise InputError for files in a run's model/ that artel did not write, before it removes or replaces them."""
     what = "is in the run's model, which is about to be removed, and artel did not write it"
     problems = [Problem(str(path), what, "move it away") for path in foreign_in_model(folder)]
     if problems:
@@ -93,13 +90,13 @@ def check_model_is_artels(folder: Path) -> None:
 
 
 def identity(folder: Path) -> str:
-    """What tells a run's folder from one that was made anew in its place; empty where it has no mark."""
+    """A random id that a run's folder made again in the same place does not have; empty if there is no mark."""
     return str(_read(folder).get("id", ""))
 
 
-def check_there(folder: Path, its_identity: str) -> None:
-    """Raise WorkError where a run's folder is no longer the one of that identity: removed, moved or made anew."""
-    if identity(folder) == its_identity:
+def check_there(folder: Path, expected_identity: str) -> None:
+    """Raise WorkError if a run's folder no longer has that identity: it was removed, moved or made again."""
+    if identity(folder) == expected_identity:
         return
     what = "the run's folder was removed or moved while the run was at work; nothing more is written there"
     fix = "where it was moved, move it back: the same command goes on from its last checkpoint"
@@ -135,9 +132,9 @@ def _are_names(names: object) -> bool:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether nothing is lost where artel takes that name: not there, or an empty folder.
+    """True if nothing is lost when artel takes that name: it does not exist, or is an empty folder.
 
-    `checkpoints` may be a link to one, on another disk. A lock that artel left in a run that was refused holds nothing.
+    `checkpoints` may be a link to an empty folder on another disk. A lock file of a run that was refused has no data.
     """
     if not os.path.lexists(path):
         return True
@@ -153,9 +150,8 @@ def _began_before_marks(folder: Path) -> bool:
         config = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    if not all(
-        re.search(rf"^{name}:", config, re.MULTILINE) for name in ("run", "data", "model", "train", "checkpoint")
-    ):
+    sections = ("run", "data", "model", "train", "checkpoint")
+    if not all(re.search(rf"^{name}:", config, re.MULTILINE) for name in sections):
         return False
     with suppress(OSError, ValueError):
         ledger = orjson.loads((folder / "ledger.json").read_bytes())

@@ -1,4 +1,4 @@
-"""The store that a run names itself, and so needs no texts."""
+"""The store that a run names (`data.from_store`), so that it needs no texts."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from artel.tokens import TokenStore, load_tokenizer
 
 
 def check_from_store(run: RunConfig, *, verify: bool = False) -> None:
-    """Raise InputError where it is none, damaged, of another objective or of another tokenizer.
+    """Raise InputError if it is no store, damaged, or of another objective or tokenizer.
 
     With `verify` all of it is read.
     """
     folder = Path(run.data.from_store or "")
-    where = "data.from_store"
+    key = "data.from_store"
     try:
         store = TokenStore(folder)
         if verify:
             store.verify(load_tokenizer(str(folder / "tokenizer")).vocabulary)
     except InputError as error:
         fix = "give the folder that artel data import or artel prepare printed; a damaged one must be made anew"
-        raise InputError([Problem(where, f"{each.where} {each.what}", fix) for each in error.problems]) from None
+        raise InputError([Problem(key, f"{problem.where} {problem.what}", fix) for problem in error.problems]) from None
     manifest = store.manifest
     problems = []
     if manifest["objective"] != run.objective:
         what = f"{folder} holds samples of objective {manifest['objective']}, and the run's is {run.objective}"
-        problems.append(Problem(where, what, f"write objective: {manifest['objective']}, or give another store"))
+        problems.append(Problem(key, what, f"write objective: {manifest['objective']}, or give another store"))
     name = run.tokenizer.from_
-    trusted = name == run.model.trust_remote_code
+    is_trusted = name == run.model.trust_remote_code
     if run.tokenizer.train is not None or (
-        name and load_tokenizer(name, runs_code=trusted).fingerprint != manifest["tokenizer"]
+        name and load_tokenizer(name, runs_code=is_trusted).fingerprint != manifest["tokenizer"]
     ):
         what = f"{folder} was made by its own tokenizer, and the run names another"
         problems.append(Problem("tokenizer", what, "leave tokenizer out: the store has it"))

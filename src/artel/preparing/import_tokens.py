@@ -1,13 +1,13 @@
-"""Tokens that other programs made, written as a token store: nothing is tokenised, memory does not grow with the input.
+"""Imports token files of other programs as a token store, without tokenizing; memory does not grow with the input.
 
-    Megatron-LM   NAME.idx + NAME.bin   the index holds the length and place of each sequence and where documents end
-    nanoGPT       NAME.bin              uint16 and nothing else; a document reaches to the next end token
+    Megatron-LM   NAME.idx + NAME.bin   the index has the length and position of each sequence and the document ends
+    nanoGPT       NAME.bin              only uint16; a document ends with the next end token
     llm.c         NAME.bin              256 int32 (20240520, version 1, number of tokens), then as nanoGPT; or uint32
-                                        behind (20240801, 7, tokens). modded-nanogpt writes the first of the two
+                                        after (20240801, 7, tokens). modded-nanogpt writes the first of the two
 
-A document goes into the store with one end token behind it, whether its file has it there, in front (llm.c) or not at
-all; where one was added the ledger says so (`end_added`). Documents of no token but that are dropped as `empty`. Each
-file stands for itself: what one of llm.c's shards breaks off and the next goes on with are two documents.
+In the store every document ends with one end token, whether its file has it there, at the beginning (llm.c) or not at
+all; the ledger counts those that were added (`end_added`). Documents with no other token are dropped as `empty`. A
+document that continues in the next file (of llm.c's shards) becomes two documents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from artel.tokens.store.manifest import FORMAT, PARTS
 
 Tell = Callable[[str], None]
 
-# Any constant would do; the run's seed does not enter, so that all runs are judged on the same documents.
+# Any constant would do. The run's seed is not used, so that all runs are evaluated on the same documents.
 _SEED = 20_261_121
 
 
@@ -51,10 +51,12 @@ class Imported:
 def import_tokens(
     path: str, folder: Path, tokenizer_name: str, validation: float | str, tell: Tell = lambda _: None
 ) -> Imported:
-    """Write the documents of the files at `path` (a name, Megatron's prefix or a glob) as the token store `folder`.
+    """Write the documents of token files as the token store `folder`, atomically.
 
-    `tokenizer_name` is the tokenizer that made them, a folder or a hub id; `validation` the share of documents held out
-    (by a hash of their ids, at least one), or where their files are. The store appears whole or not at all.
+    Args:
+        path: a name, Megatron's prefix, or a glob.
+        tokenizer_name: the tokenizer that made the tokens, a folder or a hub id.
+        validation: the share of documents held out (by a hash of their ids, at least one), or the path of their files.
 
     Raises InputError: no such file, one that is damaged or of another form (all of them at once), a folder that is
     there already, a token that the tokenizer does not have; WorkError when the disk is full.
@@ -71,15 +73,15 @@ def import_tokens(
     with new_folder(folder) as partial:
         tokenizer.save(partial / "tokenizer")
         writing = _written(files, partial, tokenizer, share, tell)
-        if share and not writing.parts["validation"]["documents"]:
+        if share and not writing.splits["validation"]["documents"]:
             least = least_fraction(np.array(writing.hashes), share)
             if least is not None:
                 tell(f"--validation {share:g} catches none of the {len(writing.hashes):,} documents: one is held out")
-                for part in PARTS:
-                    shutil.rmtree(partial / part)
+                for split in PARTS:
+                    shutil.rmtree(partial / split)
                 writing = _written(files, partial, tokenizer, least, lambda line: None)
         ledger = writing.ledger()
-        _check_parts(ledger, validation)
+        _check_splits(ledger, validation)
         (partial / "ledger.json").write_bytes(orjson.dumps(ledger, option=orjson.OPT_INDENT_2))
         writing.writer.close({**_key(files, tokenizer, validation), "vocabulary": vocabulary})
     return Imported(folder, ledger, time.perf_counter() - start)
@@ -88,19 +90,19 @@ def import_tokens(
 def _written(
     files: dict[str, list[TokenFile]], folder: Path, tokenizer: Tokenizer, share: float, tell: Tell
 ) -> _Writing:
-    """All documents, `share` of those of the training part in the validation part; the store is not closed yet."""
+    """Write all documents, `share` of the training files into the validation split; the store is not closed yet."""
     vocabulary = tokenizer.vocabulary
     writing = _Writing(StoreWriter(folder, vocabulary), tokenizer, vocabulary, tell)
-    for part, of_part in files.items():
-        for file in of_part:
+    for split, split_files in files.items():
+        for file in split_files:
             tell(f"{file.path}: {len(file.ids):,} tokens ({file.form})")
-            writing.add(file, part, share)
+            writing.add(file, split, share)
     return writing
 
 
 @dataclass(slots=True)
 class _Writing:
-    """Documents on their way into the store, each counted."""
+    """Writes documents into a store and counts them."""
 
     writer: StoreWriter
     tokenizer: Tokenizer
@@ -110,13 +112,13 @@ class _Writing:
     dropped: Counter[str] = field(default_factory=Counter)
     end_added: int = 0
     hashes: array[int] = field(default_factory=lambda: array("Q"))
-    """Of the documents by which a share of them is held out."""
-    parts: dict[str, Counter[str]] = field(default_factory=lambda: {part: Counter() for part in PARTS})
+    """The hashes that choose the documents held out."""
+    splits: dict[str, Counter[str]] = field(default_factory=lambda: {split: Counter() for split in PARTS})
 
-    def add(self, file: TokenFile, part: str, share: float) -> None:
-        """The documents of one file, `share` of those of the training part into the validation part."""
+    def add(self, file: TokenFile, split: str, share: float) -> None:
+        """Write the documents of one file into a split, `share` of them into the validation split."""
         size_of = text_size(self.tokenizer)
-        end, name, shown = self.tokenizer.end_id, str(file.path), ""
+        end, name, is_shown = self.tokenizer.end_id, str(file.path), False
         for number, (start, stop) in enumerate(file.documents(end)):
             self.read[name] += 1
             has_end = stop > start and int(file.ids[stop - 1]) == end
@@ -127,41 +129,44 @@ class _Writing:
             pieces = [text[first : first + PIECE] for first in range(0, len(text), PIECE)]
             for at, piece in enumerate(pieces):
                 self._check(file, number, start + at * PIECE, piece)
-            if not shown:  # the ids of another tokenizer may all be in range: people see at once that this is no text
-                shown = self.tokenizer.decode(text[:32].tolist())[:80]
-                self.tell(f"its first document begins: {shown!r}")
-            into = part
+            if not is_shown:  # all ids of another tokenizer may be in range: people see that this is no text
+                is_shown = True
+                self.tell(f"its first document begins: {self.tokenizer.decode(text[:32].tolist())[:80]!r}")
+            target = split
             if share:
                 self.hashes.append(_hash(pieces))
-                into = "validation" if is_held_out(self.hashes[-1], share) else part
+                target = "validation" if is_held_out(self.hashes[-1], share) else split
             characters, size = (sum(sizes) for sizes in zip(*map(size_of, pieces), strict=True))
             pieces[-1] = np.append(pieces[-1].astype(np.int64), end)
             self.end_added += not has_end
-            self.writer.add(into, [Sample(piece) for piece in pieces], size, f"{name}[{number}]")
-            self.parts[into].update(documents=1, characters=characters, bytes=size, tokens=len(text) + 1,
-                                    samples=len(pieces))  # fmt: skip
+            self.writer.add(target, [Sample(piece) for piece in pieces], size, f"{name}[{number}]")
+            sizes = {"characters": characters, "bytes": size, "tokens": len(text) + 1, "samples": len(pieces)}
+            self.splits[target].update(documents=1, **sizes)
 
     def ledger(self) -> dict[str, Any]:
-        """What was read and written, of the form that `artel prepare` writes."""
+        """What was read and written, in the form of the ledger of `artel prepare`."""
         sets = {name: _counted(count, self.dropped[name]) for name, count in self.read.items()}
         fields = ("documents", "characters", "bytes")
         return {
             "documents": _counted(self.read.total(), self.dropped.total()),
             "sets": sets,
-            "parts": {part: {name: counts[name] for name in fields} for part, counts in self.parts.items()},
-            "bytes": {part: counts["bytes"] for part, counts in self.parts.items()},
+            "parts": {split: {name: counts[name] for name in fields} for split, counts in self.splits.items()},
+            "bytes": self._by_split("bytes"),
             "changed": {"end_added": self.end_added} if self.end_added else {},
             "rejected": [],
-            "tokens": {part: counts["tokens"] for part, counts in self.parts.items()},
-            "samples": {part: counts["samples"] for part, counts in self.parts.items()},
+            "tokens": self._by_split("tokens"),
+            "samples": self._by_split("samples"),
         }
+
+    def _by_split(self, name: str) -> dict[str, int]:
+        return {split: counts[name] for split, counts in self.splits.items()}
 
     def _check(self, file: TokenFile, number: int, first: int, piece: np.ndarray) -> None:
         """Raise InputError at the first id that the tokenizer does not have."""
         if piece.max() < self.vocabulary and piece.min() >= 0:
             return
         place = first + int(np.flatnonzero((piece >= self.vocabulary) | (piece < 0))[0])
-        at = file.before + place * file.ids.dtype.itemsize
+        at = file.offset + place * file.ids.dtype.itemsize
         where = f"{file.path}: token {place:,} (byte {at:,})"
         what = f"id {file.ids[place]:,} in document {number:,}; the tokenizer's ids are 0 to {self.vocabulary - 1:,}"
         raise InputError.at(where, what, "give the tokenizer that made these tokens: --tokenizer FOLDER")
@@ -172,7 +177,7 @@ def _counted(read: int, empty: int) -> dict[str, Any]:
 
 
 def _hash(pieces: list[np.ndarray]) -> int:
-    """64 bits of a document: of its ids, whatever type its file has them in."""
+    """64 bits of a document's ids, independent of the integer type of its file."""
     digest = xxhash.xxh3_64(seed=_SEED)
     for piece in pieces:
         digest.update(piece.astype("<u4").tobytes())
@@ -180,10 +185,10 @@ def _hash(pieces: list[np.ndarray]) -> int:
 
 
 def text_size(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
-    """A function from ids (tokens,) to the characters and UTF-8 bytes of their text; an end token is no text.
+    """A function from ids (tokens,) to the number of characters and UTF-8 bytes of their text, without end tokens.
 
-    For byte-level vocabularies a table of the tokens' sizes is summed up, which is exact wherever a character is cut;
-    for others (SentencePiece, WordPiece) ids are decoded.
+    For byte-level vocabularies it sums a table of sizes, which is exact wherever a character is cut; for others
+    (SentencePiece, WordPiece) it decodes the ids.
     """
     backend = tokenizer.hf.backend_tokenizer
     decoder = orjson.loads(backend.to_str())["decoder"] or {}
@@ -196,9 +201,9 @@ def text_size(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
         return decoded
     characters, sizes = np.zeros((2, tokenizer.vocabulary), dtype=np.int64)
     for token, number in backend.get_vocab(with_added_tokens=True).items():
-        sizes[number] = len(token)  # each byte is written as one letter
+        sizes[number] = len(token)  # each byte is one letter
         characters[number] = sum(letter not in _CONTINUATION for letter in token)
-    for number, added in tokenizer.hf.added_tokens_decoder.items():  # these stand as they are
+    for number, added in tokenizer.hf.added_tokens_decoder.items():  # these are written as they are
         characters[number], sizes[number] = len(added.content), len(added.content.encode())
     characters[tokenizer.end_id] = sizes[tokenizer.end_id] = 0
 
@@ -208,8 +213,8 @@ def text_size(tokenizer: Tokenizer) -> Callable[[np.ndarray], tuple[int, int]]:
     return summed
 
 
-# How byte-level vocabularies write the bytes 0x80 to 0xBF, which go on with a character of UTF-8: printable ones of
-# Latin-1 as themselves, the others as letters from U+0100 on, after 33 below space and 0x7F.
+# The letters of byte-level vocabularies for the bytes 0x80 to 0xBF, which continue a character of UTF-8: printable ones
+# of Latin-1 as themselves, the others as letters from U+0100 on, after 33 below space and 0x7F.
 _CONTINUATION = frozenset(
     chr(byte) if byte >= 0xA1 and byte != 0xAD else chr(0x143 if byte == 0xAD else 0x122 + byte - 0x80)
     for byte in range(0x80, 0xC0)
@@ -217,17 +222,18 @@ _CONTINUATION = frozenset(
 
 
 def _key(files: dict[str, list[TokenFile]], tokenizer: Tokenizer, validation: float | str) -> dict[str, Any]:
-    """What the manifest says of where the store comes from; `key` is one text for all of it."""
+    """The manifest's entries about the origin of the store; `key` is a digest of all of it."""
     facts = [
-        [part, str(file.path.resolve()), file.path.stat().st_size, file.path.stat().st_mtime_ns, file.form]
-        for part, of_part in files.items() for file in of_part
-    ]  # fmt: skip
+        [split, str(file.path.resolve()), file.path.stat().st_size, file.path.stat().st_mtime_ns, file.form]
+        for split, split_files in files.items()
+        for file in split_files
+    ]
     inputs = [FORMAT, "imported", facts, tokenizer.fingerprint, validation]
     key = xxhash.xxh3_128_hexdigest(orjson.dumps(inputs))
     return {"key": key, "objective": "causal", "tokenizer": tokenizer.fingerprint}
 
 
-def _check_parts(ledger: dict[str, Any], validation: float | str) -> None:
+def _check_splits(ledger: dict[str, Any], validation: float | str) -> None:
     documents = ledger["documents"]["kept"]
     problems = []
     if ledger["tokens"]["train"] == 0:

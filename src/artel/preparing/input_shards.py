@@ -1,12 +1,12 @@
-"""A part of the text, made into samples by one worker: everything that can be done without knowing the other parts.
+"""An input shard made into samples by one worker: everything that can be done without knowing the other shards.
 
-documents        a row (DOCUMENT) for each document that passed the rules, in the order of reading
-notes.jsonl      what is to be said of some of them: {"document": 3, "changed": {…}}, or why no sample was made
-train.tokens …   their samples, each part of the split by itself, as in a shard of a store
-train.sources    what they are judged by, a line for each document that has it
-near/            their n-grams and signatures, where near-duplicates are looked for
+documents        a row (DOCUMENT) for each document that passed the rules, in reading order
+notes.jsonl      notes on some of them: {"document": 3, "changed": {…}}, or why no sample was made
+train.tokens …   their samples, each split by itself, in the files of a store shard
+train.sources    what they are evaluated by, a line for each document that has it
+near/            their shingles and signatures, if near-duplicates are searched
 rejected.jsonl   the records that could not be used
-part.json        counts
+summary.json     counts
 """
 
 from __future__ import annotations
@@ -30,105 +30,114 @@ from artel.text.dedup.repeats import RepeatedUnits
 from artel.tokens.store.manifest import PARTS
 from artel.tokens.store.shards import ShardWriter, token_type
 
-# Documents encoded together: enough to keep all cores of `tokenizers` busy, little enough to stay under 100 MB.
+# Documents encoded together: enough to use all cores of `tokenizers`, few enough for less than 100 MB.
 _CHUNK_DOCUMENTS = 256
 _CHUNK_CHARACTERS = 4_000_000
-_ROWS_AT_ONCE = 1024
+_BUFFERED_ROWS = 1024
 
-DOCUMENT = np.dtype([
-    ("digest", [("high", ">u8"), ("low", ">u8")]), ("bytes", "<u8"), ("characters", "<u8"), ("tokens", "<u8"),
-    ("samples", "<u4"), ("set", "<u4"), ("split_hash", "<u8"), ("split", "u1"), ("has_new_text", "u1"),
-    ("has_source", "u1"),
-])  # fmt: skip
-"""A document's row: digest of its cleaned text, sizes, which of the part's sets it is of, what the split goes by,
-0 train or 1 validation, whether more is left of it than what earlier documents hold, and whether it has a line of
-`sources`."""
+DOCUMENT = np.dtype(
+    [
+        ("digest", [("high", ">u8"), ("low", ">u8")]),  # of the cleaned text
+        ("bytes", "<u8"),
+        ("characters", "<u8"),
+        ("tokens", "<u8"),
+        ("samples", "<u4"),
+        ("set", "<u4"),  # index into the sets of summary.json
+        ("split_hash", "<u8"),
+        ("split", "u1"),  # 0 train, 1 validation
+        ("has_new_text", "u1"),  # it has more than what earlier documents have
+        ("has_source", "u1"),  # it has a line in `sources`
+    ]
+)
+"""The row of a document."""
 
 
-def write_lines(run: RunConfig, part: InputShard, folder: Path) -> None:
-    """Into `folder/digests` (16 bytes each) the lines or paragraphs of a part, each but once, in their order."""
+def write_lines(run: RunConfig, shard: InputShard, folder: Path) -> None:
+    """Write the digests (16 bytes each) of a shard's distinct lines or paragraphs, in order, into `folder/digests`."""
     assert run.data.dedup.lines != "none"
     units = RepeatedUnits(run.data.dedup.lines)
     with new_folder(folder) as partial:
-        for _ in clean_shard(part, run.data, Ledger(), units):
+        for _ in clean_shard(shard, run.data, Ledger(), units):
             pass
         (partial / "digests").write_bytes(b"".join(units.seen))
 
 
-def write_part(run: RunConfig, part: InputShard, objective: Objective, folder: Path, earlier: Path) -> None:
-    """The documents of a part into `folder`; `earlier` has the digests of repeated lines, where there are any."""
+def write_prepared_shard(run: RunConfig, shard: InputShard, objective: Objective, folder: Path, earlier: Path) -> None:
+    """Write the documents of an input shard into `folder`; the file `earlier` has digests of repeated lines, if any."""
     units = None
     if run.data.dedup.lines != "none":
         digests = earlier.read_bytes()
         units = RepeatedUnits(run.data.dedup.lines, (digests[at : at + 16] for at in range(0, len(digests), 16)))
-    with new_folder(folder) as partial, _PartWriter(partial, run, objective.tokenizer.vocabulary) as writer:
-        for chunk in _chunks(clean_shard(part, run.data, writer.ledger, units)):
-            made = objective.samples([cleaned.document for cleaned in chunk if cleaned.has_new_text])
+    tokenizer = objective.tokenizer
+    with new_folder(folder) as partial, _PreparedShardWriter(partial, run, tokenizer.vocabulary) as writer:
+        for chunk in _chunks(clean_shard(shard, run.data, writer.ledger, units)):
+            samples = objective.samples([cleaned.document for cleaned in chunk if cleaned.has_new_text])
             for cleaned in chunk:
-                writer.add(cleaned, next(made) if cleaned.has_new_text else None)
-        if objective.tokenizer.doubtful_texts:
-            fix = f"{objective.tokenizer.encoder_remedy}, delete {folder.parents[1]}, and start again"
-            raise WorkError.at("tokenizer", objective.tokenizer.encoder_note, fix)
-        writer.close(_lines(part), objective.tokenizer.encoder_note)
+                writer.add(cleaned, next(samples) if cleaned.has_new_text else None)
+        if tokenizer.doubtful_texts:
+            fix = f"{tokenizer.encoder_remedy}, delete {folder.parents[1]}, and start again"
+            raise WorkError.at("tokenizer", tokenizer.encoder_note, fix)
+        writer.close(_count_lines(shard), tokenizer.encoder_note)
 
 
-class _PartWriter:
+class _PreparedShardWriter:
     def __init__(self, folder: Path, run: RunConfig, vocabulary: int) -> None:
         self._folder = folder
         self._rejected = (folder / "rejected.jsonl").open("wb")
         self.ledger = Ledger(on_reject=self._reject)
         self._documents = (folder / "documents").open("wb")
         self._notes = (folder / "notes.jsonl").open("wb")
-        self._shards = [ShardWriter(folder / part, token_type(vocabulary)) for part in PARTS]
-        self._sources: list[BinaryIO] = [(folder / f"{part}.sources").open("wb") for part in PARTS]
+        self._samples = [ShardWriter(folder / split, token_type(vocabulary)) for split in PARTS]
+        self._sources: list[BinaryIO] = [(folder / f"{split}.sources").open("wb") for split in PARTS]
         self._rows: list[tuple[Any, ...]] = []
         self._sets: dict[str, int] = {}
         self._count = 0
         near = run.data.dedup.near
-        self._signer = SignatureWriter(folder / "near", near) if near is not None else None
+        self._signatures = SignatureWriter(folder / "near", near) if near is not None else None
 
-    def __enter__(self) -> _PartWriter:
-        if self._signer is not None:
-            self._signer.__enter__()
+    def __enter__(self) -> _PreparedShardWriter:
+        if self._signatures is not None:
+            self._signatures.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._signer is not None:
-            self._signer.__exit__(kind, error, trace)
+        if self._signatures is not None:
+            self._signatures.__exit__(kind, error, trace)
 
-    def add(self, cleaned: CleanedRecord, made: Made | Rejected | Dropped | None) -> None:
+    def add(self, cleaned: CleanedRecord, result: Made | Rejected | Dropped | None) -> None:
+        """Write a document with what the objective made of it; None if it has no new text."""
         record, split = cleaned.document.record, PARTS.index(cleaned.document.split)
         notes: dict[str, Any] = {}
         tokens = samples = 0
         source = None
-        if isinstance(made, Made):
-            source = made.source
-            for sample in made.samples:
-                self._shards[split].add(sample, record.origin)
+        if isinstance(result, Made):
+            source = result.source
+            for sample in result.samples:
+                self._samples[split].add(sample, record.origin)
                 tokens += len(sample.ids)
-            samples = len(made.samples)
+            samples = len(result.samples)
             if source is not None:
                 self._sources[split].write(orjson.dumps(source) + b"\n")
-            cleaned.changed.update(made.counted)
-        elif isinstance(made, Rejected):
-            notes["rejected"] = [made.origin, made.reason, made.detail]
-        elif isinstance(made, Dropped):
-            notes["dropped"] = made.reason
+            cleaned.changed.update(result.counted)
+        elif isinstance(result, Rejected):
+            notes["rejected"] = [result.origin, result.reason, result.detail]
+        elif isinstance(result, Dropped):
+            notes["dropped"] = result.reason
         if cleaned.changed:
             notes["changed"] = cleaned.changed
         if notes:
             self._notes.write(orjson.dumps({"document": self._count, **notes}) + b"\n")
-        set_number = self._sets.setdefault(record.set_name, len(self._sets))
         digest = tuple(int.from_bytes(cleaned.digest[at : at + 8]) for at in (0, 8))
-        row = (digest, len(record.text.encode()), len(record.text), tokens, samples, set_number,
-               cleaned.split_hash, split, cleaned.has_new_text, source is not None)  # fmt: skip
-        self._rows.append(row)
-        if len(self._rows) == _ROWS_AT_ONCE:
+        sizes = (len(record.text.encode()), len(record.text), tokens, samples)
+        set_number = self._sets.setdefault(record.set_name, len(self._sets))
+        flags = (split, cleaned.has_new_text, source is not None)
+        self._rows.append((digest, *sizes, set_number, cleaned.split_hash, *flags))
+        if len(self._rows) == _BUFFERED_ROWS:
             self._write_rows()
-        if self._signer is not None and cleaned.has_new_text:
-            self._signer.add(self._count, record.text)
+        if self._signatures is not None and cleaned.has_new_text:
+            self._signatures.add(self._count, record.text)
         self._count += 1
 
     def _write_rows(self) -> None:
@@ -136,32 +145,39 @@ class _PartWriter:
         self._rows.clear()
 
     def close(self, lines: int | None, encoder: str) -> None:
+        """Write the remaining rows and summary.json."""
         self._write_rows()
         for stream in (self._documents, self._notes, self._rejected, *self._sources):
             stream.close()
-        shards = {}
-        for part, shard in zip(PARTS, self._shards, strict=True):
-            shard.close()
-            shards[part] = {"flags": shard.flags, "numbers": shard.columns}
-        sets = {name: {"read": counts.read, "dropped": counts.dropped} for name, counts in self.ledger.sets.items()}
-        counted = {"ledger": sets, "rejected": self.ledger.rejected, "encodings": self.ledger.encodings}
-        told = {"sets": list(self._sets), **counted, **shards}
-        (self._folder / "part.json").write_bytes(orjson.dumps({**told, "lines": lines, "encoder": encoder}))
+        columns = {}
+        for split, samples in zip(PARTS, self._samples, strict=True):
+            samples.close()
+            columns[split] = {"flags": samples.flags, "numbers": samples.columns}
+        summary = {
+            "sets": list(self._sets),
+            "ledger": {name: {"read": set_.read, "dropped": set_.dropped} for name, set_ in self.ledger.sets.items()},
+            "rejected": self.ledger.rejected,
+            "encodings": self.ledger.encodings,
+            **columns,
+            "lines": lines,
+            "encoder": encoder,
+        }
+        (self._folder / "summary.json").write_bytes(orjson.dumps(summary))
 
     def _reject(self, rejected: Rejected) -> None:
         row = [rejected.origin, rejected.reason, rejected.detail, rejected.set_name]
         self._rejected.write(orjson.dumps(row) + b"\n")
 
 
-def _chunks(cleaned: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
-    """Documents in groups that are encoded together; a group ends early when it has many characters."""
-    cleaned = iter(cleaned)
+def _chunks(records: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
+    """Group documents that are encoded together; a group with many characters ends early."""
+    records = iter(records)
     while True:
         chunk: list[CleanedRecord] = []
         characters = 0
-        for each in islice(cleaned, _CHUNK_DOCUMENTS):
-            chunk.append(each)
-            characters += len(each.document.record.text)
+        for record in islice(records, _CHUNK_DOCUMENTS):
+            chunk.append(record)
+            characters += len(record.document.record.text)
             if characters >= _CHUNK_CHARACTERS:
                 break
         if not chunk:
@@ -169,7 +185,7 @@ def _chunks(cleaned: Iterable[CleanedRecord]) -> Iterator[list[CleanedRecord]]:
         yield chunk
 
 
-def _lines(part: InputShard) -> int | None:
-    """How many lines a span has: those of later spans are counted from there. None of whole files."""
-    span = part.inputs[0].span if part.inputs else None
-    return None if span is None else count_lines(Path(part.inputs[0].address), span)
+def _count_lines(shard: InputShard) -> int | None:
+    """The number of lines of a span, from which the lines of later spans are numbered; None for whole files."""
+    span = shard.inputs[0].span if shard.inputs else None
+    return None if span is None else count_lines(Path(shard.inputs[0].address), span)

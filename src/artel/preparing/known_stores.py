@@ -1,7 +1,7 @@
-"""Stores that were made before: whether one is still as it was written, and which one a run began with.
+"""Stores made before: whether one is undamaged, and which one a run is trained on.
 
-RUN/store.json           where the store of a run lies: with it the run goes on when its texts are gone
-STORES/KEY.damaged/      a store that was found damaged, until it is made anew
+RUN/store.json           the store of a run: with it the run resumes when its texts are gone
+STORES/KEY.damaged/      a damaged store, until it is made again
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from artel.tokens import DamagedStore, TokenStore
 
 
 def damage(folder: Path) -> Problem | None:
-    """What is wrong with a store, all of which is read; None where it is as it was written.
+    """Read a whole store; return what is wrong with it, or None.
 
-    Raises InputError where there is no right to read it.
+    Raises InputError if there is no permission to read it.
     """
     try:
         TokenStore(folder).verify()
@@ -31,17 +31,17 @@ def damage(folder: Path) -> Problem | None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Give a damaged store another name, under which nobody looks for it; that name."""
+    """Rename a damaged store, so that nothing opens it; return its new name."""
     aside = folder.with_name(f"{folder.name}.damaged")
     with disk_errors(folder.parent):
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-        os.utime(aside)  # what is forgotten for a week is cleared away
+        os.utime(aside)  # it is removed after a week
     return aside
 
 
 def remember_store(run: RunConfig, settings: str, folder: Path) -> None:
-    """Write into the run's folder which store it is trained on; `settings` stands for what shapes a store but texts."""
+    """Write the store into RUN/store.json; `settings` is a digest of the settings that shape a store."""
     content = orjson.dumps({"store": str(folder.resolve()), "settings": settings})
     file = _note(run)
     if not file.is_file() or file.read_bytes() != content:
@@ -49,11 +49,11 @@ def remember_store(run: RunConfig, settings: str, folder: Path) -> None:
 
 
 def remembered_store(run: RunConfig, settings: str) -> Path | None:
-    """The store that the run began with, if it is still there and was made by the same settings."""
+    """The store in RUN/store.json, if it still exists and was made with the same settings."""
     try:
-        told = orjson.loads(_note(run).read_bytes())
-        folder = Path(told["store"])
-        is_same = told["settings"] == settings
+        note = orjson.loads(_note(run).read_bytes())
+        folder = Path(note["store"])
+        is_same = note["settings"] == settings
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return folder if is_same and (folder / "manifest.json").is_file() else None

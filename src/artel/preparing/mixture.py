@@ -1,4 +1,4 @@
-"""How often each training document of a source comes in an epoch: its weight, and what the source's budget leaves."""
+"""How often each training document of a source comes in an epoch: by its weight and the source's budget."""
 
 from __future__ import annotations
 
@@ -9,28 +9,32 @@ from numpy.typing import NDArray
 from artel.config import RunConfig, SourceConfig
 
 WEIGHT, BUDGET = "weight", "budget"
-"""Why a document is left out, as the ledger names it."""
+"""Reasons in the ledger for which a document is dropped."""
 
 
 def depends_on_seed(run: RunConfig) -> bool:
-    """Whether the run's seed chooses documents."""
+    """True if the run's seed chooses documents."""
     return any(
-        source.budget_bytes is not None or source.budget_documents is not None
+        source.budget_bytes is not None
+        or source.budget_documents is not None
         or any(not float(weight).is_integer() for weight in _weights(source).values())
         for source in run.data.sources
-    )  # fmt: skip
+    )
 
 
 def copies_by_weight(
     source: SourceConfig, set_names: list[str], sets: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.uint16]:
-    """uint16 (documents,): of weight 2.3 each document twice, and three of ten once more.
+    """uint16 (documents,): with weight 2.3 each document twice, and three of ten once more.
 
-    Which these are depends on the seed and the document's digest alone: the same ones when files are added. `sets` are
-    numbers of `set_names`.
+    Which three depends only on the seed and the document's digest: they stay the same when files are added.
+
+    Args:
+        sets: (documents,) indices into `set_names`.
+        digests: (documents,) DIGEST.
     """
-    named = _weights(source)
-    weights = np.array([named.get(name, named.get("", 1.0)) for name in set_names], np.float64)[sets]
+    by_name = _weights(source)
+    weights = np.array([by_name.get(name, by_name.get("", 1.0)) for name in set_names], np.float64)[sets]
     whole = np.floor(weights)
     return (whole + (chances(digests, seed, "weight") < weights - whole)).astype(np.uint16)
 
@@ -38,24 +42,23 @@ def copies_by_weight(
 def over_budget(
     source: SourceConfig, copies: NDArray[np.uint16], sizes: NDArray, digests: NDArray, seed: int
 ) -> NDArray[np.bool_]:
-    """bool (documents,): those beyond the source's budget, when its documents come in an order drawn by the seed.
+    """bool (documents,): those beyond the source's budget, in an order that the seed draws.
 
-    `sizes` are bytes; a document that comes twice costs twice.
+    `sizes` are in bytes. A document that comes twice counts twice.
     """
     order = np.argsort(chances(digests, seed, "budget"), kind="stable")
     count = copies[order].astype(np.int64)
-    over = np.zeros(len(copies), np.bool_)
-    for budget, cost in (
-        (source.budget_bytes, sizes[order].astype(np.int64) * count), (source.budget_documents, count)
-    ):  # fmt: skip
+    is_over = np.zeros(len(copies), np.bool_)
+    costs = (source.budget_bytes, sizes[order].astype(np.int64) * count), (source.budget_documents, count)
+    for budget, cost in costs:
         if budget is not None:
-            over[order[np.cumsum(cost) > budget]] = True
-    return over
+            is_over[order[np.cumsum(cost) > budget]] = True
+    return is_over
 
 
-def chances(digests: NDArray, seed: int, what: str) -> NDArray[np.float64]:
-    """float64 (documents,) from 0 to below 1, evenly spread: splitmix64 (Steele et al. 2014) of digest and seed."""
-    salt = np.uint64(xxhash.xxh3_64_intdigest(f"{what} {seed}".encode()))
+def chances(digests: NDArray, seed: int, purpose: str) -> NDArray[np.float64]:
+    """float64 (documents,), uniform in [0, 1): splitmix64 (Steele et al. 2014) of digest and seed."""
+    salt = np.uint64(xxhash.xxh3_64_intdigest(f"{purpose} {seed}".encode()))
     mixed = digests["low"].astype(np.uint64) ^ salt
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -63,5 +66,5 @@ def chances(digests: NDArray, seed: int, what: str) -> NDArray[np.float64]:
 
 
 def _weights(source: SourceConfig) -> dict[str, float]:
-    """By the names of sets; "" is every set that is not named."""
+    """Weights by the names of sets; "" stands for every other set."""
     return source.weight if isinstance(source.weight, dict) else {"": source.weight}

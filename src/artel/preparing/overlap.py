@@ -1,10 +1,9 @@
-"""What artel writes and what it reads lie apart: else a run reads its own output as text, or writes over its input."""
+"""Outputs and inputs must not overlap: a run would read its own output as text, or overwrite its input."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from artel.config import RunConfig
@@ -16,45 +15,40 @@ Outputs = list[tuple[str, Path]]
 """The key (`run`, `data.store`) and the folder of each."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Folder:
-    """A folder that is read whole, given by a key of the run file."""
-
-    where: str
-    path: str
-
-
 def overlap_problems(run: RunConfig, outputs: Outputs | None = None) -> list[Problem]:
-    """Where an output of a run would lie in one of its inputs, or an input lies in an output, by real paths.
+    """Problems with outputs of a run inside its inputs, and inputs inside outputs, by real paths.
 
-    Outputs are the run's folder, the stores and the cache unless others are given. They need not exist yet. Text may
-    not lie in any of them; models, tokenizers and finished stores that artel made before may lie in the cache and
-    among the stores.
+    Unless given, the outputs are the run's folder, the stores and the cache. They need not exist. Text may not be in
+    any of them; models, tokenizers and finished stores that artel made before may be in the cache and the stores.
     """
     outputs = _outputs(run) if outputs is None else outputs
     problems = []
-    for reach in source_paths(run.data):
+    for source_path in source_paths(run.data):
         problems += [
-            _would_be_read(key, folder, reach.key, reach.path)
-            for key, folder in outputs if reach.would_read(_real(folder))
-        ]  # fmt: skip
-        problems += _lies_in_output(reach.key, reach.files, outputs)
-    for given in _folders(run):
+            _would_be_read(key, folder, source_path.key, source_path.path)
+            for key, folder in outputs
+            if source_path.would_read(_real(folder))
+        ]
+        problems += _inside_output(source_path.key, source_path.files, outputs)
+    run_outputs = [(key, folder) for key, folder in outputs if key not in ("data.store", "ARTEL_CACHE")]
+    for input_key, path in _input_folders(run).items():
         problems += [
-            _would_be_read(key, folder, given.where, given.path)
-            for key, folder in outputs if _real(folder).is_relative_to(_real(given.path))
-        ]  # fmt: skip
-        own = [(key, folder) for key, folder in outputs if key not in ("data.store", "ARTEL_CACHE")]
-        problems += _lies_in_output(given.where, [Path(given.path)], own)
+            _would_be_read(key, folder, input_key, path)
+            for key, folder in outputs
+            if _real(folder).is_relative_to(_real(path))
+        ]
+        problems += _inside_output(input_key, [Path(path)], run_outputs)
     return problems
 
 
 def output_problems(run: RunConfig) -> list[Problem]:
-    """Outputs of a run that cannot be written. One that is there may hold all that is needed, but for the run's own."""
-    faults = [
-        (key, folder, folder_problem(folder)) for key, folder in _outputs(run) if key == "run" or not folder.is_dir()
+    """Problems with outputs that cannot be written. An existing store or cache may hold all that is needed."""
+    outputs = [(key, folder) for key, folder in _outputs(run) if key == "run" or not folder.is_dir()]
+    return [
+        Problem(key, f"{folder} {problem}", "write another folder")
+        for key, folder in outputs
+        if (problem := folder_problem(folder))
     ]
-    return [Problem(key, f"{folder} {fault}", "write another folder") for key, folder, fault in faults if fault]
 
 
 def refuse_overlaps(run: RunConfig, outputs: Outputs | None = None) -> None:
@@ -65,45 +59,44 @@ def refuse_overlaps(run: RunConfig, outputs: Outputs | None = None) -> None:
 
 def _outputs(run: RunConfig) -> Outputs:
     outputs = [("ARTEL_CACHE", cache_folder())]
-    if run.run:  # else a text alone is read, as by artel evaluate
+    if run.run:  # empty if only a text is read, as by artel evaluate
         outputs.insert(0, ("run", Path(run.run)))
     if run.data.store and not is_remote(run.data.store):
         outputs.append(("data.store", Path(run.data.store)))
     return outputs
 
 
-def _folders(run: RunConfig) -> Iterator[_Folder]:
-    """Folders that are read beside the sources of text."""
-    keys = {
+def _input_folders(run: RunConfig) -> dict[str, str]:
+    """Folders that are read besides the sources of text, by their keys."""
+    paths = {
         "model.from": run.model.from_,
         "tokenizer.from": run.tokenizer.from_,
         "data.from_store": run.data.from_store,
     }
-    for where, path in keys.items():
-        if path and Path(path).is_dir():
-            yield _Folder(where, path)
+    return {key: path for key, path in paths.items() if path and Path(path).is_dir()}
 
 
-def _lies_in_output(where: str, files: Iterable[Path], outputs: Outputs) -> list[Problem]:
-    """A problem for each output that one of the files lies in, with the first of them."""
-    reals = {_real(folder): (key, folder) for key, folder in reversed(outputs)}
+def _inside_output(input_key: str, files: Iterable[Path], outputs: Outputs) -> list[Problem]:
+    """A problem for each output that contains one of the files; it names the first of them."""
+    by_real_path = {_real(folder): (key, folder) for key, folder in reversed(outputs)}
     problems: dict[str, Problem] = {}
-    folders: dict[str, str] = {}
+    real_parents: dict[str, str] = {}
     for file in files:
         parent = os.path.dirname(file)  # noqa: PTH120
-        if parent not in folders:
-            folders[parent] = os.path.realpath(parent)
-        path = Path(os.path.realpath(file)) if file.is_symlink() else Path(folders[parent], file.name)
-        for real, (key, folder) in reals.items():
+        if parent not in real_parents:
+            real_parents[parent] = os.path.realpath(parent)
+        path = Path(os.path.realpath(file)) if file.is_symlink() else Path(real_parents[parent], file.name)
+        for real, (key, folder) in by_real_path.items():
             if key not in problems and path.is_relative_to(real):
                 what = f"{file} (really {path}) lies in {folder} ({key}), where artel writes and clears"
-                problems[key] = Problem(where, what, f"move it out of there, or choose another folder ({key})")
+                fix = f"move it out of there, or choose another folder ({key})"
+                problems[key] = Problem(input_key, what, fix)
     return list(problems.values())
 
 
-def _would_be_read(key: str, folder: Path, where: str, path: str) -> Problem:
-    what = f"the folder {folder} (really {_real(folder)}) lies in {path} ({where}), and would be read as input"
-    return Problem(key, what, f"choose a folder outside of it ({key}), or a narrower path ({where})")
+def _would_be_read(key: str, folder: Path, input_key: str, path: str) -> Problem:
+    what = f"the folder {folder} (really {_real(folder)}) lies in {path} ({input_key}), and would be read as input"
+    return Problem(key, what, f"choose a folder outside of it ({key}), or a narrower path ({input_key})")
 
 
 def _real(path: Path | str) -> Path:

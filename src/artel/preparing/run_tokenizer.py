@@ -1,4 +1,4 @@
-"""The tokenizer of a run: taken from a folder or the hub, or trained on the run's own text."""
+"""The tokenizer of a run: loaded from a folder or the hub, or trained on the run's own text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import InputError
-from artel.preparing.news import Tell, still
+from artel.preparing.progress import Tell, reporting
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
 from artel.text import Ledger, read_documents
@@ -18,27 +18,26 @@ from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
 
 
 def tokenizer_name(run: RunConfig) -> str | None:
-    """The folder or hub id that the tokenizer is taken from; None when it is trained."""
+    """The folder or hub id of the tokenizer; None if it is trained."""
     if run.tokenizer.train is not None:
         return None
     return run.tokenizer.from_ or run.model.from_
 
 
 def tokenizer_files(run: RunConfig) -> list[Any]:
-    """What is another where the tokenizer is: its name, or path, size and time of change of each of its files."""
+    """What identifies the tokenizer: its name, or the path, size and time of change of each of its files."""
     name = tokenizer_name(run)
     if name is None or not Path(name).is_dir():
         return [name]
-    wanted = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "spiece", "chat_template")
-    files = sorted(file for file in Path(name).iterdir() if file.name.startswith(wanted))
+    prefixes = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "spiece", "chat_template")
+    files = sorted(file for file in Path(name).iterdir() if file.name.startswith(prefixes))
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
 def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Path], object]) -> Tokenizer:
-    """The run's tokenizer as the objective uses it, from the workspace, where it is put first.
+    """The run's tokenizer with the objective's special tokens, loaded from the workspace, which it is saved to first.
 
-    `keep_rejected` is called with the list of records that could not be used, where they are too many. Raises
-    InputError.
+    `keep_rejected` is called with the file of rejected records if they are too many. Raises InputError.
     """
     from artel.objectives import objective_of, objective_type
 
@@ -49,7 +48,7 @@ def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Pat
         try:
             tokenizer = _new_tokenizer(run, kind.encoder, kind.special_tokens(run), rejected, tell)
         except InputError:
-            if rejected.is_file() and rejected.stat().st_size:  # too many of them: no verdict will list them
+            if rejected.is_file() and rejected.stat().st_size:  # too many: no selection will list them
                 keep_rejected(rejected)
             raise
         objective_of(run, tokenizer)
@@ -61,23 +60,23 @@ def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Pat
 def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], rejected: Path, tell: Tell) -> Tokenizer:
     name = tokenizer_name(run)
     if name is not None:
-        where = "tokenizer.from" if run.tokenizer.from_ else "model.from"
-        return load_tokenizer(name, where, runs_code=name == run.model.trust_remote_code)
+        key = "tokenizer.from" if run.tokenizer.from_ else "model.from"
+        return load_tokenizer(name, key, runs_code=name == run.model.trust_remote_code)
     from artel.config import TokenizerTraining
 
     tell("training the tokenizer")
-    wanted = run.tokenizer.train or TokenizerTraining()
-    wanted = wanted.model_copy(update={"special": list(dict.fromkeys([*special, *wanted.special]))})
+    config = run.tokenizer.train or TokenizerTraining()
+    config = config.model_copy(update={"special": list(dict.fromkeys([*special, *config.special]))})
     with rejected.open("wb") as stream:
-        ledger = Ledger(on_reject=lambda each: stream.write(orjson.dumps(each.to_json()) + b"\n"))
+        ledger = Ledger(on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"))
         read = 0
 
         def texts() -> Iterator[str]:
             nonlocal read
-            for document in read_documents(run.data, ledger, wanted.sample):
+            for document in read_documents(run.data, ledger, config.sample):
                 read += 1
                 if document.split == "train":
                     yield document.record.text
 
-        with still(tell, lambda: f"training the tokenizer: {read:,} documents read"):
-            return train_tokenizer(texts(), wanted, encoder=encoder)
+        with reporting(tell, lambda: f"training the tokenizer: {read:,} documents read"):
+            return train_tokenizer(texts(), config, encoder=encoder)

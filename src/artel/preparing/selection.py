@@ -1,9 +1,9 @@
-"""When all parts are there: which documents are kept, how often each is written, and into which shard.
+"""After all input shards are prepared: which documents are kept, how often each is written, and into which store shard.
 
-copies/00000     uint16: how often each document of a part is written; 0: it is dropped
+copies/00000     uint16: how often each document of an input shard is written; 0: it is dropped
 ledger.json      every document: read, kept, dropped by reason
 rejected.jsonl   every record that could not be used
-shards.json      where each shard begins and ends
+shards.json      where each store shard begins and ends
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from artel.text.split import least_fraction
 from artel.tokens.store.manifest import PARTS
 from artel.tokens.store.shards import SHARD_TOKENS
 
-# What `exact` says of a document.
+# The values in the file `exact`.
 _FIRST, _DUPLICATE, _REPEATED = range(3)
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a worker made of a part."""
+class PreparedShard:
+    """What a worker made of an input shard."""
 
     folder: Path
     rows: NDArray
     """DOCUMENT, memory-mapped."""
-    told: dict[str, Any]
-    """Its part.json."""
+    summary: dict[str, Any]
+    """Its summary.json."""
     lines_before: int
-    """Lines of its file that earlier parts read; where its own lines are counted from."""
+    """Lines of its file in earlier shards; 0 for whole files."""
 
     @property
     def notes(self) -> Iterator[dict[str, Any]]:
@@ -59,124 +59,130 @@ class Made:
             for origin, reason, detail, set_name in map(orjson.loads, stream):
                 yield Rejected(self.origin(origin), reason, detail, set_name)
 
-    def origin(self, of_part: str) -> str:
-        """`file:line`, the line counted in the whole file."""
-        place, _, line = of_part.rpartition(":")
-        return f"{place}:{int(line) + self.lines_before}" if self.lines_before and line.isdigit() else of_part
+    def origin(self, origin: str) -> str:
+        """An origin `file:line` with its line counted in the whole file."""
+        place, _, line = origin.rpartition(":")
+        return f"{place}:{int(line) + self.lines_before}" if self.lines_before and line.isdigit() else origin
 
 
-def made_parts(workspace: Workspace) -> list[Made]:
-    found: list[Made] = []
-    before = 0
-    for number, part in enumerate(workspace.parts):
+def prepared_shards(workspace: Workspace) -> list[PreparedShard]:
+    """The prepared shards of a workspace, in order."""
+    shards: list[PreparedShard] = []
+    lines_before = 0
+    for number, input_shard in enumerate(workspace.input_shards):
         folder = workspace.text(number)
-        told = orjson.loads((folder / "part.json").read_bytes())
-        span = part.inputs[0].span if part.inputs else None
+        summary = orjson.loads((folder / "summary.json").read_bytes())
+        span = input_shard.inputs[0].span if input_shard.inputs else None
         if span is None or span.start == 0:
-            before = 0
-        empty = (folder / "documents").stat().st_size == 0
-        rows = np.empty(0, DOCUMENT) if empty else np.memmap(folder / "documents", DOCUMENT, "r")
-        found.append(Made(folder, rows, told, before))
-        before += told["lines"] or 0
-    return found
+            lines_before = 0
+        is_empty = (folder / "documents").stat().st_size == 0
+        rows = np.empty(0, DOCUMENT) if is_empty else np.memmap(folder / "documents", DOCUMENT, "r")
+        shards.append(PreparedShard(folder, rows, summary, lines_before))
+        lines_before += summary["lines"] or 0
+    return shards
 
 
 def encoder_notes(workspace: Workspace) -> list[str]:
-    """What encoded the parts, sentences for the user; nothing of parts too small for more than one encoder."""
-    notes = {part.told["encoder"] for part in made_parts(workspace)}
+    """Sentences for the user about the encoders; none about shards too small for more than one encoder."""
+    notes = {shard.summary["encoder"] for shard in prepared_shards(workspace)}
     return sorted(note for note in notes if note and not note.startswith("tokenizers encodes the first"))
 
 
 def find_earlier_lines(workspace: Workspace) -> None:
-    """Of each part the digests of those lines or paragraphs that stand in an earlier part."""
-    digests = [np.fromfile(workspace.lines(number) / "digests", DIGEST) for number in range(len(workspace.parts))]
-    again = repeated(digests)
+    """Write, for each input shard, the digests of its lines or paragraphs that occur in an earlier shard."""
+    count = len(workspace.input_shards)
+    digests = [np.fromfile(workspace.lines(number) / "digests", DIGEST) for number in range(count)]
+    is_repeated = repeated(digests)
     start = 0
-    for number, part in enumerate(digests):
-        write_file(workspace.earlier(number), part[again[start : start + len(part)]].tobytes())
-        start += len(part)
+    for number, shard in enumerate(digests):
+        write_file(workspace.earlier(number), shard[is_repeated[start : start + len(shard)]].tobytes())
+        start += len(shard)
 
 
 def find_exact(workspace: Workspace) -> None:
-    """`exact`: of each document whether an equal one came before (_DUPLICATE), or nothing is left of it (_REPEATED)."""
-    parts = made_parts(workspace)
-    has_new_text = np.concatenate([np.empty(0, np.uint8), *(part.rows["has_new_text"] for part in parts)])
-    found = np.where(has_new_text == 1, _FIRST, _REPEATED).astype(np.uint8)
+    """Write `exact`: for each document _FIRST, _DUPLICATE of an earlier one, or _REPEATED (no new text)."""
+    shards = prepared_shards(workspace)
+    has_new_text = np.concatenate([np.empty(0, np.uint8), *(shard.rows["has_new_text"] for shard in shards)])
+    kinds = np.where(has_new_text == 1, _FIRST, _REPEATED).astype(np.uint8)
     if workspace.run.data.dedup.exact:
-        found[repeated([part.rows["digest"] for part in parts])] = _DUPLICATE
-    write_file(workspace.exact, found.tobytes())
+        kinds[repeated([shard.rows["digest"] for shard in shards])] = _DUPLICATE
+    write_file(workspace.exact, kinds.tobytes())
 
 
-def find_near(workspace: Workspace, parts: list[Made], group: int) -> None:
-    """Pairs of near-duplicates that one group of bands shows."""
+def find_near(workspace: Workspace, shards: list[PreparedShard], group: int) -> None:
+    """Write the pairs of near-duplicates that one group of bands finds."""
     near = workspace.run.data.dedup.near
     assert near is not None
     bands, _ = bands_and_rows(near.threshold, near.permutations)
-    signatures = _signatures(parts, _exact(workspace) == _FIRST)
+    signatures = _signatures(shards, _exact(workspace) == _FIRST)
     pairs = similar_pairs(signatures, range(group, bands, BAND_GROUPS), near.threshold)
     write_file(workspace.near(group), pairs.tobytes())
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """What a shard holds: documents from `start` to before `stop`, each (round, part of the text, document in it)."""
+    """The documents of a store shard, from `start` to before `stop`, each (round, input shard, document in it)."""
 
     name: str
     split: str
     start: tuple[int, int, int]
     stop: tuple[int, int, int]
     first_document: int
-    """The number of its first document in its part of the store."""
+    """The number of its first document in its split."""
 
     @property
     def folder(self) -> str:
         return f"{self.split}-{self.name}"
 
 
-class Verdict:
-    """What becomes of each document; where there are several reasons to drop it, the first one found counts."""
+class Selection:
+    """Decides about each document. If there are several reasons to drop it, the first one found counts."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
         self._data, self._seed = workspace.run.data, workspace.run.seed
-        self._parts = made_parts(workspace)
-        self._starts = list(accumulate((len(part.rows) for part in self._parts), initial=0))
+        self._shards = prepared_shards(workspace)
+        self._starts = list(accumulate((len(shard.rows) for shard in self._shards), initial=0))
         self._reasons = [""]
-        """Why a document is dropped, by the number that `_dropped` has for it; 0: it is kept."""
+        """Why a document is dropped, by its number in `_dropped`; 0: it is kept."""
         self._dropped = np.zeros(self._starts[-1], np.uint8)
         self._copies = np.ones(self._starts[-1], np.uint16)
-        self._unusable: list[list[Rejected]] = [[] for _ in self._parts]
-        """Of each part the documents of which no sample can be made, for they are bad."""
+        self._unusable: list[list[Rejected]] = [[] for _ in self._shards]
+        """For each shard, the documents of which no sample can be made."""
         self._drop_duplicates()
         self._drop_near()
         self._drop_unusable()
 
     def wider_share(self) -> tuple[float, str] | None:
-        """What to hold out where `data.validation` catches none of the documents, and a note of it; else None.
+        """The share to hold out if `data.validation` holds out no document, and a note about it; else None.
 
-        As many as the share says, at least one: those of the lowest hashes, which a larger share would catch first.
+        It holds out as many documents as `data.validation` says, at least one: those with the lowest hashes, which a
+        larger `data.validation` would hold out first.
         """
         share = self._data.validation
         if self._workspace.held_out is not None or not isinstance(share, float) or share == 0:
             return None
         hashes = [np.empty(0, np.uint64)]
-        for part, start, stop in zip(self._parts, self._starts, self._starts[1:], strict=False):
-            kept = part.rows[self._dropped[start:stop] == 0]
+        for shard, (start, stop) in zip(self._shards, pairwise(self._starts), strict=True):
+            kept = shard.rows[self._dropped[start:stop] == 0]
             if (kept["split"] == 1).any():
                 return None
             hashes.append(kept["split_hash"])
-        together = np.concatenate(hashes)
-        fraction = least_fraction(together, share)
+        all_hashes = np.concatenate(hashes)
+        fraction = least_fraction(all_hashes, share)
         if fraction is None:
             return None
-        held = int(np.count_nonzero(together < fraction * 2**64))
-        which = "the one whose hash comes first is" if held == 1 else f"the {held:,} whose hashes come first are"
-        return fraction, f"data.validation {share:g} catches none of the {len(together):,} documents: {which} held out"
+        count = int(np.count_nonzero(all_hashes < fraction * 2**64))
+        which = "the one whose hash comes first is" if count == 1 else f"the {count:,} whose hashes come first are"
+        return (
+            fraction,
+            f"data.validation {share:g} catches none of the {len(all_hashes):,} documents: {which} held out",
+        )
 
     def write(self, folder: Path, keep_rejected: Callable[[Path], None]) -> None:
-        """The verdict into `folder`, whole or not at all; the file of all that could not be used to `keep_rejected`.
+        """Write the selection into `folder` atomically; `keep_rejected` is called with the file of rejected records.
 
-        Raises InputError when those are too many, when nothing is left, and for sets that are named and never came.
+        Raises InputError if these are too many, if nothing is left, or for named sets that do not occur.
         """
         self._mix()
         self._copies[self._dropped > 0] = 0
@@ -192,153 +198,161 @@ class Verdict:
             (partial / "copies").mkdir()
             for number, (start, stop) in enumerate(pairwise(self._starts)):
                 (partial / "copies" / f"{number:05d}").write_bytes(self._copies[start:stop].tobytes())
-            shards = [astuple(plan) for split in PARTS for plan in self._shards(split)]
-            (partial / "shards.json").write_bytes(orjson.dumps(shards))
+            plans = [astuple(plan) for split in PARTS for plan in self._shard_plans(split)]
+            (partial / "shards.json").write_bytes(orjson.dumps(plans))
 
-    def _drop(self, places: NDArray, reason: str) -> None:
-        """For documents (numbers or bool) that nothing spoke against before."""
+    def _drop(self, documents: NDArray, reason: str) -> None:
+        """Drop documents, given as numbers or bool (all documents,), that are not dropped yet."""
         if reason not in self._reasons:
             self._reasons.append(reason)
         chosen = np.zeros(len(self._dropped), np.bool_)
-        chosen[places] = True
+        chosen[documents] = True
         self._dropped[chosen & (self._dropped == 0)] = self._reasons.index(reason)
 
     def _drop_duplicates(self) -> None:
-        found = _exact(self._workspace)
-        self._drop(found == _DUPLICATE, "duplicate")
-        self._drop(found == _REPEATED, "repeated")
+        kinds = _exact(self._workspace)
+        self._drop(kinds == _DUPLICATE, "duplicate")
+        self._drop(kinds == _REPEATED, "repeated")
 
     def _drop_near(self) -> None:
         if self._data.dedup.near is None:
             return
-        signatures = _signatures(self._parts, _exact(self._workspace) == _FIRST)
+        signatures = _signatures(self._shards, _exact(self._workspace) == _FIRST)
         pairs = (np.fromfile(self._workspace.near(group), np.int64).reshape(-1, 2) for group in range(BAND_GROUPS))
-        for reason, places in near_duplicates(signatures, pairs, self._given_validation()).items():
-            self._drop(places, reason)
-
-    def _given_validation(self) -> NDArray[np.bool_]:
-        """Of each document whether it is a validation text given by a path: such a one stays however alike."""
-        given = [part.key == "data.validation" for part in self._workspace.parts]
-        return np.repeat(np.array(given, np.bool_), np.diff(self._starts))
+        # Validation texts given by a path are kept, however similar.
+        is_given = np.array([shard.key == "data.validation" for shard in self._workspace.input_shards], np.bool_)
+        always_kept = np.repeat(is_given, np.diff(self._starts))
+        for reason, documents in near_duplicates(signatures, pairs, always_kept).items():
+            self._drop(documents, reason)
 
     def _drop_unusable(self) -> None:
-        found: dict[str, list[int]] = defaultdict(list)
-        for part, start, unusable in zip(self._parts, self._starts, self._unusable, strict=False):
-            for note in part.notes:
-                place = start + note["document"]
-                if self._dropped[place]:
+        dropped: dict[str, list[int]] = defaultdict(list)
+        for shard, start, unusable in zip(self._shards, self._starts, self._unusable, strict=False):
+            for note in shard.notes:
+                document = start + note["document"]
+                if self._dropped[document]:
                     continue
                 if "rejected" in note:
                     origin, reason, detail = note["rejected"]
-                    set_name = part.told["sets"][part.rows["set"][note["document"]]]
-                    unusable.append(Rejected(part.origin(origin), reason, detail, set_name))
-                    found[reason].append(place)
+                    set_name = shard.summary["sets"][shard.rows["set"][note["document"]]]
+                    unusable.append(Rejected(shard.origin(origin), reason, detail, set_name))
+                    dropped[reason].append(document)
                 elif "dropped" in note:
-                    found[note["dropped"]].append(place)
-        for reason, places in found.items():
-            self._drop(np.array(places), reason)
+                    dropped[note["dropped"]].append(document)
+        for reason, documents in dropped.items():
+            self._drop(np.array(documents), reason)
 
     def _mix(self) -> None:
-        """Weights and budgets, of each source over all its parts; validation documents come once."""
-        for where in dict.fromkeys(part.key for part in self._workspace.parts):
-            if where == "data.validation":
+        """Apply weights and budgets to each source over all its shards. Validation documents are written once."""
+        for key, numbers in self._shards_by_source().items():
+            if key == "data.validation":
                 continue
-            source = source_at(self._data, where)
-            numbers = [number for number, part in enumerate(self._workspace.parts) if part.key == where]
+            source = source_at(self._data, key)
             for number in numbers:
-                made, place = self._parts[number], slice(self._starts[number], self._starts[number + 1])
-                copies = copies_by_weight(source, made.told["sets"], made.rows["set"], made.rows["digest"], self._seed)
-                copies[made.rows["split"] == 1] = 1
-                self._copies[place] = copies
-                self._drop(np.flatnonzero(copies == 0) + self._starts[number], WEIGHT)
+                shard, start = self._shards[number], self._starts[number]
+                rows = shard.rows
+                copies = copies_by_weight(source, shard.summary["sets"], rows["set"], rows["digest"], self._seed)
+                copies[rows["split"] == 1] = 1
+                self._copies[start : start + len(rows)] = copies
+                self._drop(np.flatnonzero(copies == 0) + start, WEIGHT)
             if source.budget_bytes is not None or source.budget_documents is not None:
-                self._keep_to_budget(source, numbers)
+                self._apply_budget(source, numbers)
 
-    def _keep_to_budget(self, source: SourceConfig, numbers: list[int]) -> None:
-        places = [np.flatnonzero((self._parts[number].rows["split"] == 0)
-                                 & (self._dropped[self._starts[number] : self._starts[number + 1]] == 0))
-                  for number in numbers]  # fmt: skip
-        rows = np.concatenate([self._parts[number].rows[place] for number, place in zip(numbers, places, strict=True)])
-        place = np.concatenate([self._starts[number] + place for number, place in zip(numbers, places, strict=True)])
-        over = over_budget(source, self._copies[place], rows["bytes"], rows["digest"], self._seed)
-        self._drop(place[over], BUDGET)
+    def _apply_budget(self, source: SourceConfig, numbers: list[int]) -> None:
+        rows, documents = [], []
+        for number in numbers:
+            shard_rows, start = self._shards[number].rows, self._starts[number]
+            is_kept = self._dropped[start : start + len(shard_rows)] == 0
+            kept = np.flatnonzero((shard_rows["split"] == 0) & is_kept)
+            rows.append(shard_rows[kept])
+            documents.append(start + kept)
+        row, document = np.concatenate(rows), np.concatenate(documents)
+        over = over_budget(source, self._copies[document], row["bytes"], row["digest"], self._seed)
+        self._drop(document[over], BUDGET)
+
+    def _shards_by_source(self) -> dict[str, list[int]]:
+        """The numbers of the shards of each source, by its key in the run file."""
+        numbers: dict[str, list[int]] = defaultdict(list)
+        for number, shard in enumerate(self._workspace.input_shards):
+            numbers[shard.key].append(number)
+        return numbers
 
     def _ledger(self, rejected_file: Path) -> Ledger:
         with rejected_file.open("wb") as stream:
-            ledger = Ledger(on_reject=lambda each: stream.write(orjson.dumps(each.to_json()) + b"\n"))
-            for number, part in enumerate(self._parts):
-                self._count(ledger, part, slice(self._starts[number], self._starts[number + 1]))
-                for rejected in (*part.rejected, *self._unusable[number]):
+            ledger = Ledger(on_reject=lambda rejected: stream.write(orjson.dumps(rejected.to_json()) + b"\n"))
+            for number, shard in enumerate(self._shards):
+                self._count(ledger, shard, slice(self._starts[number], self._starts[number + 1]))
+                for rejected in (*shard.rejected, *self._unusable[number]):
                     ledger.list(rejected)
         return ledger
 
-    def _count(self, ledger: Ledger, part: Made, place: slice) -> None:
-        for name, counts in part.told["ledger"].items():
+    def _count(self, ledger: Ledger, shard: PreparedShard, documents: slice) -> None:
+        for name, counts in shard.summary["ledger"].items():
             ledger.of(name).read += counts["read"]
             ledger.of(name).dropped.update(counts["dropped"])
-        for source, encodings in part.told.get("encodings", {}).items():
+        for source, encodings in shard.summary["encodings"].items():
             for encoding, files in encodings.items():
                 ledger.add_encoding(source, encoding, files)
-        dropped, copies = self._dropped[place], self._copies[place].astype(np.int64)
-        for number, name in enumerate(part.told["sets"]):
+        dropped, copies = self._dropped[documents], self._copies[documents].astype(np.int64)
+        for number, name in enumerate(shard.summary["sets"]):
             counts = ledger.of(name)
-            of_set = part.rows["set"] == number
-            for reason, count in zip(*np.unique(dropped[of_set], return_counts=True), strict=True):
+            is_in_set = shard.rows["set"] == number
+            for reason, count in zip(*np.unique(dropped[is_in_set], return_counts=True), strict=True):
                 if reason:
                     counts.dropped[self._reasons[reason]] += int(count)
                 else:
                     counts.kept += int(count)
-            for split, split_name in enumerate(PARTS):
-                chosen = of_set & (part.rows["split"] == split)
+            for split_number, split in enumerate(PARTS):
+                chosen = is_in_set & (shard.rows["split"] == split_number)
                 written = {"documents": int(copies[chosen].sum())}
                 for column in ("characters", "bytes", "tokens", "samples"):
-                    written[column] = int((part.rows[column][chosen].astype(np.int64) * copies[chosen]).sum())
-                counts.splits[split_name].update(written)
-        for note in part.notes:
+                    written[column] = int((shard.rows[column][chosen].astype(np.int64) * copies[chosen]).sum())
+                counts.splits[split].update(written)
+        for note in shard.notes:
             if "changed" in note and copies[note["document"]]:
                 ledger.changed.update(note["changed"])
 
     def _check_sets(self) -> None:
         problems: list[Problem] = []
-        for where in dict.fromkeys(part.key for part in self._workspace.parts):
-            made = (made for made, part in zip(self._parts, self._workspace.parts, strict=True) if part.key == where)
-            seen = {name for each in made for name in each.told["ledger"]}
-            problems += check_sets(source_at(self._data, where), where, seen)
+        for key, numbers in self._shards_by_source().items():
+            seen = {name for number in numbers for name in self._shards[number].summary["ledger"]}
+            problems += check_sets(source_at(self._data, key), key, seen)
         if problems:
             raise InputError(problems)
 
-    def _shards(self, split: str) -> Iterator[ShardPlan]:
-        """Documents in the order of the sources, those that come again after all that come once; a shard is full when
-        it has SHARD_TOKENS or more."""
-        number = document = held = 0
+    def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
+        """Divide the documents of a split into store shards of SHARD_TOKENS or slightly more.
+
+        Documents are in the order of the sources; second copies follow after all first copies.
+        """
+        number = document = tokens = 0
         rounds = int(self._copies.max(initial=0))
         start: tuple[int, int, int] | None = None
         first = 0
         for round_ in range(rounds):
-            for part, made in enumerate(self._parts):
-                copies = self._copies[self._starts[part] : self._starts[part + 1]]
-                chosen = np.flatnonzero((copies > round_) & (made.rows["split"] == PARTS.index(split)))
-                ends = np.cumsum(made.rows["tokens"][chosen].astype(np.int64))
+            for shard_number, shard in enumerate(self._shards):
+                copies = self._copies[self._starts[shard_number] : self._starts[shard_number + 1]]
+                chosen = np.flatnonzero((copies > round_) & (shard.rows["split"] == PARTS.index(split)))
+                ends = np.cumsum(shard.rows["tokens"][chosen].astype(np.int64))
                 at = 0
                 while at < len(chosen):
                     if start is None:
-                        start, first = (round_, part, int(chosen[at])), document
+                        start, first = (round_, shard_number, int(chosen[at])), document
                     before = int(ends[at - 1]) if at else 0
-                    stop = int(np.searchsorted(ends, before + SHARD_TOKENS - held)) + 1
-                    taken = min(stop, len(chosen))
-                    held += int(ends[taken - 1]) - before
-                    document += taken - at
-                    at = taken
-                    if held >= SHARD_TOKENS:
-                        end = (round_, part, int(chosen[taken - 1]) + 1)
+                    stop = min(int(np.searchsorted(ends, before + SHARD_TOKENS - tokens)) + 1, len(chosen))
+                    tokens += int(ends[stop - 1]) - before
+                    document += stop - at
+                    at = stop
+                    if tokens >= SHARD_TOKENS:
+                        end = (round_, shard_number, int(chosen[stop - 1]) + 1)
                         yield ShardPlan(f"{number:05d}", split, start, end, first)
-                        number, held, start = number + 1, 0, None
+                        number, tokens, start = number + 1, 0, None
         if start is not None:
             yield ShardPlan(f"{number:05d}", split, start, (rounds, 0, 0), first)
 
 
 def shard_plans(workspace: Workspace) -> list[ShardPlan]:
-    rows = orjson.loads((workspace.verdict / "shards.json").read_bytes())
+    rows = orjson.loads((workspace.selection / "shards.json").read_bytes())
     return [ShardPlan(name, split, tuple(start), tuple(stop), first) for name, split, start, stop, first in rows]
 
 
@@ -346,5 +360,5 @@ def _exact(workspace: Workspace) -> NDArray[np.uint8]:
     return np.fromfile(workspace.exact, np.uint8)
 
 
-def _signatures(parts: list[Made], alive: NDArray[np.bool_]) -> Signatures:
-    return Signatures([part.folder / "near" for part in parts], [len(part.rows) for part in parts], alive)
+def _signatures(shards: list[PreparedShard], is_kept: NDArray[np.bool_]) -> Signatures:
+    return Signatures([shard.folder / "near" for shard in shards], [len(shard.rows) for shard in shards], is_kept)

@@ -1,4 +1,4 @@
-"""The tasks of a workspace by name and number: what an engine is handed, here or on a cluster."""
+"""The tasks of a workspace, by stage and number: what an engine runs, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal
 
 from artel.objectives import Objective, objective_of
 from artel.preparing.assembly import write_shard
-from artel.preparing.input_shards import write_lines, write_part
-from artel.preparing.selection import Made, ShardPlan, find_near, made_parts, shard_plans
+from artel.preparing.input_shards import write_lines, write_prepared_shard
+from artel.preparing.selection import PreparedShard, ShardPlan, find_near, prepared_shards, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.text.dedup.near import BAND_GROUPS
 from artel.tokens import load_tokenizer
@@ -18,43 +18,43 @@ Stage = Literal["lines", "text", "near", "shards"]
 
 
 class Tasks:
-    """What is to be done in a workspace; a task that is done is not done again."""
+    """The tasks of a workspace. A finished task is not run again."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
 
-    def left(self, stage: Stage) -> list[int]:
-        """The numbers of the stage's tasks that are not done."""
-        tasks = {"near": lambda: range(BAND_GROUPS), "shards": lambda: self._plans}.get(
-            stage, lambda: self.workspace.parts
-        )
-        count = len(tasks())
+    def unfinished(self, stage: Stage) -> list[int]:
+        """The numbers of the stage's unfinished tasks."""
+        if stage == "near":
+            count = BAND_GROUPS
+        else:
+            count = len(self._plans if stage == "shards" else self.workspace.input_shards)
         return [number for number in range(count) if not self._result(stage, number).exists()]
 
-    def do(self, stage: Stage, number: int) -> None:
-        """Do a task. Raises InputError, WorkError."""
-        workspace = self.workspace
-        if self._result(stage, number).exists():
+    def run(self, stage: Stage, number: int) -> None:
+        """Run a task. Raises InputError, WorkError."""
+        workspace, result = self.workspace, self._result(stage, number)
+        if result.exists():
             return
         if stage == "lines":
-            write_lines(workspace.run, workspace.parts[number], self._result(stage, number))
+            write_lines(workspace.run, workspace.input_shards[number], result)
         elif stage == "text":
-            part, earlier = workspace.parts[number], workspace.earlier(number)
-            write_part(workspace.run, part, self._objective, self._result(stage, number), earlier)
+            shard, earlier = workspace.input_shards[number], workspace.earlier(number)
+            write_prepared_shard(workspace.run, shard, self._objective, result, earlier)
         elif stage == "near":
-            find_near(workspace, self._made, number)
+            find_near(workspace, self._prepared, number)
         else:
-            write_shard(workspace, self._made, self._plans[number], self._objective)
+            write_shard(workspace, self._prepared, self._plans[number], self._objective)
 
     def _result(self, stage: Stage, number: int) -> Path:
-        """The file or folder that is there when a task is done."""
+        """The file or folder that exists if the task is finished."""
         if stage == "shards":
             return self.workspace.shard(self._plans[number].folder)
         return {"lines": self.workspace.lines, "text": self.workspace.text, "near": self.workspace.near}[stage](number)
 
     @cached_property
-    def _made(self) -> list[Made]:
-        return made_parts(self.workspace)
+    def _prepared(self) -> list[PreparedShard]:
+        return prepared_shards(self.workspace)
 
     @cached_property
     def _plans(self) -> list[ShardPlan]:

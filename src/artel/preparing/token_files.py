@@ -1,4 +1,4 @@
-"""Files of tokens that others made: Megatron-LM (.bin and .idx), nanoGPT and llm.c (.bin), opened and checked."""
+"""Token files of other programs, opened and checked: Megatron-LM (.bin and .idx), nanoGPT and llm.c (.bin)."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _MEGATRON = b"MMIDIDX\x00\x00"
 _MEGATRON_HEADER = 34  # magic 9, version 8, type 1, number of sequences 8, number of document ends 8
 _MEGATRON_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats: no tokens
 _LLM_C_HEADER = 1024
-_LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # by their first number: version and type
-# Numbers looked at together: 8 to 64 MB. A longer document is kept as several samples, so that none is held whole.
+_LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic number: (version, type)
+# Tokens processed at a time: 8 to 64 MB. A longer document becomes several samples, so that none is held in memory.
 PIECE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """One file of tokens, memory-mapped, whose header and size have been checked; its ids have not."""
+    """A memory-mapped file of tokens. Its header and size are checked; its ids are not."""
 
     path: Path
     form: str
     ids: np.ndarray
-    """Integers of the file's own type (tokens,)."""
-    before: int
-    """Bytes that stand before the first token."""
+    """(tokens,) of the file's own integer type."""
+    offset: int
+    """Bytes before the first token."""
     documents: Callable[[int], Iterable[Span]]
-    """Given the end token: first token of each document and the one after its last, in order, without gaps."""
+    """A function of the end token's id: (first token, last token + 1) of each document, in order, without gaps."""
 
 
-def open_token_files(path: str, vocabulary: int, where: str) -> list[TokenFile]:
-    """The files that a name, a prefix of Megatron's or a glob means, sorted by name; `where` is the option's name.
+def open_token_files(path: str, vocabulary: int, option: str) -> list[TokenFile]:
+    """Open the files that a name, a prefix of Megatron's or a glob given at `option` matches, sorted by name.
 
-    Raises InputError with what is wrong with each of them.
+    Raises InputError with the problems of all files.
     """
     opened: list[TokenFile] = []
     problems: list[Problem] = []
-    for file in _named(path, where):
+    for file in _find(path, option):
         try:
             opened.append(_open(file, vocabulary))
         except InputError as error:
@@ -54,19 +54,19 @@ def open_token_files(path: str, vocabulary: int, where: str) -> list[TokenFile]:
     return opened
 
 
-def _named(path: str, where: str) -> list[Path]:
-    """The .bin files that are meant."""
+def _find(path: str, option: str) -> list[Path]:
+    """The .bin files."""
     if Path(path).is_file():
-        found = [Path(path)]
+        files = [Path(path)]
     elif Path(f"{path}.idx").is_file():
-        found = [Path(f"{path}.bin")]
+        files = [Path(f"{path}.bin")]
     else:
-        found = [Path(name) for name in glob(path) if name.endswith((".bin", ".idx"))]  # noqa: PTH207
-    if not found:
+        files = [Path(name) for name in glob(path) if name.endswith((".bin", ".idx"))]  # noqa: PTH207
+    if not files:
         fix = "give NAME.bin, the prefix of Megatron-LM's NAME.bin and NAME.idx, or a glob in quotes: 'tokens/*.bin'"
         what = "is a folder" if Path(path).is_dir() else "there are no such files of tokens"
-        raise InputError.at(f"{where} {path}", what, fix)
-    return sorted({file.with_suffix(".bin") if file.suffix == ".idx" else file for file in found})
+        raise InputError.at(f"{option} {path}", what, fix)
+    return sorted({file.with_suffix(".bin") if file.suffix == ".idx" else file for file in files})
 
 
 def _open(file: Path, vocabulary: int) -> TokenFile:
@@ -89,26 +89,26 @@ def _open(file: Path, vocabulary: int) -> TokenFile:
 
 
 def _open_llm_c(file: Path, head: np.ndarray) -> TokenFile:
-    wanted, kind = _LLM_C[int(head[0])]
+    expected, kind = _LLM_C[int(head[0])]
     version, count = int(head[1]), int(head[2])
-    if version != wanted:
-        raise bad_file(file, f"is llm.c's format in version {version}", f"write it in version {wanted}")
-    size, whole = file.stat().st_size, _LLM_C_HEADER + count * np.dtype(kind).itemsize
-    if size != whole:
-        what = f"has {size:,} bytes, and its header tells of {count:,} tokens, which are {whole:,}"
+    if version != expected:
+        raise bad_file(file, f"is llm.c's format in version {version}", f"write it in version {expected}")
+    size, full_size = file.stat().st_size, _LLM_C_HEADER + count * np.dtype(kind).itemsize
+    if size != full_size:
+        what = f"has {size:,} bytes, and its header tells of {count:,} tokens, which are {full_size:,}"
         raise bad_file(file, what, "fetch or write it anew: it is cut off, or not whole")
     if count == 0:
         raise bad_file(file, "holds no tokens", "leave it out")
     return _by_end_tokens(file, "llm.c", kind, _LLM_C_HEADER)
 
 
-def _by_end_tokens(file: Path, form: str, kind: str, before: int) -> TokenFile:
-    """A file whose documents reach from one end token to the next."""
+def _by_end_tokens(file: Path, form: str, kind: str, offset: int) -> TokenFile:
+    """A file in which every document ends with an end token."""
     width = np.dtype(kind).itemsize
     if file.stat().st_size % width:
         what = f"has {file.stat().st_size:,} bytes, which is no whole number of tokens of {width} bytes"
         raise bad_file(file, what, "fetch or write it anew: it is cut off, or holds something else")
-    ids = np.asarray(np.memmap(file, dtype=kind, mode="r", offset=before))
+    ids = np.asarray(np.memmap(file, dtype=kind, mode="r", offset=offset))
 
     def documents(end_id: int) -> Iterator[Span]:
         start = 0
@@ -119,7 +119,7 @@ def _by_end_tokens(file: Path, form: str, kind: str, before: int) -> TokenFile:
         if start < len(ids):
             yield start, len(ids)
 
-    return TokenFile(file, form, ids, before, documents)
+    return TokenFile(file, form, ids, offset, documents)
 
 
 def _open_megatron(file: Path, index: Path) -> TokenFile:
@@ -136,15 +136,15 @@ def _open_megatron(file: Path, index: Path) -> TokenFile:
         raise bad_file(index, f"is of version {version}", "this artel reads version 1, which Megatron-LM writes")
     if code not in _MEGATRON_TYPES:
         raise bad_file(index, f"says that its tokens are of type {code}, which is no type of tokens", anew)
-    told = f"{sequences:,} sequences and {ends:,} ends of documents"
-    size, whole = index.stat().st_size, _MEGATRON_HEADER + 12 * sequences + 8 * ends
-    if size == whole + sequences and sequences:
+    content = f"{sequences:,} sequences and {ends:,} ends of documents"
+    size, full_size = index.stat().st_size, _MEGATRON_HEADER + 12 * sequences + 8 * ends
+    if size == full_size + sequences and sequences:
         raise bad_file(index, "has a mode for each sequence: it holds images too", "give text alone")
-    if size != whole:
-        raise bad_file(index, f"has {size:,} bytes, and its header tells of {told}, which are {whole:,}", anew)
+    if size != full_size:
+        raise bad_file(index, f"has {size:,} bytes, and its header tells of {content}, which are {full_size:,}", anew)
     width = np.dtype(_MEGATRON_TYPES[code]).itemsize
     if sequences == 0 or ends < 2 or file.stat().st_size % width:
-        what = f"its {file.stat().st_size:,} bytes are not {told} of tokens of {width} bytes each"
+        what = f"its {file.stat().st_size:,} bytes are not {content} of tokens of {width} bytes each"
         raise bad_file(file, what, anew)
     places = [_MEGATRON_HEADER, _MEGATRON_HEADER + 4 * sequences, _MEGATRON_HEADER + 12 * sequences]
     lengths, pointers, bounds = (
@@ -165,7 +165,7 @@ def _open_megatron(file: Path, index: Path) -> TokenFile:
 
 
 def _check_sequences(file: Path, index: Path, lengths: np.ndarray, pointers: np.ndarray, width: int, anew: str) -> None:
-    """Raise InputError unless each sequence begins where the one before it ends, and the last ends with the file."""
+    """Raise InputError unless each sequence begins at the end of the one before it, and the last ends with the file."""
     expected = 0
     for first in range(0, len(lengths), PIECE):
         piece = lengths[first : first + PIECE].astype(np.int64)
@@ -182,7 +182,7 @@ def _check_sequences(file: Path, index: Path, lengths: np.ndarray, pointers: np.
 
 
 def _check_bounds(index: Path, bounds: np.ndarray, sequences: int, anew: str) -> None:
-    """Raise InputError unless the documents' bounds go from the first sequence to the last."""
+    """Raise InputError unless the bounds of documents rise from the first sequence to the last."""
     falls = any((np.diff(bounds[first : first + PIECE + 1]) < 0).any() for first in range(0, len(bounds), PIECE))
     if bounds[0] != 0 or bounds[-1] != sequences or falls:
         what = f"the ends of its documents do not rise from 0 to its {sequences:,} sequences"

@@ -1,19 +1,19 @@
-"""The folder in which a store is made: the plan, and what each task has finished, so that a killed run goes on.
+"""The folder in which a store is made: the plan and the results of finished tasks, so that a killed run resumes.
 
     KEY.parts/run.yaml            the run
-    KEY.parts/plan.json           the parts of its sources, in their order
-    KEY.parts/held-out.json       the share that is held out, where that of the run catches no document
+    KEY.parts/plan.json           the input shards of its sources, in order
+    KEY.parts/held-out.json       the share that is held out, if the run's share holds out no document
     KEY.parts/tokenizer/          the tokenizer
-    KEY.parts/lines/00000/        of each part the digests of its lines or paragraphs (where repeated ones go)
-    KEY.parts/earlier/00000       and those of them that stand in an earlier part
-    KEY.parts/text/00000/         of each part its documents, as tokens, and the ledger of what was dropped
+    KEY.parts/lines/00000/        for each input shard, the digests of its lines or paragraphs (with dedup.lines)
+    KEY.parts/earlier/00000       those of them that occur in an earlier shard
+    KEY.parts/text/00000/         for each input shard, its documents as tokens, and the ledger of what was dropped
     KEY.parts/exact               which documents are exact duplicates
     KEY.parts/near/00000.npy      near-duplicates found in a group of bands
-    KEY.parts/verdict/            how often each document is written, the ledger, and what each shard holds
-    KEY.parts/shards/train-00000/ a finished shard
-    KEY.parts/errors/             what went wrong, in tasks of other processes
+    KEY.parts/selection/          how often each document is written, the ledger, and what each store shard holds
+    KEY.parts/shards/train-00000/ a finished store shard
+    KEY.parts/errors/             errors of tasks in other processes
 
-A task's result is there whole or not at all; one that is there is not made again.
+A task's result appears atomically; a task that has one is not run again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.storage import disk_errors, remove_leftovers, write_file
 from artel.text import InputShard, all_inputs, cut_notes, input_shards
 
-# Of little text smaller parts are made, so that all cores have some: a few for each, but none that takes under 0.2 s.
-_PARTS_AT_LEAST, _SMALL_PART = 16, 4_000_000
+# Little text is divided into smaller shards, so that every core has a few, but none that takes less than 0.2 s.
+_MIN_SHARDS, _SMALL_SHARD = 16, 4_000_000
 
-# Of what lies in a workspace: one that an artel of another form began is begun anew.
-_FORM = 5
+# The version of the layout above. A workspace of another version is begun anew.
+_FORMAT = 6
 
 
 @dataclass(frozen=True)
@@ -45,28 +45,27 @@ class Workspace:
 
     @classmethod
     def of(cls, path: Path, run: RunConfig) -> Workspace:
-        """The workspace at `path`, planned now unless an earlier start did."""
-        if path.exists() and not _has_form(path / "plan.json"):
+        """The workspace at `path`, planned now unless an earlier start planned it."""
+        if path.exists() and not _has_format(path / "plan.json"):
             shutil.rmtree(path)
         workspace = cls(path, run)
         held_out = workspace.held_out
         if held_out is not None:
-            data = run.data.model_copy(update={"validation": held_out["fraction"]})
-            workspace = cls(path, run.model_copy(update={"data": data}))
+            workspace = cls(path, _with_validation(run, held_out["fraction"]))
         run = workspace.run
-        run_file = dump_run(run, secrets=True)  # workers go by these addresses; the folder goes when the store is made
+        run_file = dump_run(run, secrets=True)  # workers need the secrets; the folder is removed when the store is made
         if run_file != dump_run(run):
             _make_private(path)
         if not workspace._plan.is_file():
-            inputs = [each for _, _, inputs in all_inputs(run.data) for each in inputs]
-            total = sum(each.size for each in inputs)
-            size = min(run.prepare.part, max(_SMALL_PART, total // _PARTS_AT_LEAST))
-            parts = [part.to_json() for part in input_shards(run.data, size)]
-            write_file(workspace._plan, orjson.dumps({"form": _FORM, "parts": parts, "notes": cut_notes(inputs)}))
-        write_file(path / "run.yaml", run_file)  # what does not shape the store may be another than before
-        for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
+            inputs = [entry for _, _, inputs in all_inputs(run.data) for entry in inputs]
+            size = min(run.prepare.part, max(_SMALL_SHARD, sum(entry.size for entry in inputs) // _MIN_SHARDS))
+            shards = [shard.to_json() for shard in input_shards(run.data, size)]
+            plan = {"format": _FORMAT, "input_shards": shards, "notes": cut_notes(inputs)}
+            write_file(workspace._plan, orjson.dumps(plan))
+        write_file(path / "run.yaml", run_file)  # settings that do not shape the store may have changed
+        for folder in (path, *(entry for entry in path.iterdir() if entry.is_dir())):
             remove_leftovers(folder)
-        workspace.forget_errors()
+        workspace.remove_errors()
         return workspace
 
     @classmethod
@@ -79,43 +78,42 @@ class Workspace:
         return self.path / "plan.json"
 
     @cached_property
-    def parts(self) -> list[InputShard]:
-        return [InputShard.from_json(told) for told in orjson.loads(self._plan.read_bytes())["parts"]]
+    def input_shards(self) -> list[InputShard]:
+        return list(map(InputShard.from_json, orjson.loads(self._plan.read_bytes())["input_shards"]))
 
     @property
     def held_out(self) -> dict[str, Any] | None:
-        """The `fraction` that is held out where the run's own caught no document, and the `note` that says so."""
+        """The `fraction` that is held out if the run's own holds out no document, and a `note` for the user."""
         file = self.path / "held-out.json"
         return orjson.loads(file.read_bytes()) if file.is_file() else None
 
     @property
     def notes(self) -> list[str]:
-        """What was decided about the text before it was read, and about what is held out."""
+        """Sentences for the user: what was decided about the text before it was read, and what is held out."""
         return [*orjson.loads(self._plan.read_bytes())["notes"], *([self.held_out["note"]] if self.held_out else [])]
 
     def hold_out(self, fraction: float, note: str) -> Workspace:
-        """The workspace anew, with another share held out than the run says: all is read and trained again."""
-        run = self.run.model_copy(update={"data": self.run.data.model_copy(update={"validation": fraction})})
+        """The workspace with another held-out share than the run's; all texts are read again."""
         self.exact.unlink(missing_ok=True)
         for name in ("tokenizer", "lines", "earlier", "text", "near"):
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
-        # Last: a start that was killed before goes on with the share of the run, and comes here again.
+        # Written last: a process that is killed before goes on with the run's share, and comes here again.
         write_file(self.path / "held-out.json", orjson.dumps({"fraction": fraction, "note": note}))
-        return Workspace.of(self.path, run)
+        return Workspace.of(self.path, self.run)
 
     @property
     def tokenizer(self) -> Path:
         return self.path / "tokenizer"
 
-    def lines(self, part: int) -> Path:
-        return self.path / "lines" / f"{part:05d}"
+    def lines(self, shard: int) -> Path:
+        return self.path / "lines" / f"{shard:05d}"
 
-    def earlier(self, part: int) -> Path:
-        return self.path / "earlier" / f"{part:05d}"
+    def earlier(self, shard: int) -> Path:
+        return self.path / "earlier" / f"{shard:05d}"
 
-    def text(self, part: int) -> Path:
-        return self.path / "text" / f"{part:05d}"
+    def text(self, shard: int) -> Path:
+        return self.path / "text" / f"{shard:05d}"
 
     @property
     def exact(self) -> Path:
@@ -125,8 +123,8 @@ class Workspace:
         return self.path / "near" / f"{group:05d}.npy"
 
     @property
-    def verdict(self) -> Path:
-        return self.path / "verdict"
+    def selection(self) -> Path:
+        return self.path / "selection"
 
     def shard(self, name: str) -> Path:
         return self.path / "shards" / name
@@ -135,30 +133,34 @@ class Workspace:
     def _errors(self) -> Path:
         return self.path / "errors"
 
-    def note_error(self, task: str, error: ArtelError) -> None:
-        """Keep what a task of another process raised, for the one who waits for it."""
+    def write_error(self, task: str, error: ArtelError) -> None:
+        """Keep the error of a task in another process for the process that waits for it."""
         problems = [[problem.where, problem.what, problem.fix] for problem in error.problems]
-        told = {"is_input": isinstance(error, InputError), "problems": problems}
-        write_file(self._errors / f"{task}.json", orjson.dumps(told))
+        content = {"is_input": isinstance(error, InputError), "problems": problems}
+        write_file(self._errors / f"{task}.json", orjson.dumps(content))
 
     def raise_errors(self) -> None:
-        """Raise what tasks of other processes raised, all problems together."""
-        found: list[dict[str, Any]] = [orjson.loads(file.read_bytes()) for file in sorted(self._errors.glob("*.json"))]
-        if found:
-            problems = dict.fromkeys(Problem(*row) for told in found for row in told["problems"])
-            raise (InputError if all(told["is_input"] for told in found) else WorkError)(problems)
+        """Raise the errors of tasks in other processes, all problems together."""
+        errors: list[dict[str, Any]] = [orjson.loads(file.read_bytes()) for file in sorted(self._errors.glob("*.json"))]
+        if errors:
+            problems = dict.fromkeys(Problem(*row) for error in errors for row in error["problems"])
+            raise (InputError if all(error["is_input"] for error in errors) else WorkError)(problems)
 
-    def forget_errors(self) -> None:
+    def remove_errors(self) -> None:
         for file in self._errors.glob("*.json"):
             file.unlink()
 
 
-def _has_form(plan: Path) -> bool:
-    return not plan.is_file() or orjson.loads(plan.read_bytes()).get("form") == _FORM
+def _with_validation(run: RunConfig, fraction: float) -> RunConfig:
+    return run.model_copy(update={"data": run.data.model_copy(update={"validation": fraction})})
+
+
+def _has_format(plan: Path) -> bool:
+    return not plan.is_file() or orjson.loads(plan.read_bytes()).get("format") == _FORMAT
 
 
 def _make_private(folder: Path) -> None:
-    """A folder that no other user can look into."""
+    """Create a folder that no other user can enter."""
     with disk_errors(folder.parent):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)

@@ -1,14 +1,14 @@
-"""What happens on a node of a cluster, and what the starter of its jobs needs to know of them.
+"""The work of a node of a cluster, and what the process that submits the jobs must know about it.
 
     KEY.parts/jobs/text-0/claims/12    a link to the name of the process that took task 12
-    KEY.parts/jobs/text-0/killed/3     what is to be said of rank 3, of which a process was killed
-    KEY.parts/jobs/text-0/completions  ranks that ended well          }
-    KEY.parts/jobs/text-0/logs         what each rank told            } datatrove's
-    KEY.parts/jobs/text-0/slurm_logs   and all that its job printed   }
-    KEY.parts/jobs/text-0/slurm-job    the job's number
+    KEY.parts/jobs/text-0/killed/3     a message about rank 3, of which a process was killed
+    KEY.parts/jobs/text-0/completions  ranks that succeeded            }
+    KEY.parts/jobs/text-0/logs         the log of each rank            } datatrove's
+    KEY.parts/jobs/text-0/slurm_logs   and all that its job printed    }
+    KEY.parts/jobs/text-0/slurm-job    the number of the job
 
-Each submission has a folder of its own, so that nothing an earlier one noted hides work: what is done is told by the
-tasks' results alone. Two who do the same task write the same, and the first one's result stays.
+Each submission has its own folder, so that the claims of an earlier one hide no work: only the results of tasks tell
+what is finished. Two processes that run the same task write the same result, and the first one stays.
 """
 
 from __future__ import annotations
@@ -28,61 +28,61 @@ from typing import Any
 from datatrove.utils.logging import logger  # type: ignore[import-untyped]
 
 from artel.errors import ArtelError, WorkError
-from artel.preparing.engines.local import end_with
+from artel.preparing.engines.local import exit_with
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
 from artel.storage.unexpected_errors import worker_error
 from artel.tokens.tokenizer.fast_encoder import encode_in_one_thread
 
-SHARED = "set data.store to a folder on a disk that all nodes see under the same path"
-GO_ON = "then run the same command: it goes on from the finished parts"
-# A folder's listing over NFS may be a minute old: so long a result may be there and not be seen.
+FIX_SHARED_DISK = "set data.store to a folder on a disk that all nodes see under the same path"
+FIX_RESUME = "then run the same command: it goes on from the finished parts"
+# A folder's listing over NFS may be a minute old: a result may exist so long before it is seen.
 UNSEEN_SECONDS = 60
-# The results are looked for every two seconds; where looking takes long, for there are many, a tenth of the time.
+# Seconds between looks for results. If there are many, so that looking takes long, looking takes a tenth of the time.
 _POLL_SECONDS = 2.0
 _QUOTED_LINES = 12
 
 
 @dataclass(frozen=True)
 class Work:
-    """A step of datatrove's pipelines: each rank does tasks of a stage that nobody took before, until none is left.
+    """A step of datatrove's pipelines. Each rank runs tasks of a stage that no process has taken, until none is left.
 
-    Whoever starts first takes more: jobs of a busy cluster start hours apart, and nodes are not equally fast.
+    A rank that starts first runs more tasks: jobs of a busy cluster start hours apart, and nodes differ in speed.
     """
 
     workspace: str
     stage: Stage
     numbers: list[int]
-    """Of the tasks that were left when the job was submitted."""
+    """The tasks that were unfinished when the job was submitted."""
     folder: str
-    """Of this submission."""
+    """The folder of this submission."""
     directory: str
-    """Where the starter stood: from there the run file's paths lead."""
+    """The working folder of the submitting process, for relative paths in the run file."""
     processes: int = 1
-    """Of each rank."""
+    """Processes per rank."""
 
     def __call__(self, _data: Any, rank: int, ranks: int) -> None:
-        # Its folder alone proves nothing: where it is not seen, it is made for the logs.
+        # The folder alone proves nothing: on a disk that is not shared, it is created for the logs.
         if not Path(self.workspace, "plan.json").is_file():
             node = socket.gethostname()
-            raise WorkError.at("data.store", f"the node {node} does not see {self.workspace}", SHARED)
+            raise WorkError.at("data.store", f"the node {node} does not see {self.workspace}", FIX_SHARED_DISK)
         workspace = Workspace.at(Path(self.workspace))
         try:
             os.chdir(self.directory)
         except OSError as error:
             what = f"the node {socket.gethostname()} cannot go to {self.directory}: {error.strerror}"
-            workspace.note_error(f"{self.stage}-rank-{rank}", WorkError.at("prepare.engine", what, SHARED))
+            workspace.write_error(f"{self.stage}-rank-{rank}", WorkError.at("prepare.engine", what, FIX_SHARED_DISK))
             return
-        encode_in_one_thread()  # each process is one of several
-        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
-        # Forked even where there is but one: a pool of datatrove's waits for ever for a process that was killed.
+        encode_in_one_thread()  # there are other processes
+        threading.Thread(target=exit_with, args=(os.getppid(),), daemon=True).start()
+        # Forked even for one process: a pool of datatrove's waits forever for a process that was killed.
         context = multiprocessing.get_context("fork")
-        names = [f"{rank}.{number}" for number in range(self.processes)]
-        first = [len(self.numbers) * (rank * self.processes + place) // (ranks * self.processes)
-                 for place in range(self.processes)]  # fmt: skip
-        processes = [context.Process(target=self._do_tasks, args=(workspace, *each, os.getpid()))
-                     for each in zip(names, first, strict=True)]  # fmt: skip
+        processes = []
+        for number in range(self.processes):
+            first = len(self.numbers) * (rank * self.processes + number) // (ranks * self.processes)
+            arguments = (workspace, f"{rank}.{number}", first, os.getpid())
+            processes.append(context.Process(target=self._run_tasks, args=arguments))
         for process in processes:
             process.start()
         for process in processes:
@@ -95,89 +95,82 @@ class Work:
         if any(codes):
             raise WorkError.at("prepare.workers", "a process failed; its log tells why")
 
-    def _do_tasks(self, workspace: Workspace, name: str, first: int, starter: int) -> None:
-        threading.Thread(target=end_with, args=(starter,), daemon=True).start()
+    def _run_tasks(self, workspace: Workspace, name: str, first: int, parent: int) -> None:
+        threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
         tasks = Tasks(workspace)
-        for number in self._taken(name, first):
+        for number in self._take(name, first):
             try:
                 workspace.raise_errors()
             except ArtelError:
-                return  # another found that the whole is in vain
+                return  # another process failed
             logger.info(f"{self.stage} {number}")
             try:
-                tasks.do(self.stage, number)
+                tasks.run(self.stage, number)
             except ArtelError as error:
                 logger.error(error.in_a_line)
-                workspace.note_error(f"{self.stage}-{number}", error)
+                workspace.write_error(f"{self.stage}-{number}", error)
                 return
             except Exception as error:
-                logger.exception(error)  # the log of this task is where one looks for it
-                workspace.note_error(
-                    f"{self.stage}-{number}", worker_error(error, f"stage {self.stage}, part {number}")
-                )
+                logger.exception(error)
+                known = worker_error(error, f"stage {self.stage}, part {number}")
+                workspace.write_error(f"{self.stage}-{number}", known)
                 os._exit(1)
 
-    def _taken(self, name: str, first: int) -> Iterator[int]:
-        """Tasks taken for a process, one at a time, from the `first` on; before them what it took before a requeue."""
+    def _take(self, name: str, first: int) -> Iterator[int]:
+        """Take tasks for a process, one at a time, from `first` on; before them those it took before a requeue."""
         claims = Path(self.folder, "claims")
         yield from [int(claim.name) for claim in claims.iterdir() if str(claim.readlink()) == name]
-        left = deque(self.numbers[first:] + self.numbers[:first])
-        while left:
+        remaining = deque(self.numbers[first:] + self.numbers[:first])
+        while remaining:
             claimed = {claim.name for claim in claims.iterdir()}
-            left = deque(number for number in left if str(number) not in claimed)
-            if left:
-                number = left.popleft()
+            remaining = deque(number for number in remaining if str(number) not in claimed)
+            if remaining:
+                number = remaining.popleft()
                 try:
-                    (claims / str(number)).symlink_to(name)  # fails where it is there: one call, also over a network
+                    (claims / str(number)).symlink_to(name)  # atomic, also over a network; fails if it exists
                 except FileExistsError:
                     continue
                 yield number
 
 
 def new_work(tasks: Tasks, stage: Stage, processes: int = 1) -> Work:
-    """What is left of a stage, for a submission of its own."""
+    """The unfinished tasks of a stage, as a submission with a folder of its own."""
     jobs = tasks.workspace.path.resolve() / "jobs"
     number = len(list(jobs.glob(f"{stage}-*")))
     folder = jobs / f"{stage}-{number}"
     (folder / "claims").mkdir(parents=True)
     path = str(tasks.workspace.path.resolve())
-    return Work(path, stage, tasks.left(stage), str(folder), str(Path.cwd()), processes)
+    return Work(path, stage, tasks.unfinished(stage), str(folder), str(Path.cwd()), processes)
 
 
-class Watch:
-    """Looks for results and errors of a submission, tells how far it is, and waits between the looks."""
-
-    def __init__(self, tasks: Tasks, work: Work, progress: Callable[[int, int], None]) -> None:
-        self._tasks, self._work, self._progress = tasks, work, progress
-
-    def missing(self) -> int:
-        """How many results are not there yet, after a while. Raises what tasks raised."""
-        began = time.monotonic()
-        missing = len(set(self._work.numbers).intersection(self._tasks.left(self._work.stage)))
-        self._progress(len(self._work.numbers) - missing, len(self._work.numbers))
-        self._tasks.workspace.raise_errors()
-        if missing:
-            time.sleep(max(_POLL_SECONDS, 9 * (time.monotonic() - began)))
-        return missing
+def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], None]) -> int:
+    """Report progress and wait a while; return the number of missing results. Raises the errors of tasks."""
+    start = time.monotonic()
+    missing = len(set(work.numbers).intersection(tasks.unfinished(work.stage)))
+    progress(len(work.numbers) - missing, len(work.numbers))
+    tasks.workspace.raise_errors()
+    if missing:
+        time.sleep(max(_POLL_SECONDS, 9 * (time.monotonic() - start)))
+    return missing
 
 
-def lost(work: Work, missing: int, ended: str, fix: str) -> WorkError:
-    """The error for tasks that nobody did and nobody complained of; it quotes the log of one who failed."""
+def lost_tasks(work: Work, missing: int, ended: str, fix: str) -> WorkError:
+    """The error for tasks without a result and without an error; it quotes the log of a rank that failed."""
     what = f"{missing:,} of {len(work.numbers):,} tasks ({work.stage}) were not done: {ended}"
     if killed := [file.read_text() for file in sorted(Path(work.folder).glob("killed/*"))]:
         memory = "if memory ran out, raise prepare.slurm.memory, or start Ray with fewer CPUs on a node"
-        return WorkError.at("prepare.workers", f"{what}; {killed[0]}", f"{memory}; {GO_ON}")
-    log = _log_of_a_failure(Path(work.folder))
+        return WorkError.at("prepare.workers", f"{what}; {killed[0]}", f"{memory}; {FIX_RESUME}")
+    log = _failed_log(Path(work.folder))
     if log is None:
         what = f"{what} and left no log: do the nodes see that folder?"
-        return WorkError.at(work.folder, what, f"{SHARED}; {GO_ON}")
+        return WorkError.at(work.folder, what, f"{FIX_SHARED_DISK}; {FIX_RESUME}")
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return WorkError.at(str(log), f"{what}. It ends with", f"{fix}; {GO_ON}", tuple(lines[-_QUOTED_LINES:]))
+    return WorkError.at(str(log), f"{what}. It ends with", f"{fix}; {FIX_RESUME}", tuple(lines[-_QUOTED_LINES:]))
 
 
-def _log_of_a_failure(folder: Path) -> Path | None:
-    """The newest log of those whose rank did not end well; Slurm's log of a rank has all that datatrove's has."""
-    well = {int(file.name) for file in folder.glob("completions/*")}
+def _failed_log(folder: Path) -> Path | None:
+    """The newest log of a rank that failed. Slurm's log of a rank contains datatrove's."""
+    succeeded = {int(file.name) for file in folder.glob("completions/*")}
     logs = [*folder.glob("slurm_logs/*_*.out")] or [*folder.glob("logs/task_*.log")]
-    failed = [log for log in logs if int(log.stem.rpartition("_")[2]) not in well and log.stat().st_size]
+    failed = [log for log in logs if int(log.stem.rpartition("_")[2]) not in succeeded and log.stat().st_size]
     return max(failed, key=lambda log: log.stat().st_mtime, default=None)

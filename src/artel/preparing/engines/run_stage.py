@@ -1,4 +1,4 @@
-"""Who does the tasks of a stage: processes of this machine, or a cluster."""
+"""Runs a stage by the engine of the run: processes of this machine, Slurm or Ray."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ from artel.preparing.engines.local import run_here
 from artel.preparing.tasks import Stage, Tasks
 
 
-def check_engine(wanted: PrepareConfig) -> None:
-    """Raise InputError where the engine cannot be had: before any text is read."""
-    if wanted.engine == "local":
+def check_engine(config: PrepareConfig) -> None:
+    """Raise InputError if the engine cannot be used, before any text is read."""
+    if config.engine == "local":
         return
     if find_spec("datatrove") is None:
         raise missing_extra("datatrove", "cluster", "prepare.engine")
-    from artel.preparing.engines import ray as by_ray
-    from artel.preparing.engines import slurm as by_slurm
+    from artel.preparing.engines import ray, slurm
 
-    (by_slurm.check if wanted.engine == "slurm" else by_ray.check)()
+    (slurm.check if config.engine == "slurm" else ray.check)()
 
 
-def run_stage(tasks: Tasks, stage: Stage, wanted: PrepareConfig, progress: Callable[[int, int], None]) -> None:
-    """Do what is left of a stage; `progress` is told how many of how many tasks are done.
+def run_stage(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Callable[[int, int], None]) -> None:
+    """Run the unfinished tasks of a stage; `progress` is called with (number done, number of tasks).
 
     Raises InputError, WorkError.
     """
     if (tasks.workspace.path / "jobs").is_dir() and find_spec("datatrove") is not None:
         from artel.preparing.engines.slurm import cancel_jobs
 
-        cancel_jobs(tasks.workspace)  # those of a start that was killed; its tasks of Ray died with it
-    if wanted.engine == "slurm":
+        cancel_jobs(tasks.workspace)  # those of a process that was killed; its Ray tasks died with it
+    if config.engine == "slurm":
         from artel.preparing.engines.slurm import run_by_slurm
 
-        run_by_slurm(tasks, stage, wanted, progress)
-    elif wanted.engine == "ray":
+        run_by_slurm(tasks, stage, config, progress)
+    elif config.engine == "ray":
         from artel.preparing.engines.ray import run_by_ray
 
-        run_by_ray(tasks, stage, wanted, progress)
+        run_by_ray(tasks, stage, config, progress)
     else:
-        run_here(tasks, stage, wanted.workers, progress)
+        run_here(tasks, stage, config.workers, progress)

@@ -1,4 +1,4 @@
-"""Signs of life while text is prepared: a line now and then, also from work that is one long call."""
+"""Progress while text is prepared: a line every ten seconds, also during work that is one long call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 Tell = Callable[[str], None]
 
-_SECONDS_BETWEEN_NEWS = 10
+_SECONDS = 10
 
 
-class News:
-    """How far a stage is, told now and then."""
+class Progress:
+    """Reports how far a stage is, at most every `seconds`."""
 
-    def __init__(self, tell: Tell, what: str, seconds: float = _SECONDS_BETWEEN_NEWS) -> None:
+    def __init__(self, tell: Tell, what: str, seconds: float = _SECONDS) -> None:
         self._tell, self._what, self._seconds = tell, what, seconds
         self._next = time.monotonic() + seconds
 
@@ -26,19 +26,19 @@ class News:
 
 
 @contextmanager
-def still(tell: Tell, what: Callable[[], str], seconds: float = _SECONDS_BETWEEN_NEWS) -> Iterator[None]:
-    """Tell `what` every `seconds` until the work inside is done, which must not fork: the teller is a thread."""
+def reporting(tell: Tell, what: Callable[[], str], seconds: float = _SECONDS) -> Iterator[None]:
+    """Report `what` every `seconds` while the block runs. The block must not fork: a thread reports."""
     done = threading.Event()
     start = time.monotonic()
 
-    def tell_on() -> None:
+    def report() -> None:
         while not done.wait(seconds):
             tell(f"{what()} ({time.monotonic() - start:,.0f} s)")
 
-    teller = threading.Thread(target=tell_on, daemon=True)
-    teller.start()
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         done.set()
-        teller.join()
+        thread.join()
