@@ -108,7 +108,7 @@ def test_a_damaged_store_is_made_anew_byte_for_byte(tmp_path):
         prepared = prepare(run, said.append, verify=True)
         assert (prepared.made, prepared.folder) == (True, store)
         assert files_in(store) == whole, name
-        (line,) = [line for line in said if "is set aside and made anew" in line]
+        (line,) = [line for line in said if "is set aside and made again" in line]
         assert line.startswith(f"{store / name} ")
         assert not list(store.parent.glob("*.damaged"))
     assert not prepare(run, verify=True).made
@@ -133,6 +133,6 @@ def test_a_run_goes_on_over_both_as_if_nothing_had_been(trained, tmp_path, monke
         main()
     said = capfd.readouterr().err
     assert ended.value.code == 0, said
-    for part in (f"{tokens} does not have the checksum", "made anew", "step-000000006 is damaged", "after step 4"):
+    for part in (f"{tokens} does not have the checksum", "made again", "step-000000006 is damaged", "after step 4"):
         assert part in said
     assert (folder / "model" / "model.safetensors").read_bytes() == expected

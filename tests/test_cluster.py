@@ -115,7 +115,7 @@ def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
     assert error.startswith(f"{tmp_path}/slurm_logs/7_1.out: 1 of 2 tasks (text) were not done")
     assert error.count("    | a") == 11
     assert "| why" in error
-    assert error.endswith("mend it; then run the same command: it goes on from the finished parts")
+    assert error.endswith("mend it; then run the same command: it resumes from the finished parts")
 
 
 def test_the_script_for_slurm(tmp_path):

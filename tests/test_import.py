@@ -233,7 +233,7 @@ HOSTILE = {
     "wrong magic": (lambda b, i: patch(i, 0, b"TNTIDX\0\0\0"), "is no index of Megatron-LM: it begins with b'TNTIDX"),
     "empty index": (lambda b, i: cut(i, 0), "is no index of Megatron-LM: it begins with b''"),
     "cut within the header": (lambda b, i: cut(i, 20), "is cut off after 20 bytes, within its header"),
-    "cut index": (lambda b, i: cut(i, 90), "has 90 bytes, and its header tells of 3 sequences and 3 ends"),
+    "cut index": (lambda b, i: cut(i, 90), "has 90 bytes, and its header states 3 sequences and 3 ends"),
     "absurd counts": (lambda b, i: patch(i, 18, eight(2**62)), "4,611,686,018,427,387,904 sequences"),
     "version": (lambda b, i: patch(i, 9, eight(2)), "is of version 2"),
     "floats": (lambda b, i: patch(i, 17, b"\6"), "are of type 6, which is no type of tokens"),
@@ -263,7 +263,7 @@ def test_other_files_that_are_none_are_refused(tokenizer, tmp_path):
     (tmp_path / "odd.bin").write_bytes(b"\1\0\2")
     assert "has 3 bytes, which is no whole number of tokens" in refusal(tmp_path / "odd.bin", tokenizer, store)
     cut(write_llm_c(tmp_path / "short.bin", range(100)), 1100)
-    assert "has 1,100 bytes, and its header tells of 100 tokens" in refusal(tmp_path / "short.bin", tokenizer, store)
+    assert "has 1,100 bytes, and its header states 100 tokens" in refusal(tmp_path / "short.bin", tokenizer, store)
     write_llm_c(tmp_path / "new.bin", range(5), version=2)
     assert "is llm.c's format in version 2" in refusal(tmp_path / "new.bin", tokenizer, store)
     write_llm_c(tmp_path / "none.bin", [])

@@ -159,9 +159,9 @@ def test_an_environment_of_ascii_alone(tmp_path):
 @pytest.mark.parametrize(
     ("limits", "says"),
     [
-        ([("file", 2000)], "may not become so large"),
+        ([("file", 2000)], "may not become that large"),
         ([("open", 16)], "limit on open files"),
-        ([("memory", 300 << 20)], "the system gives no more"),
+        ([("memory", 300 << 20)], "the system has no more"),
     ],
 )
 def test_limits_of_a_process_are_told(tmp_path, limits, says):

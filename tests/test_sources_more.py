@@ -107,7 +107,9 @@ def test_truncated_parquet(tmp_path, cut):
     file = parquet(tmp_path / "a.parquet", {"text": TEXTS})
     file.write_bytes(file.read_bytes()[:cut])
     for action in (checked, items, functools.partial(items, format="chat")):
-        with pytest.raises(InputError, match=r"a\.parquet: cannot be read as parquet: .*\n.*fetch or write it anew"):
+        with pytest.raises(
+            InputError, match=r"a\.parquet: cannot be read as parquet: .*\n.*download or write it again"
+        ):
             action(file)
 
 
@@ -203,7 +205,7 @@ def test_compressed_lines_whole_in_members_cut_and_empty(tmp_path, suffix):
     file.write_bytes(pack(LINES[:1000]) + pack(LINES[1000:]))
     assert read_texts(file)[0] == TEXTS
     file.write_bytes(pack(LINES[:1000]) + pack(LINES[1000:])[:-30])
-    with pytest.raises(InputError, match=rf"\.{suffix}:\d+: the compressed file is damaged here: .*pack it anew"):
+    with pytest.raises(InputError, match=rf"\.{suffix}:\d+: the compressed file is damaged here: .*pack it again"):
         read_texts(file)
     file.write_bytes(pack(LINES) + b"no such thing as this")
     with pytest.raises(InputError, match=rf"a\.jsonl\.{suffix}:\d+: the compressed file is damaged here"):

@@ -95,7 +95,7 @@ def test_redirects_lead_to_http_and_https_alone(site: Site, tmp_path: Path, code
         host = f"127.0.0.1:{ftp.getsockname()[1]}"
         for target in (f"ftp://{host}/a", f"FTP://{host}/a", f"file://{secret}", "data:,text", f"gopher://{host}/",
                        f"s3://{host}/a", f"jar:{site.address}/page"):  # fmt: skip
-            with pytest.raises(InputError, match=rf"answers {code} .*, which leads to .*: artel follows to http and"):
+            with pytest.raises(InputError, match=rf"answers {code} .*, which leads to .*: artel follows only http and"):
                 fetch(f"{site.address}/to/{code}/{target}", tmp_path / "cache")
         with pytest.raises(BlockingIOError):
             ftp.accept()

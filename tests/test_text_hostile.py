@@ -315,7 +315,7 @@ def test_a_window_that_takes_too_much_memory_is_named(tmp_path):
     packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     (tmp_path / "a.txt.zst").write_bytes(packer.compress(b"hello\n" * 1000) + packer.flush())
     for source in ({"document": "line"}, {"document": "file"}, {"format": "warc"}):
-        with pytest.raises(InputError, match="is packed with a window of over 128 MB; pack it anew"):
+        with pytest.raises(InputError, match="is packed with a window of over 128 MB; pack it again"):
             read_texts(tmp_path / "a.txt.zst", **source)
 
 

@@ -99,7 +99,7 @@ def check_there(folder: Path, expected_identity: str) -> None:
     if identity(folder) == expected_identity:
         return
     what = "the run's folder was removed or moved while the run was at work; nothing more is written there"
-    fix = "where it was moved, move it back: the same command goes on from its last checkpoint"
+    fix = "where it was moved, move it back: the same command resumes from its last checkpoint"
     raise WorkError.at(str(folder), what, fix)
 
 

@@ -21,7 +21,7 @@ def check_from_store(run: RunConfig, *, verify: bool = False) -> None:
         if verify:
             store.verify(load_tokenizer(str(folder / "tokenizer")).vocabulary)
     except InputError as error:
-        fix = "give the folder that artel data import or artel prepare printed; a damaged one must be made anew"
+        fix = "give the folder that artel data import or artel prepare printed; a damaged one must be made again"
         raise InputError([Problem(key, f"{problem.where} {problem.what}", fix) for problem in error.problems]) from None
     manifest = store.manifest
     problems = []

@@ -215,23 +215,23 @@ def _without_texts(run: RunConfig, error: InputError, tell: Tell, verify: bool) 
     problem = error.problems[0]
     fault = damage(folder) if verify else None
     if fault is not None:
-        fix = "the store cannot be made anew without its texts: put them back, or a copy of the store"
+        fix = "the store cannot be made again without its texts: put them back, or a copy of the store"
         raise InputError([problem, Problem(fault.where, fault.what, fix)])
-    tell(f"{problem.where}: {problem.what}; the run goes on with the store that was made of its texts: {folder}")
+    tell(f"{problem.where}: {problem.what}; the run continues with the store that was made of its texts: {folder}")
     return Prepared(folder, made=False)
 
 
 def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:
     """Rename a damaged store; return its new name, or None if another process has made it again meanwhile."""
     if not _is_store_folder(folder):
-        what, fix = "stands where a store is to be written, and is none", "move it away, or choose another data.store"
+        what, fix = "is in the place of a store and is not a store", "move it away, or choose another data.store"
         raise InputError.at(str(folder), what, fix)
     fault = damage(folder)
     if fault is None:
         return None
     aside = set_aside(folder)
     _copy_note(folder).unlink(missing_ok=True)
-    tell(f"{fault.where} {fault.what}: the store is set aside and made anew")
+    tell(f"{fault.where} {fault.what}: the store is set aside and made again")
     return aside
 
 

@@ -95,8 +95,8 @@ def _open_llm_c(file: Path, head: np.ndarray) -> TokenFile:
         raise bad_file(file, f"is llm.c's format in version {version}", f"write it in version {expected}")
     size, full_size = file.stat().st_size, _LLM_C_HEADER + count * np.dtype(kind).itemsize
     if size != full_size:
-        what = f"has {size:,} bytes, and its header tells of {count:,} tokens, which are {full_size:,}"
-        raise bad_file(file, what, "fetch or write it anew: it is cut off, or not whole")
+        what = f"has {size:,} bytes, and its header states {count:,} tokens, which are {full_size:,}"
+        raise bad_file(file, what, "download or write it again: it is cut off, or not whole")
     if count == 0:
         raise bad_file(file, "holds no tokens", "leave it out")
     return _by_end_tokens(file, "llm.c", kind, _LLM_C_HEADER)
@@ -107,7 +107,7 @@ def _by_end_tokens(file: Path, form: str, kind: str, offset: int) -> TokenFile:
     width = np.dtype(kind).itemsize
     if file.stat().st_size % width:
         what = f"has {file.stat().st_size:,} bytes, which is no whole number of tokens of {width} bytes"
-        raise bad_file(file, what, "fetch or write it anew: it is cut off, or holds something else")
+        raise bad_file(file, what, "download or write it again: it is cut off, or holds something else")
     ids = np.asarray(np.memmap(file, dtype=kind, mode="r", offset=offset))
 
     def documents(end_id: int) -> Iterator[Span]:
@@ -123,7 +123,7 @@ def _by_end_tokens(file: Path, form: str, kind: str, offset: int) -> TokenFile:
 
 
 def _open_megatron(file: Path, index: Path) -> TokenFile:
-    anew = "write it anew with Megatron-LM's tools/preprocess_data.py"
+    anew = "write it again with Megatron-LM's tools/preprocess_data.py"
     with index.open("rb") as stream:
         head = stream.read(_MEGATRON_HEADER)
     if not head.startswith(_MEGATRON):
@@ -141,7 +141,7 @@ def _open_megatron(file: Path, index: Path) -> TokenFile:
     if size == full_size + sequences and sequences:
         raise bad_file(index, "has a mode for each sequence: it holds images too", "give text alone")
     if size != full_size:
-        raise bad_file(index, f"has {size:,} bytes, and its header tells of {content}, which are {full_size:,}", anew)
+        raise bad_file(index, f"has {size:,} bytes, and its header states {content}, which are {full_size:,}", anew)
     width = np.dtype(_MEGATRON_TYPES[code]).itemsize
     if sequences == 0 or ends < 2 or file.stat().st_size % width:
         what = f"its {file.stat().st_size:,} bytes are not {content} of tokens of {width} bytes each"

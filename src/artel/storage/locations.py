@@ -28,7 +28,7 @@ def user_path(path: str, key: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        what, fix = f"{path}: there is no such home", "write the path in full, or ./~ where a name begins so"
+        what, fix = f"{path}: there is no such home folder", "write the path in full, or ./~ where a name begins so"
         raise InputError.at(key, what, fix) from None
 
 
@@ -51,8 +51,8 @@ def folder_problem(folder: Path) -> str:
     """Why a folder cannot be created or written, by its permissions; empty if it can."""
     existing = _nearest_existing(folder)
     if not existing.is_dir():
-        return f"cannot be a folder: {existing} is none"
-    return "" if os.access(existing, os.W_OK | os.X_OK) else f"cannot be written: {existing} is not yours to write into"
+        return f"cannot be a folder: {existing} is not a folder"
+    return "" if os.access(existing, os.W_OK | os.X_OK) else f"cannot be written: you have no permission in {existing}"
 
 
 def _nearest_existing(folder: Path) -> Path:
@@ -108,11 +108,11 @@ def disk_error(error: OSError, path: Path | str, what: str = "cannot be written"
         return InputError.at(str(path), f"{what}: {detail}", fix)
     if error.errno == errno.EFBIG:
         fix = f"lift the limit on the size of a file (ulimit -f), or {other}"
-        return WorkError.at(str(path), f"a file there may not become so large: {detail}", fix)
+        return WorkError.at(str(path), f"a file there may not become that large: {detail}", fix)
     if error.errno in _TOO_MANY_FILES:
         return WorkError.at(str(path), f"cannot be opened: {detail}", "lift the limit on open files (ulimit -n)")
     if error.errno == errno.ENOENT:
-        fix = "it was removed or moved meanwhile: put it back, and the same command goes on"
+        fix = "it was removed or moved meanwhile: put it back; the same command then resumes"
         return WorkError.at(str(path), f"is not there: {detail}", fix)
     return WorkError.at(str(path), f"the disk fails: {detail}", f"see the system's log, or {other}")
 

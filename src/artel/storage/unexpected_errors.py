@@ -36,7 +36,7 @@ def machine_error(error: BaseException) -> ArtelError | None:
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     ):
         detail = " ".join(str(error).split())[:200]
-        what = "the system gives no more" + (f": {detail}" if detail else "")
+        what = "the system has no more" + (f": {detail}" if detail else "")
         less = "a smaller model, data.block or train.micro_batch, fewer prepare.workers"
         fix = f"lift the limit on this process (ulimit -v, the container's or the job's), or take less: {less}"
         return WorkError.at("memory", what, fix)

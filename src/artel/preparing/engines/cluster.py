@@ -36,7 +36,7 @@ from artel.storage.unexpected_errors import worker_error
 from artel.tokens.tokenizer.fast_encoder import encode_in_one_thread
 
 FIX_SHARED_DISK = "set data.store to a folder on a disk that all nodes see under the same path"
-FIX_RESUME = "then run the same command: it goes on from the finished parts"
+FIX_RESUME = "then run the same command: it resumes from the finished parts"
 # A folder's listing over NFS may be a minute old: a result may exist so long before it is seen.
 UNSEEN_SECONDS = 60
 # Seconds between looks for results. If there are many, so that looking takes long, looking takes a tenth of the time.

@@ -64,7 +64,7 @@ def run_by_ray(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Call
                 continue
             if failures or Path(work.folder, "killed").exists() or time.monotonic() > ended + UNSEEN_SECONDS:
                 reason = f": {failures[0]}" if failures else ""
-                raise lost_tasks(work, missing, f"the tasks of Ray ended{reason}", "mend what it tells")
+                raise lost_tasks(work, missing, f"the tasks of Ray ended{reason}", "fix what the log reports")
         thread.join(_END_SECONDS)
 
 

@@ -174,7 +174,7 @@ def _remedy(failures: list[str]) -> str:
         return "raise prepare.slurm.time"
     if "OUT_OF_MEMORY" in failures:
         return "raise prepare.slurm.memory"
-    return "mend what it tells"
+    return "fix what the log reports"
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -204,7 +204,7 @@ def _check_secrets(url: str) -> None:
     """Raise InputError if the address lacks a secret: it was hidden, or its environment variable is not set."""
     if HIDDEN in url:
         what = f"its secret was not written down, {HIDDEN} stands in its place"
-        fix = "give the address anew, with ${NAME} for the secret, and set NAME in the environment"
+        fix = "give the address again, with ${NAME} for the secret, and set NAME in the environment"
         raise InputError.at(url, what, fix)
     problems = [
         Problem(url, f"there is no {name} in the environment", f"set it: export {name}=…")

@@ -39,7 +39,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def http_error_302(self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: HTTPMessage) -> Any:
         target = urljoin(req.full_url, headers.get("Location", headers.get("URI", "")))
         if urlsplit(target).scheme not in ("http", "https"):
-            what = f"{msg}, which leads to {target}: artel follows to http and https alone"
+            what = f"{msg}, which leads to {target}: artel follows only http and https"
             raise urllib.error.HTTPError(req.full_url, code, what, headers, fp)
         return super().http_error_302(req, fp, code, msg, headers)
 

@@ -101,7 +101,7 @@ def push_folder(folder: Path, address: str, commit: str = MANIFEST) -> list[str]
             size = remote[name].size if name in remote else 0
             if name not in remote or size != file.stat().st_size:
                 what = f"has {size:,} bytes there and {file.stat().st_size:,} here"
-                raise WorkError.at(f"{address}/{name}", what, "start again; it goes on from there")
+                raise WorkError.at(f"{address}/{name}", what, "start again: it resumes from there")
         _upload(files, last, f"{address}/{commit}", checksum(last))
     return [*pushed, commit]
 
@@ -150,7 +150,7 @@ def pull_folder(
         with remote_errors(address, LIST, READ), open_remote(address) as files:
             remote = _list_folder(files, address)
         if commit not in remote:
-            fix = "check the address, or push it again: it goes on from there"
+            fix = "check the address, or push it again: it resumes from there"
             raise InputError.at(address, f"has no {commit}: no folder was finished there", fix)
         facts = {name: (size, digest) for name, size, digest in expected or ()}
         for name, (size, _) in facts.items():
@@ -222,5 +222,5 @@ def _code(error: Exception) -> str:
 
 
 def _damaged(address: str, name: str, what: str) -> WorkError:
-    fix = f"prepare it anew after: aws s3 rm --recursive {address}"
+    fix = f"prepare it again after: aws s3 rm --recursive {address}"
     return WorkError.at(f"{address}/{name}", what, fix)

@@ -44,7 +44,7 @@ def _two_files(inputs_file: SourceFile, outputs_file: SourceFile) -> Iterator[Re
         if input_row is None or output_row is None:
             longer = count + 1 + sum(1 for _ in (outputs if input_row is None else inputs))
             counts = (count, longer) if input_row is None else (longer, count)
-            what = f"has {counts[0]:,} rows and {outputs_file.origin} has {counts[1]:,}: they do not go row for row"
+            what = f"has {counts[0]:,} rows and {outputs_file.origin} has {counts[1]:,}: they do not match row for row"
             fix = "give each input its output in the same row of the other file"
             raise InputError.at(inputs_file.origin, what, fix)
         (place, left), (output_place, right) = input_row, output_row
@@ -60,7 +60,7 @@ def _output_rows(file: SourceFile) -> Iterator[Row]:
     try:
         yield from _rows(file, [("output", file.source.output)])
     except BadRecord as error:  # binary data
-        what = f"{error.detail}; its inputs have nothing to go with"
+        what = f"{error.detail}; its inputs have no outputs"
         raise InputError.at(file.origin, what, "name the file of outputs: outputs: FILE") from None
 
 

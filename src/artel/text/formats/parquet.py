@@ -161,7 +161,7 @@ def _check_count(rows: int, table: Any, origin: str) -> None:
 
 
 def _damaged(origin: str, what: str) -> InputError:
-    fix = "fetch or write it anew, or leave it out; if it is not parquet, give its format"
+    fix = "download or write it again, or leave it out; if it is not parquet, give its format"
     return InputError.at(origin, f"cannot be read as parquet: {what}", fix)
 
 

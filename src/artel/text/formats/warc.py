@@ -55,10 +55,10 @@ def read_warc(file: SourceFile) -> Items:
                 except BadRecord as error:
                     yield file.reject(place, error)
         except DECOMPRESSION_ERRORS as error:
-            detail = f"{decompression_error(error).detail} (in this record or behind it)"
+            detail = f"{decompression_error(error).detail} (in this record or after it)"
             yield file.reject(place, BadRecord("truncated", detail))
         except _BadArchive as error:
-            detail = f"the archive is damaged in this record or behind it: {error}; fetch it anew"
+            detail = f"the archive is damaged in this record or after it: {error}; download it again"
             yield file.reject(place, BadRecord(error.reason, detail))
 
 

@@ -52,9 +52,9 @@ class Span:
 def decompression_error(error: Exception) -> BadRecord:
     """One of DECOMPRESSION_ERRORS as the reason why a record is bad."""
     if "too much memory" in str(error):  # zstd's words
-        detail = "is packed with a window of over 128 MB; pack it anew with zstd --long=27 or without"
+        detail = "is packed with a window of over 128 MB; pack it again with zstd --long=27 or without"
         return BadRecord("window", detail)
-    return BadRecord("truncated", f"the compressed file is damaged here: {error}; fetch or pack it anew")
+    return BadRecord("truncated", f"the compressed file is damaged here: {error}; download or pack it again")
 
 
 def read_lines(

@@ -123,7 +123,7 @@ def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
     files = unique_files(file for file in files_matching(str(local)) if file.is_file()) if is_glob else []
     if not files:
         what = f"no file matches {path}" if is_glob else f"there is no file {path}"
-        raise InputError.at(key, what, f"it is looked for from {Path.cwd()}")
+        raise InputError.at(key, what, f"paths are relative to {Path.cwd()}")
     return files
 
 
