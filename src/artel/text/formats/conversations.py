@@ -152,22 +152,15 @@ def _form_of(row: dict[str, Any]) -> str:
     raise BadRecord("unknown_form", f"is no conversation of a known form (it has: {names_of(row)}); {fix}")
 
 
-def _messages(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
-    return _listed(reader, row, ("messages",))
-
-
-def _sharegpt(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
-    return _listed(reader, row, ("conversations", "conversation"))
-
-
 def _dialog(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     if isinstance(row.get("role"), list):
         columns = {name: row[name] for name in ("role", "content") if name in row}
         return [("", [*reader.system(row), *reader.turns(columns, "the row")])]
-    return _listed(reader, row, ("messages", "conversation", "conversations"))
+    return _listed(reader, row, "messages", "conversation", "conversations")
 
 
-def _listed(reader: RowReader, row: dict[str, Any], names: tuple[str, ...]) -> Iterable[PathTurns]:
+def _listed(reader: RowReader, row: dict[str, Any], *names: str) -> Iterable[PathTurns]:
+    """The turns in the first field that the row has."""
     name = next((name for name in names if row.get(name) is not None), None)
     if name is None:
         mapped = reader.mapping.get(names[0], names[0])
@@ -240,9 +233,9 @@ def _each(row: dict[str, Any], name: str, turns: Callable[[dict[str, Any], str],
 
 
 FORMS: dict[str, Callable[[RowReader, dict[str, Any]], Iterable[PathTurns]]] = {
-    "messages": _messages,
+    "messages": lambda reader, row: _listed(reader, row, "messages"),
     "alpaca": _alpaca,
-    "sharegpt": _sharegpt,
+    "sharegpt": lambda reader, row: _listed(reader, row, "conversations", "conversation"),
     "dialog": _dialog,
     "character": _character,
     "oasst": _oasst,
