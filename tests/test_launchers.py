@@ -88,7 +88,7 @@ AUTO = ("train.precision=auto",)
 def test_accelerates_configuration_is_taken_over(tmp_path, changes, overrides):
     found, _ = taken(tmp_path, *AUTO, **changes)
     assert found.overrides == overrides
-    assert [line for line in found.told if "as accelerate was told" in line] == [
+    assert [line for line in found.notes if "as accelerate was told" in line] == [
         f"{line}, as accelerate was told" for line in overrides
     ]
 
@@ -97,7 +97,7 @@ def test_the_run_file_goes_before_accelerates_configuration(tmp_path):
     found, _ = taken(tmp_path, "train.precision=fp32", "parallel.data=ddp", mixed_precision="bf16",
                      distributed_type="FSDP", fsdp_config=FSDP2)  # fmt: skip
     assert found.overrides == []
-    assert found.told == [
+    assert found.notes == [
         "accelerate asks for train.precision=bf16, and the run file for fp32: the run file decides",
         "accelerate asks for parallel.data=fsdp, and the run file for ddp: the run file decides",
     ]
@@ -114,7 +114,7 @@ def test_what_artel_has_not_is_refused(tmp_path):
 def test_accelerate_on_a_cpu(tmp_path):
     found, environment = taken(tmp_path, distributed_type="MULTI_CPU", use_cpu=True)
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
-    assert "accelerate has started one process" in found.told[0]
+    assert "accelerate has started one process" in found.notes[0]
 
 
 def test_the_ddp_section_of_accelerates_users_is_understood(tmp_path):

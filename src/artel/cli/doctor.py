@@ -28,12 +28,12 @@ def doctor(
 ) -> None:
     """Look at this machine: what it has, what artel would choose on it and why, and what stands in its way.
 
-    Paste what it prints into an issue. Nothing is written and no network is used; of variables that may be secret only
-    that they are set is told.
+    Paste what it prints into an issue. It writes nothing and uses no network. Of variables that may be secret it says
+    only that they are set.
 
-    With --parallel two steps of a small copy of the run's own model are trained under its layout and by one process,
-    here, and losses and gradient norms compared: a proof in a minute, before a cluster is rented. It ends with 1 where
-    they differ.
+    With --parallel it trains two steps of a small copy of the run's own model, under the run's parallel strategy and in
+    one process, and compares losses and gradient norms: a proof in a minute, before you rent a cluster. The exit status
+    is 1 where they differ.
 
     Examples: artel doctor run.yaml
               artel doctor run.yaml --parallel parallel.data=fsdp parallel.tensor=2 --nproc 4
@@ -41,7 +41,7 @@ def doctor(
     from artel.config import Overrides, load_run
 
     if parallel:
-        _try_layout(name, overrides or [], nproc, as_json)
+        _try_parallel(name, overrides or [], nproc, as_json)
         return
     run = load_run(name, Overrides.parse(overrides)) if name else None
     variables = dict(os.environ)  # as they are before ours are added
@@ -50,14 +50,14 @@ def doctor(
     quiet_libraries()
     from artel.diagnostics.doctor import examine
 
-    found = examine(run, variables)
+    examination = examine(run, variables)
     if as_json:
-        print_json(found.to_json())
+        print_json(examination.to_json())
     else:
-        show(str(found))
+        show(str(examination))
 
 
-def _try_layout(name: str, overrides: list[str], nproc: int | None, as_json: bool) -> None:
+def _try_parallel(name: str, overrides: list[str], nproc: int | None, as_json: bool) -> None:
     from artel.config import Overrides, load_run
     from artel.errors import InputError
 
@@ -67,10 +67,10 @@ def _try_layout(name: str, overrides: list[str], nproc: int | None, as_json: boo
     quiet_libraries()
     from artel.diagnostics.doctor.parallel import try_layout
 
-    found = try_layout(run, nproc or max(2, run.parallel.processes))
+    agreement = try_layout(run, nproc or max(2, run.parallel.processes))
     if as_json:
-        print_json(found.to_json())
+        print_json(agreement.to_json())
     else:
-        show(str(found))
-    if not found.agrees:
+        show(str(agreement))
+    if not agreement.agrees:
         raise typer.Exit(1)

@@ -64,7 +64,7 @@ def evaluate(
             _write_predictions(judged[0], predictions)
     tell(*_table(judged))
     if as_json:
-        print_json({"models": [found.to_json() for found in judged]})
+        print_json({"models": [result.to_json() for result in judged]})
 
 
 def _write_predictions(judged: Judged, file: Path) -> None:
@@ -78,12 +78,12 @@ def _write_predictions(judged: Judged, file: Path) -> None:
 
 
 def _table(judged: list[Judged]) -> list[str]:
-    """A row a model, a column a figure; below it how much they were judged on."""
-    columns = list(dict.fromkeys(name for found in judged for name in found.figures))
+    """A row for each model, a column for each metric; below it the amount of data."""
+    columns = list(dict.fromkeys(name for result in judged for name in result.figures))
     rows = [["model", *(name.replace("_", " ") for name in columns)]]
     rows += [
-        [found.model, *(f"{found.figures[name]:,.4f}" if name in found.figures else "-" for name in columns)]
-        for found in judged
+        [result.model, *(f"{result.figures[name]:,.4f}" if name in result.figures else "-" for name in columns)]
+        for result in judged
     ]
     widths = [max(len(row[at]) for row in rows) for at in range(len(columns) + 1)]
     lines = ["  ".join([f"{row[0]:<{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows]
@@ -95,12 +95,12 @@ def _table(judged: list[Judged]) -> list[str]:
 def _run_tasks(models: list[str], tasks: list[str], folder: str | None, limit: int | None, as_json: bool) -> None:
     from artel.inference import open_model, run_tasks
 
-    found: dict[str, Any] = {name: run_tasks(open_model(name), tasks, folder, limit) for name in models}
-    for name, results in found.items():
+    results_by_model: dict[str, Any] = {name: run_tasks(open_model(name), tasks, folder, limit) for name in models}
+    for name, results in results_by_model.items():
         for task, figures in results["results"].items():
             shown = " · ".join(
                 f"{key.split(',')[0]} {value:.4f}" for key, value in figures.items() if isinstance(value, float)
             )
             tell(f"{name}  {task}: {shown}")
     if as_json:
-        print_json({"models": found})
+        print_json({"models": results_by_model})

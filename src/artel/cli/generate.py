@@ -47,7 +47,7 @@ def generate(
 
     if overrides and not untrained:
         raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
-    text = _given("--prompt", prompt)
+    text = _text_of_flag("--prompt", prompt)
     opened = open_untrained(load_run(name, Overrides.parse(overrides)), tell) if untrained else open_model(name)
     context_text = _read(context) if opened.objective.needs_context else ""
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
@@ -70,8 +70,8 @@ def _show(opened: Opened, prompt: str, reply: Reply, as_json: bool) -> None:
         tell(note)
 
 
-def _given(flag: str, value: str) -> str:
-    """What was given with a flag, or on standard input. Raises InputError for what is no text."""
+def _text_of_flag(flag: str, value: str) -> str:
+    """The value of a flag, or standard input for `-`. Raises InputError for what is not text."""
     from artel.errors import InputError
 
     try:
@@ -96,4 +96,4 @@ def _read(text_or_file: str) -> str:
         what = f"{text_or_file} is not UTF-8 (byte {error.start})"
         raise InputError.at("--context", what, "save it as UTF-8") from None
     except (OSError, ValueError):  # no such file, or a name that no file can have: it is the text itself
-        return _given("--context", text_or_file)
+        return _text_of_flag("--context", text_or_file)

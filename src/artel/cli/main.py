@@ -47,8 +47,8 @@ app = typer.Typer(
 )
 
 
-def _tell_version(wanted: bool) -> None:
-    if wanted:
+def _tell_version(requested: bool) -> None:
+    if requested:
         from artel import __version__
 
         show(f"artel {__version__}")

@@ -19,43 +19,43 @@ UNKNOWN_KEY = "there is no such key"
 
 
 def explain(error: ValidationError, lines: dict[Key, str]) -> dict[Key, Problem]:
-    """Pydantic's findings as problems that name the key, the line and the remedy; one for each key."""
+    """Pydantic's errors as problems with key, line and remedy, one for each key."""
     problems: dict[Key, Problem] = {}
-    for found in error.errors():
-        place = found["loc"]
+    for detail in error.errors():
+        place = detail["loc"]
         key = tuple(part for part in place[:-1] if not _is_union_label(part))
-        if place and (found["type"] == "extra_forbidden" or not _is_union_label(place[-1])):
-            key = (*key, place[-1])  # a key that there is not may have any name
+        if place and (detail["type"] == "extra_forbidden" or not _is_union_label(place[-1])):
+            key = (*key, place[-1])  # an unknown key may have any name
         dotted = ".".join(str(part) for part in key)
-        if key in problems and not _is_plainer(found):
+        if key in problems and not _is_plainer(detail):
             continue
-        where = place_of(key, lines)
-        kind, context = found["type"], found.get("ctx", {})
+        line = place_of(key, lines)
+        kind, context = detail["type"], detail.get("ctx", {})
         if kind == "extra_forbidden":
             what, fix = UNKNOWN_KEY, key_advice(key)
         elif kind == "literal_error":
             near = difflib.get_close_matches(
-                _shown(found["input"]).strip("'"), re.findall(r"'([^']*)'", context["expected"]), 1
+                _shown(detail["input"]).strip("'"), re.findall(r"'([^']*)'", context["expected"]), 1
             )
-            what = f"{_shown(found['input'])} is not one of {context['expected']}"
+            what = f"{_shown(detail['input'])} is not one of {context['expected']}"
             fix = f"did you mean {near[0]}?" if near else ""
         elif kind == "value_error":
             what, _, fix = str(context["error"]).partition("; ")
         elif kind in ("model_type", "dict_type"):
-            what, fix = f"{_shown(found['input'])} is not a section", f"write {dotted}: {{…}} with keys inside"
+            what, fix = f"{_shown(detail['input'])} is not a section", f"write {dotted}: {{…}} with keys inside"
         else:
-            what, fix = f"{found['msg'].lower()}, but it is {_shown(found['input'])}", ""
-        problems[key] = Problem(where, what, fix)
+            what, fix = f"{detail['msg'].lower()}, but it is {_shown(detail['input'])}", ""
+        problems[key] = Problem(line, what, fix)
     return problems
 
 
-def _is_plainer(found: Any) -> bool:
-    """Whether of what pydantic says of a key that takes a word or a number this is what its user meant: a number."""
-    return found["type"] == "greater_than_equal" or isinstance(found.get("ctx", {}).get("error"), OverLimit)
+def _is_plainer(detail: Any) -> bool:
+    """True for an error about a number, where a key takes a word or a number: the user wrote a number."""
+    return detail["type"] == "greater_than_equal" or isinstance(detail.get("ctx", {}).get("error"), OverLimit)
 
 
 def _shown(value: object) -> str:
-    """A value as Python writes it, its beginning where it is long."""
+    """A value as Python writes it, cut off where it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python does not write numbers of over 4,300 digits

@@ -83,8 +83,8 @@ def near_name(name: str) -> str | None:
     """The run's folder or the recipe that a name is, but for its place or a letter or two; None where none is near."""
     runs = {str(file.parent): str(file.parent) for file in sorted(Path("runs").glob("*/config.yaml"))}
     names = {recipe: recipe for recipe in recipe_names()} | {Path(run).name: run for run in runs} | runs
-    found = difflib.get_close_matches(name.rstrip("/").removeprefix("./"), names, 1, cutoff=_NEAR)
-    return names[found[0]] if found else None
+    near = difflib.get_close_matches(name.rstrip("/").removeprefix("./"), names, 1, cutoff=_NEAR)
+    return names[near[0]] if near else None
 
 
 def _normal(name: str | int) -> str:

@@ -107,12 +107,12 @@ def unwritable_problems(tree: Any, lines: dict[Key, str]) -> list[Problem]:
 def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
     """What YAML can say and RUN/config.yaml could not repeat: where it stands, what it is, and the remedy."""
     if isinstance(value, dict):
-        for name, each in value.items():
+        for name, item in value.items():
             yield from _unwritable(name, key)
-            yield from _unwritable(each, (*key, name))
+            yield from _unwritable(item, (*key, name))
     elif isinstance(value, list):
-        for index, each in enumerate(value):
-            yield from _unwritable(each, (*key, index))
+        for index, item in enumerate(value):
+            yield from _unwritable(item, (*key, index))
     elif isinstance(value, str):
         if _UNWRITABLE.search(value):
             yield key, "has a zero byte or half of a character, which no file can hold", "write the character itself"

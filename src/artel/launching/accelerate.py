@@ -1,7 +1,7 @@
-"""What `accelerate launch` hands on of its own configuration, as keys of the run file.
+"""The configuration of `accelerate launch`, as keys of the run file.
 
-accelerate says it in the environment (accelerate/utils/launch.py); the number of processes is torchrun's affair and
-arrives by itself. What the run file says itself goes before, and is told.
+accelerate sets environment variables (accelerate/utils/launch.py); torchrun sets the number of processes. A key in the
+run file takes precedence, with a note.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from artel.errors import InputError
 if TYPE_CHECKING:
     from artel.config import RunConfig
 
-_PRECISIONS = {"bf16", "fp16", "fp8"}  # "no" is what accelerate says when nobody has asked for anything
+_PRECISIONS = {"bf16", "fp16", "fp8"}  # "no" is accelerate's default
 # Of PyTorch's first FSDP, by name or by number.
 _SHARDING = {
     "FULL_SHARD": "fsdp",
@@ -30,25 +30,25 @@ _SHARDING = {
     "5": "hsdp",
 }
 _STAGES = {"0": "ddp", "1": "zero1", "2": "zero2", "3": "fsdp"}
-# accelerate's sizes that are a key here under another name.
+# Sizes of accelerate, and their keys in the run file.
 _SIZES = {"TP_SIZE": "parallel.tensor", "CP_SIZE": "parallel.context", "SP_SIZE": "parallel.context"}
 
 
 @dataclass(slots=True)
 class Taken:
-    """What accelerate's configuration changes in a run."""
+    """The changes that accelerate's configuration makes to a run."""
 
     overrides: list[str] = field(default_factory=list)
     """As on the command line: `parallel.data=fsdp`."""
-    told: list[str] = field(default_factory=list)
-    """A line for each thing that was taken over or has no say."""
+    notes: list[str] = field(default_factory=list)
+    """A line for each setting that was taken over or has no effect."""
 
 
 def take_over(run: RunConfig) -> Taken:
-    """What accelerate asks of this process, for a run as its file describes it; nothing when it has not started it.
+    """The settings of accelerate for this run; none when accelerate has not started this process.
 
-    Also keeps the process off the GPU when accelerate was told so: call it before torch is asked for one.
-    Raises InputError for what artel cannot do in the way that accelerate was told to.
+    It also hides the GPUs where accelerate is configured for CPUs: call it before torch looks for GPUs.
+    Raises InputError for settings that artel does not support.
     """
     environment = os.environ
     taken = Taken()
@@ -57,7 +57,7 @@ def take_over(run: RunConfig) -> Taken:
     if _flag("ACCELERATE_USE_CPU"):
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if "MASTER_ADDR" in environment and "RANK" not in environment:
-            taken.told.append(
+            taken.notes.append(
                 "accelerate has started one process: for several on CPUs it needs mpirun_hostfile, or start them by "
                 "artel train --nproc N"
             )
@@ -89,14 +89,14 @@ def _take_fsdp(taken: Taken, run: RunConfig) -> None:
 
 
 def _take_deepspeed(taken: Taken, run: RunConfig) -> None:
-    """The file where there is one; fields of accelerate's own as what PyTorch does in their place."""
+    """The file where there is one; accelerate's own fields as what PyTorch has instead."""
     environment = os.environ
     file = environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file.lower() != "none":
         _take(taken, run, "parallel.deepspeed", file)
         return
     if run.parallel.deepspeed is not None:
-        taken.told.append(f"accelerate's deepspeed_config has no say: the run file has {run.parallel.deepspeed}")
+        taken.notes.append(f"accelerate's deepspeed_config has no say: the run file has {run.parallel.deepspeed}")
         return
     places = {environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
     if "nvme" in places:
@@ -108,7 +108,7 @@ def _take_deepspeed(taken: Taken, run: RunConfig) -> None:
     _take(taken, run, "parallel.data", _STAGES.get(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"), "zero2"))
     if "cpu" in places:
         _take(taken, run, "parallel.offload", "cpu")
-    taken.told.append(
+    taken.notes.append(
         "stages of deepspeed_config without a file run in PyTorch; for DeepSpeed itself write "
         "parallel.deepspeed: ds_config.json"
     )
@@ -122,23 +122,23 @@ def _take_sizes(taken: Taken, run: RunConfig) -> None:
     copies, shard = (os.environ.get(f"PARALLELISM_CONFIG_DP_{name}_SIZE", "1") for name in ("REPLICATE", "SHARD"))
     if copies != "1" and shard != "1":
         taken.overrides = [line for line in taken.overrides if not line.startswith("parallel.data=")]
-        taken.told = [line for line in taken.told if "parallel.data" not in line]
+        taken.notes = [line for line in taken.notes if "parallel.data" not in line]
         _take(taken, run, "parallel.data", "hsdp")
         _take(taken, run, "parallel.shard", shard)
 
 
 def _take(taken: Taken, run: RunConfig, key: str, value: str) -> None:
-    """Set a key that the run file leaves as it is by default; tell when it says another thing."""
+    """Override a key that has its default in the run file; note it where the run file sets another value."""
     section, _, name = key.partition(".")
     part = getattr(run, section)
     written = str(getattr(part, name))
     if written == value:
         return
     if name in part.model_fields_set and written != "auto":
-        taken.told.append(f"accelerate asks for {key}={value}, and the run file for {written}: the run file decides")
+        taken.notes.append(f"accelerate asks for {key}={value}, and the run file for {written}: the run file decides")
         return
     taken.overrides.append(f"{key}={value}")
-    taken.told.append(f"{key}={value}, as accelerate was told")
+    taken.notes.append(f"{key}={value}, as accelerate was told")
 
 
 def _flag(name: str, usual: str = "false") -> bool:

@@ -1,9 +1,8 @@
-"""torchrun's agent, which starts and watches the processes of one host; ours also knows why a process ended.
+"""torchrun's agent, which starts and watches the processes of one host, and knows from exit statuses why they ended.
 
-A worker tells its launcher by its exit status. Wrong input (2) is not tried again. A worker that lost its peers
-(LOST_OTHERS) or was stopped because another host was told to (130) has not failed: to start it again costs none of
-the restarts that its host has. Nor does one that was out of memory (OutOfMemory): it has noted to do with less, so it
-cannot fail in that way for ever. One that hung (HUNG) has failed like any other.
+Wrong input (2) is not tried again. A worker that lost its peers (LOST_OTHERS), or was stopped because another host was
+stopped (130), has not failed: its restart is not counted. The same holds after OutOfMemory: the worker has noted to use
+less memory, so it cannot fail in that way without end. One that hung (HUNG) has failed like any other.
 """
 
 from __future__ import annotations
@@ -27,30 +26,29 @@ from artel.launching.worker import LOST_OTHERS
 
 # SIGUSR1 is Slurm's warning that the time is nearly over.
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""Signals that are passed on to the workers, and end the launcher when those have ended."""
-# A worker told to stop finishes its step and saves; only after this is it ended by force.
+"""Signals that are passed on to the workers; the launcher ends after them."""
+# A worker that is to stop finishes its step and saves; it is killed only after this time.
 _STOP_SECONDS = 600
-# When one has failed, the others of its host have nothing more to do: those that do not end by themselves, within
-# milliseconds, wait for it or are stopped (torchrun gives them 30 s).
+# When one has failed, the others of its host end within milliseconds, or wait for it and are killed (after 30 s in
+# torchrun).
 _LOST_SECONDS = 5
 _INPUT_WRONG, _STOPPED = 2, 130
-_NOT_ITS_FAULT = {LOST_OTHERS, _STOPPED, -signal.SIGTERM}  # SIGTERM: told to stop before it could listen
-# Processes that ended this much after the first were ended because of it.
-_SAME_MOMENT = 2
+_NO_FAILURE = {LOST_OTHERS, _STOPPED, -signal.SIGTERM}  # SIGTERM: stopped before it had a handler
+_SAME_MOMENT = 2  # seconds: processes that end within them of the first ended because of it
 
-# What they say of processes that end is said in words, once, by them and by their launcher.
+# Silenced: artel's own messages say why processes end.
 _LOGGERS = ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous")
 
-_SIGN_SECONDS = 5
-# A host that gives no sign for so long is lost, when the others may go on without it. A switch or a virtual machine
-# that is moved comes back sooner; TCP alone would wait a quarter of an hour.
+_HEARTBEAT_SECONDS = 5
+# Seconds without a heartbeat after which a host is lost, where the others may continue without it. A switch or a
+# migrated virtual machine is back sooner; TCP alone would wait a quarter of an hour.
 SILENT_SECONDS = 120
 
 
 class Agent(LocalElasticAgent):
-    """Starts `spec.local_world_size` processes, watches them and the next host, and starts them again as allowed.
+    """Starts `spec.local_world_size` processes, watches them and the next host, and restarts them as allowed.
 
-    Before it starts them again because some failed, `on_restart` is given the failures by rank.
+    `on_restart` gets the failures by rank before a restart because of them.
     """
 
     def __init__(
@@ -58,10 +56,10 @@ class Agent(LocalElasticAgent):
     ) -> None:
         for name in _LOGGERS:
             logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-        # Workers write to this terminal; torch's own folder of their logs would only stay behind, empty.
+        # Workers write to this terminal; torch's own folder for their logs would stay empty.
         super().__init__(spec, DefaultLogsSpecs(os.devnull), shutdown_timeout=_STOP_SECONDS)
         self._hosts, self._on_restart = hosts, on_restart
-        self._signs = _Signs()
+        self._heartbeats = _Heartbeats()
         self._signals = _Signals()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -80,87 +78,87 @@ class Agent(LocalElasticAgent):
         started = super()._start_workers(worker_group)
         context: Any = self._pcontext
         close = context.close
-        # Called without a limit when a worker has failed, and with one when this host is told to stop.
+        # torchrun calls it without a limit when a worker has failed, and with one when this host is to stop.
         context.close = lambda death_sig=None, timeout=_LOST_SECONDS: close(death_sig, timeout)
-        self._signals.keep()
+        self._signals.defer()
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._signals.raise_kept()
+        self._signals.raise_pending()
         result = super()._monitor_workers(worker_group)
         if result.state == WorkerState.FAILED:
-            self._judge(result)
+            self._count_restarts(result)
             if self._remaining_restarts > 0:
                 self._on_restart(result.failures)
-        elif result.state == WorkerState.HEALTHY and self._hosts.elastic and self._signs.are_missing(worker_group):
-            self._remaining_restarts += 1  # taken back at once: a lost host is no failure of this one
+        elif result.state == WorkerState.HEALTHY and self._hosts.elastic and self._heartbeats.are_missing(worker_group):
+            self._remaining_restarts += 1  # torchrun subtracts it at once: a lost host is no failure of this one
             return RunResult(state=WorkerState.UNHEALTHY)
         return result
 
-    def _judge(self, result: RunResult) -> None:
-        """How many restarts are left after these failures."""
+    def _count_restarts(self, result: RunResult) -> None:
+        """Set the number of restarts left after these failures."""
         statuses = {failure.exitcode for failure in _first(result.failures).values()}
         goes_on = self._hosts.elastic or self._hosts.restarts > 0
         if _INPUT_WRONG in statuses or (statuses == {_STOPPED} and not self._hosts.elastic):
             self._remaining_restarts = 0
         elif OutOfMemory.exit_code in statuses and (goes_on or self._hosts.count == 1):
-            self._remaining_restarts += 1  # other hosts, where one was lost, only wait for it where restarts are left
-        elif statuses <= _NOT_ITS_FAULT and goes_on:
+            self._remaining_restarts += 1  # other hosts wait for a lost one only where restarts are left
+        elif statuses <= _NO_FAILURE and goes_on:
             self._remaining_restarts += 1
 
 
 def cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
-    """(rank, exit status) of the process because of which the others ended."""
+    """(rank, exit status) of the process that failed first."""
     first = _first(failures)
-    own = {rank: failure for rank, failure in first.items() if failure.exitcode not in _NOT_ITS_FAULT}
+    own = {rank: failure for rank, failure in first.items() if failure.exitcode not in _NO_FAILURE}
     rank, failure = min((own or first).items(), key=lambda item: item[1].timestamp)
     return rank, failure.exitcode
 
 
 def _first(failures: Mapping[int, ProcessFailure]) -> dict[int, ProcessFailure]:
-    """Those of the first moment; the clock has whole seconds."""
+    """The failures of the first moment; the clock counts whole seconds."""
     first = min(failure.timestamp for failure in failures.values())
     return {rank: failure for rank, failure in failures.items() if failure.timestamp - first <= _SAME_MOMENT}
 
 
 class _Signals:
-    """Signals to stop, raised as torchrun's SignalException: at once where the agent waits, else at its next look.
+    """Signals to stop, raised as torchrun's SignalException: at once while the agent waits, else at its next poll.
 
-    torchrun raises them wherever its thread is. Between two looks at the workers that is also where an exception does
-    harm: before its timer of calls has started, where the run ended with an UnboundLocalError (4 of 150 in a loop
-    without pauses), or in subprocess.Popen.poll between taking a lock and the `try` that gives it back.
+    torchrun raises them anywhere in its thread. Between two polls of the workers an exception can do harm: before the
+    timer of calls has started, the run ended with an UnboundLocalError (4 of 150 in a loop without pauses), and in
+    subprocess.Popen.poll a lock stays taken between its acquisition and the `try` that releases it.
     """
 
     def __init__(self) -> None:
-        self._kept: signal.Signals | None = None
+        self._pending: signal.Signals | None = None
         self._at_once = True
 
-    def keep(self) -> None:
-        """From now on raise only when asked; called once torchrun's own handlers are there, instead of them."""
+    def defer(self) -> None:
+        """From now on raise only at polls; called after torchrun has set its handlers, and replaces them."""
         self._at_once = False
         for number in PASSED_ON:
             signal.signal(number, self._on_signal)
 
     def raise_at_once(self) -> None:
-        """From now on raise at once, and what was kept, too."""
+        """From now on raise at once, also a pending signal."""
         self._at_once = True
-        self.raise_kept()
+        self.raise_pending()
 
-    def raise_kept(self) -> None:
-        """Raise the newest signal that came, if one did."""
-        if self._kept is not None:
-            number, self._kept = self._kept, None
+    def raise_pending(self) -> None:
+        """Raise the newest pending signal, if there is one."""
+        if self._pending is not None:
+            number, self._pending = self._pending, None
             self._at_once = True
             raise SignalException(f"told to stop by {number.name}", sigval=number)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._kept = signal.Signals(number)
+        self._pending = signal.Signals(number)
         if self._at_once:
-            self.raise_kept()
+            self.raise_pending()
 
 
-class _Signs:
-    """Signs of life that each host leaves in the store, and looks for from the one after it."""
+class _Heartbeats:
+    """Heartbeats: each host writes its own to the store, and reads that of the next host."""
 
     def __init__(self) -> None:
         self._store: Any = None
@@ -170,21 +168,21 @@ class _Signs:
         self._when = 0.0
 
     def are_missing(self, group: WorkerGroup) -> bool:
-        """Whether the next host has been silent for SILENT_SECONDS; it says so once."""
+        """True once the next host has been silent for SILENT_SECONDS."""
         now, rank, hosts = time.monotonic(), group.group_rank or 0, group.group_world_size or 1
         store: Any = group.store
-        if store is not self._store:  # hosts have met anew
+        if store is not self._store:  # there was a new rendezvous
             self._store, self._seen, self._when, self._written = store, b"", now, 0.0
-        if hosts == 1 or now - self._written < _SIGN_SECONDS:
+        if hosts == 1 or now - self._written < _HEARTBEAT_SECONDS:
             return False
         self._written, self._own = now, self._own + 1
-        store.set(_sign(rank), str(self._own))
-        after = _sign((rank + 1) % hosts)
+        store.set(_heartbeat_key(rank), str(self._own))
+        after = _heartbeat_key((rank + 1) % hosts)
         seen = store.get(after) if store.check([after]) else b""
         if seen != self._seen:
             self._seen, self._when = seen, now
         return time.monotonic() - self._when > SILENT_SECONDS
 
 
-def _sign(rank: int) -> str:
+def _heartbeat_key(rank: int) -> str:
     return f"artel/alive/{rank}"

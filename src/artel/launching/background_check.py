@@ -98,7 +98,7 @@ def main() -> None:
         _check(name, words)
     except BaseException as error:  # the waiting process reports it
         known = worker_error(error, "check")
-        print(json.dumps([[each.where, each.what, each.fix, each.quoted] for each in known.problems]))
+        print(json.dumps([[problem.where, problem.what, problem.fix, problem.quoted] for problem in known.problems]))
         sys.exit(known.exit_code)
 
 

@@ -1,4 +1,4 @@
-"""Which machines take part in a run, as flags and the environment say it."""
+"""The hosts of a run, from flags and the environment."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ _PORT = 29500
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Which machines take part. With one, the address and port are found by themselves."""
+    """The hosts of a run. A single host needs no address and port."""
 
     least: int = 1
-    """With fewer the run does not go on."""
+    """The run does not continue with fewer."""
     count: int = 1
-    """With more it has no use for them."""
+    """The run does not use more."""
     rank: int | None = 0
-    """Which of them this is, from 0; None: they find out when they meet, at a rendezvous endpoint."""
+    """The number of this host, from 0; None: the rendezvous assigns it."""
     address: str = ""
-    """Of the host at which they meet: the first one, or that of the rendezvous endpoint."""
+    """Of the host where they meet: the first one, or the rendezvous endpoint."""
     port: int = _PORT
     restarts: int = 0
-    """How often the processes of this host are started again when one of them fails."""
+    """How often the processes of this host are restarted after a failure."""
 
     @property
     def elastic(self) -> bool:
-        """Whether hosts may come and go while the run goes on."""
+        """True where hosts may join and leave during the run."""
         return self.least < self.count
 
     @property
     def fixed(self) -> bool:
-        """Whether every host has its number from the start to the end, and nothing is started again."""
+        """True where every host keeps its number from start to end, and nothing is restarted."""
         return self.rank is not None and not self.elastic and self.restarts == 0
 
     @property
     def where(self) -> str:
-        """The address and port at which they meet, as they are written."""
+        """Address and port where they meet, as text."""
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
     @classmethod
@@ -51,7 +51,7 @@ class Hosts:
         endpoint: str | None = None,
         restarts: int = 0,
     ) -> Hosts:
-        """From flags, else from NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT.
+        """Read flags, or NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT.
 
         `count` is a number or a range LEAST:MOST; `endpoint` is ADDRESS or ADDRESS:PORT. Raises InputError.
         """
@@ -89,22 +89,22 @@ class Hosts:
 
 
 def _range(text: str, problems: list[Problem]) -> tuple[int, int]:
-    """Least and most of `4` or `1:4`."""
+    """The minimum and maximum in `4` or `1:4`."""
     least, _, most = text.partition(":")
     try:
-        found = int(least), int(most or least)
+        counts = int(least), int(most or least)
     except ValueError:
         problems.append(Problem("--nnodes", f"{text!r} is not a number of hosts", "write 4, or 1:4 for one to four"))
         return 1, 1
-    if found[0] < 1:
-        problems.append(Problem("--nnodes", f"{found[0]} hosts cannot run anything", "write 1 or more"))
-    elif found[0] > found[1]:
+    if counts[0] < 1:
+        problems.append(Problem("--nnodes", f"{counts[0]} hosts cannot run anything", "write 1 or more"))
+    elif counts[0] > counts[1]:
         problems.append(Problem("--nnodes", f"{text} has more at least than at most", f"write {most}:{least}"))
-    return found
+    return counts
 
 
 def _number(name: str, usual: str, problems: list[Problem]) -> int:
-    """Of the environment."""
+    """A number in the environment."""
     text = os.environ.get(name, usual)
     try:
         return int(text)

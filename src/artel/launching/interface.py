@@ -1,8 +1,8 @@
-"""At which network interface the processes of a run listen: loopback on one host, else the one that hosts meet by.
+"""The network interface at which the processes of a run listen: loopback on one host, else the one between hosts.
 
-gloo listens where the host's own name leads, and on Debian and Ubuntu that is loopback (127.0.1.1 in /etc/hosts): two
-hosts then never find each other. The right interface is the one by which the first host is reached. nccl by itself
-takes any interface but loopback, also where all processes are on one host.
+gloo listens at the address of the host's own name, which on Debian and Ubuntu is loopback (127.0.1.1 in /etc/hosts):
+two hosts then never find each other. The right interface is the one that reaches the first host. nccl uses any
+interface except loopback, also where all processes are on one host.
 """
 
 from __future__ import annotations
@@ -21,35 +21,34 @@ from typing import Any
 from artel.errors import InputError
 
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
-_OUTSIDE = "192.0.2.1"  # of TEST-NET-1 (RFC 5737): no host has it, so the way there is the default route
-_GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"  # nccl takes names as prefixes, but for those after a =
-# As distributions write them into /etc/hosts; localhost.localdomain and the like too.
+_OUTSIDE = "192.0.2.1"  # of TEST-NET-1 (RFC 5737): no host has it, so it goes by the default route
+_GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"  # nccl takes names as prefixes, except after a =
+# As in the /etc/hosts of distributions; also localhost.localdomain and so on.
 _LOCALHOST = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
-# Kubernetes knows a pod's name only some seconds after the pod begins.
-_NAME_SECONDS = 30
+_NAME_SECONDS = 30  # Kubernetes resolves a pod's name only some seconds after its start
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where hosts meet, as this one sees it."""
+    """The addresses of the rendezvous, as this host sees them."""
 
     own: str
-    """Of this host, as the others reach it: what it listens at."""
+    """Of this host, as the others reach it: it listens there."""
     master: str
-    """Of the first host, as this one reaches it: a name may lead to loopback on the host whose name it is."""
+    """Of the first host, as this one reaches it: on the first host its own name may be loopback."""
 
 
 def choose_interface(master: str, port: int, flag: str = "--master-addr") -> Addresses:
-    """The addresses of this host and of `master`; gloo and nccl are told the interface, unless the environment does.
+    """The addresses of this host and of `master`; sets the interface of gloo and nccl, unless the environment does.
 
-    Raises InputError, naming `flag`, when there is no way to the first host.
+    Raises InputError, with `flag`, where the first host cannot be reached.
     """
     own = _address_towards(master, port, flag)
     if _is_loopback(own):
         if _means_this_host(master):
             use_loopback()
             return Addresses(own, master)
-        # On the first host its own name may lead to loopback, but the other hosts do not come in there.
+        # On the first host its own name may be loopback, where the other hosts cannot connect.
         own = master = _preferred_address() or own
     interface = None if _is_loopback(own) else _interface_of(own)
     if interface:
@@ -59,23 +58,23 @@ def choose_interface(master: str, port: int, flag: str = "--master-addr") -> Add
 
 
 def use_loopback() -> None:
-    """gloo and nccl of this process listen on loopback alone, whatever a profile of the cluster says."""
+    """Make gloo and nccl of this process listen on loopback only, whatever the cluster's environment says."""
     name = "lo" if sys.platform == "linux" else "lo0"
     os.environ |= {_GLOO: name, _NCCL: f"={name}"}
 
 
 def choose_interface_of_process() -> None:
-    """For a process of a run: loopback where all are on this host, else the interface by which the first is reached.
+    """For a process of a run: loopback where all are on this host, else the interface that reaches the first host.
 
-    Also for one that is alone: DeepSpeed wants a process group all the same.
+    A single process needs it too: DeepSpeed makes a process group.
 
-    MASTER_ADDR becomes an address that rank 0 can listen at, and that the others of its host reach. A store that the
-    launcher already holds stays where it is. Raises InputError when there is no way to the first host.
+    MASTER_ADDR becomes an address at which rank 0 can listen, and which the others of its host reach. A store that the
+    launcher already serves stays where it is. Raises InputError where the first host cannot be reached.
     """
     environment = os.environ
-    processes, here = int(environment.get("WORLD_SIZE", "1")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
+    processes, on_host = int(environment.get("WORLD_SIZE", "1")), int(environment.get("LOCAL_WORLD_SIZE", "1"))
     addresses = Addresses("127.0.0.1", "127.0.0.1")
-    if processes == here:
+    if processes == on_host:
         use_loopback()
     elif "MASTER_ADDR" in environment:
         addresses = choose_interface(environment["MASTER_ADDR"], int(environment.get("MASTER_PORT", "29500")))
@@ -84,7 +83,7 @@ def choose_interface_of_process() -> None:
 
 
 def _address_towards(host: str, port: int, flag: str = "--master-addr") -> str:
-    """Where this host would send from. Connecting a datagram socket sends nothing."""
+    """The address from which this host would send. Connecting a datagram socket sends nothing."""
     try:
         family, kind, protocol, _, address = _resolve(host, port)
         with socket.socket(family, kind, protocol) as probe:
@@ -108,7 +107,7 @@ def _resolve(host: str, port: int) -> tuple[int, int, int, str, Any]:
 
 
 def _preferred_address() -> str | None:
-    """Of the interface that the user has chosen for gloo, else of the one that the default route goes by."""
+    """The address of the interface that the user has set for gloo, or of the default route."""
     chosen = os.environ.get(_GLOO, "").partition(",")[0]
     if chosen and (address := _address_of(chosen)):
         return address
@@ -123,7 +122,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _means_this_host(name: str) -> bool:
-    """Whether loopback is meant: several "hosts" on one machine."""
+    """True for loopback: several "hosts" on one machine."""
     try:
         return _is_loopback(name)
     except ValueError:
@@ -131,7 +130,7 @@ def _means_this_host(name: str) -> bool:
 
 
 def _interface_of(address: str) -> str | None:
-    """The interface that has this address; None when it cannot be told, and gloo then decides by itself."""
+    """The interface with this address; None where it is unknown, and gloo then decides."""
     if sys.platform != "linux":
         return None
     if ":" in address:
@@ -142,7 +141,7 @@ def _interface_of(address: str) -> str | None:
 
 
 def _address_of(interface: str) -> str | None:
-    """The IPv4 address of an interface; None for one without, or that does not exist."""
+    """The IPv4 address of an interface; None where it has none or does not exist."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""The processes of this host, by torch.distributed.run's own machinery: started, watched, started again as allowed."""
+"""Start, watch and restart the processes of this host with torch.distributed.run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def launch(
 ) -> None:
     """Run `python -m artel ARGUMENTS` as `processes` processes here, and wait for them.
 
-    With restarts, or where hosts may come and go, they are started again, and go on from the last checkpoint.
-    What is waited for, and why they are started again, is said by `announce`.
+    With restarts, or where hosts may join and leave, they are restarted from the last checkpoint. `announce` says what
+    this host waits for and why processes are restarted.
 
-    Raises Interrupted when they were told to stop and saved, InputError or WorkError when one failed (what was wrong
-    it has said itself), WorkError when the other hosts are not found or lost.
+    Raises Interrupted where a signal stopped them after saving, InputError or WorkError where one failed (its own
+    message has the reason), WorkError where the other hosts are not found or lost.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -43,7 +43,7 @@ def launch(
         announce(f"{str(_why(failures, folder)).splitlines()[0]}; starting again from the last checkpoint")
 
     hosts = meeting.hosts
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # set again by each process; without it torchrun warns
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process sets it again; without it torchrun warns
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in PASSED_ON)
     try:
         handler = meeting.handler(folder, announce)
@@ -59,9 +59,9 @@ def launch(
             local_addr=meeting.local_address,
         )
         result = Agent(spec, hosts, on_restart).run()
-        if result is None:  # there were enough hosts without this one, to the end
+        if result is None:  # the other hosts were enough, to the end
             return
-        # Hosts that may come and go are not told to stop when this one fails.
+        # Hosts that may join and leave do not stop when this one fails.
         if not (result.is_failed() and hosts.elastic):
             handler.shutdown()
     except SignalException:
@@ -83,7 +83,7 @@ def _why(failures: Mapping[int, ProcessFailure], folder: RunFolder) -> ArtelErro
 
 
 def _parted(meeting: Meeting, error: Exception) -> WorkError:
-    """The store does not answer, or too few hosts have come."""
+    """The error where the store does not answer, or too few hosts came."""
     from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
     from artel.launching.signed_store import ForeignValue
@@ -104,7 +104,7 @@ def _parted(meeting: Meeting, error: Exception) -> WorkError:
 
 
 def _failed(rank: int, status: int, folder: RunFolder, number: int) -> ArtelError:
-    """What a process of that rank, status and id ended of."""
+    """The error of a process with this rank, exit status and id."""
     from artel.training.faults.watchdog import HUNG
     from artel.training.faults.watchdog_process import SIGNAL
 

@@ -1,4 +1,4 @@
-"""Where the launchers of a run's hosts meet: a small store that one of them holds; that one also leads the run."""
+"""The rendezvous of a run's hosts: a small store on one of them, which also leads the run."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from artel.launching.signed_store import SignedStore
     from artel.training.run_folder import RunFolder
 
-# A host may be started long before the one that holds the store, and queues of clusters are slow.
+# A host may start long before the one with the store, and the queues of clusters are slow.
 _MEET_SECONDS = 900
-# An answer of the store may take this long: the network may be away for minutes, and the run then goes on.
+# The longest wait for an answer of the store: a network may fail for minutes, and the run then continues.
 _ANSWER_SECONDS = 300
-# torchrun waits 30 s for more hosts once the least number is there; hosts started by one script differ by less.
+# torchrun waits 30 s for more hosts after the minimum has come; hosts started by one script come within less.
 _LAST_CALL_SECONDS = 15
 
 
 @dataclass(slots=True)
 class Meeting:
-    """This host's part in the meeting of all."""
+    """The part of this host in the rendezvous."""
 
     hosts: Hosts
     leads: bool
-    """Whether this host holds the run's lock, prepares the text and compares the run file before others start."""
+    """True for the host that holds the run's lock, prepares the text and compares the run file before others start."""
     _addresses: Addresses | None = None
-    _held: TCPStore | None = None
+    _store: TCPStore | None = None
 
     @classmethod
     def of(cls, hosts: Hosts) -> Meeting:
-        """Hold the store if this is the host to do so. Raises InputError when it cannot, or has no way to the other."""
+        """Serve the store if this is its host. Raises InputError where it cannot, or cannot reach that host."""
         if hosts.count == 1:
             return cls(hosts, True)
         addresses = choose_interface(hosts.address, hosts.port, _flag(hosts))
@@ -55,18 +55,18 @@ class Meeting:
         from artel.parallel.tcp_store import serve_store
 
         try:
-            held = serve_store(addresses.own, hosts.port, timedelta(seconds=_ANSWER_SECONDS))
+            store = serve_store(addresses.own, hosts.port, timedelta(seconds=_ANSWER_SECONDS))
         except OSError as error:
-            if hosts.rank is None and error.errno == errno.EADDRINUSE:  # another "host" of this same machine has it
+            if hosts.rank is None and error.errno == errno.EADDRINUSE:  # another "host" on this machine serves it
                 return cls(hosts, False, addresses)
             what, fix = f"cannot listen there: {error.strerror}", "give a free port of the first host"
             raise InputError.at(hosts.where, what, fix) from None
-        return cls(hosts, True, addresses, held)
+        return cls(hosts, True, addresses, store)
 
     def handler(self, folder: RunFolder, announce: Callable[[str], None]) -> RendezvousHandler:
-        """What torchrun's agent finds its peers by; waits for the host that holds the store.
+        """The rendezvous handler for torchrun's agent; waits for the host with the store.
 
-        The path of the run's `folder`, as it is written, keeps apart two runs that meet at the same address by mistake.
+        The path of the run's `folder` separates two runs that use the same address by mistake.
         Raises InputError where hosts share no secret, WorkError where the other host does not come.
         """
         from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -83,8 +83,8 @@ class Meeting:
             rank = hosts.rank or 0
             address = addresses.master if rank else addresses.own
             return NumberedHosts(run_id, store, rank, hosts.count, address, hosts.port)
-        # The processes get a store of their own at each start. torchrun's way, to share the agents' one, leaves them
-        # the keys of those before them, and after the loss of the first host an address where nobody is any more.
+        # The processes get a new store at each start. torchrun would share the agents' store, with the keys of earlier
+        # processes in it, and after the loss of the first host with an address where nobody listens.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         limits: dict[str, Any] = {"timeout": _MEET_SECONDS, "join_timeout": _MEET_SECONDS}
         limits |= {"last_call_timeout": _LAST_CALL_SECONDS, "rank": hosts.rank}
@@ -96,19 +96,19 @@ class Meeting:
     def _signed_store(self, addresses: Addresses, folder: RunFolder, announce: Callable[[str], None]) -> SignedStore:
         from artel.launching.signed_store import SignedStore
 
-        store = self._held or _reach(self.hosts, addresses.master)
-        if self.hosts.fixed:  # the first values that are read are those of hosts that may come late
+        store = self._store or _reach(self.hosts, addresses.master)
+        if self.hosts.fixed:  # the first values come from hosts that may be late
             store.set_timeout(timedelta(seconds=_MEET_SECONDS))
         return SignedStore(store, run_secret(folder.secret, self.leads, _MEET_SECONDS, announce))
 
     @property
     def local_address(self) -> str:
-        """Where the others reach this host."""
+        """The address at which the others reach this host."""
         return "localhost" if self._addresses is None else self._addresses.own
 
 
 def _run_id(folder: RunFolder) -> str:
-    """torch's name for the run: a digest, since torch makes a part of file names of it, and a path has slashes."""
+    """torch's name for the run: a digest, because torch uses it in file names and a path has slashes."""
     return hashlib.sha256(os.fsencode(folder.path)).hexdigest()[:16]
 
 
@@ -117,7 +117,7 @@ def _flag(hosts: Hosts) -> str:
 
 
 def _reach(hosts: Hosts, address: str) -> TCPStore:
-    """The store that another host holds, as soon as that host is there."""
+    """The store of another host, as soon as that host answers."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     end = time.monotonic() + _MEET_SECONDS
@@ -137,12 +137,12 @@ def _reach(hosts: Hosts, address: str) -> TCPStore:
 
 
 def _is_of_this_machine(address: str) -> bool:
-    """Whether this machine has the address: only then can it be listened at."""
+    """True where this machine has the address, and can listen there."""
     try:
-        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    for family, kind, protocol, _, place in found:
+    for family, kind, protocol, _, place in resolved:
         with suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind(place)
             return True

@@ -1,7 +1,7 @@
-"""How the launchers of a run's hosts find each other, as torchrun's agent asks for it: nothing foreign is unpickled.
+"""Rendezvous handlers for torchrun's agent that unpickle nothing from others.
 
-One host has nobody to find. Hosts that have their numbers from the start need none of torch's dynamic rendezvous, whose
-state is a pickle. Hosts that may come and go have it, over a store whose values are signed (signed_store.py).
+A single host has nobody to find. Hosts with fixed numbers do not need torch's dynamic rendezvous, whose state is a
+pickle. Hosts that may join and leave use it, over a store whose values are signed (signed_store.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class _KnownHosts(RendezvousHandler):
-    """All hosts are known beforehand, and the launcher holds the store of the processes."""
+    """All hosts are known beforehand, and the launcher serves the store of the processes."""
 
     use_agent_store = True
 
@@ -35,7 +35,7 @@ class _KnownHosts(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """There is nobody to be told."""
+        """Nothing to do: nobody reads it."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -45,7 +45,7 @@ class _KnownHosts(RendezvousHandler):
 
 
 class OneHost(_KnownHosts):
-    """The processes of one host meet on loopback; the launcher reads nothing that another process can write."""
+    """The processes of one host meet on loopback; the launcher reads nothing that other processes can write."""
 
     def __init__(self, run_id: str, timeout: timedelta) -> None:
         super().__init__(run_id)
@@ -53,17 +53,17 @@ class OneHost(_KnownHosts):
         self._served: TCPStore | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """A store of their own for the processes of each start: in an old one are the keys of those before them."""
+        """A new store for each start of the processes: an old one has the keys of earlier processes."""
         self._served = serve_store(_LOOPBACK, 0, self._timeout)
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(_LOOPBACK, self._served.port))
 
 
 class NumberedHosts(_KnownHosts):
-    """Host `rank` of `count` at the store of the first one, which it reaches at `address` and `port`."""
+    """Host `rank` of `count`, at the store of the first host, which it reaches at `address` and `port`."""
 
     def __init__(self, run_id: str, store: SignedStore, rank: int, count: int, address: str, port: int) -> None:
         super().__init__(run_id)
-        self._signed = store  # PrefixStore does not keep what Python has of it
+        self._signed = store  # PrefixStore does not keep the Python object alive
         self._store: Store = PrefixStore(run_id, store)
         self._rank, self._count, self._info = rank, count, RendezvousStoreInfo(address, port)
 

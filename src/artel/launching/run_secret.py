@@ -1,4 +1,4 @@
-"""The secret that the hosts of a run share, so that they take nothing from anybody else: never on a command line."""
+"""The secret that the hosts of a run share, so that they accept nothing from others. It is never on a command line."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from artel.errors import InputError
 from artel.storage import disk_errors
 
 VARIABLE = "ARTEL_SECRET"
-# Whoever reaches the port can try words against a signature for as long as they like.
-_SHORTEST = 16
+_SHORTEST = 16  # bytes: whoever reaches the port can try words against a signature without end
 _FIX = f"export the same {VARIABLE} on every host"
 _SAY_SECONDS = 10
 
 
 def run_secret(file: Path, leads: bool, patience: float, announce: Callable[[str], None]) -> bytes:
-    """ARTEL_SECRET, else what stands in `file`, in the folder that all hosts share; the leading host makes it once.
+    """ARTEL_SECRET, or the content of `file`, in the folder that all hosts share; the leading host writes it once.
 
-    The others wait for it, for `patience` seconds, and say so by `announce`. Raises InputError when the secret is too
-    short, does not come, or can be read by others; WorkError when the disk refuses.
+    The others wait `patience` seconds for it, and announce that. Raises InputError where the secret is short, does
+    not come, or can be read by others; WorkError for errors of the disk.
     """
     text = os.environ.get(VARIABLE)
     if text is not None:
@@ -37,15 +36,15 @@ def run_secret(file: Path, leads: bool, patience: float, announce: Callable[[str
         return _checked(file.read_bytes(), str(file))
 
 
-def _checked(secret: bytes, where: str) -> bytes:
+def _checked(secret: bytes, place: str) -> bytes:
     if len(secret.strip()) < _SHORTEST:
         fix = f"write {_SHORTEST} or more, as by: openssl rand -hex 32"
-        raise InputError.at(where, f"has {len(secret.strip())} bytes, which can be guessed", fix)
+        raise InputError.at(place, f"has {len(secret.strip())} bytes, which can be guessed", fix)
     return secret
 
 
 def _make(file: Path) -> None:
-    """Whole or absent, and from its first moment nobody else's to read."""
+    """Write the file whole, readable from its first moment for its owner only."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(f"{file.name}.{os.getpid()}")
     number = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,8 +1,8 @@
-"""A store whose values are signed: what a host of the run has not written is never read.
+"""A store with signed values: only values that a host of the run has written are read.
 
-torch's rendezvous keeps its state as a pickle in a TCPStore, which asks for no password. Here each value goes out with
-an HMAC of its key and itself, and comes in only when that is right: without the secret nobody can have the launcher
-unpickle anything. Counters are plain numbers. Whoever reaches the port can still end a run.
+torch's rendezvous keeps its state as a pickle in a TCPStore, which has no password. This store writes each value with
+an HMAC of key and value, and verifies it on reading: without the secret nobody can make the launcher unpickle anything.
+Counters are plain numbers. Whoever reaches the port can still end a run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SignedStore(Store):
 
     def __init__(self, store: Store, secret: bytes) -> None:
         super().__init__()
-        self._store: Any = store  # takes bytes too, which its signatures do not say
+        self._store: Any = store  # its methods accept bytes, which their signatures do not say
         self._secret = secret
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -40,7 +40,7 @@ class SignedStore(Store):
         return [self._verified(key, value) for key, value in zip(keys, self._store.multi_get(keys), strict=True)]
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """As torch's: an empty `expected` means a key that is not there."""
+        """As in torch: an empty `expected` means that there is no such key."""
         before = self._signed(key, expected) if expected else b""
         return self._verified(key, self._store.compare_set(key, before, self._signed(key, desired)))
 

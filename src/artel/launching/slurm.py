@@ -1,8 +1,8 @@
-"""A run as a job of Slurm: the batch script, which goes on by itself when the time is over or a node is lost.
+"""A run as a Slurm job: a batch script that continues the run when the time is over or a node is lost.
 
-srun starts one artel on each node, and that one the processes of the node: a process that dies is started again
-within the allocation, every process sees all GPUs of its node (GPUs that Slurm hides from each other's tasks cannot
-copy to one another directly), and the launcher that lost a process says which.
+srun starts one artel on each node, which starts the processes of the node. So a process that dies is restarted within
+the allocation, every process sees all GPUs of its node (GPUs that Slurm hides from other tasks cannot copy to each
+other directly), and the launcher reports which process was lost.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from artel.secrets import hide_secrets
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked of Slurm; what is None is the cluster's own choice."""
+    """What the job requests from Slurm; None is the cluster's default."""
 
     nodes: int = 1
     processes: int | None = None
-    """On each node; None: one for each GPU, or one where there is none."""
+    """On each node; None: one per GPU, or one without GPUs."""
     gpus: int = 0
     """On each node."""
     cpus: int | None = None
@@ -37,21 +37,21 @@ class Job:
     partition: str | None = None
     account: str | None = None
     restarts: int = 0
-    """How often each node's processes are started again when one fails."""
+    """How often the processes of a node are restarted after a failure."""
     requeue: bool = True
     warning: int = 120
-    """Seconds before the end of the time at which the run is saved and queued again."""
+    """Seconds before the time limit at which the run is saved and queued again."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Others of sbatch, by name: {"qos": "high"}."""
+    """Other options of sbatch by name: {"qos": "high"}."""
     setup: Sequence[str] = ()
     """Lines of the script before the run, as `module load cuda`."""
 
 
 def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> str:
-    """The batch script of `artel train NAME VALUES…` whose run's folder is `folder`.
+    """The batch script of `artel train NAME VALUES…` with the run's folder `folder`.
 
-    Raises InputError where a value holds a secret, since Slurm keeps scripts and shows them, and where one would not
-    stay one word of its line.
+    Raises InputError where a value has a secret, because Slurm keeps and shows scripts, and where a value would not
+    stay one word in its line.
     """
     secrets = [value for value in values if hide_secrets(value) != value]
     if secrets:
@@ -65,24 +65,24 @@ def slurm_script(name: str, values: Sequence[str], folder: Path, job: Job) -> st
     lines += [f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH", *setup]
     step = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
     if job.cpus is not None:
-        step.append(f"--cpus-per-task={job.cpus}")  # which srun no longer takes from sbatch (Slurm 22.05)
+        step.append(f"--cpus-per-task={job.cpus}")  # srun does not inherit it from sbatch since Slurm 22.05
     processes = job.processes or job.gpus or 1
-    # A word of its own for the overrides: they may hold blanks, brackets and dollar signs.
+    # Quoted: overrides may have blanks, brackets and dollar signs.
     train = [*step, sys.executable, "-m", "artel", "train", name, *values, "--nproc", str(processes)]
     words = shlex.join(train) + f" --max-restarts {job.restarts} --nnodes {job.nodes}"
     if job.nodes > 1:
-        # This script runs on the first node of the allocation, another one each time that the job is queued again.
+        # This script runs on the first node of the allocation, which differs each time the job is queued again.
         lines.append("port=$((15000 + SLURM_JOB_ID % 16000))")
         words += ' --rdzv-endpoint "$(hostname):$port"'
     return "\n".join([*lines, "", *_watched(words, job.requeue)]) + "\n"
 
 
 def submit(script: str, folder: Path) -> str:
-    """Hand the script to sbatch: the number of the job. Raises InputError without sbatch, WorkError when it refuses."""
+    """Submit the script with sbatch; the job's number. Raises InputError without sbatch, WorkError where it refuses."""
     if shutil.which("sbatch") is None:
         fix = "run this on a login node of the cluster, or write the script by --dry-run and take it there"
         raise InputError.at("sbatch", "there is no such program here", fix)
-    folder.mkdir(parents=True, exist_ok=True)  # Slurm drops the output of a job whose folder is missing, and the job
+    folder.mkdir(parents=True, exist_ok=True)  # Slurm drops a job, and its output, whose folder is missing
     done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, check=False)
     if done.returncode:
         raise WorkError.at("sbatch", done.stderr.strip() or "refused the job", "see the options by --dry-run")
@@ -90,8 +90,8 @@ def submit(script: str, folder: Path) -> str:
 
 
 def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
-    whole = folder.resolve()
-    asked = {
+    run_folder = folder.resolve()
+    flags = {
         "nodes": job.nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": job.cpus,
@@ -99,12 +99,12 @@ def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
         "time": job.time,
         "partition": job.partition,
         "account": job.account,
-        "open-mode": "append",  # one log of a job however often it is queued again
+        "open-mode": "append",  # one log for all turns of a job
         "signal": f"B:USR1@{job.warning}" if job.requeue else None,
     }
-    log = f"{whole}/".replace("%", "%%") + "slurm-%j.log"
-    values: dict[str, tuple[str, Any]] = {"job-name": ("run", whole.name), "output": ("run", log)}
-    values |= {name: (f"--{name}", value) for name, value in asked.items() if value is not None}
+    log = f"{run_folder}/".replace("%", "%%") + "slurm-%j.log"
+    values: dict[str, tuple[str, Any]] = {"job-name": ("run", run_folder.name), "output": ("run", log)}
+    values |= {name: (f"--{name}", value) for name, value in flags.items() if value is not None}
     values |= {name: ("--option", value) for name, value in job.options.items()}
     lines: list[str] = []
     for name, (flag, value) in values.items():
@@ -113,7 +113,7 @@ def _directives(folder: Path, job: Job, problems: list[Problem]) -> list[str]:
 
 
 def _lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems: list[Problem]) -> list[str]:
-    """What `line` makes of each text; where it raises ValueError, a problem of `flag` instead."""
+    """`line` of each text; where it raises ValueError, a problem of `flag` is added instead."""
     made = []
     for text in texts:
         try:
@@ -125,7 +125,7 @@ def _lines(texts: Sequence[Any], flag: str, line: Callable[[Any], str], problems
 
 
 def _watched(words: str, requeue: bool) -> list[str]:
-    """Shell lines that run the step; on Slurm's warning it saves and stops, and the job is queued again."""
+    """Shell lines that run the step. On Slurm's warning it saves and stops, and the job is queued again."""
     if not requeue:
         return [f"exec {words}"]
     return [

@@ -126,8 +126,8 @@ def _read_run(
     file = read_run_file(name)
     run = checked_run(file, overrides)
     taken = take_over(run)
-    for line in taken.told:
-        announce(line)
+    for note in taken.notes:
+        announce(note)
     words = list(taken.overrides)
     trackers = [tracker for tracker in options.trackers if tracker not in run.track]
     if trackers:

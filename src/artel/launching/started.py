@@ -1,7 +1,7 @@
-"""What Slurm's srun, an MPI or deepspeed has started, under the names that torchrun uses.
+"""Read the environment of Slurm's srun, an MPI or deepspeed into the variables that torchrun sets.
 
-After srun each task is a process of the run; with --nproc each task is one host's launcher. Only variables that the
-launcher of this very process has set are read: a batch script and an interactive shell have some of them too.
+Each task of srun is a process of the run; with --nproc each task is the launcher of one host. Only variables that the
+launcher of this process has set are read: a batch script and an interactive shell have some of them too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from artel.errors import InputError, Problem
 from artel.launching.worker import is_worker
 
-# Steps that Slurm numbers from here on are no srun's: the batch script, the interactive shell (slurm.h).
+# Step numbers from here on are not srun's: the batch script, the interactive shell (slurm.h).
 _NO_STEP = 0xFFFFFFF0
-# Below 32768, where Linux begins to hand out ports by itself.
+# Below 32768, where the ports begin that Linux assigns.
 _PORTS = range(15000, 31000)
 
 # Rank, size, rank and size on this host: Open MPI; Intel MPI and MPICH's hydra; MVAPICH.
@@ -42,14 +42,14 @@ _NUMBERS = (
 
 
 def read_launcher(nproc: int | None) -> None:
-    """Set RANK, WORLD_SIZE and their kin, or with `nproc` NNODES and its kin, as srun or an MPI says it.
+    """Set RANK, WORLD_SIZE and so on, or with `nproc` NNODES and so on, from the variables of srun or an MPI.
 
-    Nothing changes when a launcher has set them already, or when this is the only task. Raises InputError when
-    --nproc does not go with the tasks, when the first host cannot be told, or for numbers that no launcher sets.
+    Nothing changes where a launcher has set them already, or for a single task. Raises InputError where --nproc does
+    not fit the tasks, where the first host is unknown, and for numbers that no launcher sets.
     """
     environment = os.environ
     _check_numbers(environment)
-    if is_worker() and "LOCAL_SIZE" in environment:  # deepspeed's name for it
+    if is_worker() and "LOCAL_SIZE" in environment:  # deepspeed's name
         environment.setdefault("LOCAL_WORLD_SIZE", environment["LOCAL_SIZE"])
     if is_worker() or "NNODES" in environment:
         return
@@ -59,19 +59,19 @@ def read_launcher(nproc: int | None) -> None:
         return
     for rank, size, local_rank, local_size in _MPI:
         if int(environment.get(size, "1")) > 1 and rank in environment:
-            here = environment.get(local_size, "1")
+            on_host = environment.get(local_size, "1")
             environment |= {
                 "RANK": environment[rank],
                 "WORLD_SIZE": environment[size],
-                "LOCAL_WORLD_SIZE": here,
+                "LOCAL_WORLD_SIZE": on_host,
                 "LOCAL_RANK": environment.get(local_rank, "0"),
             }
-            _set_meeting(environment, here == environment[size])
+            _set_meeting(environment, on_host == environment[size])
             return
 
 
 def check_worker() -> None:
-    """Raise InputError where the variables that torchrun sets cannot be those of a process of a run."""
+    """Raise InputError where the variables of torchrun cannot be those of a process of a run."""
     environment = os.environ
     _check_numbers(environment)
     rank, world = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
@@ -82,7 +82,7 @@ def check_worker() -> None:
         problems.append(_wrong("RANK", f"is {rank:,}, and WORLD_SIZE is not set"))
     elif rank >= world:
         problems.append(_wrong("RANK", f"is {rank:,}, which must be less than WORLD_SIZE, {world:,}"))
-    elif world > 1:  # one process meets nobody, and Kubernetes sets MASTER_PORT for a service of that name
+    elif world > 1:  # one process has no peers, and Kubernetes sets MASTER_PORT for a service of that name
         problems += _meeting_problems(environment)
     if problems:
         raise InputError(problems)
@@ -128,33 +128,33 @@ def _read_step(environment: os._Environ[str], nproc: int | None) -> None:
             raise InputError.at("--nproc", what, fix)
         environment |= {"NNODES": str(hosts), "NODE_RANK": environment["SLURM_NODEID"]}
         return
-    here = tasks_of_node(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"]))
+    on_host = tasks_of_node(environment["SLURM_STEP_TASKS_PER_NODE"], int(environment["SLURM_NODEID"]))
     local_rank = environment["SLURM_LOCALID"]
     if len(environment.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")) == 1:
-        local_rank = "0"  # srun --gpus-per-task shows each task its own GPU alone
+        local_rank = "0"  # srun --gpus-per-task shows each task only its own GPU
     environment |= {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": str(tasks),
         "LOCAL_RANK": local_rank,
-        "LOCAL_WORLD_SIZE": str(here),
+        "LOCAL_WORLD_SIZE": str(on_host),
     }
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's list of nodes: `n007` of `n[007-012,20],m1`."""
+    """The first node in Slurm's list: `n007` of `n[007-012,20],m1`."""
     first = re.split(r",(?![^\[]*\])", nodes)[0]
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first)
 
 
 def tasks_of_node(counts: str, node: int) -> int:
-    """How many tasks run on the node of this number: 4 on each of the first two by `4(x2),3`."""
+    """The number of tasks on a node: with `4(x2),3`, 4 on each of the first two."""
     for part in counts.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
             break
-        if node < int(found[2] or 1):
-            return int(found[1])
-        node -= int(found[2] or 1)
+        if node < int(match[2] or 1):
+            return int(match[1])
+        node -= int(match[2] or 1)
     raise InputError.at("SLURM_STEP_TASKS_PER_NODE", f"{counts!r} does not say how many tasks this node has")
 
 

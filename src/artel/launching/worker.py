@@ -1,4 +1,4 @@
-"""A process of a run as its launcher sees it: who started it, that it ends with its launcher, and how it says why."""
+"""A process of a run towards its launcher: who started it, that it ends with the launcher, and its exit status."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from contextlib import contextmanager
 
 from artel.errors import Problem, WorkError
 
-LOST_OTHERS = 75  # EX_TEMPFAIL of sysexits.h; only between a worker and its launcher, which ends with 1
+LOST_OTHERS = 75  # EX_TEMPFAIL of sysexits.h; only the launcher sees it, and ends with 1
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 
 
 class LostOthers(WorkError):
-    """Another process of the run ended, or the way to it did; this one has nothing wrong."""
+    """Another process of the run, or the connection to it, has ended; nothing is wrong with this one."""
 
     exit_code = LOST_OTHERS
 
 
 def is_worker() -> bool:
-    """Whether a launcher (torchrun, ours or another) has started this process."""
+    """True where a launcher (torchrun, artel or another) has started this process."""
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 
 
 def end_with_launcher(launcher: int) -> None:
-    """Stop, saved, when the launcher is killed outright: a run without one holds GPUs, and its folder, unwatched.
+    """Save and stop when the launcher is killed: without it a run would hold GPUs and its folder unwatched.
 
-    `launcher` is its process id (1 where it is all that runs in a container).
+    `launcher` is its process id (1 where it is the only process of a container).
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != launcher:  # it was killed before we asked
+    if os.getppid() != launcher:  # it was killed before prctl
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
 def lost_others_told() -> Iterator[None]:
-    """What the libraries raise when a peer has gone, as LostOthers; every other error stays what it is."""
+    """Raise LostOthers for what libraries raise when a peer is gone; other errors pass."""
     from torch.distributed import DistError
 
     try:
         yield
     except RuntimeError as error:
-        told = str(error)
-        if not isinstance(error, DistError) and not any(sign in told for sign in _SIGNS):
+        message = str(error)
+        if not isinstance(error, DistError) and not any(sign in message for sign in _SIGNS):
             raise
-        where = f"process {os.environ.get('RANK', '0')} on {socket.gethostname()}"
-        what = f"lost the others: {re.sub(_PLACE, '', told).splitlines()[0].partition('. ')[0]}"
-        raise LostOthers([Problem(where, what, "look for the process that ended first, and what it said")]) from error
+        place = f"process {os.environ.get('RANK', '0')} on {socket.gethostname()}"
+        what = f"lost the others: {re.sub(_PLACE, '', message).splitlines()[0].partition('. ')[0]}"
+        raise LostOthers([Problem(place, what, "look for the process that ended first, and what it said")]) from error
 
 
-_PLACE = r"^\[[^]]*\] *"  # of gloo's source, with which its errors begin
-# Words of gloo, whose errors have no class of their own, for an end of the connection.
+_PLACE = r"^\[[^]]*\] *"  # in gloo's source: its errors begin with it
+# Words in gloo's errors for a closed connection; gloo has no error class.
 _SIGNS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")

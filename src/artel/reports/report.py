@@ -33,11 +33,11 @@ def read_metrics(path: Path, tell: Callable[[str], None] = lambda _: None) -> li
         raise InputError.at(str(path), "there is no such file", fix) from None
     except OSError as error:
         raise InputError.at(str(path), f"cannot be read: {error.strerror}", "it must be a file") from None
-    *whole, last = content.split(b"\n")
+    *complete, last = content.split(b"\n")
     if last:
-        tell(f"{path}:{len(whole) + 1}: the last line was torn by a kill, and is left out")
+        tell(f"{path}:{len(complete) + 1}: the last line was torn by a kill, and is left out")
     problems, lines = [], []
-    for number, line in enumerate(whole, 1):
+    for number, line in enumerate(complete, 1):
         try:
             lines.append(_checked(orjson.loads(line)))
         except ValueError as error:

@@ -137,8 +137,8 @@ def _split(value: object) -> tuple[str, str]:
     """The split's name and its slice: `train[:1000]`. What else can be written there is kept as a name."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{value!r} is not a split; write train[:1000]")
-    found = re.fullmatch(r"([\w.-]+)(\[(?:-?\d+%?)?:(?:-?\d+%?)?\])?", value.strip())
-    return (found[1], found[2] or "") if found else (value, "")
+    match = re.fullmatch(r"([\w.-]+)(\[(?:-?\d+%?)?:(?:-?\d+%?)?\])?", value.strip())
+    return (match[1], match[2] or "") if match else (value, "")
 
 
 def _carry_files(old: Impruver) -> None:

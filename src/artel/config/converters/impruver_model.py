@@ -136,11 +136,11 @@ def carry_quantization(old: Impruver) -> None:
 
 
 def carry_adapter(old: Impruver) -> None:
-    given = old.below("lora")
-    if not given:
+    keys = old.below("lora")
+    if not keys:
         return
     if not old.has("model.name"):
-        for key in given:
+        for key in keys:
             old.leave(key, "an adapter changes a pretrained model, and this one is from scratch")
         return
     old.carry("lora.r", "model.lora.rank", at_least_one)

@@ -1,4 +1,4 @@
-"""What every conversion of an old configuration needs: its keys, each carried into the run file or told as left out."""
+"""The keys of another tool's configuration: each is carried into the run file or reported as left out."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ Reader = Callable[[Any], Any]
 
 
 class OldKeys:
-    """An old configuration while it is turned into a run file.
+    """A configuration while it is converted into a run file.
 
-    Keys are flat (`lr`, `trainer.learning_rate`). `defaults` are what the old script does where its file is silent;
-    `tree` is what the run file begins with. Problems are gathered, so that all are told at once.
+    Keys are flat (`lr`, `trainer.learning_rate`). `defaults` are the script's own defaults;
+    `tree` is the beginning of the run file. Problems are collected, so that all are reported together.
     """
 
     def __init__(self, place: str, defaults: dict[str, Any], tree: dict[str, Any]) -> None:
         self.place = place
         self.problems: list[Problem] = []
         self._values = dict(defaults)
-        self._written: dict[str, tuple[str, str]] = {}  # of each given key: `file:line` and the value as people read it
-        self._asked: set[str] = set()
+        self._written: dict[str, tuple[str, str]] = {}  # of each key in the file: `file:line`, and the value for people
+        self._read_keys: set[str] = set()
         self._left: dict[str, str] = {}
         self._lines: list[str] = []
         self._tree = tree
 
-    def give(self, key: str, value: Any, written: str, where: str) -> None:
-        """A key that the file gives; a value of None is as good as none. `where` is `file:line`."""
+    def give(self, key: str, value: Any, written: str, place: str) -> None:
+        """Add a key of the file, which stands at `place` (`file:line`). A value of None means that there is none."""
         self._values[key] = value
-        self._written[key] = (where, written)
+        self._written[key] = (place, written)
 
     def given(self) -> list[str]:
         return list(self._written)
 
     def has(self, key: str) -> bool:
-        """Whether the file gives the key, and a value."""
+        """True where the file has the key with a value."""
         return key in self._written and self._values[key] is not None
 
     def raw(self, key: str) -> Any:
-        """The value as it is written, whatever it is; None when there is none."""
-        self._asked.add(key)
+        """The value as it is in the file, of any type; None when there is none."""
+        self._read_keys.add(key)
         return self._values.get(key)
 
     def below(self, section: str) -> list[str]:
-        """The given keys of a section: those of `trainer` are `trainer.seed` and so on."""
+        """The keys of a section in the file: `trainer.seed` and so on for `trainer`."""
         return [key for key in self._written if key.startswith(f"{section}.")]
 
     def unasked(self) -> list[str]:
-        """The given keys that were neither read nor left: those that nobody knows."""
-        return [key for key in self._written if key not in self._asked]
+        """The unknown keys in the file: neither read nor left out."""
+        return [key for key in self._written if key not in self._read_keys]
 
     def read(self, key: str, read: Reader) -> Any:
-        """The value, the script's default when the key is absent; None when there is neither, or it is wrong."""
-        self._asked.add(key)
+        """The value, or the script's default; None when there is neither, or the value is wrong."""
+        self._read_keys.add(key)
         value = self._values.get(key)
         if value is None:
             return None
@@ -69,19 +69,19 @@ class OldKeys:
             return None
 
     def refuse(self, key: str, error: str) -> None:
-        """The key's value is wrong: `what is wrong; the remedy`."""
-        where, _ = self._written.get(key, (self.place, ""))
+        """Report a wrong value: `what is wrong; the remedy`."""
+        place, _ = self._written.get(key, (self.place, ""))
         what, _, fix = error.partition("; ")
-        problem = Problem(f"{where}: {key}", what, fix)
+        problem = Problem(f"{place}: {key}", what, fix)
         if problem not in self.problems:  # a key may be read more than once
             self.problems.append(problem)
 
     def put(self, dotted: str, value: Any) -> None:
         *sections, name = dotted.split(".")
-        here = self._tree
+        section_values = self._tree
         for section in sections:
-            here = here.setdefault(section, {})
-        here[name] = value
+            section_values = section_values.setdefault(section, {})
+        section_values[name] = value
 
     def carry(self, key: str, dotted: str, read: Reader) -> None:
         value = self.read(key, read)
@@ -89,13 +89,13 @@ class OldKeys:
             self.put(dotted, value)
 
     def leave(self, key: str, reason: str) -> None:
-        """Tell that the key is not carried over, when the file gives it."""
-        self._asked.add(key)
+        """Report that the key, if it is in the file, is not carried over."""
+        self._read_keys.add(key)
         if key in self._written:
             self._left[key] = f"{key} = {self._written[key][1]}: {reason}"
 
     def tell(self, line: str) -> None:
-        """Tell what the file does not say and the run file cannot either."""
+        """Report something about what the file does not set."""
         self._lines.append(line)
 
     def run_file(self, order: tuple[str, ...]) -> dict[str, Any]:
@@ -103,12 +103,12 @@ class OldKeys:
         return {key: self._tree[key] for key in order if key in self._tree}
 
     def left_in_order(self) -> list[str]:
-        """`key = value: reason` of the keys left, as they stand in the file, and what else there was to tell."""
+        """`key = value: reason` for each key left out, in the file's order, then the other reports."""
         return [*(self._left[key] for key in self._written if key in self._left), *self._lines]
 
 
 def did_you_mean(name: str, known: set[str]) -> str:
-    """`; did you mean NAME?`, or nothing where the name is known itself or none is near."""
+    """`; did you mean NAME?`, or nothing where the name itself is known or none is similar."""
     near = [] if name in known else difflib.get_close_matches(name, sorted(known), 1, cutoff=0.8)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -126,7 +126,7 @@ def a_name(value: object) -> str:
 
 
 def a_number(value: object) -> float:
-    """As written: 2 stays a whole number."""
+    """A number; 2 stays an integer."""
     number = read_number(value)
     return int(number) if number.is_integer() else number
 
@@ -182,8 +182,8 @@ def a_share(value: object) -> float:
 
 
 def names(value: object) -> list[str]:
-    """A list of names; one alone may stand without brackets."""
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+    """A list of names; a single one needs no brackets."""
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         raise ValueError(f"{value!r} is not a list of names")
-    return found
+    return listed

@@ -178,9 +178,9 @@ def _carry_floor(old: OldKeys) -> None:
 
 
 def _carry_compile(old: OldKeys) -> None:
-    wanted = old.read("trainer.torch_compile", a_flag)
-    if wanted is not None:
-        old.put("train.compile", "on" if wanted else "off")
+    compiles = old.read("trainer.torch_compile", a_flag)
+    if compiles is not None:
+        old.put("train.compile", "on" if compiles else "off")
 
 
 def _carry_intervals(old: OldKeys) -> None:
@@ -239,11 +239,11 @@ def _carry_best(old: OldKeys) -> None:
 
 
 def _carry_tracking(old: OldKeys) -> None:
-    wanted = old.read("trainer.report_to", names) or []
-    known = [name for name in wanted if name in ("tensorboard", "wandb")]
+    trackers = old.read("trainer.report_to", names) or []
+    known = [name for name in trackers if name in ("tensorboard", "wandb")]
     if known:
         old.put("track", ["console", "jsonl", *known])
-    if set(wanted) - {"tensorboard", "wandb", "none"}:
+    if set(trackers) - {"tensorboard", "wandb", "none"}:
         old.leave("trainer.report_to", "artel has tensorboard and wandb; write track: [console, jsonl, wandb]")
 
 

@@ -14,12 +14,12 @@ def section_problems(run: RunConfig) -> list[Problem]:
 
 def _tokenizer_problems(run: RunConfig) -> list[Problem]:
     """Whether a pretrained model would be given tokens that are not those it has learned."""
-    trains, wanted = run.tokenizer.train is not None, run.model.from_
-    if trains and wanted is not None and not run.tokenizer.replace:
-        what = f"a tokenizer trained anew has other tokens than {wanted} knows, whose embeddings would be of no use"
+    trains, pretrained = run.tokenizer.train is not None, run.model.from_
+    if trains and pretrained is not None and not run.tokenizer.replace:
+        what = f"a tokenizer trained anew has other tokens than {pretrained} knows, whose embeddings would be of no use"
         fix = "leave tokenizer out (tokenizer.train=null): the model's own is taken; or write tokenizer.replace: true"
         return [Problem("tokenizer.train", what, fix)]
-    if run.tokenizer.replace and not (trains and wanted is not None):
+    if run.tokenizer.replace and not (trains and pretrained is not None):
         what = "true has no meaning without both tokenizer.train and model.from"
         return [Problem("tokenizer.replace", what, "leave it out")]
     return []

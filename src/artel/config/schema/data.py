@@ -299,10 +299,10 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _one_origin(self) -> DataConfig:
         shaping = ("sources", "clean", "dedup", "validation")
-        given = [name for name in shaping if getattr(self, name) != type(self).model_fields[name].default]
-        if self.from_store and given:
+        changed = [name for name in shaping if getattr(self, name) != type(self).model_fields[name].default]
+        if self.from_store and changed:
             raise ValueError(
-                f"from_store is a finished store, and {', '.join(given)} would change nothing in it; leave them "
+                f"from_store is a finished store, and {', '.join(changed)} would change nothing in it; leave them "
                 "out, or from_store"
             )
         return self

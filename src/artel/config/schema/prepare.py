@@ -35,8 +35,8 @@ class SlurmConfig(Section):
     @field_validator("options")
     @classmethod
     def _options(cls, value: dict[str, str]) -> dict[str, str]:
-        for name, each in value.items():
-            directive(name, each)
+        for name, option in value.items():
+            directive(name, option)
         return value
 
 

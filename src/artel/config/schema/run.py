@@ -166,9 +166,9 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:
-        given = [name for name in ("epochs", "steps", "tokens") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are given together; keep one")
+        lengths = [name for name in ("epochs", "steps", "tokens") if getattr(self, name) is not None]
+        if len(lengths) > 1:
+            raise ValueError(f"{' and '.join(lengths)} are given together; keep one")
         return self
 
 
@@ -227,8 +227,8 @@ class ParallelConfig(Section):
     @property
     def processes(self) -> int:
         """How many processes these numbers need at least; exactly so many where `data` is a number."""
-        those = self.data if isinstance(self.data, int) else self.expert
-        return those * self.tensor * self.pipeline * self.context
+        data_parallel = self.data if isinstance(self.data, int) else self.expert
+        return data_parallel * self.tensor * self.pipeline * self.context
 
 
 class CheckpointConfig(Section):

@@ -29,18 +29,18 @@ _VOCABULARY = 32_768
 def measure_html(text: Lines, rounds: int) -> list[Figure]:
     """Web pages to text."""
     texts = list(islice(text.texts(), max(1, int(text.documents * min(1, _PAGES / text.text)))))
-    made = list(pages(texts))
-    size = sum(map(len, made))
+    html_pages = list(pages(texts))
+    size = sum(map(len, html_pages))
 
     def convert() -> None:
-        for page in made:
+        for page in html_pages:
             html_to_text(page)
 
     seconds = _processor_time(convert, rounds)
     definition = "MB of HTML per second of processor time of `html_to_text`: decoding, parsing, the text line by line"
     text_bytes = sum(len(text.encode()) for text in texts)
     text_rate = rate(text_bytes / MEGABYTE, seconds)
-    more = {"pages": len(made), "html_bytes": size, "text_bytes": text_bytes, "text_rate": text_rate}
+    more = {"pages": len(html_pages), "html_bytes": size, "text_bytes": text_bytes, "text_rate": text_rate}
     return [Figure("html", rate(size / MEGABYTE, seconds), "MB/s a core", definition, ">= 40", more=more)]
 
 

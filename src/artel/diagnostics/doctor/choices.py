@@ -58,10 +58,10 @@ def _attention(case: Case) -> Choice | None:
 
 
 def _compile(case: Case) -> Choice:
-    asked, steps = case.run.train.compile, case.run.train.steps
+    mode, steps = case.run.train.compile, case.run.train.steps
     if steps is not None:
-        return compile_choice(asked, case.device, steps)
-    short, long = (compile_choice(asked, case.device, steps) for steps in (1, 10**9))
+        return compile_choice(mode, case.device, steps)
+    short, long = (compile_choice(mode, case.device, steps) for steps in (1, 10**9))
     if short.value == long.value:
         return Choice(short.value, short.why)
     return Choice(f"{long.value} in a long run, {short.value} in a short one", "compiling takes its time first")
@@ -74,10 +74,10 @@ def _optimizer(case: Case) -> Choice:
 
 
 def _micro_batch(case: Case) -> Choice:
-    asked = case.run.train.micro_batch
-    if asked == "auto":
+    value = case.run.train.micro_batch
+    if value == "auto":
         return Choice("auto", "what fits is found by trying when the run starts, and remembered")
-    return Choice(str(asked), f"train.micro_batch: {asked}")
+    return Choice(str(value), f"train.micro_batch: {value}")
 
 
 def _encoder(case: Case) -> Choice:
@@ -87,9 +87,9 @@ def _encoder(case: Case) -> Choice:
 
 
 def _threads(case: Case) -> Choice:
-    asked = case.run.train.threads
-    if asked is not None:
-        return Choice(str(asked), f"train.threads: {asked}")
+    value = case.run.train.threads
+    if value is not None:
+        return Choice(str(value), f"train.threads: {value}")
     return Choice(str(usable_cores()), "one for each core that can be used, shared by the processes of a run")
 
 

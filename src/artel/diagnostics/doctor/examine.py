@@ -43,8 +43,8 @@ class Examination:
 
     def to_json(self) -> dict[str, Any]:
         """Sections by name, each fact as data: sizes in bytes, choices as value and why."""
-        told = {title: {name: fact.data for name, fact in facts.items()} for title, facts in self.sections.items()}
-        return {**told, "warnings": [asdict(problem) for problem in self.warnings]}
+        sections = {title: {name: fact.data for name, fact in facts.items()} for title, facts in self.sections.items()}
+        return {**sections, "warnings": [asdict(problem) for problem in self.warnings]}
 
     def __str__(self) -> str:
         lines = []
@@ -68,14 +68,14 @@ def examine(run: RunConfig | None, variables: Mapping[str, str]) -> Examination:
     HF_HUB_OFFLINE is set, and TORCHINDUCTOR_CACHE_DIR names a folder that is there, before this is imported.
     """
     device = local_device()
-    wanted = run or RunConfig()
-    model = _model(wanted)
+    examined = run or RunConfig()
+    model = _model(examined)
     gpus = _gpus()
     folders = {"cache folder": cache_folder(), "temporary files": _temporary(variables)}
     if run is not None:
         folders = {"run folder": Path(run.run), **folders}
     disks = {name: machine.disk(folder) for name, folder in folders.items()}
-    chosen = choices(Case(wanted, device, model))
+    chosen = choices(Case(examined, device, model))
     sections = {
         "machine": _machine(gpus, disks),
         "software": _software(),
@@ -83,7 +83,7 @@ def examine(run: RunConfig | None, variables: Mapping[str, str]) -> Examination:
         **({"run": _run(run, model)} if run is not None else {}),
         "choices": {name: Fact(f"{choice.value} · {choice.why}", asdict(choice)) for name, choice in chosen.items()},
     }
-    return Examination(sections, troubles(wanted, device, gpus, disks, variables))
+    return Examination(sections, troubles(examined, device, gpus, disks, variables))
 
 
 def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict[str, Fact]:
@@ -133,14 +133,14 @@ def _software() -> dict[str, Fact]:
         name, text = package.requirement.name, str(package).partition(" ")[2]
         if name == "torch":
             text += f" {build_of}, kernels for {kernels}"
-        facts[name] = Fact(text, {"version": package.found, "fits": package.fits})
+        facts[name] = Fact(text, {"version": package.installed, "fits": package.fits})
     if "torch" in facts:
         facts["torch"].data.update(cuda=torch.version.cuda, kernels=kernels)
     for extra, members in by_extra.items():
-        whole = all(package.fits for package in members)
-        text = ", ".join(map(str, members)) + ("" if whole else f": {install(extra)}")
-        versions = {package.requirement.name: package.found for package in members}
-        data = {"packages": versions, "installed": whole, "install": None if whole else install(extra)}
+        complete = all(package.fits for package in members)
+        text = ", ".join(map(str, members)) + ("" if complete else f": {install(extra)}")
+        versions = {package.requirement.name: package.installed for package in members}
+        data = {"packages": versions, "installed": complete, "install": None if complete else install(extra)}
         facts[f"extra {extra}"] = Fact(text, data)
     return facts
 
@@ -177,7 +177,7 @@ def _model(run: RunConfig) -> PreTrainedModel | None:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    found = []
+    gpus = []
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)
         try:
@@ -185,10 +185,10 @@ def _gpus() -> list[dict[str, Any]]:
         except RuntimeError:  # another process has it to itself, or its memory is full
             free = None
         capability = f"{about.major}.{about.minor}"
-        found.append(
+        gpus.append(
             {"number": number, "name": about.name, "memory": about.total_memory, "free": free, "capability": capability}
         )
-    return found
+    return gpus
 
 
 def _temporary(variables: Mapping[str, str]) -> Path:

@@ -88,12 +88,12 @@ def try_layout(run: RunConfig, processes: int) -> Agreement:
     described = small_copy(run, dims.dp_degree)
     with TemporaryDirectory() as folder:
         one = _trained(Path(folder) / "one", described | {"parallel": {}}, 1, on_gpus)
-        asked = run.parallel.model_dump(mode="json", exclude_defaults=True)
-        if isinstance(asked.get("data"), int):
-            asked["data"] = "auto"
-        all_of_them = _trained(Path(folder) / "asked", described | {"parallel": asked}, processes, on_gpus)
+        parallel = run.parallel.model_dump(mode="json", exclude_defaults=True)
+        if isinstance(parallel.get("data"), int):
+            parallel["data"] = "auto"
+        several = _trained(Path(folder) / "asked", described | {"parallel": parallel}, processes, on_gpus)
     differences = [
-        max(abs(mine - its) / abs(its) for mine, its in zip(all_of_them[name], one[name], strict=True))
+        max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(several[name], one[name], strict=True))
         for name in ("loss", "gradient_norm")
     ]
     device = torch.cuda.get_device_name() if on_gpus else "cpu"
@@ -157,10 +157,10 @@ def _small_config(run: RunConfig) -> dict[str, Any]:
     return small
 
 
-def _configuration(given: dict[str, Any]) -> Any:
+def _configuration(config: dict[str, Any]) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    values = dict(given)
+    values = dict(config)
     model_type = values.pop("model_type")
     try:
         return CONFIG_MAPPING[model_type](**values)
@@ -187,7 +187,7 @@ def _trained(folder: Path, described: dict[str, Any], processes: int, on_gpus: b
         raise kind([Problem("parallel", f"with a small copy of the model: {done.stderr.strip()[-1500:]}")])
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     steps = [line for line in lines if "loss" in line]
-    found = {name: [float(line[name]) for line in steps] for name in ("loss", "gradient_norm")}
-    if any(not math.isfinite(value) for values in found.values() for value in values):
+    metrics = {name: [float(line[name]) for line in steps] for name in ("loss", "gradient_norm")}
+    if any(not math.isfinite(value) for values in metrics.values() for value in values):
         raise WorkError.at("parallel", f"the loss is not finite with {processes} process(es)")
-    return found
+    return metrics

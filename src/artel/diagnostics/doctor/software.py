@@ -31,18 +31,18 @@ class Package:
     """A package that artel can use: what is asked for, and what is there."""
 
     requirement: Requirement
-    found: str | None
+    installed: str | None
 
     @property
     def fits(self) -> bool:
         """Whether it is installed in a version that artel works with."""
-        return self.found is not None and self.requirement.specifier.contains(self.found, prereleases=True)
+        return self.installed is not None and self.requirement.specifier.contains(self.installed, prereleases=True)
 
     def __str__(self) -> str:
-        if self.found is None:
+        if self.installed is None:
             return f"{self.requirement.name} is missing"
-        wanted = "" if self.fits else f" ({self.requirement.specifier} is needed)"
-        return f"{self.requirement.name} {self.found}{wanted}"
+        needed = "" if self.fits else f" ({self.requirement.specifier} is needed)"
+        return f"{self.requirement.name} {self.installed}{needed}"
 
 
 def install(extra: str) -> str:
@@ -52,17 +52,17 @@ def install(extra: str) -> str:
 
 def packages() -> dict[str, list[Package]]:
     """Packages by extra, in the project's own order, those that artel always needs under ""."""
-    found: dict[str, list[Package]] = {"": []}
+    by_extra: dict[str, list[Package]] = {"": []}
     for extra, requirement in _requirements():
         if extra not in _GROUPS:
-            found.setdefault(extra, []).append(Package(requirement, installed_version(requirement.name)))
-    return found
+            by_extra.setdefault(extra, []).append(Package(requirement, installed_version(requirement.name)))
+    return by_extra
 
 
 def _requirements() -> list[tuple[str, Requirement]]:
     """What the project's metadata asks for; where it runs from its sources uninstalled, its pyproject.toml."""
     try:
-        found = [Requirement(line) for line in requires(DISTRIBUTION) or []]
+        installed = [Requirement(line) for line in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
         project = Path(__file__).parents[4] / "pyproject.toml"
         if not project.is_file():
@@ -70,7 +70,7 @@ def _requirements() -> list[tuple[str, Requirement]]:
         table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
         groups = {"": table["dependencies"], **table["optional-dependencies"]}
         return [(extra, Requirement(line)) for extra, lines in groups.items() for line in lines]
-    return [(_extra(requirement), requirement) for requirement in found]
+    return [(_extra(requirement), requirement) for requirement in installed]
 
 
 def _extra(requirement: Requirement) -> str:

@@ -115,7 +115,7 @@ def _about_packages() -> list[Problem]:
     problems = []
     for extra, members in packages().items():
         for package in members:
-            if package.fits or (extra and package.found is None):  # an extra that is not installed is no mistake
+            if package.fits or (extra and package.installed is None):  # an extra that is not installed is no mistake
                 continue
             fix = (
                 install(extra) if extra else f"pip install '{package.requirement.name}{package.requirement.specifier}'"

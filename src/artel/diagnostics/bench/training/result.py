@@ -46,8 +46,8 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         rates = {each.name: self.rate(each) for each in self.contestants}
-        mine = rates.pop("artel", None)
-        ratios = {name: mine / rate if mine and rate else None for name, rate in rates.items()}
+        artel = rates.pop("artel", None)
+        ratios = {name: artel / rate if artel and rate else None for name, rate in rates.items()}
         return {
             "ratio_to_peers": ratios,
             **self.about,
