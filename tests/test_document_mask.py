@@ -174,7 +174,7 @@ def test_causal_loss_and_gradients_are_those_of_the_documents_alone(tokenizer, t
     run = RunConfig.model_validate({"data": {"block": 24, "packing": packing, "document_mask": True}})
     objective = Causal(run, tokenizer)
     part = store_of(tmp_path / "store", objective)
-    blocks = objective.view(part)
+    blocks = objective.dataset(part)
     model = built(LlamaConfig(**{**GROUPED, "vocab_size": tokenizer.vocabulary}), AutoModelForCausalLM)
 
     # Each piece of a document alone, through transformers' own attention; after it the first token of what follows.
@@ -227,7 +227,7 @@ def test_masked_loss_is_that_of_the_documents_alone_and_filler_is_never_seen(tok
         {"objective": "masked", "data": {"block": 26, "packing": "best_fit", "document_mask": apart}}
     )
     objective = Masked(run, tokenizer)
-    blocks = objective.view(store_of(tmp_path / "store", objective))
+    blocks = objective.dataset(store_of(tmp_path / "store", objective))
     config = RobertaConfig(**{**SMALL, "vocab_size": tokenizer.vocabulary, "hidden_dropout_prob": 0,
                               "attention_probs_dropout_prob": 0})  # fmt: skip
     model = built(config, AutoModelForMaskedLM)

@@ -259,7 +259,7 @@ def test_blocks_are_all_alike(tmp_path, objective):
     run = load_run(str(write_run(tmp_path / "run.yaml", objective=objective, model=model)), {})
     prepared = prepare(run)
     made = objective_of(run, prepared.tokenizer())
-    samples = made.view(prepared.open().train)
+    samples = made.dataset(prepared.open().train)
     assert longest_sample(made, samples) == (0, 32)
     assert micro_batch.copies(made, samples, 0, 3).tensors["input_ids"].shape == (3, 32)
 
@@ -270,7 +270,7 @@ def test_of_samples_that_stand_alone_the_one_with_the_largest_batch_counts(tmp_p
     tokenizer = train_tokenizer(iter([text * 40]), TokenizerTraining(vocab=320, special=CONTROL))
     objective = preferring(tokenizer, tmp_path, "dpo")
     pairs = [PAIRS[0], ("Say hello.", "No. " * 40, "No."), ("Say hello.", "No. " * 30, "No. " * 30)]
-    samples = objective.view(stored(objective, tmp_path / "store", pairs))
+    samples = objective.dataset(stored(objective, tmp_path / "store", pairs))
     assert len(samples.read(2).ids) > len(samples.read(1).ids)
     index, tokens = longest_sample(objective, samples)
     assert index == 1

@@ -38,10 +38,10 @@ def models(tokenizer):
 
 def batch_of(objective, part, reference):
     """All pairs as one batch, with what the reference says of them."""
-    rows = rows_to_judge(objective.view(part), np.arange(len(objective.view(part))), 4)  # one of them is filler
+    rows = rows_to_judge(objective.dataset(part), np.arange(len(objective.dataset(part))), 4)  # one of them is filler
     with torch.no_grad():
-        outputs = objective.judge(reference, objective.batch(rows))[1][: part.samples]
-    objective.remember(outputs.numpy(), judged=True)
+        outputs = objective.evaluate_batch(reference, objective.batch(rows))[1][: part.samples]
+    objective.set_reference(outputs.numpy(), validation=True)
     return objective.batch(rows)
 
 
@@ -145,9 +145,9 @@ def test_kto_is_judged_by_the_part_itself(tokenizer, tmp_path):
     for kl in (0.0, 3.0):
         objective.set_global_statistics([kl, 1.0])
         with torch.no_grad():
-            sums, outputs = objective.judge(policy, batch)
+            sums, outputs = objective.evaluate_batch(policy, batch)
         totals = dict(zip(objective.sums, sums.tolist(), strict=True))
-        found.append(objective.figures(totals, outputs[: part.samples].numpy(), part)["loss"])
+        found.append(objective.metrics(totals, outputs[: part.samples].numpy(), part)["loss"])
     with torch.no_grad():
         objective.set_global_statistics(objective.batch_statistics(policy, batch).tolist())
         sums = objective.loss(policy, batch)
@@ -181,7 +181,7 @@ def test_unpaired_answers_are_for_kto_alone(tokenizer, tmp_path):
     part = stored(objective, tmp_path / "store", unpaired)
     batch = batch_of(objective, part, reference)
     assert batch.targets == 4
-    sums = dict(zip(objective.sums, objective.judge(policy, batch)[0].tolist(), strict=True))
+    sums = dict(zip(objective.sums, objective.evaluate_batch(policy, batch)[0].tolist(), strict=True))
     assert (sums["chosen"], sums["rejected"], sums["pairs"]) == (2, 2, 1)
     fields = Preference((Message("user", "a"),), Message("assistant", "Good."), None)
     (made,) = preferring(tokenizer, tmp_path, "dpo").samples([Document(Record("a", "b.jsonl:3", "b", fields), "train")])
@@ -245,6 +245,6 @@ def test_real_preferences_are_read_and_none_is_lost(shared_data, tokenizer, tmp_
 def test_alone_is_what_kto_extends(tokenizer, tmp_path):
     objective = preferring(tokenizer, tmp_path, "kto")
     part = stored(objective, tmp_path / "store")
-    plain, extended = WholeSamples(part).read(0), objective.view(part).read(0)
+    plain, extended = WholeSamples(part).read(0), objective.dataset(part).read(0)
     assert extended.ids[: len(plain.ids)].tolist() == plain.ids.tolist()
     assert "One, two, three." in tokenizer.decode(extended.ids[len(plain.ids) :])

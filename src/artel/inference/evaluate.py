@@ -76,7 +76,7 @@ def evaluate(opened: Opened, data: str | None, overrides: Mapping[str, Any], wor
         before = DataParallel(untrained, objective, world, precision)
         size, news = micro_batch_size(run, world), News(tell, "evaluating the model before training:")
         said = judged_before(objective, store.validation, before, world, size, news)
-        objective.remember(said.numpy(), judged=True)
+        objective.set_reference(said.numpy(), validation=True)
     started = time.monotonic()
     size, news = micro_batch_size(run, world), News(tell, f"evaluating {opened.name}:")
     figures, outputs = validation.judge(strategy, size, run.validate_.blocks, news)

@@ -59,7 +59,7 @@ class ReadSamples:
 
     def __init__(self, run: RunConfig, store: TokenStore, part: StorePart, tokenizer: Tokenizer) -> None:
         self._objective = objective_of(run, tokenizer)
-        self._samples = self._objective.view(part)
+        self._samples = self._objective.dataset(part)
         self._tokenizer = tokenizer
         self._epoch = 0 if part is store.train else -1
 

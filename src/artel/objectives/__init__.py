@@ -1,6 +1,6 @@
 """What is learned: record to samples, batch to loss, and the figures that judge the model.
 
-Each objective is imported when it is first asked for: text is prepared by the run's own, without what the others need.
+An objective is imported when it is first used, so a run imports only its own.
 """
 
 from importlib import import_module
@@ -40,8 +40,8 @@ def __getattr__(name: str) -> Any:
 
 def objective_type(run: RunConfig) -> type[Objective]:
     """The objective that a run names."""
-    kind: type[Objective] = OBJECTIVES[run.objective].for_run(run)
-    return kind
+    objective: type[Objective] = OBJECTIVES[run.objective].for_run(run)
+    return objective
 
 
 def objective_of(run: RunConfig, tokenizer: Tokenizer) -> Objective:

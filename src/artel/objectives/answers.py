@@ -14,7 +14,7 @@ import numpy as np
 from artel.text import AnswerClass
 
 CLASSES: tuple[str, ...] = get_args(AnswerClass)
-# Columns of what SpanQA.judge finds for each window; the classes' probabilities follow.
+# Columns of what SpanQA.evaluate_batch finds for each window; the classes' probabilities follow.
 _FIRST, _LAST, _SCORE, _NULL, _CLASSES = range(5)
 
 
@@ -54,10 +54,10 @@ def predict(
     classes: bool,
     no_answer: bool,
 ) -> list[Prediction]:
-    """For each document the best span over all its windows by start + end - null score.
+    """For each document the best span over all its windows, by start + end - null score.
 
-    `outputs` (windows, columns) as SpanQA.judge gives them; `owners` (windows,) says whose window each is, as an index
-    into `sources`; `places(window)` gives where its tokens stand in the document, start << 32 | end. A document is
+    `outputs` (windows, columns) are those of SpanQA.evaluate_batch; `owners` (windows,) are indices into `sources`;
+    `places(window)` are the characters of its tokens in the document, start << 32 | end. A document is
     unknown when the class head says so, or, without it, when the score is not above zero and `no_answer` allows it.
     """
     margins = outputs[:, _SCORE] - outputs[:, _NULL]
@@ -65,7 +65,7 @@ def predict(
     for window, owner in enumerate(owners.tolist()):
         if owner not in best or margins[window] > margins[best[owner]]:
             best[owner] = window
-    found = []
+    predictions = []
     for owner, source in enumerate(sources):
         if owner not in best:
             continue
@@ -79,8 +79,8 @@ def predict(
         first, last = int(outputs[window, _FIRST]), int(outputs[window, _LAST])
         start, end = int(tokens[first] >> np.uint64(32)), int(tokens[last] & np.uint64(0xFFFFFFFF))
         start, end = trimmed(source["context"], start, end)
-        found.append(Prediction(source, start, end, margin, answer_class, probabilities))
-    return found
+        predictions.append(Prediction(source, start, end, margin, answer_class, probabilities))
+    return predictions
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
@@ -101,28 +101,32 @@ def score(predictions: list[Prediction], *, classes: bool) -> dict[str, float]:
         return {}
     exact, f1 = np.array([_one(prediction, classes) for prediction in predictions]).mean(axis=0)
     answered = [prediction for prediction in predictions if prediction.source["answers"]]
-    found = {"exact_match": float(exact), "f1": float(f1)}
+    scores = {"exact_match": float(exact), "f1": float(f1)}
     if answered:
         for name, side in (("start", 0), ("end", 1)):
-            found[f"{name}_accuracy"] = float(np.mean([
-                getattr(prediction, name) in {span[side] for span in prediction.source["answers"]}
-                for prediction in answered
-            ]))  # fmt: skip
+            scores[f"{name}_accuracy"] = float(
+                np.mean(
+                    [
+                        getattr(prediction, name) in {span[side] for span in prediction.source["answers"]}
+                        for prediction in answered
+                    ]
+                )
+            )
     if classes:
         gold = np.array([CLASSES.index(prediction.source["class"]) for prediction in predictions])
         probabilities = np.stack([prediction.classes for prediction in predictions])
-        found["class_accuracy"] = float((probabilities.argmax(axis=1) == gold).mean())
-        there = [number for number in range(len(CLASSES)) if (gold == number).any()]
-        found["mean_average_precision"] = float(
-            np.mean([average_precision(probabilities[:, number], gold == number) for number in there])
+        scores["class_accuracy"] = float((probabilities.argmax(axis=1) == gold).mean())
+        present = [number for number in range(len(CLASSES)) if (gold == number).any()]
+        scores["mean_average_precision"] = float(
+            np.mean([average_precision(probabilities[:, number], gold == number) for number in present])
         )
-    return found
+    return scores
 
 
 def _one(prediction: Prediction, classes: bool) -> tuple[float, float]:
-    wanted, said = prediction.source["class"], prediction.answer_class
-    if classes and (said != wanted or wanted in ("yes", "no", "unknown")):
-        return float(said == wanted), float(said == wanted)
+    gold_class, predicted = prediction.source["class"], prediction.answer_class
+    if classes and (predicted != gold_class or gold_class in ("yes", "no", "unknown")):
+        return float(predicted == gold_class), float(predicted == gold_class)
     return (
         max(exact_match(prediction.text, gold) for gold in prediction.gold),
         max(word_f1(prediction.text, gold) for gold in prediction.gold),
@@ -144,11 +148,11 @@ def exact_match(answer: str, gold: str) -> float:
 
 def word_f1(answer: str, gold: str) -> float:
     """F1 of the words that answer and gold share; when either has none, whether both have none."""
-    said, right = normalised(answer).split(), normalised(gold).split()
-    if not said or not right:
-        return float(said == right)
-    shared = (Counter(said) & Counter(right)).total()
-    return 2 * shared / (len(said) + len(right))
+    predicted, gold_words = normalised(answer).split(), normalised(gold).split()
+    if not predicted or not gold_words:
+        return float(predicted == gold_words)
+    shared = (Counter(predicted) & Counter(gold_words)).total()
+    return 2 * shared / (len(predicted) + len(gold_words))
 
 
 def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:

@@ -1,10 +1,9 @@
 """Where each turn of a conversation stands in the text that a chat template makes of it.
 
-A template is a program: that a turn ends where its content ends is a guess. So the template is asked. It writes the
-conversation with marks in place of the contents; what stands between the marks is its own text. What it writes
-before an assistant's content when asked for a generation prompt is given to the model, all after it is the model's to
-write: its turn goes from there to the end of what closes it. Then the real conversation is written in one piece, and
-must have the same frame around the real contents.
+A template is a program, so a turn need not end where its content ends. The template therefore renders the conversation
+with marks in place of the contents: the text between the marks is its own. The generation prompt before an assistant's
+content belongs to the prompt; the model writes all after it, up to the end of what closes the turn. Then the real
+conversation is rendered in one piece, and must have the same frame around the real contents.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MARK = re.compile("\ue000([0-9]+)([ct])\ue001")
 
 
 class Unfit(Exception):
-    """A conversation of which a template makes nothing whose turns can be told."""
+    """A conversation in whose rendered text the turns cannot be located."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,14 @@ class _Frame:
 
     slots: tuple[_Slot, ...]
     after: str
-    given: dict[int, int]
-    """For each assistant message: characters of the text before its first slot that are given to the model."""
+    prompt_length: dict[int, int]
+    """For each assistant message: characters of the text before its first slot that belong to the prompt."""
     closing: dict[int, int]
     """And characters of the text after its last slot that close its turn."""
 
 
 class Turns:
-    """Writes conversations by one template and tells where the assistant's turns are."""
+    """Renders conversations with one template and locates the assistant's turns."""
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         self._tokenizer = tokenizer
@@ -85,32 +84,32 @@ class Turns:
         frame = self._frames[shape]
         if isinstance(frame, Unfit):
             raise Unfit(*frame.args)
-        text = self._render([self._as_given(message) for message in messages])
+        text = self._render([self._template_fields(message) for message in messages])
         return WrittenOut(text, _turns(text, frame, messages))
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """What the model is given to answer: the conversation so far and the opening of its turn. Raises Unfit."""
-        return self._render([self._as_given(message) for message in messages], asked=True)
+        """The prompt of the next answer: the conversation so far and the opening of its turn. Raises Unfit."""
+        return self._render([self._template_fields(message) for message in messages], add_generation_prompt=True)
 
-    def _render(self, messages: list[dict[str, str]], asked: bool = False) -> str:
+    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool = False) -> str:
         try:
-            return render(self._tokenizer, self._template, messages, asked)
+            return render(self._tokenizer, self._template, messages, add_generation_prompt)
         except TemplateRefuses as refusal:
             raise Unfit(f"the chat template refuses it: {refusal}") from None
 
-    def _as_given(self, message: Message) -> dict[str, str]:
+    def _template_fields(self, message: Message) -> dict[str, str]:
         """A message as templates take it. A template that has no place for thoughts gets them within the content."""
-        given = {"role": message.role, "content": message.content}
+        fields = {"role": message.role, "content": message.content}
         if message.thought and self._knows_thoughts:
-            given["reasoning_content"] = message.thought
+            fields["reasoning_content"] = message.thought
         elif message.thought:
-            given["content"] = f"<think>\n{message.thought}\n</think>\n\n{message.content}"
-        return given
+            fields["content"] = f"<think>\n{message.thought}\n</think>\n\n{message.content}"
+        return fields
 
     def _writes_thoughts(self) -> bool:
-        given = {"role": "assistant", "content": _mark(1, "c"), "reasoning_content": _mark(1, "t")}
+        message = {"role": "assistant", "content": _mark(1, "c"), "reasoning_content": _mark(1, "t")}
         try:
-            return _mark(1, "t") in self._render([{"role": "user", "content": _mark(0, "c")}, given])
+            return _mark(1, "t") in self._render([{"role": "user", "content": _mark(0, "c")}, message])
         except Unfit:
             return False
 
@@ -119,46 +118,48 @@ class Turns:
             Message(message.role, _mark(number, "c"), _mark(number, "t") if message.thought else "")
             for number, message in enumerate(messages)
         ]
-        given = [self._as_given(message) for message in marked]
-        slots, after = _slots(self._render(given))
+        fields = [self._template_fields(message) for message in marked]
+        slots, after = _slots(self._render(fields))
         self._check_order(slots, messages)
         openings, closings = {}, {}
         for number, message in enumerate(messages):
             if message.role != "assistant":
                 continue
-            mine = [place for place, slot in enumerate(slots) if slot.message == number]
-            opening = slots[mine[0]].before
-            follows = slots[mine[-1] + 1].before if mine[-1] + 1 < len(slots) else after
-            openings[number] = self._given_to_model(given[:number], opening)
+            own_slots = [place for place, slot in enumerate(slots) if slot.message == number]
+            opening = slots[own_slots[0]].before
+            follows = slots[own_slots[-1] + 1].before if own_slots[-1] + 1 < len(slots) else after
+            openings[number] = self._prompt_length(fields[:number], opening)
             # What closes a turn is what follows it both here and where the conversation ends with it.
-            alone = _slots(self._render(given[: number + 1]))[1]
-            closings[number] = len(_common(follows, alone).rstrip())
+            at_end = _slots(self._render(fields[: number + 1]))[1]
+            closings[number] = len(_common(follows, at_end).rstrip())
         return _Frame(tuple(slots), after, openings, closings)
 
-    def _given_to_model(self, before: list[dict[str, str]], opening: str) -> int:
+    def _prompt_length(self, before: list[dict[str, str]], opening: str) -> int:
         """How much of the text before an assistant's content its generation prompt has already."""
         if any(message["role"] != "system" for message in before):
-            asked = _slots(self._render(before, asked=True))[1]
-            if not opening.startswith(asked):
+            prompt = _slots(self._render(before, add_generation_prompt=True))[1]
+            if not opening.startswith(prompt):
                 raise Unfit("the chat template opens an answer otherwise than its generation prompt does")
-            return len(asked)
-        # An assistant that speaks first is asked by nobody: the part of a generation prompt after the user's turn.
+            return len(prompt)
+        # An assistant that speaks first has no prompt before it: take the generation prompt after a user's turn.
         user = [{"role": "user", "content": _mark(0, "c")}]
-        plain, asked = (_slots(self._render(user, asked=ask))[1] for ask in (False, True))
-        header = asked.removeprefix(plain)
+        plain, prompt = (
+            _slots(self._render(user, add_generation_prompt=wants_prompt))[1] for wants_prompt in (False, True)
+        )
+        header = prompt.removeprefix(plain)
         if not header or header not in opening:
             raise Unfit("the chat template has no place for an assistant that speaks first")
         return opening.rindex(header) + len(header)
 
     @staticmethod
     def _check_order(slots: list[_Slot], messages: Sequence[Message]) -> None:
-        said = [slot.message for slot in slots if not slot.is_thought]
-        missing = [messages[number].role for number in range(len(messages)) if number not in said]
+        spoken = [slot.message for slot in slots if not slot.is_thought]
+        missing = [messages[number].role for number in range(len(messages)) if number not in spoken]
         if missing:
             raise Unfit(f"the chat template leaves out what the {missing[0]} says")
         # A system message may stand anywhere (Mistral's is written into a user's turn); turns stand in their order.
-        turns = [number for number in said if messages[number].role != "system"]
-        if len(set(said)) < len(said) or turns != sorted(turns):
+        turns = [number for number in spoken if messages[number].role != "system"]
+        if len(set(spoken)) < len(spoken) or turns != sorted(turns):
             raise Unfit("the chat template repeats turns, or changes their order")
 
 
@@ -175,9 +176,9 @@ def _mark(number: int, kind: str) -> str:
 def _slots(text: str) -> tuple[list[_Slot], str]:
     """The marks of a text, each with what stands before it, and what stands after the last."""
     slots, end = [], 0
-    for found in _MARK.finditer(text):
-        slots.append(_Slot(text[end : found.start()], int(found[1]), found[2] == "t"))
-        end = found.end()
+    for mark in _MARK.finditer(text):
+        slots.append(_Slot(text[end : mark.start()], int(mark[1]), mark[2] == "t"))
+        end = mark.end()
     return slots, text[end:]
 
 
@@ -196,7 +197,7 @@ def _turns(text: str, frame: _Frame, messages: Sequence[Message]) -> tuple[Turn,
         if form is None:
             raise Unfit("the chat template writes this conversation otherwise than others of its shape")
         if message.role == "assistant":
-            starts.setdefault(slot.message, at + frame.given[slot.message])
+            starts.setdefault(slot.message, at + frame.prompt_length[slot.message])
             ends[slot.message] = opening_end + len(form) + frame.closing[slot.message]
         at = opening_end + len(form)
     if len(text) != at + len(frame.after):

@@ -1,4 +1,4 @@
-"""The three answers of an objective: record to samples, batch to loss, and which figures judge the model."""
+"""What an objective is: record to samples, batch to loss, totals to metrics, and what it declares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from artel.errors import Problem
 from artel.text import Document, Dropped, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StorePart, Tokenizer
 
-if TYPE_CHECKING:  # text is prepared by objectives too, and should not wait the seconds that these take to import
+if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to import
     import torch
     from transformers import PreTrainedModel
 
@@ -25,9 +25,9 @@ Better = Literal["higher", "lower"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch as a model takes it: named tensors; targets that a loss is taken on, and input tokens.
+    """One micro-batch: named tensors, the number of targets that the loss is summed over, and of input tokens.
 
-    Filler is in neither count.
+    Padding is in neither count.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -41,12 +41,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What became of a document: its samples, and what its answers are judged by, kept in the store beside them."""
+    """What a document becomes: samples, and what its answers are evaluated against, stored beside them."""
 
     samples: list[Sample]
     source: dict[str, Any] | None = None
     counted: dict[str, int] = field(default_factory=dict)
-    """What was done to the document that its user should know, for the ledger: {"truncated": 1}."""
+    """Counts for the ledger: {"truncated": 1}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,9 @@ class Reading:
     ids: np.ndarray
     """int64 (tokens,)."""
     targets: np.ndarray
-    """int64 (tokens,): the id that is to be found at each place, itself or, where it is hidden, another; IGNORED where
-    nothing is learned."""
+    """int64 (tokens,): the id to predict at each position; IGNORED if nothing is learned there."""
     name: str = ""
-    """Which of several that a sample has: chosen, rejected."""
+    """Which reading of the sample it is, if there are several: chosen, rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,34 +74,36 @@ class Reply:
 
 
 class Objective(ABC):
-    """What is learned, one file each. All others know an objective by what it declares here, never by its name."""
+    """What is learned. Other rooms ask for what it declares here; they never compare its name."""
 
     auto_class: ClassVar[str]
     """The transformers class whose head fits (`AutoModelForCausalLM`)."""
     learns_from: ClassVar[tuple[str, ...]]
     """Kinds of records that it takes, as formats declare them: text, pairs, questions, conversations, preferences."""
     section: ClassVar[str] = ""
-    """Its own section of the run file; empty where it has none."""
+    """Its own section of the run file; empty if it has none."""
     generates: ClassVar[bool] = False
-    """Whether its models write text token by token: `artel chat` and the harness take no others."""
+    """True if its models write text token by token; `artel chat` and the harness need that."""
     is_per_token: ClassVar[bool] = False
-    """Whether the loss is a sum over single tokens, so that processes may share a sequence (parallel.context)."""
+    """True if the loss is a sum over single tokens, so that ranks can share a sequence (parallel.context)."""
     needs_context: ClassVar[bool] = False
-    """Whether a prompt is a question about a text (`artel generate --context`)."""
+    """True if a prompt is a question about a text (`artel generate --context`)."""
     continues: ClassVar[bool] = True
-    """Whether what a model shows goes on where the prompt ends; else it is an answer."""
+    """True if what a model writes continues the prompt; False if it is an answer."""
     encoder: ClassVar[bool] = False
-    """Whether texts are framed by special tokens, and a tokenizer is trained with them."""
+    """True if special tokens frame the texts; a tokenizer is then trained with them."""
+    apart: bool = False
+    """True if a block holds several documents and tokens see only their own."""
     packs_text: ClassVar[bool] = False
-    """Whether texts stand together in blocks; else each sample stands alone."""
+    """True if several texts share a block; False if each sample has its own row."""
     sums: ClassVar[tuple[str, ...]]
-    """Names of what `loss` returns, in order; the first two are always `loss` and `targets`."""
+    """Names of what `loss` returns, in order. The first two are `loss` and `targets`."""
     document_number: ClassVar[int | None] = None
-    """Which of a sample's numbers is the number of its document in its part of the store; the store counts them."""
+    """The column of a sample's numbers that holds the number of its document in its split; the store fills it in."""
     outputs: ClassVar[tuple[str, ...]] = ()
-    """Names of the numbers that `judge` finds for each sample."""
+    """Names of the numbers that `evaluate_batch` returns for each sample."""
     better: ClassVar[dict[str, Better]]
-    """The figures, and which way each improves."""
+    """The metrics, and which way each improves."""
 
     @classmethod
     def for_run(cls, run: RunConfig) -> type[Objective]:
@@ -111,7 +112,7 @@ class Objective(ABC):
 
     @classmethod
     def settings(cls, run: RunConfig) -> dict[str, Any] | None:
-        """Its own section of the run file as plain values."""
+        """Its section of the run file as plain values."""
         return getattr(run, cls.section).model_dump(mode="json") if cls.section else None
 
     @classmethod
@@ -138,20 +139,20 @@ class Objective(ABC):
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        """What in the run file does not go with this objective, told before any text is read."""
-        best, found = run.checkpoint.best, []
+        """What in the run file does not fit this objective; reported before any text is read."""
+        best, problems = run.checkpoint.best, []
         if best is not None and best not in cls.better:
-            found.append(Problem("checkpoint.best", f"{best!r} is no figure of this objective",
-                                 f"write one of: {', '.join(cls.better)}; or null"))  # fmt: skip
+            fix = f"write one of: {', '.join(cls.better)}; or null"
+            problems.append(Problem("checkpoint.best", f"{best!r} is no figure of this objective", fix))
         if best is None and run.validate_.patience is not None:
-            found.append(Problem("validate.patience", "needs a figure to go by", "write checkpoint: {best: loss}"))
+            problems.append(Problem("validate.patience", "needs a figure to go by", "write checkpoint: {best: loss}"))
         if not cls.packs_text:
-            alone = "has no meaning here: each sample stands alone, in a row of its own"
+            useless = "has no meaning here: each sample stands alone, in a row of its own"
             if run.data.packing != "concatenate":
-                found.append(Problem("data.packing", f"{run.data.packing} {alone}", "leave it out"))
+                problems.append(Problem("data.packing", f"{run.data.packing} {useless}", "leave it out"))
             if run.data.document_mask:
-                found.append(Problem("data.document_mask", f"true {alone}", "leave it out"))
-        return found
+                problems.append(Problem("data.document_mask", f"true {useless}", "leave it out"))
+        return problems
 
     @classmethod
     def special_tokens(cls, run: RunConfig) -> list[str]:
@@ -160,47 +161,47 @@ class Objective(ABC):
 
     @property
     def heads(self) -> dict[str, int]:
-        """Linear heads on the first token that the model needs beyond its own: name -> outputs."""
+        """Linear heads on the first token, beside those of the model's class: name → outputs."""
         return {}
 
     def command(self, run: str) -> str:
-        """What to type to see what the model of a finished run does; `run` is its folder, quoted for a shell."""
+        """A command that shows what the model of a finished run does; `run` is its folder, quoted for a shell."""
         return f'artel generate {run} --prompt "Once upon a time"'
 
     @abstractmethod
     def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
-        """For each document its samples, or why there are none."""
+        """Yield for each document its samples, or why there are none."""
 
     @abstractmethod
-    def view(self, part: StorePart) -> Samples:
-        """A part of the store as this objective reads it: joined blocks, or samples that stand alone."""
+    def dataset(self, part: StorePart) -> Samples:
+        """A split of the store as this objective reads it: blocks of text, or whole samples."""
 
     def order(self, part: StorePart, samples: int) -> Order | BalancedOrder:
-        """In which order the training part's samples come."""
+        """The order of the training samples."""
         return Order(samples, self.run.seed)
 
-    def check(self, model: PreTrainedModel) -> None:  # noqa: B027  # most objectives go with every model of their class
-        """Raise InputError when a built model cannot compute this loss; before it is compiled, split or judged."""
+    def check(self, model: PreTrainedModel) -> None:  # noqa: B027  # most objectives fit every model of their class
+        """Raise InputError if a model cannot compute this loss; called before it is compiled or parallelized."""
 
-    def fit_statistics(self, part: StorePart) -> None:  # noqa: B027  # most objectives need to know nothing of it
-        """Learn what the loss must know of the training part (shares of classes), before the first batch."""
+    def fit_statistics(self, part: StorePart) -> None:  # noqa: B027  # most objectives need none
+        """Take from the training split what the loss needs (shares of classes), before the first batch."""
 
     needs_reference: bool = False
-    """Whether the loss is against the model as it was before training: then what `judge` finds of each sample of both
-    parts is computed once, before the first step, and given to `remember`."""
+    """True if the loss compares with the model before training. `evaluate_batch` then runs once over both splits,
+    before the first step, and `set_reference` is given its outputs."""
 
-    def remember(self, outputs: np.ndarray, *, judged: bool) -> None:  # noqa: B027  # only where `needs_reference`
-        """`judge`'s outputs (samples, len(outputs)) by the model before training, of the training or judged part."""
+    def set_reference(self, outputs: np.ndarray, *, validation: bool) -> None:  # noqa: B027  # if `needs_reference`
+        """The outputs (samples, len(outputs)) of the model before training, on the training or validation split."""
 
     needs_global_statistics: bool = False
-    """Whether the loss must know something of the whole global batch first."""
+    """True if the loss depends on sums over the whole global batch."""
 
     def batch_statistics(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (any,): sums over a micro-batch, without gradient; only where `needs_global_statistics`."""
+        """float32 (any,): sums over a micro-batch, without gradient; only if `needs_global_statistics`."""
         raise NotImplementedError
 
-    def set_global_statistics(self, totals: list[float]) -> None:  # noqa: B027  # only where `needs_global_statistics`
-        """What the surveys of all micro-batches of the global batch add up to, told before its first `loss`."""
+    def set_global_statistics(self, totals: list[float]) -> None:  # noqa: B027  # if `needs_global_statistics`
+        """The sums of `batch_statistics` over the global batch; called before its first `loss`."""
 
     @abstractmethod
     def batch(self, rows: Rows) -> Batch:
@@ -208,28 +209,28 @@ class Objective(ABC):
 
     @abstractmethod
     def readings(self, rows: Rows) -> list[Reading]:
-        """What the model reads of the first of the rows, without filler, and what is learned: for people to see."""
+        """What the model reads in the first row, without padding, and what it learns: for `artel data show`."""
 
     @abstractmethod
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (len(sums),): sums over the batch's targets. The first, the loss in nats, carries the gradient."""
+        """float32 (len(sums),): sums over the batch's targets. The first is the loss in nats, with gradient."""
 
-    def judge(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `loss` gives, and (rows, len(outputs)) for each row."""
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `loss` returns, and the outputs (rows, len(outputs))."""
         sums = self.loss(model, batch)
         return sums, sums.new_zeros((batch.tensors["input_ids"].shape[0], 0))
 
     @abstractmethod
-    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
-        """What the totals and the outputs (samples, len(outputs)) of a part say, by name; `loss` is a mean."""
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+        """Metrics by name, of the totals and outputs (samples, len(outputs)) of a split; `loss` is a mean."""
 
     def predictions_file(self, outputs: np.ndarray, part: StorePart) -> Any:
-        """The official file of predictions of a data set, as plain values; None where there is none."""
+        """The data set's official file of predictions, as plain values; None if it has none."""
         return None
 
     @abstractmethod
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """What the model makes of a prompt, in pieces as they are written."""
+        """Yield what the model makes of a prompt, as it is written."""
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """What `artel generate` prints; `context` is empty unless the objective `needs_context`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Reading
-from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_figures
+from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_metrics
 from artel.objectives.texts import Texts, document_tensors, inputs_of
 from artel.tokens import Rows, StorePart, TokenBlocks
 from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
@@ -34,10 +34,13 @@ class Causal(Texts):
     causal = True
     sums = BALANCED_SUMS
     better: ClassVar[dict[str, Better]] = {
-        "loss": "lower", "perplexity": "lower", "accuracy": "higher", "bits_per_byte": "lower"
-    }  # fmt: skip
+        "loss": "lower",
+        "perplexity": "lower",
+        "accuracy": "higher",
+        "bits_per_byte": "lower",
+    }
 
-    def view(self, part: StorePart) -> TokenBlocks:
+    def dataset(self, part: StorePart) -> TokenBlocks:
         return self.blocks(part, self.run.data.block, lookahead=1)
 
     def batch(self, rows: Rows) -> Batch:
@@ -66,15 +69,15 @@ class Causal(Texts):
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
 
-    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Perplexity is per token; bits per byte divide by the bytes of the text and compare across tokenizers.
 
         Bits per byte = mean loss in nats x tokens per byte of the part / ln 2 (Gao et al. 2020, "The Pile", section
         3.1): end tokens count as tokens to be paid for and as no bytes. The few tokens that no block predicts (the
         first of the part; of packed blocks the first of each) are taken to cost what the others cost.
         """
-        figures = token_figures(totals)
-        return figures | {"bits_per_byte": figures["loss"] * part.tokens / part.bytes / math.log(2)}
+        metrics = token_metrics(totals)
+        return metrics | {"bits_per_byte": metrics["loss"] * part.tokens / part.bytes / math.log(2)}
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         from artel.models import position_limit, write

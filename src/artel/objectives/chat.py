@@ -1,7 +1,7 @@
 """Instruction tuning: a conversation as a chat template writes it, learned where the assistant speaks.
 
-The whole conversation is tokenised once, and the assistant's turns are found in it by the template itself (`turns.py`):
-what the model reads in training is token for token what it is given when it answers.
+The whole conversation is tokenized once, and the template itself locates the assistant's turns (`assistant_mask.py`):
+in training the model reads, token for token, what it reads when it answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Turns, Unfit
 from artel.objectives.base import Batch, Better, Made, Objective, Reading
-from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_figures
+from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_metrics
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Rows, Sample, StorePart, Tokenizer, WholeSamples
@@ -67,8 +67,8 @@ class Chat(Objective):
             try:
                 yield self._made(record.fields.messages)
             except Unfit as unfit:
-                yield Rejected(record.origin, "template", f"{unfit}; mend it, or give another chat.template",
-                               record.set_name)  # fmt: skip
+                detail = f"{unfit}; mend it, or give another chat.template"
+                yield Rejected(record.origin, "template", detail, record.set_name)
 
     def _made(self, messages: tuple[Message, ...]) -> Made | Dropped:
         if self._writer.has_control_token(messages):
@@ -88,14 +88,15 @@ class Chat(Objective):
         return Dropped("longer_than_block")
 
     def _sample(self, messages: Sequence[Message]) -> Sample:
-        """ids, and flags (tokens,) uint8: 1 where a token is learned."""
-        wanted = self.run.chat.train_on
+        """ids, and flags (tokens,) uint8: 1 if the token is learned."""
+        train_on = self.run.chat.train_on
         last = max(number for number, message in enumerate(messages) if message.role == "assistant")
         learned = {
-            number for number, message in enumerate(messages)
-            if (message.trained if message.trained is not None else wanted != "last" or number == last)
-        }  # fmt: skip
-        return self._writer.sample(messages, learned, everything=wanted == "all")
+            number
+            for number, message in enumerate(messages)
+            if (message.trained if message.trained is not None else train_on != "last" or number == last)
+        }
+        return self._writer.sample(messages, learned, everything=train_on == "all")
 
     def _split(self, messages: tuple[Message, ...]) -> Made | Dropped:
         """Several conversations of whole exchanges, each after the system message; longest first parts."""
@@ -124,7 +125,7 @@ class Chat(Objective):
             return Dropped("longer_than_block")
         return Made(pieces, counted={"split": 1} | ({"exchanges_left_out": left_out} if left_out else {}))
 
-    def view(self, part: StorePart) -> WholeSamples:
+    def dataset(self, part: StorePart) -> WholeSamples:
         return WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
@@ -139,9 +140,9 @@ class Chat(Objective):
         inputs = {"input_ids": batch.tensors["input_ids"], "use_cache": False}
         return balanced_token_sums(model, inputs, batch)
 
-    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Per token that is learned: the assistant's, unless the run says otherwise."""
-        return token_figures(totals)
+        return token_metrics(totals)
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         """The answer to a user's message."""
@@ -157,7 +158,7 @@ class Chat(Objective):
 
 
 def template_problems(run: RunConfig) -> list[Problem]:
-    """What is wrong with the file of a template, told before any text is read."""
+    """What is wrong with a template's own file; reported before any text is read."""
     if run.chat.template in NAMED:
         return []
     try:
@@ -177,7 +178,7 @@ class ConversationWriter:
     """Conversations to ids and flags by one template."""
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
-        """Raises InputError when the assistant's turns cannot be told in what the template writes."""
+        """Raises InputError if the assistant's turns cannot be located in what the template renders."""
         self._tokenizer = tokenizer
         self._turns = Turns(tokenizer, template)
         self._control = tokenizer.control_tokens
@@ -188,8 +189,8 @@ class ConversationWriter:
 
     def has_control_token(self, messages: Sequence[Message]) -> bool:
         """Whether a text would be read as the template's own writing: it could end a turn, or play a role."""
-        return any(token in text for message in messages for text in (message.content, message.thought)
-                   for token in self._control)  # fmt: skip
+        texts = [text for message in messages for text in (message.content, message.thought)]
+        return any(token in text for text in texts for token in self._control)
 
     def sample(self, messages: Sequence[Message], learned: set[int], *, everything: bool = False) -> Sample:
         """The conversation's ids, and flags that are 1 in the turns of the messages `learned`. Raises Unfit."""

@@ -14,27 +14,27 @@ from artel.tokens import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The text with the likeliest token in place of each mask, and for each mask its candidates with probabilities."""
+    """The text with the likeliest token for each mask, and the candidates for each mask with their probabilities."""
 
     text: str
     candidates: list[list[tuple[str, float]]]
 
 
 def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count: int = 5) -> Filled:
-    """Each mask filled by itself. Raises InputError when the text has none, or is longer than the model takes."""
+    """Fill each mask by itself. Raises InputError if the text has none, or is longer than the model takes."""
     mask = tokenizer.hf.mask_token
     ids = torch.tensor([tokenizer.hf(prompt)["input_ids"]], device=model.device)
-    where = (ids[0] == tokenizer.mask_id).nonzero().flatten()
-    if len(where) == 0:
+    positions = (ids[0] == tokenizer.mask_id).nonzero().flatten()
+    if len(positions) == 0:
         raise InputError.at("--prompt", f"holds no {mask}", f"write {mask} where a word is to be guessed")
     limit = position_limit(model)
     if limit is not None and ids.shape[1] > limit:
         raise InputError.at("--prompt", f"{ids.shape[1]} tokens are more than the model's {limit}", "shorten it")
     was_training = model.training
     model.eval()
-    # Prompts are of all lengths: compiled layers would be compiled anew for each.
+    # Prompts have all lengths: compiled layers would be compiled again for each.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        logits = model(input_ids=ids).logits[0, where].float()
+        logits = model(input_ids=ids).logits[0, positions].float()
     model.train(was_training)
     probabilities = logits.softmax(dim=-1)
     probabilities[:, tokenizer.special_ids] = 0  # no answer; they keep their share, as in transformers' pipeline
@@ -44,5 +44,5 @@ def fill_masks(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, count:
         [(tokenizer.decode([token]), share) for token, share in zip(tokens, shares, strict=True)]
         for tokens, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-    ids[0, where] = best.indices[:, 0]
+    ids[0, positions] = best.indices[:, 0]
     return Filled(tokenizer.hf.decode(ids[0], skip_special_tokens=True), candidates)

@@ -16,7 +16,7 @@ from artel.config import RunConfig
 from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Made, Objective, Reading
 from artel.objectives.comma_rules import comma_places
-from artel.objectives.per_token import SUMS, token_figures
+from artel.objectives.per_token import SUMS, token_metrics
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Encoded, Rows, Sample, StorePart, Tokenizer, WholeSamples
 
@@ -39,9 +39,13 @@ class InsertionTagging(Objective):
     encoder = True
     sums = (*SUMS, "missing", "guessed", "found", "by_rule", "found_by_rule")
     better: ClassVar[dict[str, Better]] = {
-        "loss": "lower", "perplexity": "lower", "accuracy": "higher", "precision": "higher", "recall": "higher",
+        "loss": "lower",
+        "perplexity": "lower",
+        "accuracy": "higher",
+        "precision": "higher",
+        "recall": "higher",
         "f1": "higher",
-    }  # fmt: skip
+    }
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
@@ -104,7 +108,7 @@ class InsertionTagging(Objective):
         flags += [0] * len(self._frame.after)
         return Sample(np.array(ids, dtype=np.int64), np.array(flags, dtype=np.uint8))
 
-    def view(self, part: StorePart) -> WholeSamples:
+    def dataset(self, part: StorePart) -> WholeSamples:
         return WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
@@ -124,8 +128,8 @@ class InsertionTagging(Objective):
                 continue
             # What follows an input token in the store is either put in after it or the next input token.
             followed = np.append(flags[1:] == _PUT_IN, False)[kept]
-            wanted = np.where(followed, np.append(tokens[1:], 0)[kept], tokens[kept])
-            targets[row, :count] = np.where(flags[kept] & _TOKEN, wanted, IGNORED)
+            labels = np.where(followed, np.append(tokens[1:], 0)[kept], tokens[kept])
+            targets[row, :count] = np.where(flags[kept] & _TOKEN, labels, IGNORED)
             by_rule[row, :count] = (flags[kept] & _RULE) > 0
         tensors = {"input_ids": ids, "attention_mask": attended, "targets": targets, "by_rule": by_rule}
         return Batch(
@@ -154,12 +158,12 @@ class InsertionTagging(Objective):
         counts = (right, missing, guessed, right & missing, by_rule, by_rule & missing)
         return torch.stack([loss, torch.full_like(loss, batch.targets), *(count.sum().float() for count in counts)])
 
-    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """Precision, recall and F1 of what was put in (place and token right), and of the rule for Russian commas."""
-        found = token_figures(totals) | _scores("", totals["found"], totals["guessed"], totals["missing"])
+        metrics = token_metrics(totals) | _scores("", totals["found"], totals["guessed"], totals["missing"])
         if totals["by_rule"]:
-            found |= _scores("rule_", totals["found_by_rule"], totals["by_rule"], totals["missing"])
-        return found
+            metrics |= _scores("rule_", totals["found_by_rule"], totals["by_rule"], totals["missing"])
+        return metrics
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         yield self.restore(model, prompt)
@@ -177,12 +181,12 @@ class InsertionTagging(Objective):
             guesses = model(input_ids=ids).logits[0].argmax(dim=-1).cpu().numpy()
         model.train(was_training)
         guesses = guesses[len(self._frame.before) :][: len(encoded.ids)]
-        pieces, told = [], 0
+        pieces, copied = [], 0
         for token in np.flatnonzero(guesses != encoded.ids):
             end = int(encoded.ends[token])
-            pieces += [text[told:end], self.tokenizer.decode([guesses[token]])]
-            told = end
-        return "".join([*pieces, text[told:]])
+            pieces += [text[copied:end], self.tokenizer.decode([guesses[token]])]
+            copied = end
+        return "".join([*pieces, text[copied:]])
 
 
 def missing_after(input_text: str, output_text: str) -> dict[int, str] | None:

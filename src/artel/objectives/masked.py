@@ -17,7 +17,7 @@ from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Objective, Reading, Reply
-from artel.objectives.per_token import SUMS, target_tensors, token_figures, token_sums
+from artel.objectives.per_token import SUMS, target_tensors, token_metrics, token_sums
 from artel.objectives.texts import Texts, document_tensors, inputs_of
 from artel.tokens import Rows, StorePart, TokenBlocks, Tokenizer
 from artel.tokens.sampling.blocks import document_numbers
@@ -62,16 +62,16 @@ class Masked(Texts):
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        found = super().problems(run)
+        problems = super().problems(run)
         if run.data.block < 8:
-            found.append(Problem("data.block", f"{run.data.block} leaves no room between the special tokens",
-                                 "write 8 or more"))  # fmt: skip
-        return found
+            what = f"{run.data.block} leaves no room between the special tokens"
+            problems.append(Problem("data.block", what, "write 8 or more"))
+        return problems
 
     def command(self, run: str) -> str:
         return f'artel generate {run} --prompt "The door is {self.tokenizer.hf.mask_token}."'
 
-    def view(self, part: StorePart) -> TokenBlocks:
+    def dataset(self, part: StorePart) -> TokenBlocks:
         return self.blocks(part, self.run.data.block - self._frame.size, lookahead=0)
 
     def batch(self, rows: Rows) -> Batch:
@@ -83,14 +83,14 @@ class Masked(Texts):
         targets, numbers = np.full_like(ids, IGNORED), np.zeros_like(ids)
         packed = np.ones_like(rows.ids) if rows.flags is None else document_numbers(rows.flags)
         for row in range(count):
-            here = packed[row][packed[row] > 0]  # filler stands at the end
-            shown, wanted = self.hide(rows.ids[row, : len(here)], int(rows.epochs[row]), int(rows.indices[row]))
-            inside, end = slice(len(before), len(before) + len(here)), len(here) + self._frame.size
-            ids[row, :end] = np.concatenate([before, shown, after])
+            documents = packed[row][packed[row] > 0]  # padding stands at the end
+            visible, labels = self.hide(rows.ids[row, : len(documents)], int(rows.epochs[row]), int(rows.indices[row]))
+            inside, end = slice(len(before), len(before) + len(documents)), len(documents) + self._frame.size
+            ids[row, :end] = np.concatenate([before, visible, after])
             # The special tokens of the frame belong to the first and to the last document.
-            numbers[row, :end] = np.pad(here, (len(before), len(after)), mode="edge")
+            numbers[row, :end] = np.pad(documents, (len(before), len(after)), mode="edge")
             if rows.valid[row]:
-                targets[row, inside] = wanted
+                targets[row, inside] = labels
         tensors = {"input_ids": torch.from_numpy(ids), **target_tensors(targets)}
         if rows.flags is not None:
             tensors |= document_tensors(numbers if self.apart else np.minimum(numbers, 1))
@@ -103,42 +103,42 @@ class Masked(Texts):
         return [Reading(tensors["input_ids"][0, read].numpy(), tensors["targets"][0, read].numpy())]
 
     def hide(self, ids: np.ndarray, epoch: int, sample: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids as shown to the model, targets): a pure function of the run's seed, the epoch and the sample.
+        """(ids as visible to the model, targets): a pure function of the run's seed, the epoch and the sample.
 
         round(rate x tokens), at least one, are chosen without replacement; 80 % of them become the mask token, 10 %
         any token, 10 % stay (Devlin et al. 2019, section 3.1). Special tokens are never chosen.
         """
-        wanted = self.run.masked
+        config = self.run.masked
         key = xxhash.xxh3_64_intdigest(f"mask:{self.run.seed}:{epoch}:{sample}".encode())
-        chance = np.random.Generator(np.random.Philox(key))
-        chosen = self._choose(ids, chance)
-        shown, targets = ids.copy(), np.full_like(ids, IGNORED)
+        random = np.random.Generator(np.random.Philox(key))
+        chosen = self._choose(ids, random)
+        visible, targets = ids.copy(), np.full_like(ids, IGNORED)
         targets[chosen] = ids[chosen]
-        fate = chance.random(len(chosen))
-        others = self._ordinary[chance.integers(len(self._ordinary), size=len(chosen))]
-        shown[chosen[fate < wanted.mask]] = self._mask
-        any_token = (fate >= wanted.mask) & (fate < wanted.mask + wanted.random)
-        shown[chosen[any_token]] = others[any_token]
-        return shown, targets
+        draws = random.random(len(chosen))
+        others = self._ordinary[random.integers(len(self._ordinary), size=len(chosen))]
+        visible[chosen[draws < config.mask]] = self._mask
+        any_token = (draws >= config.mask) & (draws < config.mask + config.random)
+        visible[chosen[any_token]] = others[any_token]
+        return visible, targets
 
-    def _choose(self, ids: np.ndarray, chance: np.random.Generator) -> np.ndarray:
+    def _choose(self, ids: np.ndarray, random: np.random.Generator) -> np.ndarray:
         candidates = np.flatnonzero(~self._special[ids])
         count = min(len(candidates), max(1, round(self.run.masked.rate * len(candidates))))
         if self._word_starts is None or count == 0:
-            return chance.permutation(candidates)[:count]
+            return random.permutation(candidates)[:count]
         # Whole words: as many of them, in random order, as stay within the count; the first one whatever its length.
         words = np.cumsum(self._word_starts[ids])[candidates]
         names, sizes = np.unique(words, return_counts=True)
-        mixed = chance.permutation(len(names))
-        taken = mixed[np.cumsum(sizes[mixed]) <= count]
-        return candidates[np.isin(words, names[taken if len(taken) else mixed[:1]])]
+        shuffled = random.permutation(len(names))
+        taken = shuffled[np.cumsum(sizes[shuffled]) <= count]
+        return candidates[np.isin(words, names[taken if len(taken) else shuffled[:1]])]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return token_sums(model, inputs_of(model, batch, causal=False), batch)
 
-    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """`accuracy` of the hidden tokens; `commonest_token` is the accuracy of always guessing the commonest one."""
-        return token_figures(totals) | {"commonest_token": self._commonest_share(part)}
+        return token_metrics(totals) | {"commonest_token": self._commonest_share(part)}
 
     def _commonest_share(self, part: StorePart) -> float:
         if part not in self._commonest:

@@ -69,11 +69,11 @@ def balanced_token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: B
         return torch.cat([sums, sums.new_zeros(1)])
     with balance.watching() as logits:
         sums = token_sums(model, inputs, batch)
-    found = balance.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))[None]
-    return torch.cat([sums[:1] + (found - found.detach()), sums[1:], found.detach()])
+    aux_loss = balance.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))[None]
+    return torch.cat([sums[:1] + (aux_loss - aux_loss.detach()), sums[1:], aux_loss.detach()])
 
 
-def token_figures(totals: dict[str, float]) -> dict[str, float]:
+def token_metrics(totals: dict[str, float]) -> dict[str, float]:
     """Of the totals of `SUMS`: the mean `loss` per target in nats, its `perplexity`, and the share that are `right`."""
     loss = totals["loss"] / totals["targets"]
     perplexity = math.exp(min(loss, 700.0))  # exp(710) overflows a double

@@ -46,15 +46,18 @@ class PreferenceOptimization(Objective):
     sums = ("loss", "targets", "pairs", "right", "chosen", "chosen_reward", "rejected", "rejected_reward")
     outputs = ("chosen_logp", "rejected_logp", "other_logp")
     better: ClassVar[dict[str, Better]] = {
-        "loss": "lower", "accuracy": "higher", "margin": "higher", "chosen_reward": "higher",
+        "loss": "lower",
+        "accuracy": "higher",
+        "margin": "higher",
+        "chosen_reward": "higher",
         "rejected_reward": "lower",
-    }  # fmt: skip
+    }
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
         self._chat = Chat(run, tokenizer)  # what it shows is an answer
         self._writer = ConversationWriter(tokenizer, self._chat.template)
-        self._wanted = run.preference
+        self._config = run.preference
         self._beta = _BETA[run.preference.loss] if run.preference.beta is None else run.preference.beta
         self.needs_reference = run.preference.loss in ("dpo", "ipo", "kto")
         self.needs_global_statistics = run.preference.loss == "kto"
@@ -63,10 +66,10 @@ class PreferenceOptimization(Objective):
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        found = [*super().problems(run), *template_problems(run)]
+        problems = [*super().problems(run), *template_problems(run)]
         if run.preference.loss != "dpo" and run.preference.smoothing > 0:
-            found.append(Problem("preference.smoothing", f"{run.preference.loss} has none", "leave it out"))
-        return found
+            problems.append(Problem("preference.smoothing", f"{run.preference.loss} has none", "leave it out"))
+        return problems
 
     @classmethod
     def special_tokens(cls, run: RunConfig) -> list[str]:
@@ -90,8 +93,8 @@ class PreferenceOptimization(Objective):
 
     def _made(self, pair: Preference) -> Made | Dropped:
         answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]
-        if len(answers) < 2 and self._wanted.loss != "kto":
-            raise Unfit(f"it has one answer, and {self._wanted.loss} needs two (preference.loss: kto takes such rows)")
+        if len(answers) < 2 and self._config.loss != "kto":
+            raise Unfit(f"it has one answer, and {self._config.loss} needs two (preference.loss: kto takes such rows)")
         if self._writer.has_control_token([*pair.prompt, *answers]):
             return Dropped("control_token")
         sides = [self._side(pair.prompt, answer) for answer in (pair.chosen, pair.rejected)]
@@ -105,8 +108,8 @@ class PreferenceOptimization(Objective):
             return Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
         return self._writer.sample([*prompt, answer], {len(prompt)})
 
-    def view(self, part: StorePart) -> WholeSamples:
-        return _WithAnother(part, self.run.data.block) if self._wanted.loss == "kto" else WholeSamples(part)
+    def dataset(self, part: StorePart) -> WholeSamples:
+        return _WithAnother(part, self.run.data.block) if self._config.loss == "kto" else WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
         """input_ids and targets (rows x answers, longest), a row's answers one after another; `there` (rows, answers).
@@ -126,20 +129,20 @@ class PreferenceOptimization(Objective):
         longest = -(-max(len(tokens) for tokens, _ in answers) // _ROUND) * _ROUND
         ids = np.zeros((len(answers), longest), dtype=np.int64)
         targets = np.full_like(ids, IGNORED)
-        for at, (tokens, flags) in enumerate(answers):
-            ids[at, : len(tokens)] = tokens
-            targets[at, : len(tokens)][flags > 0] = tokens[flags > 0]
-        there = np.array([[length > 0 for length in lengths] for lengths in rows.numbers])
-        there = there & rows.valid[:, None]
+        for row_at, (tokens, flags) in enumerate(answers):
+            ids[row_at, : len(tokens)] = tokens
+            targets[row_at, : len(tokens)][flags > 0] = tokens[flags > 0]
+        present = np.array([[length > 0 for length in lengths] for lengths in rows.numbers])
+        present = present & rows.valid[:, None]
         tensors = {
             "input_ids": torch.from_numpy(ids[:, :-1].copy()),
             "targets": torch.from_numpy(targets[:, 1:].copy()),
-            "there": torch.from_numpy(there),
+            "there": torch.from_numpy(present),
         }
-        judged = bool((rows.epochs < 0).any())
-        if judged in self._reference:
-            tensors["reference"] = self._reference[judged][torch.from_numpy(rows.indices)]
-        units = there[:, :_OTHER].sum() if self._wanted.loss == "kto" else there[:, :_OTHER].all(axis=1).sum()
+        is_validation = bool((rows.epochs < 0).any())
+        if is_validation in self._reference:
+            tensors["reference"] = self._reference[is_validation][torch.from_numpy(rows.indices)]
+        units = present[:, :_OTHER].sum() if self._config.loss == "kto" else present[:, :_OTHER].all(axis=1).sum()
         count = int(rows.numbers[rows.valid][:, :_OTHER].sum())
         return Batch(tensors, targets=int(units), tokens=count)
 
@@ -155,12 +158,12 @@ class PreferenceOptimization(Objective):
 
     # What the loss compares with
 
-    def remember(self, outputs: np.ndarray, *, judged: bool) -> None:
+    def set_reference(self, outputs: np.ndarray, *, validation: bool) -> None:
         """The log-probabilities (samples, 3) that the model before training gave a part's answers."""
 
         import torch
 
-        self._reference[judged] = torch.from_numpy(outputs).float()
+        self._reference[validation] = torch.from_numpy(outputs).float()
 
     def batch_statistics(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """(2,): sum over the rows of log(policy / reference) of another's answer, and their count."""
@@ -206,11 +209,11 @@ class PreferenceOptimization(Objective):
         if not self.needs_global_statistics:
             return self._logps(model, batch)
         sides = batch.tensors["there"].shape[1]
-        wanted = torch.arange(batch.tensors["input_ids"].shape[0], device=batch.tensors["input_ids"].device)
-        kept = wanted[wanted % sides != _OTHER]
+        rows = torch.arange(batch.tensors["input_ids"].shape[0], device=batch.tensors["input_ids"].device)
+        answers = rows[rows % sides != _OTHER]
         tensors = {
-            "input_ids": batch.tensors["input_ids"][kept],
-            "targets": batch.tensors["targets"][kept],
+            "input_ids": batch.tensors["input_ids"][answers],
+            "targets": batch.tensors["targets"][answers],
             "there": batch.tensors["there"][:, :_OTHER],
         }
         return self._logps(model, replace(batch, tensors=tensors))
@@ -227,18 +230,23 @@ class PreferenceOptimization(Objective):
         used = there if losses.ndim == 2 else both
         right = (rewards[:, _CHOSEN] > rewards[:, _REJECTED]) & both
         detached = rewards.detach()
-        found = [
-            losses[used].sum(), used.sum(), both.sum(), right.sum(), there[:, _CHOSEN].sum(),
-            detached[:, _CHOSEN][there[:, _CHOSEN]].sum(), there[:, _REJECTED].sum(),
+        sums = [
+            losses[used].sum(),
+            used.sum(),
+            both.sum(),
+            right.sum(),
+            there[:, _CHOSEN].sum(),
+            detached[:, _CHOSEN][there[:, _CHOSEN]].sum(),
+            there[:, _REJECTED].sum(),
             detached[:, _REJECTED][there[:, _REJECTED]].sum(),
-        ]  # fmt: skip
-        return torch.stack([number.float() for number in found])
+        ]
+        return torch.stack([number.float() for number in sums])
 
     def _rewards(self, compared: torch.Tensor, logps: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """(rows, 2): what the loss takes for the worth of each answer."""
-        if self._wanted.loss in ("orpo", "simpo"):
+        if self._config.loss in ("orpo", "simpo"):
             return self._beta * logps / counts.clamp(min=1)
-        if self._wanted.loss == "ipo":
+        if self._config.loss == "ipo":
             return self._beta * compared / counts.clamp(min=1)
         return self._beta * compared
 
@@ -248,34 +256,34 @@ class PreferenceOptimization(Objective):
         import torch
         import torch.nn.functional as F
 
-        beta, wanted = self._beta, self._wanted
+        beta, config = self._beta, self._config
         means = logps / counts.clamp(min=1)
         gap = compared[:, _CHOSEN] - compared[:, _REJECTED]
-        if wanted.loss == "dpo":
+        if config.loss == "dpo":
             right, swapped = F.logsigmoid(beta * gap), F.logsigmoid(-beta * gap)
-            return -(1 - wanted.smoothing) * right - wanted.smoothing * swapped
-        if wanted.loss == "ipo":
+            return -(1 - config.smoothing) * right - config.smoothing * swapped
+        if config.loss == "ipo":
             # Means over an answer's tokens, as the paper's authors confirmed; sums would punish long answers.
             per_token = compared / counts.clamp(min=1)
             return (per_token[:, _CHOSEN] - per_token[:, _REJECTED] - 1 / (2 * beta)) ** 2
-        if wanted.loss == "simpo":
-            return -F.logsigmoid(beta * (means[:, _CHOSEN] - means[:, _REJECTED]) - wanted.margin)
-        if wanted.loss == "orpo":
+        if config.loss == "simpo":
+            return -F.logsigmoid(beta * (means[:, _CHOSEN] - means[:, _REJECTED]) - config.margin)
+        if config.loss == "orpo":
             # log odds of an answer: log p - log(1 - p), p the geometric mean of its tokens' probabilities.
             odds = means - torch.log1p(-torch.exp(means.clamp(max=-1e-6)))
             return -means[:, _CHOSEN] - beta * F.logsigmoid(odds[:, _CHOSEN] - odds[:, _REJECTED])
-        chosen = wanted.desirable * (1 - torch.sigmoid(beta * (compared[:, _CHOSEN] - kl)))
-        rejected = wanted.undesirable * (1 - torch.sigmoid(beta * (kl - compared[:, _REJECTED])))
+        chosen = config.desirable * (1 - torch.sigmoid(beta * (compared[:, _CHOSEN] - kl)))
+        rejected = config.undesirable * (1 - torch.sigmoid(beta * (kl - compared[:, _REJECTED])))
         return torch.stack([chosen, rejected], dim=1)
 
-    def judge(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch.nn.functional as F
 
         logps, counts = self._logps(model, batch)
         outputs = F.pad(logps, (0, len(self.outputs) - logps.shape[1]))
         return self._sums(logps[:, :_OTHER], counts[:, :_OTHER], batch), outputs
 
-    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         """`accuracy`: pairs whose chosen answer has the higher reward; `margin`: mean reward, chosen less rejected."""
 
         import torch

@@ -55,13 +55,18 @@ class SpanQA(Objective):
     document_number = _DOCUMENT
     outputs = ("start", "end", "score", "null", *(f"class_{name}" for name in CLASSES))
     better: ClassVar[dict[str, Better]] = {
-        "loss": "lower", "exact_match": "higher", "f1": "higher", "start_accuracy": "higher", "end_accuracy": "higher",
-        "class_accuracy": "higher", "mean_average_precision": "higher",
-    }  # fmt: skip
+        "loss": "lower",
+        "exact_match": "higher",
+        "f1": "higher",
+        "start_accuracy": "higher",
+        "end_accuracy": "higher",
+        "class_accuracy": "higher",
+        "mean_average_precision": "higher",
+    }
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
-        self._wanted = run.span_qa
+        self._config = run.span_qa
         self._five = run.span_qa.heads == "five"
         tokenizer.isolate_punctuation()
         self._frame = tokenizer.frame(pair=True)
@@ -69,26 +74,26 @@ class SpanQA(Objective):
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        found = super().problems(run)
-        wanted, block = run.span_qa, run.data.block
-        room = block - wanted.question - 4  # [CLS] and up to three [SEP]
+        problems = super().problems(run)
+        config, block = run.span_qa, run.data.block
+        room = block - config.question - 4  # [CLS] and up to three [SEP]
         if room < _SHORTEST_WINDOW:
-            found.append(
-                Problem("data.block", f"{block} tokens leave no room beside a question of {wanted.question} "
-                        "(span_qa.question)", f"write {wanted.question + 4 + _SHORTEST_WINDOW} or more")
-            )  # fmt: skip
-        elif wanted.stride > room:
-            found.append(
-                Problem("span_qa.stride", f"{wanted.stride} is more than the {room} tokens of a window beside the "
-                        "longest question: text between windows would never be seen", f"write {room // 2}")
-            )  # fmt: skip
-        if run.checkpoint.best in ("class_accuracy", "mean_average_precision") and wanted.heads == "span":
-            found.append(Problem("checkpoint.best", f"{run.checkpoint.best} needs the class head",
-                                 "write span_qa: {heads: five}, or best: f1"))  # fmt: skip
+            what = f"{block} tokens leave no room beside a question of {config.question} (span_qa.question)"
+            problems.append(Problem("data.block", what, f"write {config.question + 4 + _SHORTEST_WINDOW} or more"))
+        elif config.stride > room:
+            what = (
+                f"{config.stride} is more than the {room} tokens of a window beside the longest question: text between "
+                "windows would never be seen"
+            )
+            problems.append(Problem("span_qa.stride", what, f"write {room // 2}"))
+        if run.checkpoint.best in ("class_accuracy", "mean_average_precision") and config.heads == "span":
+            what = f"{run.checkpoint.best} needs the class head"
+            problems.append(Problem("checkpoint.best", what, "write span_qa: {heads: five}, or best: f1"))
         if run.validate_.prompts:
-            found.append(Problem("validate.prompts", "a question needs its document; prompts show nothing here",
-                                 "leave them out, and ask the model afterwards: artel generate --context"))  # fmt: skip
-        return found
+            what = "a question needs its document; prompts show nothing here"
+            fix = "leave them out, and ask the model afterwards: artel generate --context"
+            problems.append(Problem("validate.prompts", what, fix))
+        return problems
 
     @property
     def heads(self) -> dict[str, int]:
@@ -96,8 +101,8 @@ class SpanQA(Objective):
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
-        wanted = run.span_qa
-        return [run.data.block, wanted.question, wanted.stride, wanted.unknown_windows]
+        config = run.span_qa
+        return [run.data.block, config.question, config.stride, config.unknown_windows]
 
     @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
@@ -111,58 +116,71 @@ class SpanQA(Objective):
     # record -> samples
 
     def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
-        asked = [document.record.fields for document in documents]
-        questions = self.tokenizer.encode([record.question for record in asked if isinstance(record, Question)])
+        all_fields = [document.record.fields for document in documents]
+        questions = self.tokenizer.encode([record.question for record in all_fields if isinstance(record, Question)])
         contexts = self.tokenizer.encode_with_places(
-            [record.context for record in asked if isinstance(record, Question)]
+            [record.context for record in all_fields if isinstance(record, Question)]
         )
         for document, question, context in zip(documents, questions, contexts, strict=True):
             yield self._windows(document, question, context)
 
     def _windows(self, document: Document, question: np.ndarray, context: Encoded) -> Made | Rejected | Dropped:
-        record, asked = document.record, document.record.fields
-        assert isinstance(asked, Question)
-        if len(question) > self._wanted.question:
+        record, fields = document.record, document.record.fields
+        assert isinstance(fields, Question)
+        if len(question) > self._config.question:
             detail = (
-                f"its question has {len(question)} tokens, more than span_qa.question ({self._wanted.question}): "
+                f"its question has {len(question)} tokens, more than span_qa.question ({self._config.question}): "
                 "raise it, or shorten the question"
             )
             return Rejected(record.origin, "question_too_long", detail, record.set_name)
         if len(context.ids) == 0:
             return Rejected(record.origin, "empty", "its document has no token", record.set_name)
-        if asked.answer_class != "unknown" and not asked.answers:
-            return Rejected(record.origin, "no_span", f"it is answered by {asked.answer_class!r} without a place in "
-                            "the document; give one, or leave it out", record.set_name)  # fmt: skip
-        answer = context.tokens_of(*trimmed(asked.context, *asked.answers[0])) if asked.answers else None
+        if fields.answer_class != "unknown" and not fields.answers:
+            detail = (
+                f"it is answered by {fields.answer_class!r} without a place in the document; give one, or leave it out"
+            )
+            return Rejected(record.origin, "no_span", detail, record.set_name)
+        answer = context.tokens_of(*trimmed(fields.context, *fields.answers[0])) if fields.answers else None
         room = self.run.data.block - self._frame.size - len(question)
         if answer is not None and answer[1] - answer[0] >= room and document.split == "train":
             return Dropped("answer_longer_than_window")
-        judged = document.split == "validation"
+        is_validation = document.split == "validation"
         samples = []
-        for first in window_starts(len(context.ids), room, self._wanted.stride):
+        for first in window_starts(len(context.ids), room, self._config.stride):
             sample = self._window(document, question, context, first, room, answer)
-            if judged or sample.numbers[_CLASS] != _UNKNOWN or self._keeps_unknown(asked, first):
+            if is_validation or sample.numbers[_CLASS] != _UNKNOWN or self._keeps_unknown(fields, first):
                 samples.append(sample)
-        if not judged:
+        if not is_validation:
             return Made(samples)
-        source = {"id": asked.id, "question": asked.question, "context": asked.context, "answers": asked.answers,
-                  "class": asked.answer_class, "candidates": asked.candidates}  # fmt: skip
+        source = {
+            "id": fields.id,
+            "question": fields.question,
+            "context": fields.context,
+            "answers": fields.answers,
+            "class": fields.answer_class,
+            "candidates": fields.candidates,
+        }
         return Made(samples, source)
 
     def _window(
-        self, document: Document, question: np.ndarray, context: Encoded, first: int, room: int,
+        self,
+        document: Document,
+        question: np.ndarray,
+        context: Encoded,
+        first: int,
+        room: int,
         answer: tuple[int, int] | None,
-    ) -> Sample:  # fmt: skip
+    ) -> Sample:
         """The window of `context` from token `first`; positions are counted in the sample."""
-        asked, frame = document.record.fields, self._frame
-        assert isinstance(asked, Question)
+        fields, frame = document.record.fields, self._frame
+        assert isinstance(fields, Question)
         last = min(first + room, len(context.ids))
         begins = len(frame.before) + len(question) + len(frame.between)
         ids = np.concatenate([frame.before, question, frame.between, context.ids[first:last], frame.after])
         start, end, answer_class = 0, 0, _UNKNOWN
         if answer is not None and first <= answer[0] and answer[1] < last:
             start, end = answer[0] - first + begins, answer[1] - first + begins
-            answer_class = CLASSES.index(asked.answer_class)
+            answer_class = CLASSES.index(fields.answer_class)
         numbers = (0, first, begins, start, end, answer_class)  # the store counts the documents
         if document.split == "train":
             return Sample(ids.astype(np.int64), None, numbers)
@@ -172,28 +190,28 @@ class SpanQA(Objective):
         places[begins : begins + last - first] = starts << np.uint64(32) | ends
         return Sample(ids.astype(np.int64), places, numbers)
 
-    def _keeps_unknown(self, asked: Question, first: int) -> bool:
-        digest = xxhash.xxh3_64_intdigest(f"{asked.id}:{asked.question}:{first}".encode())
-        return digest < self._wanted.unknown_windows * 2**64
+    def _keeps_unknown(self, question: Question, first: int) -> bool:
+        digest = xxhash.xxh3_64_intdigest(f"{question.id}:{question.question}:{first}".encode())
+        return digest < self._config.unknown_windows * 2**64
 
     # samples -> batch -> loss
 
-    def view(self, part: StorePart) -> WholeSamples:
+    def dataset(self, part: StorePart) -> WholeSamples:
         return WholeSamples(part)
 
     def order(self, part: StorePart, samples: int) -> Order | BalancedOrder:
-        if not self._wanted.balanced_sampling:
+        if not self._config.balanced_sampling:
             return super().order(part, samples)
         return BalancedOrder(np.asarray(part.numbers()[:, _CLASS]), self.run.seed)
 
     def fit_statistics(self, part: StorePart) -> None:
         import torch
 
-        if self._wanted.class_weights == "balanced":
+        if self._config.class_weights == "balanced":
             counts = np.bincount(part.numbers()[:, _CLASS], minlength=len(CLASSES))
-            there = counts > 0
+            present = counts > 0
             # As scikit-learn's "balanced": samples / (classes x count), so that the mean weight of a sample is 1.
-            weights = np.where(there, counts.sum() / (there.sum() * np.maximum(counts, 1)), 0.0)
+            weights = np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0)
             self._class_weights = torch.tensor(weights, dtype=torch.float32)
 
     def batch(self, rows: Rows) -> Batch:
@@ -231,16 +249,16 @@ class SpanQA(Objective):
         """A target is a window: the heads' weighted losses are added for each, and summed over windows."""
         return self._loss(self._run(model, batch), batch)
 
-    def judge(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        found = self._run(model, batch)
-        start, end = found["start"], found["end"]
-        longest = min(self._wanted.longest_answer, start.shape[1])
+        outputs = self._run(model, batch)
+        start, end = outputs["start"], outputs["end"]
+        longest = min(self._config.longest_answer, start.shape[1])
         span, first, last = best_spans(start, end, batch.tensors["document"], longest)
         columns = [first.float(), last.float(), span, start[:, 0] + end[:, 0]]
-        classes = found["class"].softmax(dim=-1) if self._five else start.new_zeros(len(start), len(CLASSES))
-        return self._loss(found, batch), torch.cat([torch.stack(columns, dim=1), classes], dim=1)
+        classes = outputs["class"].softmax(dim=-1) if self._five else start.new_zeros(len(start), len(CLASSES))
+        return self._loss(outputs, batch), torch.cat([torch.stack(columns, dim=1), classes], dim=1)
 
     def _run(self, model: PreTrainedModel, batch: Batch) -> dict[str, torch.Tensor]:
         """Logits of start and end (rows, length), filler at minus infinity; of classes; positions from 0 to 1."""
@@ -254,32 +272,32 @@ class SpanQA(Objective):
         }
         output = model(**inputs, output_hidden_states=self._five)
         filler = batch.tensors["attention_mask"] == 0
-        found = {
+        outputs = {
             "start": output.start_logits.float().masked_fill(filler, -torch.inf),
             "end": output.end_logits.float().masked_fill(filler, -torch.inf),
         }
         if self._five:
             first = output.hidden_states[-1][:, 0]
-            found["class"] = _head(model, "answer_class")(first).float()
-            found["position"] = _head(model, "answer_position")(first).float().sigmoid()
-        return found
+            outputs["class"] = _head(model, "answer_class")(first).float()
+            outputs["position"] = _head(model, "answer_position")(first).float().sigmoid()
+        return outputs
 
-    def _loss(self, found: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+    def _loss(self, outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         import torch
         import torch.nn.functional as F
 
-        weights, tensors = self._wanted.weights, batch.tensors
+        weights, tensors = self._config.weights, batch.tensors
         start, end, valid = tensors["start"], tensors["end"], tensors["valid"]
-        loss = weights.start * F.cross_entropy(found["start"], start, reduction="none")
-        loss = loss + weights.end * F.cross_entropy(found["end"], end, reduction="none")
+        loss = weights.start * F.cross_entropy(outputs["start"], start, reduction="none")
+        loss = loss + weights.end * F.cross_entropy(outputs["end"], end, reduction="none")
         if self._five:
             # Squared error of places as shares of the window, where there is an answer.
             answered = (tensors["class"] != _UNKNOWN).float()
             length = tensors["attention_mask"].sum(dim=1).float()
-            position = found["position"]
+            position = outputs["position"]
             loss = loss + weights.start_position * answered * (position[:, 0] - start / length).square()
             loss = loss + weights.end_position * answered * (position[:, 1] - end / length).square()
-            loss = loss + weights.answer_class * self._class_loss(found["class"], tensors["class"])
+            loss = loss + weights.answer_class * self._class_loss(outputs["class"], tensors["class"])
         windows = torch.tensor(float(batch.targets), device=loss.device)
         return torch.stack([torch.where(valid, loss, 0.0).sum(), windows])
 
@@ -287,17 +305,17 @@ class SpanQA(Objective):
         import torch
         import torch.nn.functional as F
 
-        wanted = self._wanted
-        smoothing = wanted.smoothing if wanted.class_loss == "smooth" else 0.0
+        config = self._config
+        smoothing = config.smoothing if config.class_loss == "smooth" else 0.0
         loss = F.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing)
-        if wanted.class_loss == "focal":  # Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 5
-            loss = wanted.focal_alpha * (1 - torch.exp(-loss)) ** wanted.focal_gamma * loss
+        if config.class_loss == "focal":  # Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 5
+            loss = config.focal_alpha * (1 - torch.exp(-loss)) ** config.focal_gamma * loss
         weights = self._class_weights
         return loss if weights is None else loss * weights.to(loss.device)[target]
 
     # figures
 
-    def figures(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
         loss = {"loss": totals["loss"] / totals["targets"]}
         return loss | score(self.predictions(outputs, part), classes=self._five)
 
@@ -315,40 +333,49 @@ class SpanQA(Objective):
 
         import torch
 
-        asked = Question("", question, context, (), "unknown")
-        document = Document(Record(context, "--context", "", asked), "validation")
+        fields = Question("", question, context, (), "unknown")
+        document = Document(Record(context, "--context", "", fields), "validation")
         (made,) = self.samples([document])
         if not isinstance(made, Made):
             raise InputError.at("--prompt", made.detail if isinstance(made, Rejected) else made.reason)
-        found = []
+        outputs = []
         was_training = model.training
         model.eval()
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             for sample in made.samples:
                 rows = one_row(sample)
-                found.append(self.judge(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
+                outputs.append(self.evaluate_batch(model, self.batch(rows).to(model.device))[1].double().cpu().numpy())
         model.train(was_training)
-        owners = np.zeros(len(found), dtype=np.int64)
+        owners = np.zeros(len(outputs), dtype=np.int64)
         source = made.source or {}
         (prediction,) = self._predict(
-            np.concatenate(found), owners, [source], lambda window: _places(made.samples[window])
+            np.concatenate(outputs), owners, [source], lambda window: _places(made.samples[window])
         )
         return prediction
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        found = self.answer(model, prompt, context)
-        classes = dict(zip(CLASSES, found.classes.tolist(), strict=True)) if self.heads else None
-        notes = (f"class: {found.answer_class}",) if self.heads else ()
-        return Reply([found.text or "(no answer)"], notes, {
-            "question": prompt, "answer": found.text, "start": found.start, "end": found.end, "score": found.score,
-            "class": found.answer_class, "classes": classes,
-        })  # fmt: skip
+        prediction = self.answer(model, prompt, context)
+        classes = dict(zip(CLASSES, prediction.classes.tolist(), strict=True)) if self.heads else None
+        notes = (f"class: {prediction.answer_class}",) if self.heads else ()
+        to_json = {
+            "question": prompt,
+            "answer": prediction.text,
+            "start": prediction.start,
+            "end": prediction.end,
+            "score": prediction.score,
+            "class": prediction.answer_class,
+            "classes": classes,
+        }
+        return Reply([prediction.text or "(no answer)"], notes, to_json)
 
     def _predict(
-        self, outputs: np.ndarray, owners: np.ndarray, sources: Iterable[dict[str, Any]],
+        self,
+        outputs: np.ndarray,
+        owners: np.ndarray,
+        sources: Iterable[dict[str, Any]],
         places: Callable[[int], np.ndarray],
-    ) -> list[Prediction]:  # fmt: skip
-        return predict(outputs, owners, sources, places, classes=self._five, no_answer=self._wanted.no_answer)
+    ) -> list[Prediction]:
+        return predict(outputs, owners, sources, places, classes=self._five, no_answer=self._config.no_answer)
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         raise InputError.at("--prompt", "a question needs a document to be answered from", "give --context")

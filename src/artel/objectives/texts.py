@@ -1,4 +1,4 @@
-"""What causal and masked language models share: texts that stand together in blocks, joined or packed."""
+"""What causal and masked language models share: several texts to a block, joined or packed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Texts(Objective):
-    """Blocks of texts, an end token after each, which see one another or not."""
+    """Blocks of texts, an end token after each; documents see one another or not."""
 
     packs_text = True
     is_per_token = True
     causal: ClassVar[bool]
-    """Whether a token sees only those before it."""
+    """True if a token sees only the tokens before it."""
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
@@ -33,12 +33,12 @@ class Texts(Objective):
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        found = super().problems(run)
+        problems = super().problems(run)
         if keeps_apart(run):
             from artel.models.document_mask import document_problems
 
-            found += document_problems(run.model, cls.auto_class)
-        return found
+            problems += document_problems(run.model, cls.auto_class)
+        return problems
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> None:
@@ -62,24 +62,24 @@ class Texts(Objective):
 
 
 def keeps_apart(run: RunConfig) -> bool:
-    """Whether tokens see only their own document."""
-    asked = run.data.document_mask
-    return run.data.packing == "best_fit" if asked is None else asked
+    """True if tokens see only their own document."""
+    mask = run.data.document_mask
+    return run.data.packing == "best_fit" if mask is None else mask
 
 
 def document_tensors(numbers: np.ndarray) -> dict[str, torch.Tensor]:
-    """`documents` as given, int64 (rows, length), and `positions`: the place of each token in its document, from 0."""
+    """`documents` (the numbers, int64 (rows, length)) and `positions`: of each token in its document, from 0."""
     import torch
 
-    places = np.arange(numbers.shape[1])
+    columns = np.arange(numbers.shape[1])
     begins = np.zeros_like(numbers)
-    begins[:, 1:] = np.where(numbers[:, 1:] != numbers[:, :-1], places[1:], 0)
-    positions = places - np.maximum.accumulate(begins, axis=1)
+    begins[:, 1:] = np.where(numbers[:, 1:] != numbers[:, :-1], columns[1:], 0)
+    positions = columns - np.maximum.accumulate(begins, axis=1)
     return {"documents": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
 
 
 def inputs_of(model: PreTrainedModel, batch: Batch, *, causal: bool) -> dict[str, Any]:
-    """What to call the model with: the ids and, where the batch names documents, what keeps them apart."""
+    """The model's arguments: the ids and, if the batch has documents, the mask that keeps them apart."""
     tensors = batch.tensors
     inputs = {"input_ids": tensors["input_ids"]}
     if "documents" in tensors:

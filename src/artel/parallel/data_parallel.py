@@ -211,7 +211,7 @@ class DataParallel:
 
     def _judgement(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The objective's judgement of a micro-batch."""
-        return self._objective.judge(self.model, batch)
+        return self._objective.evaluate_batch(self.model, batch)
 
     def _backward(self, loss: torch.Tensor) -> None:
         """The backward pass of a micro-batch."""

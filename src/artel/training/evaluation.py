@@ -47,7 +47,7 @@ class Validation:
 
     def __init__(self, objective: Objective, part: StorePart) -> None:
         self.part = part
-        self.samples = objective.view(part)
+        self.samples = objective.dataset(part)
         self._objective = objective
 
     def judge(
@@ -63,7 +63,7 @@ class Validation:
         """
         count = min(len(self.samples), most or len(self.samples))
         totals, outputs = strategy.judge(self._batches(strategy, micro_batch, count, progress), count)
-        return self._objective.figures(totals, outputs, self.part), outputs
+        return self._objective.metrics(totals, outputs, self.part), outputs
 
     def _batches(
         self, strategy: ParallelStrategy, micro_batch: int, count: int, progress: Callable[[float], None]

@@ -40,7 +40,7 @@ def change_length(file: Path, before: RunConfig, now: RunConfig, prepared: Prepa
 
 def _length(config: RunConfig, prepared: Prepared) -> Length:
     part = prepared.open().train
-    return run_length(config, objective_of(config, prepared.tokenizer()).view(part), part)
+    return run_length(config, objective_of(config, prepared.tokenizer()).dataset(part), part)
 
 
 def _why_not(before: RunConfig, now: RunConfig, old: Length, new: Length, progress: Progress) -> str | None:

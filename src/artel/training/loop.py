@@ -236,7 +236,7 @@ def open_run(config: RunConfig, prepared: Prepared, world: World, tell: Callable
     objective = objective_of(config, tokenizer)
     if world.first:
         folder.claim()
-    samples, validation = objective.view(store.train), Validation(objective, store.validation)
+    samples, validation = objective.dataset(store.train), Validation(objective, store.validation)
     check_blocks(samples, store.train, validation, config)
     objective.fit_statistics(store.train)
     length = run_length(config, samples, store.train)

@@ -50,7 +50,7 @@ def set_reference(
         if world.first:
             write_file(file, save(known, metadata={"store": store.digest}))
     for name, outputs in known.items():
-        objective.remember(outputs.numpy(), judged=_NAMES[name])
+        objective.set_reference(outputs.numpy(), validation=_NAMES[name])
 
 
 def judged_before(

@@ -104,7 +104,7 @@ def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]
 def _next_rate(run: RunConfig, prepared: Prepared, step: int, warmup: int | None) -> float:
     """The learning rate of the step that comes after `step` of them."""
     objective, store = objective_of(run, prepared.tokenizer()), prepared.open()
-    steps = run_length(run, objective.view(store.train), store.train).steps
+    steps = run_length(run, objective.dataset(store.train), store.train).steps
     return run.train.learning_rate * rate(run.train, min(step, steps - 1), steps, warmup)
 
 

@@ -138,7 +138,7 @@ class PipelineParallel(DataParallel):
         coming = iter(batches)
         with self._judging():
             while some := list(islice(coming, self._count)):  # enough to keep all stages busy
-                found = self._look([batch for batch, _ in some], self._objective.judge)
+                found = self._look([batch for batch, _ in some], self._objective.evaluate_batch)
                 for (sums, rows), (_, indices) in zip(found, some, strict=False):  # none but of the last stage
                     totals += self._count_once(sums).double().cpu()
                     outputs[indices] = self._count_once(rows[: len(indices)]).double().cpu()

@@ -147,9 +147,12 @@ class ConsoleTracker(Tracker):
         self._first: tuple[int, float] | None = None
         """The first step of this start, which compiles and warms up, and when it was done."""
         columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
-        )  # fmt: skip
+        )
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
         self._task = self._bar.add_task("training", total=steps, completed=step, figures="")
         self._bar.start()

@@ -174,7 +174,7 @@ def _write_rows(work: Work, tokenizer: Tokenizer, steps: int) -> int:
     run = run_of(work)
     objective = objective_of(run, tokenizer)
     part = TokenStore(Path(work.folder) / "store").train
-    samples = objective.view(part)
+    samples = objective.dataset(part)
     order = objective.order(part, len(samples))
     shape = (steps * work.batch, work.length)
     files = {
