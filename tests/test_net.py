@@ -67,7 +67,7 @@ def test_a_fault_of_a_process_that_prepares_text(tmp_path, monkeypatch, capfd):
     def fail(*_) -> None:
         raise KeyError("no such key")
 
-    monkeypatch.setattr("artel.preparing.tasks.Tasks.do", fail)
+    monkeypatch.setattr("artel.preparing.tasks.Tasks.run", fail)
     monkeypatch.setattr(sys, "argv", ["artel", "prepare", str(write_run(tmp_path / "run.yaml"))])
     with pytest.raises(SystemExit) as ended:
         main()
