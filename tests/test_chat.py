@@ -4,7 +4,7 @@ import pytest
 
 from artel.config import RunConfig, TokenizerTraining, load_run
 from artel.errors import InputError
-from artel.objectives import Chat, Made
+from artel.objectives import Chat, DocumentSamples
 from artel.preparing import prepare
 from artel.text import Conversation, Document, Dropped, Message, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
@@ -72,7 +72,7 @@ def test_exactly_the_assistants_turns_of_real_conversations(tokenizer, shared_da
     conversations = samples = 0
     for found in read_documents(data, Ledger()):
         made = one(objective, found)
-        assert isinstance(made, Made), made
+        assert isinstance(made, DocumentSamples), made
         messages = found.record.fields.messages
         answers = [message for message in messages if message.role == "assistant"]
         expected = [turn(message.content, message is messages[-1]) for message in answers]

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import RunConfig, TokenizerTraining
-from artel.objectives import Made
+from artel.objectives import DocumentSamples
 from artel.text import Document, Message, Preference, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
 from artel.tokens import WholeSamples, rows_to_judge, train_tokenizer
@@ -230,7 +230,7 @@ def test_real_preferences_are_read_and_none_is_lost(shared_data, tokenizer, tmp_
     for document in read_documents(data, ledger):
         (made,) = objective.samples([document])
         fields = document.record.fields
-        if isinstance(made, Made):
+        if isinstance(made, DocumentSamples):
             (sample,) = made.samples
             first, second = sample.numbers
             assert len(sample.ids) == first + second

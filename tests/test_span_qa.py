@@ -15,7 +15,7 @@ from artel.config import DataConfig, Overrides, RunConfig, SourceConfig
 from artel.inference import open_model
 from artel.objectives import SpanQA
 from artel.objectives.answers import CLASSES, average_precision, exact_match, trimmed, word_f1
-from artel.objectives.base import Made
+from artel.objectives.base import DocumentSamples
 from artel.objectives.span_qa import best_spans, window_starts
 from artel.text import Ledger, read_documents
 from artel.tokens import Rows, load_tokenizer
@@ -61,7 +61,7 @@ def test_answers_map_to_tokens_and_back_exactly(shared_data, roberta, name, kind
     documents = judged_documents(shared_data / "qa" / name, kind)
     found = 0
     for document, made in zip(documents, objective.samples(documents), strict=True):
-        assert isinstance(made, Made)
+        assert isinstance(made, DocumentSamples)
         question = document.record.fields
         holding = [sample for sample in made.samples if sample.numbers[-1] != CLASSES.index("unknown")]
         if not question.answers:

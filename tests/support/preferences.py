@@ -1,7 +1,7 @@
 """Pairs of answers, an objective that prefers one of each, and a store of them."""
 
 from artel.config import RunConfig
-from artel.objectives import Made
+from artel.objectives import DocumentSamples
 from artel.objectives.preference import PreferenceOptimization
 from artel.text import Document, Message, Preference, Record
 from artel.tokens import StoreWriter, TokenStore
@@ -30,7 +30,7 @@ def stored(objective, folder, pairs=PAIRS):
         answers = [Message("assistant", text) if text else None for text in (chosen, rejected)]
         fields = Preference((Message("user", question),), *answers)
         (made,) = objective.samples([Document(Record(question, "a:1", "a", fields), "train")])
-        assert isinstance(made, Made), made
+        assert isinstance(made, DocumentSamples), made
         writer.add("train", made.samples, 1, "a:1")
     writer.close({"key": "k", "tokenizer": "t", "vocabulary": objective.tokenizer.vocabulary})
     return TokenStore(folder).train

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from artel.config import RunConfig
-from artel.objectives.base import Batch, Made, Objective
+from artel.objectives.base import Batch, DocumentSamples, Objective
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer
 
@@ -53,9 +53,9 @@ __all__ = [
     "Batch",
     "Causal",
     "Chat",
+    "DocumentSamples",
     "Filled",
     "InsertionTagging",
-    "Made",
     "Masked",
     "Objective",
     "PreferenceOptimization",

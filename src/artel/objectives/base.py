@@ -40,7 +40,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class DocumentSamples:
     """What a document becomes: samples, and what its answers are evaluated against, stored beside them."""
 
     samples: list[Sample]
@@ -169,7 +169,7 @@ class Objective(ABC):
         return f'artel generate {run} --prompt "Once upon a time"'
 
     @abstractmethod
-    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         """Yield for each document its samples, or why there are none."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Turns, Unfit
-from artel.objectives.base import Batch, Better, Made, Objective, Reading
+from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_metrics
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected
@@ -60,7 +60,7 @@ class Chat(Objective):
     def command(self, run: str) -> str:
         return f"artel chat {run}"
 
-    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         for document in documents:
             record = document.record
             assert isinstance(record.fields, Conversation)
@@ -70,7 +70,7 @@ class Chat(Objective):
                 detail = f"{unfit}; mend it, or give another chat.template"
                 yield Rejected(record.origin, "template", detail, record.set_name)
 
-    def _made(self, messages: tuple[Message, ...]) -> Made | Dropped:
+    def _made(self, messages: tuple[Message, ...]) -> DocumentSamples | Dropped:
         if self._writer.has_control_token(messages):
             return Dropped("control_token")
         sample = self._sample(messages)
@@ -78,11 +78,11 @@ class Chat(Objective):
             raise Unfit("no turn of it is learned (chat.train_on, loss_weight)")
         block = self.run.data.block
         if len(sample.ids) <= block:
-            return Made([sample])
+            return DocumentSamples([sample])
         if self.run.chat.too_long == "truncate_left":
             assert sample.flags is not None
             cut = Sample(sample.ids[-block:], sample.flags[-block:])
-            return Made([cut], counted={"truncated": 1}) if _learns(cut) else Dropped("longer_than_block")
+            return DocumentSamples([cut], counted={"truncated": 1}) if _learns(cut) else Dropped("longer_than_block")
         if self.run.chat.too_long == "split":
             return self._split(messages)
         return Dropped("longer_than_block")
@@ -98,7 +98,7 @@ class Chat(Objective):
         }
         return self._writer.sample(messages, learned, everything=train_on == "all")
 
-    def _split(self, messages: tuple[Message, ...]) -> Made | Dropped:
+    def _split(self, messages: tuple[Message, ...]) -> DocumentSamples | Dropped:
         """Several conversations of whole exchanges, each after the system message; longest first parts."""
         system, exchanges = _exchanges(messages)
         pieces: list[Sample] = []
@@ -123,7 +123,7 @@ class Chat(Objective):
             start = stop
         if not pieces:
             return Dropped("longer_than_block")
-        return Made(pieces, counted={"split": 1} | ({"exchanges_left_out": left_out} if left_out else {}))
+        return DocumentSamples(pieces, counted={"split": 1} | ({"exchanges_left_out": left_out} if left_out else {}))
 
     def dataset(self, part: StorePart) -> WholeSamples:
         return WholeSamples(part)

@@ -14,7 +14,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, Made, Objective, Reading
+from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.text import Document, Dropped, Pair, Rejected
@@ -59,7 +59,7 @@ class InsertionTagging(Objective):
     def command(self, run: str) -> str:
         return f'artel generate {run} --prompt "He said that he would come but he did not"'
 
-    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         pairs = [document.record.fields for document in documents]
         inputs = [pair.input for pair in pairs if isinstance(pair, Pair)]
         for document, encoded in zip(documents, self.tokenizer.encode_with_places(inputs), strict=True):
@@ -72,7 +72,7 @@ class InsertionTagging(Objective):
             elif len(encoded.ids) + self._frame.size > self.run.data.block:
                 yield Dropped("longer_than_block")
             else:
-                yield Made([self._sample(record.fields.input, encoded, put_in)])
+                yield DocumentSamples([self._sample(record.fields.input, encoded, put_in)])
 
     def _align(self, pair: Pair, encoded: Encoded) -> dict[int, int] | None:
         """For each input token that something is missing after, the token to put in; None when that is not all."""

@@ -20,7 +20,7 @@ from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Unfit
-from artel.objectives.base import Batch, Better, Made, Objective, Reading
+from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading
 from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
 from artel.objectives.per_token import predicted
 from artel.text import Document, Dropped, Message, Preference, Rejected
@@ -82,7 +82,7 @@ class PreferenceOptimization(Objective):
     def command(self, run: str) -> str:
         return self._chat.command(run)
 
-    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         for document in documents:
             record = document.record
             assert isinstance(record.fields, Preference)
@@ -91,7 +91,7 @@ class PreferenceOptimization(Objective):
             except Unfit as unfit:
                 yield Rejected(record.origin, "template", f"{unfit}; mend it", record.set_name)
 
-    def _made(self, pair: Preference) -> Made | Dropped:
+    def _made(self, pair: Preference) -> DocumentSamples | Dropped:
         answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]
         if len(answers) < 2 and self._config.loss != "kto":
             raise Unfit(f"it has one answer, and {self._config.loss} needs two (preference.loss: kto takes such rows)")
@@ -101,7 +101,7 @@ class PreferenceOptimization(Objective):
         if max(len(side.ids) for side in sides) > self.run.data.block:
             return Dropped("longer_than_block")
         ids, flags = (np.concatenate(arrays) for arrays in zip(*((s.ids, s.flags) for s in sides), strict=True))
-        return Made([Sample(ids, flags, tuple(len(side.ids) for side in sides))])
+        return DocumentSamples([Sample(ids, flags, tuple(len(side.ids) for side in sides))])
 
     def _side(self, prompt: tuple[Message, ...], answer: Message | None) -> Sample:
         if answer is None:

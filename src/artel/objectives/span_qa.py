@@ -25,7 +25,7 @@ from artel.objectives.answers import (
     squad_predictions,
     trimmed,
 )
-from artel.objectives.base import Batch, Better, Made, Objective, Reading, Reply
+from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
 from artel.registry import FORMATS
 from artel.text import Document, Dropped, Question, Record, Rejected
 from artel.tokens import BalancedOrder, Encoded, Order, Rows, Sample, StorePart, Tokenizer, WholeSamples, one_row
@@ -115,7 +115,7 @@ class SpanQA(Objective):
 
     # record -> samples
 
-    def samples(self, documents: list[Document]) -> Iterator[Made | Rejected | Dropped]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         all_fields = [document.record.fields for document in documents]
         questions = self.tokenizer.encode([record.question for record in all_fields if isinstance(record, Question)])
         contexts = self.tokenizer.encode_with_places(
@@ -124,7 +124,9 @@ class SpanQA(Objective):
         for document, question, context in zip(documents, questions, contexts, strict=True):
             yield self._windows(document, question, context)
 
-    def _windows(self, document: Document, question: np.ndarray, context: Encoded) -> Made | Rejected | Dropped:
+    def _windows(
+        self, document: Document, question: np.ndarray, context: Encoded
+    ) -> DocumentSamples | Rejected | Dropped:
         record, fields = document.record, document.record.fields
         assert isinstance(fields, Question)
         if len(question) > self._config.question:
@@ -151,7 +153,7 @@ class SpanQA(Objective):
             if is_validation or sample.numbers[_CLASS] != _UNKNOWN or self._keeps_unknown(fields, first):
                 samples.append(sample)
         if not is_validation:
-            return Made(samples)
+            return DocumentSamples(samples)
         source = {
             "id": fields.id,
             "question": fields.question,
@@ -160,7 +162,7 @@ class SpanQA(Objective):
             "class": fields.answer_class,
             "candidates": fields.candidates,
         }
-        return Made(samples, source)
+        return DocumentSamples(samples, source)
 
     def _window(
         self,
@@ -336,7 +338,7 @@ class SpanQA(Objective):
         fields = Question("", question, context, (), "unknown")
         document = Document(Record(context, "--context", "", fields), "validation")
         (made,) = self.samples([document])
-        if not isinstance(made, Made):
+        if not isinstance(made, DocumentSamples):
             raise InputError.at("--prompt", made.detail if isinstance(made, Rejected) else made.reason)
         outputs = []
         was_training = model.training

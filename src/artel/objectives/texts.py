@@ -9,7 +9,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import Problem
-from artel.objectives.base import Batch, Made, Objective
+from artel.objectives.base import Batch, DocumentSamples, Objective
 from artel.text import Document
 from artel.tokens import Sample, StorePart, TokenBlocks, Tokenizer
 from artel.tokens.sampling.packing import PackedBlocks
@@ -50,10 +50,10 @@ class Texts(Objective):
 
             check_documents(model, causal=self.causal)
 
-    def samples(self, documents: list[Document]) -> Iterator[Made]:
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples]:
         """The text's tokens and the end token."""
         for ids in self.tokenizer.encode([document.record.text for document in documents]):
-            yield Made([Sample(np.append(ids, self.tokenizer.end_id))])
+            yield DocumentSamples([Sample(np.append(ids, self.tokenizer.end_id))])
 
     def blocks(self, part: StorePart, length: int, lookahead: int) -> TokenBlocks:
         if self.run.data.packing == "best_fit":

@@ -22,7 +22,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import WorkError
-from artel.objectives import Made, Objective
+from artel.objectives import DocumentSamples, Objective
 from artel.storage import new_folder
 from artel.text import CleanedRecord, Dropped, InputShard, Ledger, Rejected, clean_shard, count_lines
 from artel.text.dedup.near import SignatureWriter
@@ -106,13 +106,13 @@ class _PreparedShardWriter:
         if self._signatures is not None:
             self._signatures.__exit__(kind, error, trace)
 
-    def add(self, cleaned: CleanedRecord, result: Made | Rejected | Dropped | None) -> None:
+    def add(self, cleaned: CleanedRecord, result: DocumentSamples | Rejected | Dropped | None) -> None:
         """Write a document with what the objective made of it; None if it has no new text."""
         record, split = cleaned.document.record, PARTS.index(cleaned.document.split)
         notes: dict[str, Any] = {}
         tokens = samples = 0
         source = None
-        if isinstance(result, Made):
+        if isinstance(result, DocumentSamples):
             source = result.source
             for sample in result.samples:
                 self._samples[split].add(sample, record.origin)

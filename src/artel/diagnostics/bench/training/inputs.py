@@ -42,7 +42,7 @@ _CHUNK = 1_000_000  # tokens written at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class DocumentSamples:
     """The model in the folder of a `Work`."""
 
     config: PreTrainedConfig
@@ -72,7 +72,7 @@ def read_model(option: str, objective: str) -> dict[str, Any]:
     return dropout | values
 
 
-def make(work: Work, model: dict[str, Any], steps: int) -> Made:
+def make(work: Work, model: dict[str, Any], steps: int) -> DocumentSamples:
     """Write model/, store/, inputs.npy and targets.npy for `steps` steps into `work.folder`. Raises InputError."""
     folder = Path(work.folder)
     vocabulary = int(model.get("vocab_size") or _known(model["model_type"]).get("vocab_size") or 16_384)
@@ -90,7 +90,7 @@ def make(work: Work, model: dict[str, Any], steps: int) -> Made:
     tokenizer.save(Path(work.model))
     _write_store(work, tokenizer, steps)
     targets = _write_rows(work, tokenizer, steps)
-    return Made(built.model.config, built.num_parameters, targets)
+    return DocumentSamples(built.model.config, built.num_parameters, targets)
 
 
 def _read(option: str) -> Any:
