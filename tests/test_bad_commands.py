@@ -1,8 +1,10 @@
 """Command lines that are wrong: names that are no run, keys written as options, numbers that nothing takes."""
 
 import os
+import shutil
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import yaml
@@ -92,16 +94,24 @@ def test_generate_and_report_on_nothing(tmp_path):
         assert says in done.stderr
 
 
-def test_a_model_that_was_fetched_may_have_the_name_of_a_run(tmp_path):
+@pytest.fixture
+def fetched_gpt2():
+    """Its folder in the hub's cache of the tests."""
+    folder = Path(os.environ["HF_HOME"], "hub", "models--gpt2")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_model_that_was_fetched_may_have_the_name_of_a_run(tmp_path, fetched_gpt2):
     """And what is wrong with it is said of it."""
-    folder = tmp_path / "hub" / "models--gpt2"
+    folder = fetched_gpt2
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("abc")
     (folder / "snapshots" / "abc").mkdir(parents=True)
     (folder / "snapshots" / "abc" / "config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / "runs" / "gpt2").mkdir(parents=True)
     (tmp_path / "runs" / "gpt2" / "config.yaml").write_text(yaml.safe_dump(TINY))
-    done = artel("generate", "gpt2", cwd=tmp_path, env={"HF_HUB_CACHE": str(tmp_path / "hub")})
+    done = artel("generate", "gpt2", cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     assert "did you mean" not in done.stderr
     assert "gpt2 makes 0 tokens" in done.stderr  # that is what is wrong with this one

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from artel.cli.main import main
-from support.runs import TINY, artel, merged, small_disk, write_run
+from support.runs import TEXT_ALONE, TINY, artel, merged, small_disk, write_run
 
 
 class Case:
@@ -308,7 +308,7 @@ def disk(tmp_path):
 
 def test_a_full_disk_while_preparing(tmp_path, disk):
     (disk / "fill").write_bytes(bytes(280_000))
-    run = write_run(tmp_path / "run.yaml", data={"store": str(disk / "stores")})
+    run = write_run(tmp_path / "run.yaml", TEXT_ALONE, data={"store": str(disk / "stores")})
     done = artel("prepare", run)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert "the disk is full" in done.stderr

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import math
 import sys
-import time
 from itertools import islice
 from pathlib import Path
 
@@ -182,10 +181,9 @@ else:
 def test_all_processes_of_a_command_are_counted(tmp_path, kind):
     script = tmp_path / "script.py"
     script.write_text(CHILDREN)
-    start = time.perf_counter()
     found = run([sys.executable, str(script), kind], {}, memory=True)
-    assert 1.2 < found.elapsed <= time.perf_counter() - start
-    assert 0.75 < found.processor < 4
+    assert found.elapsed > 1.2  # seconds that each child takes by itself
+    assert found.processor > 0.75  # of two children
     assert 300_000_000 < found.memory <= found.resident < 500_000_000
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from support.runs import ENVIRONMENT, artel, write_run
+from support.runs import ENVIRONMENT, TEXT_ALONE, artel, write_run
 
 VERBS = [["prepare"], ["train"], ["generate"], ["report"], ["recipes", "ls"], ["recipes", "cat"], ["recipes", "cp"],
          ["config", "check"], ["config", "explain"], ["config", "schema"],
@@ -31,7 +31,7 @@ def test_every_verb_has_help_with_an_example(verb):
 
 
 def test_prepare_twice_tokenises_once(tmp_path):
-    run = write_run(tmp_path / "run.yaml")
+    run = write_run(tmp_path / "run.yaml", TEXT_ALONE)
     first = artel("prepare", run, "--json")
     assert first.returncode == 0, first.stderr
     result = json.loads(first.stdout)
@@ -114,16 +114,3 @@ def test_what_a_device_has_not_is_told_before_any_text_is_prepared(tmp_path):
     assert "fp8 needs a GPU" in done.stderr
     assert "only adamw's are rounded" in done.stderr
     assert not (tmp_path / "stores").exists()
-
-
-@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
-def test_a_library_that_lacks_a_kernel_says_nothing():
-    """bitsandbytes, which peft imports, looks for a kernel of another package on processors with AVX-512 in bf16."""
-    code = (
-        "import logging; from artel.launching.quiet_libraries import quiet_libraries\n"
-        "quiet_libraries(); import bitsandbytes\n"
-        "print(logging.getLogger('bitsandbytes.backends.cpu.ops').isEnabledFor(logging.WARNING))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
-    assert done.stdout.strip() == "False"
-    assert "kernels" not in done.stderr

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from artel.training import RunFolder
 from artel.training.faults.watchdog import _Overseer
 from artel.training.faults.watchdog_process import IGNORED
 from support import WORKERS
-from support.runs import ENVIRONMENT, artel, end, start, wait_for_step, workers_of, write_run
+from support.runs import ENVIRONMENT, artel, end, metrics, start, wait_for_step, workers_of, write_run
 from support.waiting import LIMIT, wait_until_gone
 
 # Long enough to be caught in its midst.
@@ -147,7 +146,7 @@ while not other.exists() or other.stat().st_size < starts:
 
 @pytest.fixture
 def agent(tmp_path):
-    """Runs such a program as two processes under our agent: (its result, seconds since both ran, starts of each)."""
+    """Runs such a program as two processes under our agent: (its result, starts of each)."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from artel.launching.agent import Agent
@@ -168,8 +167,7 @@ def agent(tmp_path):
             local_addr="localhost",
         )
         result = Agent(spec, hosts, lambda failures: None).run()
-        files = [(tmp_path / str(rank)).stat() for rank in range(2)]
-        return result, time.time() - max(file.st_mtime for file in files), [file.st_size for file in files]
+        return result, [(tmp_path / str(rank)).stat().st_size for rank in range(2)]
 
     yield agent
     for number, handler in handlers.items():
@@ -178,14 +176,14 @@ def agent(tmp_path):
 
 @pytest.mark.processes
 def test_memory_costs_no_restart(agent):
-    result, _, starts = agent("time.sleep(0.5); sys.exit(76 if starts < 3 and os.environ['RANK'] == '1' else 0)")
+    result, starts = agent("time.sleep(0.5); sys.exit(76 if starts < 3 and os.environ['RANK'] == '1' else 0)")
     assert not result.is_failed()
     assert starts == [3, 3]
 
 
 @pytest.mark.processes
 def test_a_hang_costs_one_restart(agent):
-    result, _, starts = agent("sys.exit(77 if starts < 4 else 0)", restarts=1)
+    result, starts = agent("sys.exit(77 if starts < 4 else 0)", restarts=1)
     assert result.is_failed()
     assert starts == [2, 2]
 
@@ -199,12 +197,17 @@ def test_a_hang_costs_one_restart(agent):
         ("time.sleep(0.5); sys.exit(75)", "time.sleep(0.5); os.kill(os.getpid(), 9)", -9),
     ],
 )
-def test_the_others_end_within_seconds_and_the_cause_is_named(agent, others, own, status):
+def test_the_others_end_within_seconds_and_the_cause_is_named(agent, others, own, status, monkeypatch):
+    """Those that do not end by themselves are given 5 s; by torchrun 30."""
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
     from artel.launching.agent import cause
 
-    result, seconds, _ = agent(f"if os.environ['RANK'] == '0':\n    {others}\nelse:\n    {own}")
+    close, given = PContext.close, []
+    monkeypatch.setattr(PContext, "close", lambda *args: given.append(args[2:]) or close(*args))
+    result, _ = agent(f"if os.environ['RANK'] == '0':\n    {others}\nelse:\n    {own}")
     assert result.is_failed()
-    assert seconds < 12
+    assert given[0] == (5,)
     assert cause(result.failures) == (1, status)
 
 
@@ -245,7 +248,7 @@ def test_ctrl_c_in_the_midst_of_a_look_at_the_workers_is_passed_on(agent, tmp_pa
             os.kill(os.getpid(), signal.SIGINT)
         return on_line
 
-    since, before = time.monotonic(), sys.gettrace()
+    before = sys.gettrace()
     sys.settrace(on_call)
     try:
         with pytest.raises(SignalException):
@@ -253,7 +256,6 @@ def test_ctrl_c_in_the_midst_of_a_look_at_the_workers_is_passed_on(agent, tmp_pa
     finally:
         sys.settrace(before)
     assert sent == [line]
-    assert time.monotonic() - since < 90  # with torchrun's handlers the second case waits for two minutes
     assert len(list(tmp_path.glob("*.asked"))) == 2
 
 
@@ -303,10 +305,8 @@ def test_two_runs_never_write_one_folder_at_the_same_time(tmp_path, undisturbed)
             told = second.stderr.readline()
             assert told, "it did not wait"
         assert f"process {workers[0]} on " in told
-        before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-        time.sleep(2)
-        assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
         assert Path(f"/proc/{workers[0]}").exists()
+        assert not workers_of(second)
         os.kill(workers[0], signal.SIGCONT)  # now it hears that its launcher is gone, and saves
         _, told = second.communicate(timeout=LIMIT)
     finally:
@@ -315,6 +315,8 @@ def test_two_runs_never_write_one_folder_at_the_same_time(tmp_path, undisturbed)
             end(second)
     assert second.returncode == 0, told
     assert "going on after step" in told
+    steps = [line["step"] for line in metrics(tmp_path / "run")]
+    assert steps == sorted({*steps})
     assert weights(run) == undisturbed
 
 

@@ -13,7 +13,7 @@ from artel.text import all_inputs, input_shards
 from artel.text.sources.read import read_shard
 from artel.text.split import is_held_out, split_hash
 from support.reading import message, rows_of, written
-from support.runs import artel, write_run
+from support.runs import TEXT_ALONE, artel, write_run
 from support.stores import run_of, stored
 
 CHAT = {"objective": "chat", "model": {"config": {"model_type": "gpt2"}}}
@@ -207,22 +207,24 @@ def test_a_novel_is_prepared_and_told_of_in_the_run_and_again(tmp_path):
     source = {"path": str(rows_of(tmp_path, [*rows, rows[0]])), "format": "chat"}
     run = write_run(
         tmp_path / "run.yaml",
+        TEXT_ALONE,
         tokenizer={"train": {"vocab": 260}},
         data={"sources": [{"path": str(tmp_path / "novel.txt")}]},
     )
-    talk = write_run(
-        tmp_path / "talk.yaml", objective="chat", tokenizer={"train": {"vocab": 264}}, data={"sources": [source]}
-    )
-    for name, says in (
-        (run, "novel.txt is more than data.validation of all the text"),
-        (talk, "3 of 401 records (0.75%) cannot be used; each is listed in rejected.jsonl of the run's folder, the "
-         f"first: {tmp_path}/a.jsonl:6: "),
-    ):  # fmt: skip
-        for _ in range(2):
-            done = artel("prepare", name)
-            assert done.returncode == 0, done.stderr
-            assert done.stderr.count(says) == 1
-            assert not any(sign in done.stderr for sign in ("{", "nothing was encoded"))
-        ledger = json.loads((name.with_suffix("") / "ledger.json").read_text())
-        assert any(says in note for note in ledger["notes"])
-    assert "401 documents read, 397 kept, 3 bad json, 1 duplicate dropped" in done.stderr
+    says = "novel.txt is more than data.validation of all the text"
+    for _ in range(2):
+        done = artel("prepare", run)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count(says) == 1
+        assert not any(sign in done.stderr for sign in ("{", "nothing was encoded"))
+    ledger = json.loads((run.with_suffix("") / "ledger.json").read_text())
+    assert any(says in note for note in ledger["notes"])
+
+    talk = run_of(tmp_path, objective="chat", tokenizer={"train": {"vocab": 264}}, data={"sources": [source]})
+    told = []
+    prepared = prepare(talk, told.append)
+    says = ("3 of 401 records (0.75%) cannot be used; each is listed in rejected.jsonl of the run's folder, the "
+            f"first: {tmp_path}/a.jsonl:6: ")  # fmt: skip
+    assert "\n".join(told).count(says) == 1
+    assert any(says in note for note in prepared.notes())
+    assert "401 documents read, 397 kept, 3 bad json, 1 duplicate dropped" in prepared.summary()

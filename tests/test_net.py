@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from artel.cli.main import main
-from support.runs import ENVIRONMENT, write_run
+from support.runs import ENVIRONMENT, TEXT_ALONE, write_run
 
 ULIMIT = {"memory": resource.RLIMIT_AS, "file": resource.RLIMIT_FSIZE, "open": resource.RLIMIT_NOFILE}
 
@@ -125,7 +125,7 @@ def test_a_result_that_cannot_be_written_is_not_lost_in_silence(words, shell, sa
 
 def test_closed_streams_and_readers_that_go_away(tmp_path):
     """A stream that is closed is not the next file that is opened."""
-    file = write_run(tmp_path / "run.yaml")
+    file = write_run(tmp_path / "run.yaml", TEXT_ALONE)
     done = command("prepare", file, "--json", shell="<&- 2>&-")
     assert done.returncode == 0
     assert json.loads(done.stdout)["made"]
@@ -151,7 +151,7 @@ def test_an_environment_of_ascii_alone(tmp_path):
     (tmp_path / "тексты").mkdir()
     (tmp_path / "тексты" / "а.txt").write_text("Слово и ещё слово.\n\n" * 300)
     data = {"sources": [{"path": "тексты/*.txt", "document": "paragraph"}], "validation": 0}
-    file = write_run(tmp_path / "run.yaml", data=data, tokenizer={"train": {"vocab": 270}})
+    file = write_run(tmp_path / "run.yaml", TEXT_ALONE, data=data, tokenizer={"train": {"vocab": 270}})
     done = command("prepare", file, cwd=tmp_path, **ascii_alone)
     assert not any(words in done.stderr for words in ("Traceback", "fault of artel")), done.stderr
 
@@ -170,7 +170,7 @@ def test_limits_of_a_process_are_told(tmp_path, limits, says):
         "PYTHONDONTWRITEBYTECODE": "1",  # Python 3.11 would leave its compiled files as short as the limit makes them
         "OPENBLAS_NUM_THREADS": "1",  # its threads take memory by the core, and it ends the process itself
     }
-    done = command("train", write_run(tmp_path / "run.yaml"), limits=limits, **variables)
+    done = command("prepare", write_run(tmp_path / "run.yaml", TEXT_ALONE), limits=limits, **variables)
     assert (done.returncode, says in done.stderr) == (1, True), done.stderr
     assert "Traceback" not in done.stderr
     assert "fault of artel" not in done.stderr

@@ -5,6 +5,7 @@ import json
 import os
 import random
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import zstandard
 from artel.errors import InputError, WorkError
 from artel.preparing import prepare
 from artel.preparing.mixture import chances
+from artel.preparing.selection import Selection
 from artel.text.dedup.exact import DIGEST, repeated
 from support.runs import kill, start
 from support.servers import Relay
@@ -52,7 +54,7 @@ def everything(tmp_path):
 
 
 def test_parts_and_processes_do_not_show(tmp_path, everything, monkeypatch):
-    monkeypatch.setattr("artel.preparing.selection.SHARD_TOKENS", 3000)
+    monkeypatch.setattr("artel.preparing.selection.Selection", partial(Selection, shard_tokens=3000))
     made = {}
     for part, workers in (("1G", 1), (3000, 1), (2000, 2), (20_000, 4)):
         folder = tmp_path / f"{part}-{workers}"

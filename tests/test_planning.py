@@ -21,8 +21,8 @@ from support.runs import TINY, merged
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2}
 HUGE = {"n_layer": 96, "n_embd": 12288, "n_head": 96}
 WHEREVER = ("config check", "train", "launch slurm --dry-run")
-# `prepare` starts a process for its checks, unless the texts are wrong. That takes seconds: it does so for one of them.
-PREPARED = ("no such tokenizer", "no such text", "in the file and beyond it", "stages that there are not")
+# `prepare` checks these at once; all others in a process beside it (test_prepare.py), which takes seconds to start.
+PREPARED = ("no such tokenizer", "no such text", "in the file and beyond it")
 
 
 def sections(**changes):

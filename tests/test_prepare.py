@@ -94,8 +94,7 @@ def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path, nov
 
 
 def test_a_store_is_verified_and_a_damaged_one_named(tmp_path):
-    run = write_run(tmp_path / "run.yaml")
-    store = Path(json.loads(artel("prepare", run, "--json").stdout)["store"])
+    store = prepare(load_run(str(write_run(tmp_path / "run.yaml")))).folder
     assert artel("data", "verify", store).returncode == 0
     tokens = next((store / "train").glob("*.tokens"))
     content = bytearray(tokens.read_bytes())

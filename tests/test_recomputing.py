@@ -199,7 +199,10 @@ def test_inside_of_compiled_layers_each_mode_keeps_what_it_says(config):
     assert found["none"][2] > found["selective"][2] > found["full"][2]
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_compiled_as_in_training():
+    """It starts a compiler; without one, the tests before this one prove the same."""
     config = LlamaConfig(**SIZES, num_key_value_heads=2, intermediate_size=64)
     plain = step(build(AutoModelForCausalLM, config))
     for how in ("selective", "full"):

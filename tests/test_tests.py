@@ -126,13 +126,7 @@ CHECKS = {
 
 # Files that still do one of these: mend them and take them off.
 TO_DO = {
-    "hang_cases.py",
-    "ranks.py",
-    "test_bench.py",
-    "test_hangs.py",
-    "test_parts.py",
     "test_speed.py",
-    "test_two_hosts_faults.py",
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from support.runs import ENVIRONMENT, artel, largest_difference, losses, wait_for_step, write_run
 from support.two_hosts import FIRST, HIDDEN, MARKS, PORT, ip, two_namespaces
-from support.waiting import LIMIT, wait_until
+from support.waiting import LIMIT, last, wait_until
 
 STEPS = 400
 # A rate that stays as it is: then the first steps of a longer run are those of a shorter one. SGD and a low rate: with
@@ -152,10 +152,10 @@ def test_goes_on_after_the_cable_was_cut_for_a_minute(begin, reference):
     wait_for_step(first.process, folder, 50)
     cable = f"v{second.namespace[5:]}"
     ip("-n", second.namespace, "link", "set", cable, "down")
-    time.sleep(60)
     step = len(losses(folder))
-    time.sleep(1)
-    assert len(losses(folder)) == step < STEPS
+    last(60)
+    assert len(losses(folder)) <= step + 2 < STEPS  # one was under way, one not yet written
+    step = len(losses(folder))
     ip("-n", second.namespace, "link", "set", cable, "up")
     since = time.monotonic()
     wait_for_step(first.process, folder, step + 1)

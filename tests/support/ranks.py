@@ -18,8 +18,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,10 @@ def _rank(rank: int, world: int, port: int, function: Any, out: Path) -> None:
     out.with_suffix(f".{rank}").write_text(json.dumps(found))
     if world > 1:
         dist.destroy_process_group()
+
+
+def _time_is_over(*_: Any) -> None:
+    raise TimeoutError
 
 
 def _main() -> int:
@@ -84,15 +88,14 @@ def _main() -> int:
                 sys.stderr.flush()
                 os._exit(status)
         children[child] = rank
-    ended, end = {}, time.monotonic() + seconds
-    while children and time.monotonic() < end:
-        child, status = os.waitpid(-1, os.WNOHANG)
-        if child:
+    ended: dict[int, int] = {}
+    signal.signal(signal.SIGALRM, _time_is_over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    with suppress(TimeoutError):
+        while children and not any(ended.values()):
+            child, status = os.waitpid(-1, 0)
             ended[children.pop(child)] = status
-            if status:
-                break
-        else:
-            time.sleep(0.02)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     if children:
         why = "the time limit is over" if not any(ended.values()) else "another rank failed"
         sys.stderr.write(f"ranks {sorted(children.values())} are ended: {why}\n")

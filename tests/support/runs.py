@@ -46,10 +46,14 @@ def merged(base: dict, changes: dict) -> dict:
     return result
 
 
-def write_run(path: Path, **changes) -> Path:
+# Its text and its tokenizer alone: of a run that says more, `artel prepare` checks the model in a process beside.
+TEXT_ALONE = {"data": {name: TINY["data"][name] for name in ("sources", "validation")}, "tokenizer": TINY["tokenizer"]}
+
+
+def write_run(path: Path, base: dict = TINY, **changes) -> Path:
     """A run file TINY + changes; its run folder and stores lie beside it, by relative paths in the working folder."""
     folder = Path() if path.parent == Path.cwd() else path.parent
-    run = merged(TINY, {"run": str(folder / path.stem), "data": {"store": str(folder / "stores")}})
+    run = merged(base, {"run": str(folder / path.stem), "data": {"store": str(folder / "stores")}})
     path.write_text(yaml.safe_dump(merged(run, changes), allow_unicode=True))
     return path
 

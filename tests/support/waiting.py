@@ -20,6 +20,14 @@ def wait_until(
         time.sleep(every)
 
 
+def last(seconds: float) -> None:
+    """Last so long: for what a test is about (a stopped process, a cut cable, a slow step), not to wait for something.
+
+    What is proved must hold however much longer it takes.
+    """
+    time.sleep(seconds)
+
+
 def wait_until_gone(processes: Iterable[int]) -> None:
     """Wait until none of these process ids exists."""
     left = [Path(f"/proc/{number}") for number in processes]

@@ -138,8 +138,9 @@ class ShardPlan:
 class Selection:
     """Decides about each document. If there are several reasons to drop it, the first one found counts."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, shard_tokens: int = SHARD_TOKENS) -> None:
         self._workspace = workspace
+        self._shard_tokens = shard_tokens
         self._data, self._seed = workspace.run.data, workspace.run.seed
         self._shards = prepared_shards(workspace)
         self._starts = list(accumulate((len(shard.rows) for shard in self._shards), initial=0))
@@ -321,7 +322,7 @@ class Selection:
             raise InputError(problems)
 
     def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
-        """Divide the documents of a split into store shards of SHARD_TOKENS or slightly more.
+        """Divide the documents of a split into store shards of `shard_tokens` or slightly more.
 
         Documents are in the order of the sources; second copies follow after all first copies.
         """
@@ -339,11 +340,11 @@ class Selection:
                     if start is None:
                         start, first = (round_, shard_number, int(chosen[at])), document
                     before = int(ends[at - 1]) if at else 0
-                    stop = min(int(np.searchsorted(ends, before + SHARD_TOKENS - tokens)) + 1, len(chosen))
+                    stop = min(int(np.searchsorted(ends, before + self._shard_tokens - tokens)) + 1, len(chosen))
                     tokens += int(ends[stop - 1]) - before
                     document += stop - at
                     at = stop
-                    if tokens >= SHARD_TOKENS:
+                    if tokens >= self._shard_tokens:
                         end = (round_, shard_number, int(chosen[stop - 1]) + 1)
                         yield ShardPlan(f"{number:05d}", split, start, end, first)
                         number, tokens, start = number + 1, 0, None
