@@ -45,7 +45,7 @@ def check(name: RunName, overrides: OverrideWords = None, as_json: AsJson = Fals
 
 
 @app.command("explain")
-def explain(key: Annotated[str, typer.Argument(help="A key or section, as data.clean; all when silent.")] = "") -> None:
+def explain(key: Annotated[str, typer.Argument(help="A key or section, as data.clean; by default all.")] = "") -> None:
     """Print every key with its default and a line of help.
 
     Example: artel config explain train
@@ -75,7 +75,7 @@ def convert(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .cfg, JSON or YAML of other scripts.")],
     as_json: AsJson = False,
 ) -> None:
-    """Print another script's configuration as a run file; what it cannot hold is told on standard error.
+    """Print another tool's configuration as a run file; standard error lists what it cannot hold.
 
     Understood are impruver's YAML, the .cfg of the distributed Natural Questions recipe and the JSON of the masked-LM
     script.

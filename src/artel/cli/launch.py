@@ -14,12 +14,12 @@ from artel.launching.quiet_libraries import quiet_libraries
 if TYPE_CHECKING:
     from artel.config import RunConfig
 
-app = typer.Typer(no_args_is_help=True, help="Start a run on a cluster, where it goes on by itself.")
+app = typer.Typer(no_args_is_help=True, help="Start a run on a cluster, where it continues by itself.")
 
 
 @app.callback()
 def launch() -> None:
-    """Start a run on a cluster, where it goes on by itself."""
+    """Start a run on a cluster, where it continues by itself."""
 
 
 @app.command()
@@ -85,7 +85,7 @@ def slurm(
 
 
 def _check(run: RunConfig, world: int, on_host: int) -> None:
-    """What is wrong with a run is told here, not in the job's log; the job's machines are others."""
+    """Check the run before it is queued. The devices of the job's machines are unknown here."""
     quiet_libraries()
     from artel.planning import Start, check_run
 

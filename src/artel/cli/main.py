@@ -29,7 +29,7 @@ from artel.cli import (
     train,
 )
 from artel.cli.parsing import Verbs
-from artel.cli.streams import be_utf8, leave_out, newest_told, open_streams, show, write_lines
+from artel.cli.streams import be_utf8, last_message, leave_out, open_streams, show, write_lines
 from artel.errors import ArtelError, OutOfMemory, WorkError
 from artel.launching.worker import LostOthers
 from artel.printable import in_a_line
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Do what the command line says; the exit status. Every error is told, none with a traceback."""
+    """Run the verb; the exit status. Every error is a message, none a traceback."""
     try:
         return app(standalone_mode=False) or 0
     except SystemExit as end:
@@ -118,7 +118,7 @@ def _run() -> int:
         if known is not None:
             return _end(known)
         verb = " ".join(word for word in sys.argv[1:3] if word.isalpha()) or "start"
-        doing = f"{verb} (after: {newest_told()})" if newest_told() else verb
+        doing = f"{verb} (after: {last_message()})" if last_message() else verb
         write_lines([f"artel: {line}" for line in fault_lines(error, doing)])
         if "ARTEL_LED" in os.environ:  # at once: before those that lost this process, which end without delay
             os._exit(FAULT)
@@ -126,26 +126,26 @@ def _run() -> int:
 
 
 def _refuse(error: Any) -> int:
-    """What is wrong with the command line, as typer shows it; its words may be names of files that a shell found."""
+    """Print what is wrong with the command line, as typer shows it; a shell may have put file names into it."""
     error.message = in_a_line(error.message)
     error.show()
     return int(error.exit_code)
 
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:
-    """What no thread should raise is told and written down as an error of the whole is."""
+    """Report an unexpected exception of a thread like one of the command."""
     if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):  # which ends the thread alone
         name = failed.thread.name if failed.thread is not None else "a thread"
         write_lines([f"artel: {line}" for line in fault_lines(failed.exc_value, name)])
 
 
 def _end(error: ArtelError) -> int:
-    """Say what is wrong; the exit status."""
+    """Print what is wrong; the exit status."""
     for problem in error.problems:
         first, *rest = problem.lines
         write_lines([f"artel: {first}", *rest])
     if isinstance(error, LostOthers | OutOfMemory):
-        # Python's own end would wait, for the group's 20 minutes, for sums in which a lost process has a part.
+        # Python would wait at its end, up to the group's 20 minutes, for collectives with the lost process.
         sys.stdout.flush()
         os._exit(error.exit_code)
     return error.exit_code

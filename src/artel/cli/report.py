@@ -26,11 +26,14 @@ def report(
     from artel.training.run_folder import RunFolder
 
     metrics = read_metrics(RunFolder(Path(folder)).metrics, tell)
-    judged = [line for line in metrics if "validation" in line]
-    result: dict[str, Any] = {"steps": metrics[-1]["step"] if metrics else 0, **(judged[-1] if judged else {})}
+    validated = [line for line in metrics if "validation" in line]
+    result: dict[str, Any] = {
+        "steps": metrics[-1]["step"] if metrics else 0,
+        **(validated[-1] if validated else {}),
+    }
     tell(*curve(metrics))
-    if judged:
-        figures = judged[-1]["validation"].items()
+    if validated:
+        figures = validated[-1]["validation"].items()
         shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in figures)
         tell(f"validation: {shown}")
     if compressor:

@@ -1,4 +1,4 @@
-"""Standard input, output and error as they are found: closed, of ASCII alone, a full disk, a pipe nobody reads."""
+"""Standard input, output and error in any state: closed, ASCII only, a full disk, a pipe that nobody reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from artel.errors import WorkError
 from artel.printable import in_a_line, in_lines
 from artel.secrets import hide_secrets
 
-_newest = ""
+_last = ""
 
 
 def be_utf8() -> None:
@@ -31,8 +31,8 @@ def open_streams() -> None:
     One that was closed (`>&-`) would be the next file that is opened, and what is printed would go into that. Closed
     standard output stays one that cannot be written: a result that was asked for is not lost in silence.
     """
-    global _newest
-    _newest = ""
+    global _last
+    _last = ""
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
@@ -45,33 +45,33 @@ def open_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is no UTF-8 is told by who reads it, not raised
+        sys.stdin.reconfigure(errors="surrogateescape")  # whoever reads a byte that is not UTF-8 reports it
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def tell(*lines: str) -> None:
-    """For people: lines on standard error, from the first process only; secrets are hidden, what acts is escaped."""
-    global _newest
+    """For people: lines on standard error, from rank 0 only; secrets are hidden, control characters escaped."""
+    global _last
     if os.environ.get("RANK", "0") == "0":
-        _newest = lines[0] if lines and lines[0] else _newest
+        _last = lines[0] if lines and lines[0] else _last
         write_lines(lines)
 
 
-def newest_told() -> str:
-    """The newest line that this process told: what it was about to do."""
-    return _newest
+def last_message() -> str:
+    """The last line of `tell` in this process: what it was about to do."""
+    return _last
 
 
 def write_lines(lines: tuple[str, ...] | list[str]) -> None:
-    """Lines on standard error from any process. Where it cannot be written, nobody is there to be told so."""
+    """Lines on standard error from any process. An error of writing is ignored: it could not be reported."""
     with suppress(OSError):
         print("\n".join(in_a_line(hide_secrets(line)) for line in lines), file=sys.stderr, flush=True)
 
 
 def show(text: str, end: str = "\n") -> None:
-    """A text that was asked for, on standard output; its line breaks and tabs stay, what else acts is escaped.
+    """A result on standard output; line breaks and tabs stay, other control characters are escaped.
 
     Raises WorkError where it cannot be written.
     """
@@ -79,9 +79,9 @@ def show(text: str, end: str = "\n") -> None:
 
 
 def write_out(text: str, stream: TextIO | None = None) -> None:
-    """The text as it is, on standard output or another stream. Raises WorkError where it cannot be written.
+    """The text unchanged, on standard output or another stream. Raises WorkError where it cannot be written.
 
-    Raises BrokenPipeError where its reader (head, less) went away.
+    Raises BrokenPipeError where its reader (head, less) has ended.
     """
     stream = stream or sys.stdout
     try:
@@ -96,6 +96,6 @@ def write_out(text: str, stream: TextIO | None = None) -> None:
 
 
 def leave_out() -> None:
-    """Standard output goes nowhere from here on: Python's end would try to write again what could not be written."""
+    """Discard standard output from here on: Python would try to write it again at its end."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

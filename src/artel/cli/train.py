@@ -19,30 +19,30 @@ def train(
         int | None, typer.Option(min=1, help="Processes on this host; else as many as the numbers in `parallel` need.")
     ] = None,
     nnodes: Annotated[
-        str | None, typer.Option(help="Hosts, as 4, or as 1:4 when they may come and go; else NNODES.")
+        str | None, typer.Option(help="Hosts, as 4, or as 1:4 when they may join and leave; else NNODES.")
     ] = None,
     node_rank: Annotated[int | None, typer.Option(help="Which host this is, from 0; else NODE_RANK.")] = None,
     master_addr: Annotated[str | None, typer.Option(help="Address of the first host; else MASTER_ADDR.")] = None,
     master_port: Annotated[int | None, typer.Option(help="Port there; else MASTER_PORT.")] = None,
     rdzv_endpoint: Annotated[
-        str | None, typer.Option(help="ADDRESS:PORT of one host, at which all meet, without --node-rank.")
+        str | None, typer.Option(help="ADDRESS:PORT of one host, where all meet, without --node-rank.")
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="How often this host's processes are started again when one fails.")
+        int, typer.Option(min=0, help="How often this host's processes are restarted after a failure.")
     ] = 0,
     deepspeed: Annotated[
         str | None, typer.Option("--deepspeed", "--deepspeed_config", help="The same as parallel.deepspeed=FILE.")
     ] = None,
     from_deepspeed: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Begin where DeepSpeed's checkpoint in DIR stands: weights, optimizer, step."),
+        typer.Option(metavar="DIR", help="Begin with DeepSpeed's checkpoint in DIR: weights, optimizer, step."),
     ] = None,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Begin anew: the run's folder is emptied first.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Start over: the run's folder is emptied first.")] = False,
     report_to: Annotated[str | None, typer.Option(help="Add trackers, as tensorboard or wandb.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a run, or go on with it. Stop with Ctrl-C; the same command goes on from there.
+    """Train a run, or resume it. Stop with Ctrl-C; the same command resumes.
 
     Example: artel train run.yaml --nproc 2 train.learning_rate=3e-4
     """

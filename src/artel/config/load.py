@@ -33,22 +33,22 @@ from artel.secrets import hide_secrets
 
 _LONGEST_NAME_SHOWN = 200  # characters of a name in a message
 _LARGEST = 10_000_000  # bytes of a configuration
-_ROUNDS = 20  # in which what is wrong is left out, so that what it hid is seen
+_ROUNDS = 20  # each leaves out the wrong keys, so that the problems they hid are found
 
 
 class WrongRunFile(InputError):
-    """All that is wrong with a run file by itself, and the rest of it, of which more can be asked."""
+    """All that is wrong with a run file, and the run without it, for further checks."""
 
     def __init__(self, problems: Sequence[Problem], rest: RunConfig | None, doubtful: set[str]) -> None:
         super().__init__(problems)
         self.rest = rest
-        """The run without the keys that are wrong; None where nothing is left to read."""
+        """The run without the wrong keys; None where that cannot be read either."""
         self.doubtful = doubtful
-        """Dotted keys that are wrong, or that were perhaps meant: no more can be said of them."""
+        """Dotted keys that are wrong, or that wrong keys may mean: they are not checked further."""
 
 
 def is_doubtful(key: str, doubtful: set[str]) -> bool:
-    """Whether a dotted key, a section above it or a key within it is among those that are `doubtful`."""
+    """True where a dotted key, a section above it or a key within it is in `doubtful`."""
     return any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in doubtful)
 
 
@@ -96,9 +96,9 @@ def read_run_file(name: str) -> RunFile:
 
 
 def _allow_replacing(tree: dict[str, Any], place: str) -> None:
-    """Let a run that began before there was `tokenizer.replace` have the tokenizer that it has trained.
+    """Set `tokenizer.replace` in the config.yaml of a run that began before this key existed and trained a tokenizer.
 
-    The config.yaml of a run's folder has every key of its time.
+    The config.yaml in a run's folder has every key of its time.
     """
     tokenizer, model = tree.get("tokenizer"), tree.get("model")
     if Path(place).name == "config.yaml" and isinstance(tokenizer, dict) and isinstance(model, dict):
@@ -139,7 +139,7 @@ def run_from(tree: dict[str, Any], overrides: Mapping[str, Any] | None, lines: d
 
 
 def located(problem: Problem, run: RunConfig) -> Problem:
-    """A problem that names a key of a run, with the `file:line` where that stands; any other as it is."""
+    """A problem of a key of a run, with its `file:line`; any other problem unchanged."""
     dotted = problem.where.partition(":")[0]
     known = re.sub(r"\.\d+\b", ".0", dotted)
     if not run._places or not (known in _KEYS or known.startswith("model.config.")):
@@ -154,7 +154,7 @@ _KEYS = frozenset(all_keys(RunConfig))
 def _validated(
     tree: dict[str, Any], lines: dict[Key, str], problems: list[Problem], doubtful: set[str]
 ) -> RunConfig | None:
-    """The run of a tree, without what is wrong in it: that is added to `problems`, and its keys to `doubtful`."""
+    """The run of a tree without its wrong keys, which are added to `problems` and `doubtful`."""
     for _ in range(_ROUNDS):
         try:
             return RunConfig.model_validate(tree)
@@ -164,7 +164,7 @@ def _validated(
         before = set(doubtful)
         for key, problem in explained.items():
             dotted = ".".join(map(str, key))
-            # What is said of a section may follow from what is wrong within it, and was left out just now.
+            # A problem of a section may follow from one within it that was just reported.
             if not is_doubtful(dotted, before):
                 problems.append(problem)
             doubtful |= {dotted, meant_key(key) or dotted} if problem.what == UNKNOWN_KEY else {dotted}
@@ -173,7 +173,7 @@ def _validated(
 
 
 def _leave_out(tree: Any, key: Key) -> None:
-    """Take a key out of a tree; where it is an item of a list, the list."""
+    """Remove a key from a tree; for an item of a list, the list."""
     while key and isinstance(key[-1], int):
         key = key[:-1]
     for part in key[:-1]:
@@ -186,13 +186,13 @@ def _leave_out(tree: Any, key: Key) -> None:
 
 
 def dump_run(run: RunConfig, *, secrets: bool = False) -> str:
-    """The run as YAML, every key written out, so that it can be repeated; secrets in addresses are *** unless asked."""
+    """The run as YAML with every key, so that it can be repeated; secrets in addresses are ***, unless `secrets`."""
     tree = run.model_dump(mode="json", by_alias=True)
     return yaml.safe_dump(tree if secrets else hide_secrets(tree), sort_keys=False, allow_unicode=True)
 
 
 def result_differences(before: RunConfig, now: RunConfig) -> list[str]:
-    """`key: before -> now` for each key that shapes the result and differs; what is hidden in one is not compared."""
+    """`key: before -> now` for each key that shapes the result and differs; hidden secrets are not compared."""
     return list(_differences(before, now, ""))
 
 

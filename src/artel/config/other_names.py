@@ -1,4 +1,4 @@
-"""What other tools call the keys of a run file: transformers' Trainer, nanoGPT, axolotl, torchtitan, Megatron, peft."""
+"""Names for keys of a run file in transformers' Trainer, nanoGPT, axolotl, torchtitan, Megatron and peft."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ _NAMES = {
 }
 
 OTHER_NAMES = {name: key for key, names in _NAMES.items() for name in names.split()}
-"""Another tool's name, in small letters with _ -> the dotted key here."""
+"""Another tool's name, in lower case with _ -> the dotted key."""

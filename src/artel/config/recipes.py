@@ -1,4 +1,4 @@
-"""The recipes shipped in the package: run files that work as they are and are meant to be copied."""
+"""The recipes in the package: run files that work unchanged and can be copied."""
 
 from __future__ import annotations
 

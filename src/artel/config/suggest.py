@@ -1,4 +1,4 @@
-"""What a user may have meant: a key's right name or place, other tools' names of it, a run's or a recipe's name."""
+"""Suggestions for wrong keys, other tools' keys, and wrong names of runs and recipes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from artel.config.recipes import recipe_names
 from artel.config.schema.run import RunConfig
 from artel.config.yaml_lines import Key
 
-_NEAR = 0.75  # of difflib: one letter or two in a word
+_NEAR = 0.75  # difflib's ratio: one or two letters of a word differ
 _FAR = 0.5
 
 
 def meant_key(key: Key) -> str | None:
-    """The dotted key of a run file that an unknown `key` stands for; None where none is near."""
+    """The dotted key that an unknown `key` probably means; None where no key is similar."""
     section, name = tuple(int(part) if str(part).isdecimal() else part for part in key[:-1]), _normal(key[-1])
     if name in OTHER_NAMES:
         return OTHER_NAMES[name]
@@ -39,7 +39,7 @@ def meant_key(key: Key) -> str | None:
 
 
 def key_advice(key: Key) -> str:
-    """What to write in place of a key that there is not."""
+    """What to write instead of an unknown key."""
     dotted = meant_key(key)
     if dotted is None:
         return f"its section has: {', '.join(_names_in(key[:-1]))}" if _names_in(key[:-1]) else ""
@@ -51,16 +51,16 @@ def key_advice(key: Key) -> str:
 
 
 def about_other_name(name: str | int) -> str:
-    """How the values of another tool's key differ from those of artel's; empty where they are the same."""
+    """How the values of another tool's key differ from artel's; empty where they do not."""
     return other_unit(name) or _ABOUT.get(OTHER_NAMES.get(_normal(name), ""), "")
 
 
 def other_unit(name: str | int) -> str:
-    """What artel's key takes, where a value of another tool's key would be wrong for it; empty elsewhere."""
+    """The value for artel's key where another tool's value would be wrong; otherwise empty."""
     return _OTHER_UNIT.get(_normal(name), "")
 
 
-# Where another tool's key means a part of what artel's means.
+# Where another tool's key is a part of artel's.
 _ABOUT = {
     "train.batch": "samples that one optimizer step sees, those of all processes and accumulated ones together",
     "train.micro_batch": "and train.batch is what all processes see in one step, accumulated",
@@ -80,7 +80,7 @@ _OTHER_UNIT = {
 
 
 def near_name(name: str) -> str | None:
-    """The run's folder or the recipe that a name is, but for its place or a letter or two; None where none is near."""
+    """The folder of a run or the recipe with a similar name; None where there is none."""
     runs = {str(file.parent): str(file.parent) for file in sorted(Path("runs").glob("*/config.yaml"))}
     names = {recipe: recipe for recipe in recipe_names()} | {Path(run).name: run for run in runs} | runs
     near = difflib.get_close_matches(name.rstrip("/").removeprefix("./"), names, 1, cutoff=_NEAR)
@@ -107,7 +107,7 @@ def _section_at(key: Key) -> type[BaseModel] | None:
 
 
 def section_type(annotation: Any) -> type[BaseModel] | None:
-    """The section that a key of this type holds, also in a list or where it may be null."""
+    """The section in a type, also within a list or an optional."""
     if (
         isinstance(annotation, type)
         and not isinstance(annotation, types.GenericAlias)
@@ -118,7 +118,7 @@ def section_type(annotation: Any) -> type[BaseModel] | None:
 
 
 def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a section and of those within it."""
+    """Every dotted key of a section and its subsections."""
     for name, field in section.model_fields.items():
         key = f"{prefix}{field.alias or name}"
         yield key

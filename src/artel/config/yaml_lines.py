@@ -1,4 +1,4 @@
-"""YAML as plain values, with the `file:line` of each key; what it can say and no run can hold is refused."""
+"""YAML as plain values with the `file:line` of each key; refuses values that no run can have."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from artel.errors import InputError, Problem
 
 Key = tuple[str | int, ...]
 
-# A run file has a hundred keys; anchors that are repeated in anchors (`a: [*b, *b]`) stand for billions of values.
+# A run file has a hundred keys; anchors within anchors (`a: [*b, *b]`) can make billions of values.
 _MOST_VALUES = 100_000
 _DEEPEST = 100
-# YAML can write them (as escapes), and no path or UTF-8 file can hold them.
+# YAML can write them as escapes; no path or UTF-8 file can have them.
 _UNWRITABLE = re.compile("[\\0\\ud800-\\udfff]")
-# What YAML makes of keys without quotes (2020-01-01, on, ~), by its tag.
+# How YAML reads some keys without quotes (2020-01-01, on, ~), by tag.
 _NO_KEYS = {"timestamp": "a date", "bool": "true or false", "null": "null", "binary": "binary data"}
 
 
 def parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
-    """The YAML as plain values, and for each key the `file:line` where it stands. Raises InputError."""
+    """The YAML as plain values, and the `file:line` of each key. Raises InputError."""
     try:
         tree, lines, problems = read_yaml(text, place)
     except yaml.YAMLError as error:
@@ -44,7 +44,7 @@ def parse(text: str, place: str) -> tuple[dict[str, Any], dict[Key, str]]:
 
 
 def read_yaml(text: str, place: str) -> tuple[Any, dict[Key, str], list[Problem]]:
-    """Plain values, where keys stand, and what is wrong with keys. Raises YAMLError, ValueError, RecursionError."""
+    """Plain values, the places of keys, and problems of keys. Raises YAMLError, ValueError, RecursionError."""
     lines: dict[Key, str] = {(): place}
     problems: list[Problem] = []
     values = 0
@@ -88,7 +88,7 @@ def read_yaml(text: str, place: str) -> tuple[Any, dict[Key, str], list[Problem]
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's own takes 9 seconds for 2,000 brackets in a row, and all of Python's stack."""
+    """Limits the depth: PyYAML takes 9 seconds and all of Python's stack for 2,000 nested brackets."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth = getattr(self, "_depth", 0) + 1
@@ -105,7 +105,7 @@ def unwritable_problems(tree: Any, lines: dict[Key, str]) -> list[Problem]:
 
 
 def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
-    """What YAML can say and RUN/config.yaml could not repeat: where it stands, what it is, and the remedy."""
+    """Values that RUN/config.yaml could not repeat: key, what is wrong, and the remedy."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _unwritable(name, key)
@@ -132,7 +132,7 @@ def place_of(key: Key, lines: dict[Key, str]) -> str:
 
 
 def line_of(key: Key, lines: dict[Key, str]) -> str:
-    """`file:line` of a key, or of the nearest section above it that stands there."""
+    """`file:line` of a key, or of the nearest section above it that is in the file."""
     while key and key not in lines:
         key = key[:-1]
     return lines[key]

@@ -1,4 +1,4 @@
-"""What a run has done: its loss as a curve in the terminal, and its bits per byte beside a compressor's."""
+"""The loss of a run as a curve in the terminal, and the bits per byte of a compressor to compare with."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from artel.storage import check_regular
 from artel.tokens import StorePart, Tokenizer
 
 _MOST_PROBLEMS = 20
-_LARGEST = 1e100  # of a figure: what is drawn is a difference of two
+_LARGEST = 1e100  # of a metric: the curve needs the difference of two
 
 
 def read_metrics(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[dict]:
-    """The lines of a run's metrics.jsonl. A last line that a kill has torn is left out, and `tell` is told so.
+    """The lines of a run's metrics.jsonl. A last line that a kill has cut off is left out, and `tell` reports it.
 
-    Raises InputError where there are none, where they cannot be read, and for lines that no run writes.
+    Raises InputError where there is no file, where it cannot be read, and for lines that no run writes.
     """
     check_regular(path)
     try:
@@ -48,13 +48,13 @@ def read_metrics(path: Path, tell: Callable[[str], None] = lambda _: None) -> li
 
 
 def _checked(line: object) -> dict[str, Any]:
-    """A line of metrics as far as it is shown: its step, its loss, its figures, null for NaN. Raises ValueError."""
+    """A line of metrics: its step, its loss, its metrics, null for NaN. Raises ValueError."""
     if not isinstance(line, dict) or not isinstance(line.get("step"), int) or line["step"] < 0:
         raise ValueError("it has no step")
-    judged = line.get("validation", {})
-    if not isinstance(judged, dict):
+    validation = line.get("validation", {})
+    if not isinstance(validation, dict):
         raise ValueError("validation holds no figures")
-    numbers = {"loss": line.get("loss", 0.0), **judged}
+    numbers = {"loss": line.get("loss", 0.0), **validation}
     for name, value in numbers.items():
         if not (value is None or (isinstance(value, int | float) and abs(value) < _LARGEST)):
             raise ValueError(f"{name} is no number of a run")
@@ -84,9 +84,9 @@ def curve(metrics: list[dict], width: int = 64, height: int = 12) -> list[str]:
 
 
 def compression(train: StorePart, validation: StorePart, tokenizer: Tokenizer) -> dict[str, float]:
-    """Bits per byte of `xz -9` on the validation text: alone, and after it has seen the training text.
+    """Bits per byte of `xz -9` on the validation text: alone, and after the training text.
 
-    The second is what a model is fairly compared with: size(training + validation) - size(training).
+    The second is the fair comparison with a model: size(training + validation) - size(training).
     """
     texts = [_text(part, tokenizer) for part in (train, validation)]
     alone = _xz(texts[1])

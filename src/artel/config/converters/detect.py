@@ -1,4 +1,4 @@
-"""Which tool a configuration belongs to, where it is no run file."""
+"""Detect configurations of other tools."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The YAML of impruver (EvilFreelancer/impruver) as a run file: its data sets, tokenizer, model, adapter and trainer.
 
-A key that is neither carried over nor known ends among those that are told: none is lost in silence.
+A key that is not carried over is reported, also an unknown one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from artel.errors import InputError, Problem
 def convert_impruver(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
     """The run file of impruver's configuration, and `key = value: why, what instead` for what it cannot hold.
 
-    Relative paths are looked for from the current folder, as impruver does. Raises InputError with all problems.
+    Relative paths start at the current folder, as in impruver. Raises InputError with all problems.
     """
     old = Impruver(text, place)
     old.put("objective", "chat")
@@ -160,7 +160,7 @@ def _holds_tokens(file: Path) -> bool:
     try:
         with file.open(encoding="utf-8", errors="replace") as lines:
             return '"input_ids"' in lines.readline(1000)
-    except OSError:  # it is not there, or not to be read: that is told when its text is
+    except OSError:  # a missing or unreadable file is reported when its text is read
         return False
 
 

@@ -13,7 +13,7 @@ from artel.errors import Problem
 SECTIONS = ("model", "lora", "tokenizer", "trainer", "ddp")
 _DEFAULTS = {
     **TRAINER_DEFAULTS,
-    # what peft's LoraConfig does of itself
+    # defaults of peft's LoraConfig
     "lora.r": 8,
     "lora.lora_alpha": 8,
     "lora.lora_dropout": 0,
@@ -39,7 +39,7 @@ class Impruver(OldKeys):
                 self._give_key((name,), value)
 
     def where(self, *key: str | int) -> str:
-        """`file:line: key` of a key or section that the file gives."""
+        """`file:line: key` of a key or section in the file."""
         return f"{self._places[key]}: {'.'.join(map(str, key))}"
 
     def _give_section(self, key: Key, section: Any) -> None:
@@ -72,12 +72,12 @@ class Impruver(OldKeys):
                 self.problems.append(Problem(self.where("datasets", number), what, "write - name: FILE, or OWNER/NAME"))
 
     def _give_key(self, key: Key, value: Any) -> None:
-        where = self._places.get(key, self.place)  # a key that is a number or a date stands there under its text
+        where = self._places.get(key, self.place)  # a key that is a number or a date has its place under its text
         self.give(".".join(map(str, key)), value, _shown(value), where)
 
 
 def _shown(value: Any) -> str:
-    """A value on one line; a chat template is longer than anyone wants to see again."""
+    """A value on one line, cut off after 80 characters: chat templates are long."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text = " ".join(text.split())
     return text if len(text) <= 80 else f"{text[:79]}…"

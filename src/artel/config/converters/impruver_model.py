@@ -22,7 +22,7 @@ _CONFIG_LEFT = {
     "_attn_implementation": _ATTENTION,
     "attn_implementation": _ATTENTION,
 }
-# Keys of older transformers, where the model type has them no more.
+# Keys of older transformers that the model type no longer has.
 _CONFIG_GONE = {
     "n_ctx": "transformers has dropped it; max_position_embeddings (n_positions) is the length",
     "rope_theta": "write model.config.rope_parameters: {rope_type: default, rope_theta: …}",

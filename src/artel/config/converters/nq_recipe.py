@@ -32,7 +32,7 @@ def convert_cfg(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
 
 
 class _Recipe(OldKeys):
-    """A configuration of the recipe while it is turned into a run file."""
+    """A configuration of the recipe while it is converted."""
 
     def __init__(self, text: str, place: str) -> None:
         super().__init__(place, _DEFAULTS, {"objective": "span_qa", "span_qa": {"heads": "five"}})
@@ -143,7 +143,7 @@ def _carry_precision(recipe: _Recipe) -> None:
 
 
 def _leave(recipe: _Recipe) -> None:
-    """What has no place in a run file: always told, or only when it is switched on."""
+    """Report keys without a place in a run file: always, or only when they are on."""
     for key, reason in _LEFT.items():
         if recipe.read(key, str) is not None:
             recipe.leave(key, reason)
@@ -164,7 +164,7 @@ def _leave(recipe: _Recipe) -> None:
 
 _ORDER = ("run", "seed", "objective", "data", "model", "span_qa", "train", "checkpoint")
 
-# What the recipe does where its file is silent and artel's defaults differ; with them the run stays the same run.
+# Defaults of the recipe that differ from artel's, so that the run stays the same.
 _DEFAULTS = {
     "model": "bert-base-uncased",
     "n_epochs": "10",

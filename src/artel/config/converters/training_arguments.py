@@ -1,6 +1,6 @@
-"""Transformers' TrainingArguments, as a section `trainer` of an old configuration, in the sections of a run file.
+"""Transformers' TrainingArguments, in a section `trainer`, as sections of a run file.
 
-Where the trainer is silent, what it does of itself is written down, so that the run stays the same run.
+The Trainer's defaults are written out where they differ from artel's, so that the run stays the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from artel.config.converters.keys import (
 from artel.config.schema.quantities import read_count
 from artel.errors import InputError, Problem
 
-# What TrainingArguments does where the file is silent, and artel's defaults are others.
+# Defaults of TrainingArguments that differ from artel's.
 TRAINER_DEFAULTS = {
     "trainer.per_device_train_batch_size": 8,
     "trainer.gradient_accumulation_steps": 1,
@@ -42,7 +42,7 @@ STARTED = "processes are started by artel train --nproc, --nnodes and --node-ran
 
 
 def carry_trainer(old: OldKeys) -> None:
-    """Carry over, or tell, every key that the file gives under `trainer`; bf16 and fp16 are the caller's."""
+    """Carry over, or report, every key under `trainer`, except bf16 and fp16."""
     old.carry("trainer.seed", "seed", from_zero)
     _carry_batch(old)
     _carry_length(old)
@@ -58,14 +58,14 @@ def carry_trainer(old: OldKeys) -> None:
 
 
 def carry_ddp(old: OldKeys, section: str) -> None:
-    """`ddp_find_unused_parameters` of a section: false is what artel does, and nothing is to be told."""
+    """Report `ddp_find_unused_parameters: true` of a section; false is what artel does."""
     key = f"{section}.ddp_find_unused_parameters"
     if old.read(key, a_flag):
         old.leave(key, _UNUSED)
 
 
 def drop_ddp(tree: dict[str, Any], place: str) -> None:
-    """Take the section `ddp` out of a run file in which a user of accelerate has left it. Raises InputError.
+    """Remove the section `ddp` of accelerate from a run file. Raises InputError.
 
     `{ddp_find_unused_parameters: false}` is what artel does; anything else is refused with what to write.
     """
@@ -101,7 +101,7 @@ def _carry_batch(old: OldKeys) -> None:
 
 
 def _carry_length(old: OldKeys) -> None:
-    """max_steps, when it is above zero, goes before num_train_epochs."""
+    """max_steps, above zero, takes precedence over num_train_epochs."""
     steps = old.read("trainer.max_steps", read_count)
     epochs = old.read("trainer.num_train_epochs", above_zero)
     if steps is not None and steps > 0:
@@ -159,7 +159,7 @@ def _carry_schedule(old: OldKeys) -> None:
 
 
 def _carry_floor(old: OldKeys) -> None:
-    """The least learning rate: what run files have of lr_scheduler_kwargs."""
+    """The minimum learning rate, which is all that run files have of lr_scheduler_kwargs."""
     key = "trainer.lr_scheduler_kwargs"
     options, rate = old.raw(key), old.read("trainer.learning_rate", above_zero)
     floors = {"min_lr_rate": 1, "min_lr": rate}
@@ -184,7 +184,7 @@ def _carry_compile(old: OldKeys) -> None:
 
 
 def _carry_intervals(old: OldKeys) -> None:
-    """When the run is judged, saved and logged."""
+    """When the run validates, saves and logs."""
     logged = old.read("trainer.logging_steps", not_negative)
     evaluated = "trainer.eval_strategy"
     if not old.has(evaluated) and old.has("trainer.evaluation_strategy"):  # its name before transformers 4.46
@@ -248,7 +248,7 @@ def _carry_tracking(old: OldKeys) -> None:
 
 
 def _leave(old: OldKeys) -> None:
-    """What has no place in a run file, and what nobody knows."""
+    """Report keys without a place in a run file, and unknown keys."""
     for name, (usual, reason) in _LEFT_UNLESS.items():
         if old.raw(f"trainer.{name}") not in (None, usual):
             old.leave(f"trainer.{name}", reason)
@@ -287,7 +287,7 @@ _CARRIED = set(
     ).split()
 )
 
-# Told unless the value is the usual one, with which there is nothing to tell.
+# Reported unless the value is the default.
 _MEMORY = "activations are kept; a smaller train.micro_batch takes less memory"
 _LEFT_UNLESS: dict[str, tuple[Any, str]] = {
     "remove_unused_columns": (False, "there are no columns: data.sources says what is read"),

@@ -16,7 +16,7 @@ class Section(BaseModel):
 
 
 def free(default: Any, description: str, **more: Any) -> Any:
-    """A key whose change does not change the result of a run."""
+    """A key that does not change the result of a run."""
     return Field(default, description=description, json_schema_extra={"shapes_result": False}, **more)
 
 
@@ -39,12 +39,12 @@ def number_or_numbers(value: object) -> object:
 
 
 def on_or_off(value: object) -> object:
-    """YAML 1.1 reads `on` and `off` as booleans; here they are words."""
+    """`on` and `off` as words; YAML 1.1 reads them as booleans."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 def name_fault(name: str) -> str | None:
-    """Why no file or folder can have such a name, whatever the file system; None where one can."""
+    """Why no file system can have a file with this name; None where one can."""
     longest = max(len(part.encode("utf-8", "surrogateescape")) for part in name.split("/"))
     if longest > _LONGEST_NAME:
         return f"a name of {longest:,} bytes is longer than the {_LONGEST_NAME} that file systems take"
@@ -54,7 +54,7 @@ def name_fault(name: str) -> str | None:
 
 
 _LONGEST_NAME = 255
-_LONGEST_PATH = 3800  # of 4,096: what artel writes there stands below it
+_LONGEST_PATH = 3800  # of 4,096: artel writes files below it
 
 
 def _can_be_named(name: str) -> str:

@@ -8,12 +8,12 @@ from artel.registry import FORMATS, OBJECTIVES
 
 
 def section_problems(run: RunConfig) -> list[Problem]:
-    """Why sections, each right by itself, do not go together; `where` is a dotted key."""
+    """Problems of sections that do not fit together; `where` is a dotted key."""
     return _source_problems(run) + _tokenizer_problems(run)
 
 
 def _tokenizer_problems(run: RunConfig) -> list[Problem]:
-    """Whether a pretrained model would be given tokens that are not those it has learned."""
+    """Problems of a pretrained model with another tokenizer than its own."""
     trains, pretrained = run.tokenizer.train is not None, run.model.from_
     if trains and pretrained is not None and not run.tokenizer.replace:
         what = f"a tokenizer trained anew has other tokens than {pretrained} knows, whose embeddings would be of no use"

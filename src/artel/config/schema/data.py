@@ -27,7 +27,7 @@ class SourceConfig(Section):
         "output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts "
         "with a chosen and a rejected answer; dummy: made up.",
     )
-    name: str = Field("", description="Name of this source in the ledger; the path when silent.")
+    name: str = Field("", description="Name of this source in the ledger; by default the path.")
     document: Literal["auto", "file", "line", "paragraph"] = Field(
         "auto",
         description="text: what one document is: a file, a line, or what blank lines separate. auto is a file; but one "

@@ -12,10 +12,10 @@ from artel.config.schema.quantities import Bytes, ProcessCount
 
 
 class SlurmConfig(Section):
-    partition: str = free("", "Partition of the jobs; the cluster's default when silent.")
+    partition: str = free("", "Partition of the jobs; by default the cluster's.")
     time: str = free("24:00:00", "Time limit of a job, as sbatch takes it.")
     cpus: ProcessCount = free(
-        1, "Processes of a job, each with a core: as many as a node has where only whole nodes are given out."
+        1, "Processes of a job, each with a core: as many as a node has where the cluster allocates only whole nodes."
     )
     memory: Bytes = free(4_000_000_000, "Memory of a process, in bytes.", ge=1)
     setup: list[str] = free([], "Shell lines run before the work: module load python, source .venv/bin/activate.")
@@ -43,7 +43,7 @@ class SlurmConfig(Section):
 class PrepareConfig(Section):
     engine: Literal["local", "slurm", "ray"] = free(
         "local",
-        "Where the parts of the text are made: processes here, jobs of Slurm, or tasks of Ray (extra `cluster`). The "
+        "Where the text is prepared: processes here, jobs of Slurm, or tasks of Ray (extra `cluster`). The "
         "store is the same, byte for byte.",
     )
     workers: Literal["auto"] | ProcessCount = free(
@@ -55,4 +55,4 @@ class PrepareConfig(Section):
         "divided.",
         ge=1,
     )
-    slurm: SlurmConfig = free(SlurmConfig(), "engine slurm: how its jobs are asked for.")
+    slurm: SlurmConfig = free(SlurmConfig(), "engine slurm: what its jobs request.")

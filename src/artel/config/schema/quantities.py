@@ -183,7 +183,7 @@ class OverLimit(ValueError):
 
 
 def at_most(limit: float, reason: str) -> AfterValidator:
-    """Refuse a number above `limit`; `reason` says why it is one, in a message that goes on from the number."""
+    """Refuse a number above `limit`; the message continues with `reason`."""
 
     def check(value: float) -> float:
         if value > limit:

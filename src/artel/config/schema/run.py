@@ -37,8 +37,10 @@ from artel.plugins import load_plugin
 
 
 class LoraConfig(Section):
-    rank: Rank = Field(16, ge=1, description="Rank of the two matrices that stand for a change of a layer.")
-    alpha: Number = Field(32.0, gt=0, description="The change counts alpha / rank (alpha / sqrt(rank) with rslora).")
+    rank: Rank = Field(16, ge=1, description="Rank of the two matrices of an adapter.")
+    alpha: Number = Field(
+        32.0, gt=0, description="Scales the adapter's output: alpha / rank (alpha / sqrt(rank) with rslora)."
+    )
     dropout: Number = Field(0.0, ge=0, lt=1, description="Dropout of the adapter's input.")
     target: Annotated[list[str], BeforeValidator(as_list)] = Field(
         ["auto"], description="Names of the linear layers adapted (q_proj, v_proj); auto: all but the output head."
@@ -102,7 +104,7 @@ class ModelConfig(Section):
 
 class TrainConfig(Section):
     epochs: Number | None = Field(
-        None, gt=0, description="Length of the run in epochs (1 when none of three is given)."
+        None, gt=0, description="Length of the run in epochs (1 if none of the three is set)."
     )
     steps: Count | None = Field(None, ge=1, description="Length of the run in steps.")
     tokens: Count | None = Field(None, ge=1, description="Length of the run in tokens.")
@@ -112,7 +114,7 @@ class TrainConfig(Section):
     )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = free(
         "auto",
-        "Activations computed again in the backward pass, not kept: none; selective (all but matrix products and "
+        "Activations recomputed in the backward pass instead of stored: none; selective (all but matrix products and "
         "attention); full (all within a layer); auto: as much as memory asks for.",
     )
     optimizer: OptimizerName = Field(
@@ -161,7 +163,7 @@ class TrainConfig(Section):
         None, "A loss above so many times the mean of the 100 steps before is a spike; null: none is.", gt=1
     )
     hang_timeout: Seconds | None = free(
-        1800.0, "A process that has got no further for so long writes down where it stands and ends; null: never."
+        1800.0, "A process without progress for this long writes its stacks to a file and ends; null: never."
     )
 
     @model_validator(mode="after")
@@ -187,7 +189,7 @@ class ValidateConfig(Section):
 
 
 def _without_threads(value: object) -> object:
-    """torch.nn.DataParallel's one process of many threads is what ddp does better: a process for each device."""
+    """torch.nn.DataParallel, one process with many threads, becomes ddp, a process for each device."""
     if isinstance(value, str) and value.lower().replace("_", "") in ("dp", "dataparallel"):
         logging.getLogger("artel").warning("parallel.data: %s is run as ddp, a process for each device", value)
         return "ddp"
@@ -226,7 +228,7 @@ class ParallelConfig(Section):
 
     @property
     def processes(self) -> int:
-        """How many processes these numbers need at least; exactly so many where `data` is a number."""
+        """The number of processes that these sizes need, at least; exactly where `data` is a number."""
         data_parallel = self.data if isinstance(self.data, int) else self.expert
         return data_parallel * self.tensor * self.pipeline * self.context
 
@@ -243,7 +245,7 @@ class CheckpointConfig(Section):
     copy_to: Name | None = free(
         None, "s3://BUCKET/PREFIX: checkpoints are copied there, and fetched where the run's folder has none as new."
     )
-    asynchronous: bool = free(True, "Written while training goes on, from a copy in host memory where there is room.")
+    asynchronous: bool = free(True, "Written during training, from a copy in host memory where there is room.")
     best: str | None = free("loss", "The validation figure that `best` goes by, any of the objective's; null: none.")
 
     @field_validator("copy_to")
@@ -259,7 +261,7 @@ class LogConfig(Section):
 
 
 class Places(dict[tuple[str | int, ...], str]):
-    """Where each key of a run file stands: key -> `file:line`. Two runs are equal wherever their keys stand."""
+    """The `file:line` of each key of a run file. It does not count when two runs are compared."""
 
     __hash__ = None
 
@@ -274,14 +276,15 @@ class RunConfig(Section):
         "Modules of your own (package.module), which register formats, objectives, optimizers, schedules, trackers, "
         "exporters or callbacks: they are imported, and may do all that you can.",
     )
-    run: Name = free("", "Folder of this run: everything it writes goes here. runs/NAME-OF-RUN-FILE when silent.")
+    run: Name = free("", "Folder of this run: everything it writes goes here. By default runs/NAME-OF-RUN-FILE.")
     seed: Seed = Field(42, ge=0, description="Fixes order, initial weights and dropout.")
     data: DataConfig = Field(DataConfig(), description="The text: sources, cleaning, split, blocks.")
     prepare: PrepareConfig = free(PrepareConfig(), "Where and by how many processes the text is prepared.")
     tokenizer: TokenizerConfig = Field(
-        TokenizerConfig(), description="Trained or taken; when silent, that of model.from, or one of 16384 is trained."
+        TokenizerConfig(),
+        description="Trained or loaded; by default that of model.from, or one of 16384 is trained.",
     )
-    model: ModelConfig = Field(ModelConfig(), description="From scratch or pretrained; when silent, a GPT-2.")
+    model: ModelConfig = Field(ModelConfig(), description="From scratch or pretrained; by default a GPT-2.")
     objective: ObjectiveName = Field(
         "causal",
         description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
@@ -293,7 +296,7 @@ class RunConfig(Section):
     preference: PreferenceConfig = Field(PreferenceConfig(), description="objective preference: the loss.")
     train: TrainConfig = Field(TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
     validate_: ValidateConfig = Field(
-        ValidateConfig(), alias="validate", description="When and how the model is judged."
+        ValidateConfig(), alias="validate", description="When and how the model is evaluated."
     )
     parallel: ParallelConfig = Field(ParallelConfig(), description="How the run is spread over processes.")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is saved and what is kept.")

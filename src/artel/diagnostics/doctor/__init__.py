@@ -1,4 +1,4 @@
-"""What this machine has, what artel would choose on it and why, and what stands in its way."""
+"""What this machine has, what artel would choose on it and why, and what may fail."""
 
 from artel.diagnostics.doctor.examine import Examination, examine
 

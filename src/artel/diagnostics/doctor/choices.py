@@ -1,4 +1,4 @@
-"""What artel would choose for a run on this machine, each with its reason, asked of the rooms that choose."""
+"""What artel would choose for a run on this machine, each choice with its reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from artel.registry import OPTIMIZERS
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is chosen for: a run, or the defaults; its model on the meta device, where it is known."""
+    """A run, or the defaults; its model on the meta device, where it is known."""
 
     run: RunConfig
     device: torch.device
@@ -34,7 +34,7 @@ class Case:
 
 
 def choices(case: Case) -> dict[str, Choice]:
-    """Every choice by what is chosen. Raises InputError where the run asks for what the device cannot do."""
+    """Every choice by name. Raises InputError where the device cannot do what the run requires."""
     return {name: choice for name, choose in CHOICES.items() if (choice := choose(case)) is not None}
 
 

@@ -1,4 +1,4 @@
-"""The whole examination: machine, software, environment, choices, and warnings with what helps against them."""
+"""The examination: machine, software, environment, choices, and warnings with remedies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from artel.storage import cache_folder
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing found out: for people, and for programs."""
+    """A fact, as text and as data."""
 
     text: str
     data: Any
@@ -36,7 +36,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What was found, by section; each section's facts by name, in the order in which they are told."""
+    """Facts by section and name, in the order in which they are printed."""
 
     sections: dict[str, dict[str, Fact]]
     warnings: list[Problem] = field(default_factory=list)
@@ -51,13 +51,13 @@ class Examination:
         for title, facts in self.sections.items():
             width = max(map(len, facts), default=0)
             for_all = title == "choices" and "run" not in self.sections
-            lines += [f"{title}, by default (artel doctor RUN tells those for a run)" if for_all else title]
+            lines += [f"{title}, by default (artel doctor RUN prints those for a run)" if for_all else title]
             lines += [*(f"  {name:<{width}}  {fact.text}" for name, fact in facts.items()), ""]
         lines.append("warnings" if self.warnings else "no warnings")
         for problem in self.warnings:
             lines += [f"  {line}" for line in str(problem).splitlines()]
         home = machine.home()
-        # What is pasted into an issue need not tell a name.
+        # The report may be pasted into an issue: it hides the user's name.
         return "\n".join(lines).replace(f"{home}/", "~/") if home and home != Path("/") else "\n".join(lines)
 
 
@@ -154,7 +154,7 @@ def _run(run: RunConfig, model: PreTrainedModel | None) -> dict[str, Fact]:
         return facts
     count = sum(parameter.numel() for parameter in model.parameters())
     data = {"type": model.config.model_type, "class": type(model).__name__, "parameters": count}
-    # Of a tokenizer that is still to be trained only the size that is asked for is known.
+    # "about": of a tokenizer that is not trained yet only the requested size is known.
     facts["model"] = Fact(f"{data['class']} ({data['type']}), about {count:,} parameters", data)
     return facts
 
@@ -192,5 +192,5 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _temporary(variables: Mapping[str, str]) -> Path:
-    """Where compiled layers are kept. Not asked of `tempfile`, which writes a file to find out."""
+    """The folder of compiled layers. `tempfile` would write a file to find it."""
     return Path(variables.get("TORCHINDUCTOR_CACHE_DIR") or variables.get("TMPDIR") or "/tmp")

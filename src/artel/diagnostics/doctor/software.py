@@ -1,4 +1,4 @@
-"""What is installed, and what the environment says; of what may be secret only that it is set."""
+"""Installed packages, and environment variables; of variables that may be secret only that they are set."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _LONGEST = 200  # characters of a value
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package that artel can use: what is asked for, and what is there."""
+    """A package that artel can use: the requirement and the installed version."""
 
     requirement: Requirement
     installed: str | None
 
     @property
     def fits(self) -> bool:
-        """Whether it is installed in a version that artel works with."""
+        """True where a version that artel works with is installed."""
         return self.installed is not None and self.requirement.specifier.contains(self.installed, prereleases=True)
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def install(extra: str) -> str:
 
 
 def packages() -> dict[str, list[Package]]:
-    """Packages by extra, in the project's own order, those that artel always needs under ""."""
+    """Packages by extra, in the project's order; those that artel always needs under ""."""
     by_extra: dict[str, list[Package]] = {"": []}
     for extra, requirement in _requirements():
         if extra not in _GROUPS:
@@ -60,7 +60,7 @@ def packages() -> dict[str, list[Package]]:
 
 
 def _requirements() -> list[tuple[str, Requirement]]:
-    """What the project's metadata asks for; where it runs from its sources uninstalled, its pyproject.toml."""
+    """The requirements in the project's metadata, or in its pyproject.toml where it is not installed."""
     try:
         installed = [Requirement(line) for line in requires(DISTRIBUTION) or []]
     except PackageNotFoundError:
@@ -87,12 +87,12 @@ def installed_version(name: str) -> str | None:
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that change what artel and its libraries do, with their values; of secrets only "set"."""
+    """Variables that change what artel and its libraries do, with their values; for secrets only "set"."""
     return {name: _shown(name, value) for name, value in sorted(variables.items()) if _NAMES.fullmatch(name)}
 
 
 def _shown(name: str, value: str) -> str:
-    # A password can also stand in an address, as https://user:password@host.
+    # An address can have a password, as https://user:password@host.
     if _SECRET.search(name) or "@" in value:
         return "set" if value else "empty"
     return value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…"

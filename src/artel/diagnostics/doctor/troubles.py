@@ -1,4 +1,4 @@
-"""What on this machine stands in artel's way, and what helps against it."""
+"""Problems of this machine, with remedies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from artel.models import bf16_is_native
 from artel.planning import machine
 from artel.planning.machine import Disk, in_gib
 
-_LITTLE = 2**30  # bytes free on a disk, in memory or in /dev/shm, below which work is likely to fail
+_LITTLE = 2**30  # bytes free on a disk, in memory or in /dev/shm: with less, work is likely to fail
 
 
 def troubles(
@@ -107,7 +107,7 @@ def _about_precision(run: RunConfig, device: torch.device) -> list[Problem]:
     in_bf16 = run.train.precision == "bf16" or run.train.weights == "bf16"
     if not in_bf16 or bf16_is_native(device):
         return []
-    what = "bf16 is asked for, and this machine emulates it: hundreds of times slower than fp32 on a processor"
+    what = "the run requests bf16, and this machine emulates it: hundreds of times slower than fp32 on a processor"
     return [Problem("train.precision", what, "write auto or fp32")]
 
 
