@@ -268,7 +268,7 @@ def test_what_is_said_at_the_end(tmp_path):
     ):
         error = _failed(3, status, folder, os.getpid())
         assert isinstance(error, WorkError)
-        assert re.match(rf"process 3 on \S+: {re.escape(said)}\n.*the same command goes on", str(error))
+        assert re.match(rf"process 3 on \S+: {re.escape(said)}\n.*the same command resumes", str(error))
 
 
 # Two runs on one folder ---------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_two_runs_never_write_one_folder_at_the_same_time(tmp_path, undisturbed)
         first.wait()
         second = start("train", run, "--nproc", "2")
         told = ""
-        while "waiting for what an earlier start has left" not in told:
+        while "waiting for processes of an earlier start" not in told:
             told = second.stderr.readline()
             assert told, "it did not wait"
         assert f"process {workers[0]} on " in told

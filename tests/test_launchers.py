@@ -88,8 +88,8 @@ AUTO = ("train.precision=auto",)
 def test_accelerates_configuration_is_taken_over(tmp_path, changes, overrides):
     found, _ = taken(tmp_path, *AUTO, **changes)
     assert found.overrides == overrides
-    assert [line for line in found.notes if "as accelerate was told" in line] == [
-        f"{line}, as accelerate was told" for line in overrides
+    assert [line for line in found.notes if "as configured in accelerate" in line] == [
+        f"{line}, as configured in accelerate" for line in overrides
     ]
 
 
@@ -98,8 +98,8 @@ def test_the_run_file_goes_before_accelerates_configuration(tmp_path):
                      distributed_type="FSDP", fsdp_config=FSDP2)  # fmt: skip
     assert found.overrides == []
     assert found.notes == [
-        "accelerate asks for train.precision=bf16, and the run file for fp32: the run file decides",
-        "accelerate asks for parallel.data=fsdp, and the run file for ddp: the run file decides",
+        "accelerate sets train.precision=bf16, and the run file fp32: the run file decides",
+        "accelerate sets parallel.data=fsdp, and the run file ddp: the run file decides",
     ]
 
 
@@ -162,7 +162,7 @@ def test_accelerate_launch(tmp_path, reference):
     file = configured(tmp_path, distributed_type="FSDP", fsdp_config=FSDP2)
     done = by("accelerate", "launch", "--config_file", file, "-m", "artel", "train", run, UNSAVED)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("parallel.data=fsdp, as accelerate was told") == 1
+    assert done.stderr.count("parallel.data=fsdp, as configured in accelerate") == 1
     assert "2 process(es)" in done.stderr
     assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
 

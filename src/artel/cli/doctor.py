@@ -65,9 +65,9 @@ def _try_parallel(name: str, overrides: list[str], nproc: int | None, as_json: b
         raise InputError.at("--parallel", "needs a run file", "artel doctor run.yaml --parallel")
     run = load_run(name, Overrides.parse(overrides))
     quiet_libraries()
-    from artel.diagnostics.doctor.parallel import try_layout
+    from artel.diagnostics.doctor.parallel import try_parallel
 
-    agreement = try_layout(run, nproc or max(2, run.parallel.processes))
+    agreement = try_parallel(run, nproc or max(2, run.parallel.processes))
     if as_json:
         print_json(agreement.to_json())
     else:

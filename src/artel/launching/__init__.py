@@ -6,7 +6,7 @@ from artel.launching.interface import choose_interface, choose_interface_of_proc
 from artel.launching.local import launch
 from artel.launching.meeting import Meeting
 from artel.launching.started import check_worker, read_launcher
-from artel.launching.worker import end_with_launcher, is_worker, lost_others_told
+from artel.launching.worker import end_with_launcher, is_worker, raising_lost_others
 
 __all__ = [
     "Hosts",
@@ -17,7 +17,7 @@ __all__ = [
     "end_with_launcher",
     "is_worker",
     "launch",
-    "lost_others_told",
+    "raising_lost_others",
     "read_launcher",
     "take_over",
 ]

@@ -96,7 +96,7 @@ def _take_deepspeed(taken: Taken, run: RunConfig) -> None:
         _take(taken, run, "parallel.deepspeed", file)
         return
     if run.parallel.deepspeed is not None:
-        taken.notes.append(f"accelerate's deepspeed_config has no say: the run file has {run.parallel.deepspeed}")
+        taken.notes.append(f"accelerate's deepspeed_config has no effect: the run file has {run.parallel.deepspeed}")
         return
     places = {environment.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") for part in ("OPTIMIZER", "PARAM")}
     if "nvme" in places:
@@ -135,10 +135,10 @@ def _take(taken: Taken, run: RunConfig, key: str, value: str) -> None:
     if written == value:
         return
     if name in part.model_fields_set and written != "auto":
-        taken.notes.append(f"accelerate asks for {key}={value}, and the run file for {written}: the run file decides")
+        taken.notes.append(f"accelerate sets {key}={value}, and the run file {written}: the run file decides")
         return
     taken.overrides.append(f"{key}={value}")
-    taken.notes.append(f"{key}={value}, as accelerate was told")
+    taken.notes.append(f"{key}={value}, as configured in accelerate")
 
 
 def _flag(name: str, usual: str = "false") -> bool:

@@ -149,7 +149,7 @@ class _Signals:
         if self._pending is not None:
             number, self._pending = self._pending, None
             self._at_once = True
-            raise SignalException(f"told to stop by {number.name}", sigval=number)
+            raise SignalException(f"stopped by {number.name}", sigval=number)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._pending = signal.Signals(number)

@@ -65,9 +65,9 @@ def launch(
         if not (result.is_failed() and hosts.elastic):
             handler.shutdown()
     except SignalException:
-        raise Interrupted.at("", "stopped", "the same command goes on from the last checkpoint") from None
+        raise Interrupted.at("", "stopped", "the same command resumes from the last checkpoint") from None
     except RendezvousClosedError:
-        what, fix = "another host has ended the run", "what was wrong is said there; the same command goes on"
+        what, fix = "another host has ended the run", "its output has the reason; the same command resumes"
         raise WorkError.at(hosts.where, what, fix) from None
     except (RendezvousError, DistError) as error:
         raise _parted(meeting, error) from None
@@ -93,14 +93,14 @@ def _parted(meeting: Meeting, error: Exception) -> WorkError:
         what = f"someone else has written to the store of this run's hosts: {error}"
         fix = f"let nobody else reach that port, and start again; or a host has another secret ({VARIABLE})"
         return WorkError.at(hosts.where, what, fix)
-    go_on = "start the same command on every host: the run goes on from its last checkpoint"
+    fix = "start the same command on every host: the run resumes from its last checkpoint"
     if isinstance(error, RendezvousTimeoutError):
         what = f"fewer than {hosts.least} hosts have come"
     elif meeting.leads:
         what = f"the meeting of hosts failed: {error}"
     else:
-        what = "the host that holds the rendezvous is lost: its artel was ended, or there is no way to it"
-    return WorkError.at(hosts.where, what, go_on)
+        what = "the host that holds the rendezvous is lost: its artel was ended, or cannot be reached"
+    return WorkError.at(hosts.where, what, fix)
 
 
 def _failed(rank: int, status: int, folder: RunFolder, number: int) -> ArtelError:
@@ -111,19 +111,19 @@ def _failed(rank: int, status: int, folder: RunFolder, number: int) -> ArtelErro
     where = f"process {rank} on {socket.gethostname()}"
     if status in (HUNG, -SIGNAL):
         fix = (
-            "the same command goes on from the last checkpoint; where it was only slow, write a longer "
+            "the same command resumes from the last checkpoint; where it was only slow, write a longer "
             "train.hang_timeout"
         )
         return WorkError.at(where, f"hung; where its threads stood is in {folder.hangs}", fix)
     if status == OutOfMemory.exit_code:
-        fix = "it has noted to do with less: the same command goes on from the last checkpoint"
+        fix = "it will use less memory next time: the same command resumes from the last checkpoint"
         return WorkError.at(where, "was out of memory", fix)
     if status == FAULT:
-        fix = f"its traceback: {fault_of_process(number) or 'said above'}; please report it"
+        fix = f"its traceback: {fault_of_process(number) or 'is above'}; please report it"
         return WorkError.at(where, "failed by a fault of artel", fix)
     if status < 0:
         fix = "SIGKILL is how Linux ends what takes too much memory" if -status == signal.SIGKILL else ""
         return WorkError.at(where, f"was ended by {signal.Signals(-status).name}", fix)
-    problem = Problem(where, f"ended with status {status}", "what was wrong is said above")
+    problem = Problem(where, f"ended with status {status}", "its message above has the reason")
     kinds: dict[int, type[ArtelError]] = {2: InputError, 130: Interrupted}
     return kinds.get(status, WorkError)([problem])

@@ -130,7 +130,7 @@ def _watched(words: str, requeue: bool) -> list[str]:
         return [f"exec {words}"]
     return [
         "# Before the time is over Slurm sends USR1 to this shell alone: the step saves and stops, and the job is",
-        "# queued again. artel goes on from the last checkpoint, and does nothing when the run is complete.",
+        "# queued again. artel resumes from the last checkpoint, and does nothing when the run is complete.",
         "warned=",
         """trap 'warned=yes; kill -USR1 "$step"' USR1""",
         f"{words} &",

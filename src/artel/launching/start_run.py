@@ -26,7 +26,7 @@ from artel.launching.meeting import Meeting
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
 from artel.launching.started import check_worker, read_launcher
-from artel.launching.worker import end_with_launcher, is_worker, lost_others_told
+from artel.launching.worker import end_with_launcher, is_worker, raising_lost_others
 from artel.preparing import prepare
 from artel.storage import check_cache, lock
 from artel.storage.locks import holders
@@ -99,7 +99,7 @@ def start_run(name: str, overrides: Overrides, options: StartOptions, announce: 
         else:
             prepare(run, announce)
         if not options.restart and is_done(run):  # with --restart the leader is emptying the folder
-            announce(f"{folder.path} is complete, its model is in {folder.model}; --restart begins anew")
+            announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
             return folder.read_result()
         if meeting is None:
             return _train_in_this_process(run, announce)
@@ -142,7 +142,7 @@ def _wait_for_earlier_processes(folder: RunFolder, announce: Announce) -> None:
     """Wait until processes of an earlier start, whose launcher was killed, have saved and ended. Raises WorkError."""
 
     def waiting() -> None:
-        announce(f"waiting for what an earlier start has left to save and end: {holders(folder.processes_lock)}")
+        announce(f"waiting for processes of an earlier start to save and end: {holders(folder.processes_lock)}")
 
     with lock(folder.processes_lock, waiting, wait=_SAVE_SECONDS):
         pass
@@ -181,7 +181,7 @@ def _lead(
     restart, from_deepspeed = options.restart, options.from_deepspeed
     if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):
         announce(
-            f"{folder.path} has begun, and goes on from its own checkpoint; --restart begins from {from_deepspeed}"
+            f"{folder.path} has begun, and resumes from its own checkpoint; --restart begins from {from_deepspeed}"
         )
         from_deepspeed = None
     checks = [Check(("model", "train", "parallel"), lambda: _check_deepspeed(run, from_deepspeed))]
@@ -233,7 +233,7 @@ def _train_in_this_process(run: RunConfig, announce: Announce) -> dict[str, Any]
 
     choose_interface_of_process()
     processes_lock = lock(RunFolder(Path(run.run)).processes_lock, wait=False, shared=True)
-    with join_world(run.train.threads) as world, lost_others_told(), processes_lock:
+    with join_world(run.train.threads) as world, raising_lost_others(), processes_lock:
         if LED in os.environ:  # now the next start of this run waits for this process
             end_with_launcher(int(os.environ[LED]))
         callbacks = [CALLBACKS[name]() for name in run.callbacks]

@@ -40,7 +40,7 @@ def end_with_launcher(launcher: int) -> None:
 
 
 @contextmanager
-def lost_others_told() -> Iterator[None]:
+def raising_lost_others() -> Iterator[None]:
     """Raise LostOthers for what libraries raise when a peer is gone; other errors pass."""
     from torch.distributed import DistError
 

@@ -213,12 +213,11 @@ _STARTED = "processes are started by artel train --nproc, --nnodes and --node-ra
 _LEFT = {
     "vocab_file": _TOKENIZER,
     "merges_file": _TOKENIZER,
-    "lowercase": "the tokenizer of model.from knows this of itself; for another write tokenizer.from: FOLDER",
-    "handle_chinese_chars": "the tokenizer of model.from knows this of itself; for another write tokenizer.from: "
-    "FOLDER",
+    "lowercase": "the tokenizer of model.from decides this; for another write tokenizer.from: FOLDER",
+    "handle_chinese_chars": "the tokenizer of model.from decides this; for another write tokenizer.from: FOLDER",
     "layer_norm_eps": "model.from keeps that of its config.json; change it there",
     "bpe_dropout": "artel always cuts a text into the same tokens",
-    "last": "the same command goes on where a run stopped; to begin with its weights write model.from: RUN/model",
+    "last": "the same command resumes a stopped run; to begin with its weights write model.from: RUN/model",
     "gpu": "devices are found; CUDA_VISIBLE_DEVICES= keeps a run on the CPU",
     "n_jobs": "all cores are used; train.threads bounds them",
     "test_batch_size": "validation takes as many windows at a time as training; write train.micro_batch",
@@ -230,14 +229,14 @@ _LEFT = {
     "model_config_file": "give that file to artel config convert too",
     "trainer_config_file": "give that file to artel config convert too",
     "local_rank": _STARTED,
-    "dist_backend": "gloo on CPUs and nccl on GPUs is chosen by itself",
+    "dist_backend": "gloo on CPUs and nccl on GPUs is chosen automatically",
     "dist_init_method": _STARTED,
     "dist_world_size": _STARTED,
 }
 _FINETUNE = "all weights are trained"
 _LEFT_WHEN_ON = {
-    "clear_processed": "what is prepared is made anew by itself when the texts or the keys change",
-    "drop_optimizer": "artel train --restart begins anew; to begin with a run's weights write model.from: RUN/model",
+    "clear_processed": "texts are prepared again automatically when they or the keys change",
+    "drop_optimizer": "artel train --restart starts over; to begin with a run's weights write model.from: RUN/model",
     "sync_bn": "the model has no batch norm",
     "finetune": _FINETUNE,
     "finetune_transformer": _FINETUNE,

@@ -271,7 +271,7 @@ class DataConfig(Section):
         "yes with best_fit.",
     )
     max_bad: Number = Field(
-        0.01, ge=0, le=1, description="Share of records that cannot be used that is borne; each is listed."
+        0.01, ge=0, le=1, description="Largest share of records that cannot be used; each is listed."
     )
     max_document: Bytes = Field(
         100_000_000, ge=1, description="Largest file or line read as one document, in bytes; a larger one is an error."

@@ -1,8 +1,8 @@
-"""Whether a way of splitting gives the numbers of one process: tried on a small copy of the user's own model.
+"""Compare a run's parallel strategy with one process, on a small copy of the user's own model.
 
-Two steps of training are run twice, by one process and as the run file asks, in float32 on records that are made up.
-The copy keeps what decides how a model can be split: its kind, attention heads, key-value heads and experts. Its layers
-are few, its matrices small, its dropout is off.
+Two steps are trained twice, in one process and with the run file's strategy, in float32 on made-up records. The copy
+keeps what decides how a model can be split: its type, attention heads, key-value heads and experts. It has few layers,
+small matrices and no dropout.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ _STEPS = 2
 _BLOCK = 32
 _HEAD = 8  # numbers in an attention head
 _ROWS = 2  # of a micro-batch
-_SECONDS = 900  # of each start: a process on a busy host may take a minute to import
-# Float tolerance of the sums of two steps, in another order.
-TOLERANCE = 1e-5
-# Keys of a configuration that are of the tokenizer, of the files, or of lengths that the copy has not.
+_SECONDS = 900  # for each start: importing may take a minute on a busy host
+TOLERANCE = 1e-5  # of sums in another order, over two steps
+# Keys about the tokenizer, the files, and lengths that the copy does not have.
 _LEFT_OUT = (
     "_token_id",
     "architectures",
@@ -52,7 +51,7 @@ _LEFT_OUT = (
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far the asked layout is from one process, relative, the largest over the steps."""
+    """The largest relative differences between the strategy and one process, over the steps."""
 
     processes: int
     device: str
@@ -73,16 +72,16 @@ class Agreement:
         verdict = "the numbers are those of one process" if self.agrees else "THE NUMBERS ARE NOT THOSE OF ONE PROCESS"
         sizes = ", ".join(f"{key} {value}" for key, value in self.model.items() if isinstance(value, int | str))
         return (
-            f"{verdict}: {_STEPS} steps by {self.processes} process(es) on {self.device} and by one\n"
+            f"{verdict}: {_STEPS} steps in {self.processes} process(es) on {self.device} and in one\n"
             f"  loss differs by           {self.loss_difference:.1e}\n"
             f"  gradient norm differs by  {self.gradient_norm_difference:.1e}\n"
-            f"  (relative; {self.tolerance:.0e} is borne)\n"
+            f"  (relative; {self.tolerance:.0e} is allowed)\n"
             f"  tried with                {sizes}"
         )
 
 
-def try_layout(run: RunConfig, processes: int) -> Agreement:
-    """Train the small copy of `run`'s model twice and compare. Raises InputError for a layout that cannot be."""
+def try_parallel(run: RunConfig, processes: int) -> Agreement:
+    """Train a small copy of the run's model twice, and compare. Raises InputError for an impossible strategy."""
     dims = read_parallel_dims(run.parallel, processes, processes)
     on_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= processes
     described = small_copy(run, dims.dp_degree)
@@ -91,7 +90,7 @@ def try_layout(run: RunConfig, processes: int) -> Agreement:
         parallel = run.parallel.model_dump(mode="json", exclude_defaults=True)
         if isinstance(parallel.get("data"), int):
             parallel["data"] = "auto"
-        several = _trained(Path(folder) / "asked", described | {"parallel": parallel}, processes, on_gpus)
+        several = _trained(Path(folder) / "parallel", described | {"parallel": parallel}, processes, on_gpus)
     differences = [
         max(abs(ours - theirs) / abs(theirs) for ours, theirs in zip(several[name], one[name], strict=True))
         for name in ("loss", "gradient_norm")
@@ -110,7 +109,7 @@ def small_copy(run: RunConfig, dp_degree: int) -> dict[str, Any]:
     return {
         **small,
         "data": {**small["data"], "validation": 0, "block": _BLOCK},
-        "tokenizer": {"train": {"vocab": 403}},  # no multiple of anything, as real ones
+        "tokenizer": {"train": {"vocab": 403}},  # a multiple of nothing, like real ones
         "model": {"config": config},
         "train": train
         | {"steps": _STEPS, "batch": rows, "micro_batch": _ROWS, "precision": "fp32", "compile": "off", "threads": 1},
