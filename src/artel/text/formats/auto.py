@@ -11,9 +11,9 @@ from artel.text.reading.source_file import Items, SourceFile
 
 def format_of(source: SourceConfig, origin: str, content_type: str = "") -> Format:
     """The format of a file: the source's, else by suffix, else text. A URL without a known suffix is a page."""
-    given: Format = FORMATS[source.format]
-    if not given.goes_by_suffix:
-        return given
+    declared: Format = FORMATS[source.format]
+    if not declared.goes_by_suffix:
+        return declared
     name = file_name(origin)
     by_suffix = next((format for format in detected_formats() if name.endswith(format.suffixes)), None)
     is_page = is_url(origin) and not content_type.startswith("text/plain")

@@ -18,7 +18,7 @@ _NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nin
 
 
 def read_dummy(source: SourceConfig) -> Iterator[Record]:
-    """Document i depends on (seed, i) alone."""
+    """Document i depends only on (seed, i)."""
     for number in range(source.documents):
         chance = random.Random(f"{source.seed}:{number}")
         sentences = [_sentence(chance) for _ in range(chance.randint(1, 12))]
@@ -32,7 +32,7 @@ def _sentence(chance: random.Random) -> str:
         if chance.random() < 0.5:
             return f"The {who} {does} by the {place}."
         return f"The {who}s {does[:-1]} by the {place}."
-    if kind == 1:  # counting goes on where it began
+    if kind == 1:  # counting up from a number
         start = chance.randrange(6)
         return f"Count: {', '.join(_NUMBERS[start : start + chance.randint(3, 4)])}."
     word = "".join(chance.choice("abcdefgh") for _ in range(chance.randint(3, 6)))

@@ -108,8 +108,8 @@ def local_path(path: str, key: str) -> Path:
 def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
     local = local_path(path, key)
     if local.is_dir():
-        given = FORMATS[source.format]
-        formats = detected_formats() if given.goes_by_suffix else [given]
+        declared = FORMATS[source.format]
+        formats = detected_formats() if declared.goes_by_suffix else [declared]
         suffixes = tuple(suffix for format in formats for suffix in format.suffixes)
         entries = (entry for entry in files_in(local) if entry.name.lower().endswith(suffixes))
         files = unique_files(entry for entry in entries if entry.is_file())
