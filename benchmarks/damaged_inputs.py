@@ -37,10 +37,12 @@ from artel.config import (
 from artel.config.converters.convert import convert
 from artel.config.load import read_file
 from artel.config.recipes import recipe_text
-from artel.models import ModelRequest, build_model, check_model
+from artel.models.loading.build import build_model
+from artel.models.loading.check import check_model
+from artel.models.loading.request import ModelRequest
 from artel.preparing import prepare
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer, train_tokenizer
-from artel.tokens.store.manifest import PARTS, read_manifest
+from artel.tokens.store.manifest import SPLITS, read_manifest
 from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_shared, write_whole
 from artel.training.optim.optimizer import Optimizer
 
@@ -183,7 +185,7 @@ def change_store(files: Files, chance: Random) -> Files:
         return files
     try:
         manifest = orjson.loads(files["manifest.json"])
-        entries = {f"{part}/{each}": told for part in PARTS for shard in manifest["parts"][part]["shards"]
+        entries = {f"{part}/{each}": told for part in SPLITS for shard in manifest["parts"][part]["shards"]
                    for each, told in shard["files"].items()} | manifest["files"]  # fmt: skip
         if name in entries:
             entries[name] |= {"bytes": len(changed), "xxh3_128": xxhash.xxh3_128_hexdigest(changed)}

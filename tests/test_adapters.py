@@ -14,7 +14,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Robe
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import open_model
-from artel.models import ModelRequest, build_model, check_model, load_model, save_model
+from artel.models.loading.build import build_model, load_model
+from artel.models.loading.check import check_model
+from artel.models.loading.request import ModelRequest
+from artel.models.loading.save import save_model
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.runs import ENVIRONMENT, artel, kill, largest_difference, losses, start, torchrun, wait_for_step, write_run

@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, DogeConfig, Llama4TextConfig, Phi
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.inference import open_model
-from artel.models import ModelRequest, use_for_training
+from artel.models.attention_switch import use_for_training
+from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch
 from artel.tokens import train_tokenizer
 from support.runs import artel, losses, write_run

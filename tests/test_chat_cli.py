@@ -13,7 +13,7 @@ from transformers import RobertaForMaskedLM as Encoder
 
 from artel.cli.main import main
 from artel.config import TokenizerTraining
-from artel.inference import TalkSettings, open_model
+from artel.inference import ChatSettings, open_model
 from artel.tokens import train_tokenizer
 from artel.tokens.tokenizer.chat_template import CHATML
 from support.chat_models import MARKS, ONE_THREAD, saved, trained_tokenizer
@@ -26,7 +26,7 @@ def test_options_have_the_defaults_of_the_settings():
     from artel.cli.chat import chat as verb
 
     defaults = {name: parameter.default for name, parameter in inspect.signature(verb).parameters.items()}
-    assert {name: defaults[name] for name in asdict(TalkSettings())} == asdict(TalkSettings())
+    assert {name: defaults[name] for name in asdict(ChatSettings())} == asdict(ChatSettings())
 
 
 @pytest.fixture

@@ -24,10 +24,11 @@ from transformers import (
 )
 
 from artel.errors import InputError
-from artel.models import IGNORED, use_for_training
 from artel.models.activation_checkpointing import recompute
 from artel.models.attention import allow_block_masks
+from artel.models.attention_switch import use_for_training
 from artel.models.compile import repeated_layers
+from artel.models.targets import IGNORED
 from artel.objectives import Batch
 from artel.objectives.chat import shifted
 from artel.objectives.per_token import target_tensors, token_sums

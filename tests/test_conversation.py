@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from artel.errors import InputError
-from artel.inference import TalkSettings
+from artel.inference import ChatSettings
 from artel.tokens.tokenizer.chat_template import CHATML
 from support.chat_models import MARKS, learned_by_heart, llama, said, saved, talk_with, told, trained_tokenizer
 
@@ -111,7 +111,7 @@ def test_save_writes_a_conversation_that_a_chat_source_reads(endless, tmp_path):
 
 
 def test_settings():
-    settings = TalkSettings()
+    settings = ChatSettings()
     assert settings.changed("new_tokens", "1_000").new_tokens == 1000
     assert settings.changed("temperature", "0.25").temperature == 0.25
     wrong = {
@@ -125,7 +125,7 @@ def test_settings():
             settings.changed(name, value)
         assert message in str(error.value)
     with pytest.raises(InputError) as error:
-        TalkSettings(top_p=float("nan"), seed=-1)
+        ChatSettings(top_p=float("nan"), seed=-1)
     assert len(error.value.problems) == 2
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from artel.models.attention import Mixing, mix
+from artel.models.attention import AttentionOptions, attend
 from artel.models.cpu import attention as module
 
 pytestmark = pytest.mark.skipif(
@@ -13,16 +13,16 @@ pytestmark = pytest.mark.skipif(
 
 
 def heads(length, *, key_heads=6, size=64, dtype=torch.bfloat16, seed=0):
-    """Query (2, 6, length, size), key and value with `key_heads`, all wanting gradients, and slopes of the output."""
+    """Query (2, 6, length, size), key and value with `key_heads`, with gradients, and the gradient of the output."""
     draw = torch.Generator().manual_seed(seed)
     made = [torch.randn(2, count, length, size, generator=draw).to(dtype) for count in (6, key_heads, key_heads, 6)]
     return *(each.requires_grad_() for each in made[:3]), made[3]
 
 
-def gradients(function, query, key, value, slopes):
+def gradients(function, query, key, value, grad_output):
     inputs = [each.detach().requires_grad_() for each in (query, key, value)]
     mixed = function(*inputs)
-    mixed.backward(slopes.to(mixed.dtype))
+    mixed.backward(grad_output.to(mixed.dtype))
     return mixed.detach(), [each.grad for each in inputs]
 
 
@@ -43,7 +43,7 @@ def distances(found, wanted):
     ],
 )
 def test_gradients_are_as_near_to_the_exact_ones_as_those_of_pytorch(length, key_heads, size, causal, scale, compiled):
-    query, key, value, slopes = heads(length, key_heads=key_heads, size=size)
+    query, key, value, grad_output = heads(length, key_heads=key_heads, size=size)
 
     def pytorch(query, key, value):
         grouped = query.shape[1] != key.shape[1]
@@ -54,9 +54,9 @@ def test_gradients_are_as_near_to_the_exact_ones_as_those_of_pytorch(length, key
             return module.cpu_attention(query, key, value, causal=causal, scale=scale)
 
     torch._dynamo.reset()
-    exact = gradients(pytorch, *(each.double() for each in (query, key, value, slopes)))[1]
-    theirs = gradients(pytorch, query, key, value, slopes)
-    mixed, found = gradients(torch.compile(ours, dynamic=False) if compiled else ours, query, key, value, slopes)
+    exact = gradients(pytorch, *(each.double() for each in (query, key, value, grad_output)))[1]
+    theirs = gradients(pytorch, query, key, value, grad_output)
+    mixed, found = gradients(torch.compile(ours, dynamic=False) if compiled else ours, query, key, value, grad_output)
     assert torch.allclose(mixed.float(), theirs[0].float(), atol=0.01)
     if length == 1:  # a token alone: its value is copied, so query and key have no gradient
         assert [float(each.abs().max()) for each in found[:2]] == pytest.approx([0, 0], abs=0.05)
@@ -85,11 +85,11 @@ def test_training_goes_through_it(causal, monkeypatch):
     called = []
     monkeypatch.setattr("artel.models.attention.cpu_attention", lambda *a, **k: called.append(k) or a[0])
     query, key, value, _ = heads(32)
-    mix(query, key, value, Mixing(None, causal, None, 0.0, None))
+    attend(query, key, value, AttentionOptions(None, causal, None, 0.0, None))
     assert called == [{"causal": causal, "scale": None}]
     mask = torch.ones(1, 1, 32, 32, dtype=torch.bool)
-    mix(query, key, value, Mixing(mask, causal, None, 0.0, None))
-    mix(query, key, value, Mixing(None, causal, 5, 0.0, None))  # a window
+    attend(query, key, value, AttentionOptions(mask, causal, None, 0.0, None))
+    attend(query, key, value, AttentionOptions(None, causal, 5, 0.0, None))  # a window
     assert len(called) == 1
 
 
@@ -98,27 +98,27 @@ def test_heads_may_lie_in_any_way():
     together = torch.randn(2, 33, 3 * 4 * 16).bfloat16()
     query, key, value = (each.unflatten(2, (4, 16)).transpose(1, 2) for each in together.chunk(3, dim=2))
     value = value.transpose(2, 3).contiguous().transpose(2, 3)
-    slopes = torch.randn(2, 1, 33, 1).bfloat16().expand(2, 4, 33, 16)
+    grad_output = torch.randn(2, 1, 33, 1).bfloat16().expand(2, 4, 33, 16)
     mixed, log_sums = module._attention(query, key, value, True, 0.25)
-    found = module._slopes(slopes, query, key, value, mixed, log_sums, True, 0.25)
-    tidy = (each.contiguous() for each in (slopes, query, key, value, mixed, log_sums))
-    assert all(torch.equal(a, b) for a, b in zip(found, module._slopes(*tidy, True, 0.25), strict=True))
+    found = module._attention_backward(grad_output, query, key, value, mixed, log_sums, True, 0.25)
+    tidy = (each.contiguous() for each in (grad_output, query, key, value, mixed, log_sums))
+    assert all(torch.equal(a, b) for a, b in zip(found, module._attention_backward(*tidy, True, 0.25), strict=True))
 
 
 def test_pytorch_s_own_checks_of_operators():
-    query, key, value, slopes = heads(20, key_heads=2, size=16)
+    query, key, value, grad_output = heads(20, key_heads=2, size=16)
     torch.library.opcheck(module._attention, (query, key, value, True, 0.25))
     with torch.no_grad():
         outputs = module._attention(query, key, value, True, 0.25)
-        torch.library.opcheck(module._slopes, (slopes, query, key, value, *outputs, True, 0.25))
+        torch.library.opcheck(module._attention_backward, (grad_output, query, key, value, *outputs, True, 0.25))
 
 
 def test_what_is_not_finite_stays_so():
-    query, key, value, slopes = heads(70)
+    query, key, value, grad_output = heads(70)
     with torch.no_grad():
         value[0, 1, 3] = torch.nan
     _, found = gradients(
-        lambda *given: module.cpu_attention(*given, causal=True, scale=None), query, key, value, slopes
+        lambda *given: module.cpu_attention(*given, causal=True, scale=None), query, key, value, grad_output
     )
     assert all(each[1].isfinite().all() for each in found)
     assert not found[0][0, 1].isfinite().all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from artel.models.cpu.matmul_pass import RowByRow
+from artel.models.cpu.matmul_pass import ContiguousMatmul
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 
@@ -31,7 +31,7 @@ def is_laid_out(graph):
     ]
 
 
-class Watched(RowByRow):
+class Watched(ContiguousMatmul):
     """Tells after each graph which of its products it has changed."""
 
     def __init__(self):

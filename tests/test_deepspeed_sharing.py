@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from artel.config import ModelConfig, TokenizerTraining
-from artel.models import ModelRequest, build_model
+from artel.models.loading.build import build_model
 from artel.models.loading.materialize import materialize
+from artel.models.loading.request import ModelRequest
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.deepspeed_cases import (

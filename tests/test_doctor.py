@@ -15,8 +15,9 @@ from artel.config import RunConfig, load_run
 from artel.diagnostics.doctor import examine
 from artel.diagnostics.doctor.software import environment
 from artel.diagnostics.doctor.troubles import troubles
-from artel.models import bf16_is_native
-from artel.planning.machine import Disk, core_quota, host_address, memory
+from artel.host import core_quota, memory
+from artel.models.device import bf16_is_native
+from artel.planning.machine import Disk, host_address
 from support.runs import ENVIRONMENT, artel, write_run
 
 SOURCES = Path(__file__).parents[1] / "src"

@@ -27,14 +27,15 @@ from transformers import (
 
 from artel.config import ModelConfig, RunConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.models import IGNORED, use_for_training
 from artel.models.attention import allow_block_masks
+from artel.models.attention_switch import use_for_training
 from artel.models.document_mask import check_documents, document_inputs, document_problems
+from artel.models.targets import IGNORED
 from artel.objectives import Causal, Masked
 from artel.objectives.texts import document_tensors
 from artel.storage import new_folder
 from artel.text import Document, Record
-from artel.tokens import StoreWriter, TokenStore, rows_to_judge, train_tokenizer
+from artel.tokens import StoreWriter, TokenStore, evaluation_rows, train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -192,7 +193,7 @@ def test_causal_loss_and_gradients_are_those_of_the_documents_alone(tokenizer, t
     found, counted, seen = 0.0, 0, 0
     for start in range(0, len(blocks), micro_batch):
         batch = objective.batch(
-            rows_to_judge(blocks, np.arange(start, min(start + micro_batch, len(blocks))), micro_batch)
+            evaluation_rows(blocks, np.arange(start, min(start + micro_batch, len(blocks))), micro_batch)
         )
         sums = objective.loss(model, batch)
         assert sums[1] == batch.targets
@@ -231,7 +232,7 @@ def test_masked_loss_is_that_of_the_documents_alone_and_filler_is_never_seen(tok
     config = RobertaConfig(**{**SMALL, "vocab_size": tokenizer.vocabulary, "hidden_dropout_prob": 0,
                               "attention_probs_dropout_prob": 0})  # fmt: skip
     model = built(config, AutoModelForMaskedLM)
-    batch = objective.batch(rows_to_judge(blocks, np.arange(len(blocks)), len(blocks)))
+    batch = objective.batch(evaluation_rows(blocks, np.arange(len(blocks)), len(blocks)))
     ids, targets, numbers = (batch.tensors[name] for name in ("input_ids", "targets", "documents"))
     assert (numbers[:, 0] == 1).all()  # the frame belongs to the first document
     assert ((ids == tokenizer.pad_id) == (numbers == 0)).all()

@@ -96,7 +96,7 @@ def test_tasks_of_the_harness_run_on_files_of_your_own(trained, tmp_path):
 def test_what_cannot_be_judged_is_said(trained, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     cases = [
-        ([trained[0] / "model"], "has no validation part", "--data FILE"),
+        ([trained[0] / "model"], "has no validation split", "--data FILE"),
         ([trained[0], "--data", tmp_path / "nowhere.txt"], "there is no file", "nowhere.txt"),
         ([trained[0], trained[1], "--predictions", tmp_path / "a.json"], "--predictions", "one model"),
         ([trained[0], "--predictions", tmp_path / "a.json"], "--predictions", "answers no questions"),

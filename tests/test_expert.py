@@ -20,7 +20,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from artel.models.activation_checkpointing import recompute
 from artel.models.compile import repeated_layers
-from artel.models.router_aux_loss import balance_of, carried
+from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
 from artel.objectives.base import Batch
 from artel.objectives.causal import Causal
 from artel.objectives.chat import shifted
@@ -114,7 +114,7 @@ def test_balance_is_that_of_transformers_for_one_row_and_one_layer() -> None:
     torch.testing.assert_close(sums[3], wanted.detach(), rtol=1e-6, atol=0)
     # The loss stays that of the tokens; its gradient is that of both.
     plain = model_of("mixtral", num_hidden_layers=1, router_aux_loss_coef=0.0)
-    assert balance_of(plain) is None
+    assert router_aux_loss_of(plain) is None
     alike = sums_of(plain, batch)
     assert alike[0] == sums[0]
     assert alike[3] == 0
@@ -159,30 +159,30 @@ def test_filler_is_told() -> None:
 
 
 def test_a_stage_carries_its_part() -> None:
-    """The slope of the loss is 1, whatever comes back for the output."""
+    """The gradient of the loss is 1, whatever comes back for the output."""
     one, two = torch.tensor([2.0], requires_grad=True), torch.tensor(3.0, requires_grad=True)
-    (7 * carried(one * 5, two.square())).sum().backward()
+    (7 * attach_loss(one * 5, two.square())).sum().backward()
     assert (one.grad, two.grad) == (35.0, 6.0)
 
 
 def _part_of_rows(rank: int) -> float:
-    """Rows split over two processes: the parts of the loss add up, and have the slopes of the whole."""
-    balance = balance_of(model_of("mixtral", num_hidden_layers=2))
+    """Rows split over two processes: the parts of the loss add up, and have the gradients of the whole."""
+    balance = router_aux_loss_of(model_of("mixtral", num_hidden_layers=2))
     assert balance is not None
     batch = batch_of(range(8), 12)
     targets, real = batch.tensors["targets"], batch.tensors["real"]
     whole = [torch.randn(8 * 12, 4, generator=torch.Generator().manual_seed(layer)) for layer in range(2)]
     whole = [each.requires_grad_() for each in whole]
     wanted = balance.loss(whole, targets, real)
-    slopes = torch.stack(torch.autograd.grad(wanted, whole)).view(2, 8, 12, 4)
+    grads = torch.stack(torch.autograd.grad(wanted, whole)).view(2, 8, 12, 4)
     balance.context = dist.group.WORLD
     mine = slice(rank * 5, rank * 5 + 5 + 2 * rank)  # 5 of the 12 tokens, or 7
     parts = [each.detach().view(8, 12, 4)[:, mine].reshape(-1, 4).requires_grad_() for each in whole]
     found = balance.loss(parts, targets[:, mine], real[:, mine])
-    apart = torch.stack(torch.autograd.grad(found, parts)).view(2, 8, -1, 4) - slopes[:, :, mine]
+    apart = torch.stack(torch.autograd.grad(found, parts)).view(2, 8, -1, 4) - grads[:, :, mine]
     total = found.detach().clone()
     dist.all_reduce(total)
-    return float(max(apart.abs().max() / slopes.abs().max(), (total / wanted.detach() - 1).abs()))
+    return float(max(apart.abs().max() / grads.abs().max(), (total / wanted.detach() - 1).abs()))
 
 
 # ---- experts over processes

@@ -16,7 +16,9 @@ from artel.errors import InputError
 from artel.inference import export, open_model
 from artel.inference.export.exporter import ExportOptions
 from artel.inference.export.gguf import modelfile
-from artel.models import ModelRequest, build_model, save_model
+from artel.models.loading.build import build_model
+from artel.models.loading.request import ModelRequest
+from artel.models.loading.save import save_model
 from artel.tokens import load_tokenizer, train_tokenizer
 from support.runs import artel, write_run
 

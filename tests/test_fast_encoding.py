@@ -219,8 +219,8 @@ def test_another_answer_on_the_first_of_the_text_is_found():
     assert len(list(tokenizer.encode(ENOUGH))) == len(ENOUGH)
     assert tokenizer.encoder == "tokenizers"
     assert tokenizer.encoder_note.startswith('tokenizers encodes; fastokens gives other ids for "Все счастливые')
-    assert tokenizer.encoder_note.endswith("by words cannot take this tokenizer (it changes texts before it cuts them, "
-                                           "or cuts them at random)")  # fmt: skip
+    reason = "it changes texts before it splits them, or splits them at random"
+    assert tokenizer.encoder_note.endswith(f"by words cannot take this tokenizer ({reason})")
     assert tokenizer.doubtful_texts == 0
 
 
@@ -273,14 +273,14 @@ def test_without_it_the_note_says_how_to_get_it():
 
 def test_words_are_forgotten_when_they_are_many():
     tokenizer = trained("gpt4")
-    words = by_words.ByWords(*_state_of(tokenizer), known_words=5)
+    words = by_words.WordCache(*_state_of(tokenizer), known_words=5)
     texts = [*ENOUGH[:20], "и" * 101, "и" * 101, LINE, LINE[::-1]]
     assert [ids.tolist() for ids in words.encode(texts)] == wanted_ids(tokenizer, texts)
 
 
 def test_letters_of_later_unicodes_are_left_to_tokenizers():
     """Of 2023 and 2025, and ones that every Unicode has; emoji, of whatever year, are letters to nobody."""
-    words = by_words.ByWords(*_state_of(trained("gpt4")))
+    words = by_words.WordCache(*_state_of(trained("gpt4")))
     found = words.encode(["a\U00031350", "\U000323b0", "Ꟃ", "Привет 👍 🫠", "你好", "é ½ ²"])
     assert [ids is None for ids in found] == [True, True, True, False, False, False]
 
@@ -302,8 +302,8 @@ def _state_of(tokenizer):
 )  # fmt: skip
 def test_what_words_do_not_take(change, why):
     backend, state = _state_of(trained("gpt2"))
-    with pytest.raises(by_words.NotByWords, match=why):
-        by_words.ByWords(backend, {**state, **change})
+    with pytest.raises(by_words.NotCacheable, match=why):
+        by_words.WordCache(backend, {**state, **change})
 
 
 def test_a_tokenizer_that_is_changed_is_not_encoded_as_it_was():

@@ -11,8 +11,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from artel.cli.generate import _read
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.inference import Talk, TalkSettings, export, open_model
-from artel.models import ModelRequest, Sampling, build_model, check_model, check_pretrained
+from artel.inference import ChatSession, ChatSettings, export, open_model
+from artel.models.generate import Sampling
+from artel.models.loading.build import build_model
+from artel.models.loading.check import check_model, check_pretrained
+from artel.models.loading.request import ModelRequest
 from artel.tokens import load_tokenizer, train_tokenizer
 from support.runs import artel
 
@@ -131,7 +134,7 @@ def uses(folder, out):
         return list(opened.objective.show(opened.model, "words and", Sampling(2)))
 
     def chat():
-        return list(Talk(open_model(str(folder)), TalkSettings(new_tokens=2), "", print).answer("words"))
+        return list(ChatSession(open_model(str(folder)), ChatSettings(new_tokens=2), "", print).answer("words"))
 
     def train():
         wanted = ModelConfig.model_validate({"from": str(folder)})
@@ -170,8 +173,8 @@ def test_a_pattern_that_goes_back_and_forth(whole, tmp_path, capfd):
     values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, values["pre_tokenizer"]]}
     (folder / TOKENS).write_text(json.dumps(values))
     tokenizer = load_tokenizer(str(folder))
-    for encode in (tokenizer.encode, tokenizer.encode_with_places):
-        with pytest.raises(InputError, match="cannot cut a text: Onig: Regex search error: retry-limit"):
+    for encode in (tokenizer.encode, tokenizer.encode_with_offsets):
+        with pytest.raises(InputError, match="cannot split a text: Onig: Regex search error: retry-limit"):
             list(encode(["a" * 30 + "!"]))
     assert "panicked" not in capfd.readouterr().err
 

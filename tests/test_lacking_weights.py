@@ -19,9 +19,11 @@ from transformers import (
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.inference import export, open_model
-from artel.models import ModelRequest, build_model, check_pretrained, load_model
 from artel.models.generate import Sampling, write, write_tokens
+from artel.models.loading.build import build_model, load_model
+from artel.models.loading.check import check_pretrained
 from artel.models.loading.heads import check_sizes
+from artel.models.loading.request import ModelRequest
 from artel.tokens import train_tokenizer
 
 CAUSAL, ANSWERS = "AutoModelForCausalLM", "AutoModelForQuestionAnswering"

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from artel.models import loss as losses
-from artel.models.cross_entropy_grad import highest
+from artel.models.cross_entropy_grad import row_max
 from artel.models.targets import IGNORED
 
 SMALL = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -52,7 +52,7 @@ def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, 
     logits = F.linear(hidden.double(), weight.double(), None if shift is None else shift.double())
     wanted = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     gradients = torch.autograd.grad(wanted * 0.3, inputs)
-    loss, guesses = losses.linear_cross_entropy(hidden, weight, shift, targets, held_bytes=size)
+    loss, guesses = losses.linear_cross_entropy(hidden, weight, shift, targets, chunk_bytes=size)
     found = torch.autograd.grad(loss * 0.3, inputs)
     assert loss.dtype == torch.float32
     assert abs(float(loss.detach()) - float(wanted.detach())) <= 1e-5 * max(1.0, float(wanted.detach()))
@@ -66,7 +66,7 @@ def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, 
 def test_the_highest_is_the_first_of_the_highest(columns):
     scores = torch.randint(9, (60, columns), generator=torch.Generator().manual_seed(1)).float()  # full of ties
     scores[0], scores[1, 1:], scores[2, -1] = -torch.inf, 8.0, torch.nan
-    for found, wanted in zip(highest(scores), scores.max(dim=1), strict=True):
+    for found, wanted in zip(row_max(scores), scores.max(dim=1), strict=True):
         assert torch.equal(found.nan_to_num(-1.0), wanted.nan_to_num(-1.0))
 
 
@@ -87,7 +87,7 @@ def test_frozen_parts_get_no_gradient_and_a_second_backward_is_refused():
     loss, _ = losses.linear_cross_entropy(hidden, weight, None, torch.arange(5))
     loss.backward(retain_graph=True)
     assert weight.grad is None
-    with pytest.raises(RuntimeError, match="taken before"):
+    with pytest.raises(RuntimeError, match="runs once only"):
         loss.backward()
 
 
@@ -110,7 +110,7 @@ OPENED = [
 @pytest.mark.parametrize(("config", "opens"), OPENED, ids=lambda value: getattr(value, "model_type", None))
 def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, monkeypatch):
     """And heads behind which something happens to logits are left shut."""
-    in_pieces = partial(losses.linear_cross_entropy, held_bytes=1)
+    in_pieces = partial(losses.linear_cross_entropy, chunk_bytes=1)
     monkeypatch.setattr(losses, "linear_cross_entropy", in_pieces)
     torch.manual_seed(0)
     encoder = config.model_type in ("bert", "roberta", "modernbert")
@@ -124,7 +124,7 @@ def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, mon
     wanted.backward()
     gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
-    assert (losses.open_head(model) is not None) == opens
+    assert (losses.output_head(model) is not None) == opens
     for where in (None, places):
         model.zero_grad()
         loss, guesses = losses.model_losses(model, {"input_ids": ids}, targets, where)
@@ -146,7 +146,7 @@ def test_a_head_is_known_by_weights_of_half_the_size_too(config, opens, dtype):
     torch.manual_seed(0)
     encoder = config.model_type in ("bert", "roberta", "modernbert")
     model = (AutoModelForMaskedLM if encoder else AutoModelForCausalLM).from_config(config).to(dtype)
-    assert (losses.open_head(model) is not None) == opens
+    assert (losses.output_head(model) is not None) == opens
 
 
 class Largest(TorchDispatchMode):
@@ -166,7 +166,7 @@ def test_a_bias_that_is_scaled_with_the_logits_keeps_the_head_shut():
     model = AutoModelForCausalLM.from_config(GraniteConfig(**GROUPED, logits_scaling=7.0))
     model.lm_head = torch.nn.Linear(32, 101)
     torch.nn.init.zeros_(model.lm_head.bias)  # so that nothing shows yet
-    assert losses.open_head(model) is None
+    assert losses.output_head(model) is None
 
 
 def test_what_is_held_is_a_piece_of_the_logits():
@@ -174,5 +174,5 @@ def test_what_is_held_is_a_piece_of_the_logits():
     hidden = torch.randn(4000, 8, requires_grad=True)
     weight = torch.randn(20_000, 8, requires_grad=True)
     with Largest() as largest:
-        losses.linear_cross_entropy(hidden, weight, None, torch.arange(4000), held_bytes=2**25)[0].backward()
+        losses.linear_cross_entropy(hidden, weight, None, torch.arange(4000), chunk_bytes=2**25)[0].backward()
     assert 2**24 < largest.bytes < 2**26

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, RobertaConfig, RobertaForMaskedLM, pipeline
 
 from artel.config import RunConfig, TokenizerTraining
-from artel.models import IGNORED
+from artel.models.targets import IGNORED
 from artel.objectives import InsertionTagging, Masked
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.insertion_tagging import missing_after

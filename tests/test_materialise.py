@@ -17,11 +17,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.models import ModelRequest, build_model
-from artel.models.loading.build import must_load_whole
+from artel.models.loading.build import build_model, must_load_whole
 from artel.models.loading.heads import model_class
-from artel.models.loading.init_weights import first_values, initial_names
+from artel.models.loading.init_weights import canonical_names, initial_values
 from artel.models.loading.materialize import materialize
+from artel.models.loading.request import ModelRequest
 from artel.tokens import train_tokenizer
 from support.saved_models import ANSWERS, CAUSAL, MASKED, SCRATCH, as_binary, gpt2, qwen3_moe, saved_model
 
@@ -69,11 +69,11 @@ def test_first_values_are_distributed_as_transformers_has_them(auto_class, kind)
     whole = build(copy.deepcopy(config))
     with torch.device("meta"):
         reference = build(config)
-    names = initial_names(reference)
+    names = canonical_names(reference)
     found = {}
     for name, _ in reference.named_modules():
         start = f"{name}." if name else ""
-        found |= {start + own: value for own, value in first_values(reference, name, 1).items()}
+        found |= {start + own: value for own, value in initial_values(reference, name, 1).items()}
     for name, buffer in whole.named_buffers():
         assert torch.equal(found[name], buffer), name
     for name, parameter in whole.named_parameters():

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from artel.config import ModelConfig, TokenizerTraining
-from artel.models import ModelRequest, build_model
-from artel.models.loading.materialize import local_parts, materialize
+from artel.models.loading.build import build_model
+from artel.models.loading.materialize import local_indices, materialize
+from artel.models.loading.request import ModelRequest
 from artel.tokens import train_tokenizer
 from support.ranks import run_ranks
 from support.saved_models import CAUSAL, SCRATCH, memory_status, model_cases, saved_by_the_first, saved_model
@@ -163,7 +164,7 @@ def cut_alike(mesh):
 
 def part_of(cut):
     """The part that is here of a tensor of 0, 1, 2, …, by its places."""
-    rows, columns = local_parts(cut)
+    rows, columns = local_indices(cut)
     full = torch.arange(float(cut.numel())).reshape(cut.shape)
     return columns.choose(rows.choose(full[rows.span, columns.span], 0), 1)
 

@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
+from artel.host import memory, process_memory
 from artel.models.activation_checkpointing import NotSelective, recompute
 from artel.objectives import objective_of
 from artel.preparing import prepare
@@ -247,8 +249,8 @@ def test_small_attempts_tell_how_many_rows_the_host_has_memory_for(monkeypatch):
         tried.append(rows)
         torch.ones(rows * 2**23).sum()
 
-    assert 2**24 < micro_batch.spare_memory() < 2**50
-    monkeypatch.setattr(micro_batch, "spare_memory", lambda: 3 * 2**29)
+    assert 2**24 < memory().free < 2**50
+    monkeypatch.setattr(micro_batch, "memory", lambda: replace(memory(), free=3 * 2**29))
     assert find(attempt, 512) == MicroBatchPlan(32, "none")
     assert max(tried) == 32
 
@@ -318,14 +320,14 @@ def train_with_little_memory():
             model.zero_grad(set_to_none=True)
 
     attempt(1, "none")  # what PyTorch sets up once is not counted below
-    before = micro_batch._status("VmSize")
+    before = process_memory("VmSize")
     resource.setrlimit(resource.RLIMIT_AS, (before + 400 * 2**20, resource.RLIM_INFINITY))
     key, reserve = {"model": model.config.to_dict()}, 8 * sum(p.numel() for p in model.parameters())
     options = {"row_tokens": 64, "device": CPU, "key": key, "reserve": reserve, "run": Path(os.environ["RUN_FOLDER"])}
     tried.clear()
     found = find_micro_batch(attempt, 64, MODES, **options)
     told = {"size": found.size, "recompute": found.recompute, "tried": tried.copy()}
-    told["left"] = micro_batch._status("VmSize") - before
+    told["left"] = process_memory("VmSize") - before
     tried.clear()
     assert find_micro_batch(attempt, 64, MODES, **options) == found
     told["tried_again"] = tried.copy()

@@ -15,7 +15,9 @@ from transformers import (
 )
 
 from artel.config import ModelConfig, TokenizerTraining
-from artel.models import ModelRequest, build_model, use_for_training
+from artel.models.attention_switch import use_for_training
+from artel.models.loading.build import build_model
+from artel.models.loading.request import ModelRequest
 from artel.tokens import train_tokenizer
 from support.runs import artel, write_run
 

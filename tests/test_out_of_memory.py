@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from artel.config import load_run
 from artel.errors import OutOfMemory, WorkError
+from artel.host import process_memory
 from artel.models.compile import repeated_layers
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.training.loop import train
-from artel.training.memory.micro_batch import MemoryLimit, MicroBatchPlan, _status, next_smaller
+from artel.training.memory.micro_batch import MemoryLimit, MicroBatchPlan, next_smaller
 from support.ranks import run_ranks
 from support.runs import largest_difference, losses, write_run
 
@@ -73,10 +74,10 @@ class Squeeze:
             self.hook.remove()
             gc.collect()
             run.saver.wait()  # safetensors aborts the process where its thread has no memory to write with
-            limit_memory(int(self.share * (self.held - _status("VmSize"))))
+            limit_memory(int(self.share * (self.held - process_memory("VmSize"))))
 
     def look(self, module, inputs, output):
-        self.held = max(self.held, _status("VmSize"))
+        self.held = max(self.held, process_memory("VmSize"))
 
 
 class Nothing:
@@ -95,7 +96,7 @@ class Nothing:
 def limit_memory(more):
     """So many bytes of address space beside those taken; None for as many as there are."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (hard if more is None else _status("VmSize") + more, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (hard if more is None else process_memory("VmSize") + more, hard))
 
 
 def run(name, callbacks, processes, **changes):

@@ -102,7 +102,7 @@ def test_without_lookahead_each_token_is_in_one_block_and_only_long_documents_ar
             assert (np.diff(sample.ids[mine]) == 1).all()
             assert len(set(document_numbers(sample.flags)[mine])) == 1
             assert not np.isin(document_numbers(sample.flags)[~mine], document_numbers(sample.flags)[mine]).any()
-    assert blocks.filler == pytest.approx(1 - sum(lengths) / (len(blocks) * length))
+    assert blocks.padding == pytest.approx(1 - sum(lengths) / (len(blocks) * length))
     assert blocks.left_over == 0
 
 
@@ -114,7 +114,7 @@ def test_packing_is_the_same_each_time_and_nearly_without_filler(tmp_path):
         first, second = one.read(index), again.read(index)
         assert (first.ids == second.ids).all()
         assert (first.flags == second.flags).all()
-    assert 0 <= one.filler < 0.001
+    assert 0 <= one.padding < 0.001
 
 
 def test_joined_blocks_say_where_their_documents_are(tmp_path):

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from artel.config import RunConfig, TokenizerTraining
-from artel.models import use_for_training
 from artel.models.activation_checkpointing import recompute
+from artel.models.attention_switch import use_for_training
 from artel.models.loading.heads import model_class
 from artel.objectives import Chat, Masked, PreferenceOptimization, SpanQA
 from artel.parallel import DataParallel, World

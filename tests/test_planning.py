@@ -11,10 +11,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from artel.cli.main import main
 from artel.config import run_from
 from artel.errors import InputError
+from artel.host import Memory
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning import Start, check_run
 from artel.planning import memory as memory_module
-from artel.planning.machine import Memory
 from artel.planning.memory import PROCESS, check_memory
 from support.runs import TINY, merged
 

@@ -13,7 +13,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.objectives import DocumentSamples
 from artel.text import Document, Message, Preference, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
-from artel.tokens import WholeSamples, rows_to_judge, train_tokenizer
+from artel.tokens import WholeSamples, evaluation_rows, train_tokenizer
 from support.preferences import CONTROL, MODEL, PAIRS, preferring, stored
 from support.runs import artel, metrics, write_run
 from support.templates import LLAMA_3
@@ -38,7 +38,7 @@ def models(tokenizer):
 
 def batch_of(objective, part, reference):
     """All pairs as one batch, with what the reference says of them."""
-    rows = rows_to_judge(objective.dataset(part), np.arange(len(objective.dataset(part))), 4)  # one of them is filler
+    rows = evaluation_rows(objective.dataset(part), np.arange(len(objective.dataset(part))), 4)  # one of them is filler
     with torch.no_grad():
         outputs = objective.evaluate_batch(reference, objective.batch(rows))[1][: part.samples]
     objective.set_reference(outputs.numpy(), validation=True)

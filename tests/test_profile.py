@@ -177,7 +177,7 @@ def test_compiled_layers_are_told_by_what_they_call(tmp_path):
     generated = [row for row in table["operators"] if "CompiledFxGraph" in row["name"]]
     assert generated
     assert {row["kind"] for row in generated} == {"elementwise and norms"}
-    assert any((row["name"], row["kind"]) == ("artel::cpu_slopes", "loss") for row in table["operators"])
+    assert any((row["name"], row["kind"]) == ("artel::cpu_cross_entropy", "loss") for row in table["operators"])
 
 
 # A trace as PyTorch writes it on a GPU, cut down to what a table needs: microseconds, a host thread that launches, a
@@ -250,7 +250,7 @@ def test_on_a_cpu_operators_of_artel_count_as_what_they_do():
         host("artel::cpu_attention", 0, 100),
         host("artel: loss", 200, 300, category=note),
         host("aten::mm", 200, 150),
-        host("artel::cpu_slopes", 350, 50),
+        host("artel::cpu_cross_entropy", 350, 50),
         host("artel: backward", 500, 500, category=note),
         host("artel::cpu_attention_backward", 500, 300),
     ]

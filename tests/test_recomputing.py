@@ -18,8 +18,9 @@ from transformers import (
     XLNetConfig,
 )
 
-from artel.models import compile_layers, use_for_training
 from artel.models.activation_checkpointing import NotSelective, recompute
+from artel.models.attention_switch import use_for_training
+from artel.models.compile import compile_layers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

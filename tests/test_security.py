@@ -25,7 +25,9 @@ from artel.cli.main import main
 from artel.config import ModelConfig, Overrides, TokenizerTraining, load_run, result_differences
 from artel.errors import InputError, Problem
 from artel.inference import open_model
-from artel.models import ModelRequest, build_model, check_model
+from artel.models.loading.build import build_model
+from artel.models.loading.check import check_model
+from artel.models.loading.request import ModelRequest
 from artel.secrets import hide_secrets
 from artel.storage import checksum, fetch
 from artel.tokens import Sample, StoreWriter, TokenStore, train_tokenizer

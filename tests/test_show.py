@@ -5,7 +5,7 @@ import json
 import pytest
 
 from artel.config.load import run_from
-from artel.inference.show import ReadSamples, stored
+from artel.inference.show import ReadSamples, show_stored
 from artel.preparing import prepare
 from support.reading import message, rows_of, written
 from support.runs import artel
@@ -115,4 +115,4 @@ def test_the_command(tmp_path, what):
 
 def test_a_document_of_a_store(tmp_path):
     prepared = prepare(run_of(tmp_path, model=GPT2, data=lines(tmp_path)))
-    assert stored(prepared.open().train, 1, prepared.tokenizer()).pieces[0].text == "four five<|endoftext|>"
+    assert show_stored(prepared.open().train, 1, prepared.tokenizer()).pieces[0].text == "four five<|endoftext|>"

@@ -18,7 +18,7 @@ from transformers import (
 
 from artel.config import load_run
 from artel.models import flops as speed
-from artel.models.flops import device_name, flops_a_token, peak_flops, tokens_a_second, utilisation
+from artel.models.flops import device_name, flops_a_token, peak_flops, tokens_a_second, utilization
 from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training.loop import train
@@ -117,9 +117,9 @@ def test_peaks_and_utilisation():
     assert device_name(torch.device("cpu")) == "cpu"
     assert tokens_a_second(300, 1.5) == 200
     assert tokens_a_second(300, 0.0) is None
-    assert utilisation(2e9, 1e5, 1e15, devices=2) == 0.1
-    assert utilisation(2e9, 1e5, None) is None
-    assert utilisation(None, 1e5, 1e15) is None
+    assert utilization(2e9, 1e5, 1e15, devices=2) == 0.1
+    assert utilization(2e9, 1e5, None) is None
+    assert utilization(None, 1e5, 1e15) is None
 
 
 def test_a_run_logs_its_mfu_where_the_devices_peak_is_known(tmp_path, monkeypatch):

@@ -33,11 +33,11 @@ from transformers import (
 
 from artel.config import LoraConfig
 from artel.errors import InputError
-from artel.models import use_for_training
 from artel.models.activation_checkpointing import recompute
 from artel.models.adapters import add_adapters
+from artel.models.attention_switch import use_for_training
 from artel.models.compile import repeated_layers
-from artel.models.loss import model_losses, open_head
+from artel.models.loss import model_losses, output_head
 from artel.models.targets import IGNORED
 from artel.parallel.tensor.apply import shard_dimension, split_by_tensor, tensor_problems
 from support.ranks import run_ranks
@@ -148,7 +148,7 @@ def case(mesh, config, *, sequence=False, adapters=False, auto=AutoModelForCausa
     assert tensor_problems(model, mesh.size(), sequence=sequence) == []
     said = split_by_tensor(model, mesh, sequence=sequence)
     recompute(model, recomputed)
-    assert (open_head(model) is None) == (open_head(reference) is None)
+    assert (output_head(model) is None) == (output_head(reference) is None)
     return compare(reference, model, *batch()) | {"said": said}
 
 

@@ -89,7 +89,7 @@ def test_gpt4_cuts_numbers_in_threes_and_keeps_a_sign_with_its_word(trained):
 @pytest.mark.parametrize("pattern", ["gpt2", "gpt4"])
 def test_places_hold_for_every_pattern(trained, pattern):
     text = "Число 12345 (двенадцать тысяч), it's more."
-    (encoded,) = trained(pattern).encode_with_places([text])
+    (encoded,) = trained(pattern).encode_with_offsets([text])
     places = zip(encoded.starts.tolist(), encoded.ends.tolist(), strict=True)
     assert {at for start, end in places for at in range(start, end)} == set(range(len(text)))
     first, last = encoded.tokens_of(6, 11)
@@ -179,7 +179,7 @@ def test_a_tokenizer_that_cuts_off_and_fills_up_does_neither(trained, tmp_path):
     texts = ["ы", TEXT[0]]
     assert [tokenizer.decode(ids) for ids in tokenizer.encode(texts)] == texts
     tokenizer.hf(texts[1], truncation=True, max_length=4)  # what a call of transformers leaves behind
-    assert [tokenizer.decode(encoded.ids) for encoded in tokenizer.encode_with_places(texts)] == texts
+    assert [tokenizer.decode(encoded.ids) for encoded in tokenizer.encode_with_offsets(texts)] == texts
     assert frame == trained("gpt4", True).frame()
     assert fingerprint == tokenizer.fingerprint == trained("gpt4", True).fingerprint
 

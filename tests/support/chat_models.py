@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import TokenizerTraining
-from artel.inference import Talk, TalkSettings, open_model
+from artel.inference import ChatSession, ChatSettings, open_model
 from artel.tokens import Tokenizer, train_tokenizer
 from artel.tokens.tokenizer.chat_template import render, template_of
 
@@ -65,7 +65,7 @@ def learned_by_heart(folder: Path, special: list[str], own_template: str | None)
     template = template_of(tokenizer, "auto")
     model = llama(tokenizer).train()
     texts = [render(tokenizer, template, told(conversation), False) for conversation in CONVERSATIONS]
-    rows = [torch.tensor(encoded.ids) for encoded in tokenizer.encode_with_places(texts, control=True)]
+    rows = [torch.tensor(encoded.ids) for encoded in tokenizer.encode_with_offsets(texts, control=True)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for _ in range(80):
@@ -86,5 +86,7 @@ def never_ending(folder: Path) -> Path:
     return saved(folder, model, tokenizer)
 
 
-def talk_with(folder: Path, notes: list[str] | None = None, system: str = "", **settings) -> Talk:
-    return Talk(open_model(str(folder)), TalkSettings(**settings), system, (notes if notes is not None else []).append)
+def talk_with(folder: Path, notes: list[str] | None = None, system: str = "", **settings) -> ChatSession:
+    return ChatSession(
+        open_model(str(folder)), ChatSettings(**settings), system, (notes if notes is not None else []).append
+    )

@@ -128,7 +128,7 @@ def _read(value: str, option: str, problems: list) -> int:
     from artel.errors import Problem
 
     if option == "--workers" and value == "auto":
-        from artel.planning.machine import usable_cores
+        from artel.host import usable_cores
 
         return usable_cores()
     try:

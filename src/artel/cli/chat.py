@@ -40,18 +40,18 @@ def chat(
     """
     tell("loading the model")
     quiet_libraries()
-    from artel.inference import Talk, TalkSettings, open_model
+    from artel.inference import ChatSession, ChatSettings, open_model
 
     try:
         system.encode()
     except UnicodeEncodeError:
         raise InputError.at("--system", "is not UTF-8", "write it in UTF-8") from None
-    settings = TalkSettings(history, new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
+    settings = ChatSettings(history, new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
     if script is None and not sys.stdin.isatty():
         script = "-"
     lines = None if script is None else _lines(script)
     screen = Screen(sys.stderr if as_json else sys.stdout)
-    session = Session(Talk(open_model(name), settings, system, screen.tell), screen)
+    session = Session(ChatSession(open_model(name), settings, system, screen.tell), screen)
     status = session.run_terminal() if lines is None else session.run_script(lines, script or "")
     if as_json:
         print_json(

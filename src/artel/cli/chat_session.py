@@ -14,7 +14,7 @@ from artel.errors import ArtelError, InputError
 from artel.printable import in_lines
 
 if TYPE_CHECKING:
-    from artel.inference import Talk
+    from artel.inference import ChatSession
     from artel.inference.chat import Exchange
 
 _PROMPT = "> "
@@ -54,7 +54,7 @@ class Screen:
 class Session:
     """A conversation whose lines are messages and commands."""
 
-    def __init__(self, talk: Talk, screen: Screen) -> None:
+    def __init__(self, talk: ChatSession, screen: Screen) -> None:
         self.talk = talk
         self._screen = screen
         self.written: list[Exchange] = []

@@ -14,7 +14,7 @@ from artel.launching.quiet_libraries import quiet_libraries
 from artel.printable import in_lines
 
 if TYPE_CHECKING:
-    from artel.inference.show import Piece
+    from artel.inference.show import TextPiece
 
 app = typer.Typer(help="Look into a token store, or make one of another program's tokens.", no_args_is_help=True)
 
@@ -51,7 +51,7 @@ def show(
     is_store = (Path(name) / "manifest.json").is_file()
     run = None if is_store else load_run(name, Overrides.parse(overrides))
     store = TokenStore(Path(name)) if run is None else prepare(run, tell).open()
-    from artel.inference.show import ReadSamples, stored
+    from artel.inference.show import ReadSamples, show_stored
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))
     chosen = store.train if part == "train" else store.validation
@@ -64,7 +64,7 @@ def show(
         tell(f"the {part} part has no sample: {chosen.tokens:,} tokens of {chosen.documents:,} documents")
     numbers = range(min(count, there)) if document is None else [document]
     if read is None:
-        samples = [stored(chosen, number, tokenizer) for number in numbers]
+        samples = [show_stored(chosen, number, tokenizer) for number in numbers]
     else:
         samples = [shown for number in numbers for shown in read.shown(number)]
     if as_json:
@@ -146,7 +146,7 @@ def _share_or_path(validation: str) -> float | str:
     return share
 
 
-def _painted(piece: Piece) -> str:
+def _painted(piece: TextPiece) -> str:
     text = in_lines(piece.text) + (f"→{in_lines(piece.target)}" if piece.target else "")
     if not piece.learned:
         return text

@@ -12,7 +12,7 @@ from artel.cli.common import AsJson, print_json, tell
 from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
-    from artel.inference import Judged
+    from artel.inference import EvaluationResult
 
 
 def evaluate(
@@ -67,7 +67,7 @@ def evaluate(
         print_json({"models": [result.to_json() for result in judged]})
 
 
-def _write_predictions(judged: Judged, file: Path) -> None:
+def _write_predictions(judged: EvaluationResult, file: Path) -> None:
     from artel.errors import InputError
     from artel.storage import write_file
 
@@ -77,7 +77,7 @@ def _write_predictions(judged: Judged, file: Path) -> None:
     tell(f"answers to {judged.documents:,} questions: {file}")
 
 
-def _table(judged: list[Judged]) -> list[str]:
+def _table(judged: list[EvaluationResult]) -> list[str]:
     """A row for each model, a column for each metric; below it the amount of data."""
     columns = list(dict.fromkeys(name for result in judged for name in result.figures))
     rows = [["model", *(name.replace("_", " ") for name in columns)]]

@@ -13,7 +13,7 @@ from artel.cli.streams import show
 from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
-    from artel.inference import Opened
+    from artel.inference import OpenedModel
     from artel.objectives import Reply
 
 
@@ -43,7 +43,7 @@ def generate(
     from artel.config import Overrides, load_run
     from artel.errors import InputError
     from artel.inference import open_model, open_untrained
-    from artel.models import Sampling
+    from artel.models.generate import Sampling
 
     if overrides and not untrained:
         raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
@@ -54,7 +54,7 @@ def generate(
     _show(opened, text, opened.objective.reply(opened.model, text, context_text, sampling), as_json)
 
 
-def _show(opened: Opened, prompt: str, reply: Reply, as_json: bool) -> None:
+def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None:
     written = []
     if not as_json and opened.objective.continues:
         show(prompt, end="")

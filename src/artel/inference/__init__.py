@@ -1,17 +1,17 @@
 """Using a trained model: evaluate, generate, export, report."""
 
-from artel.inference.chat import Talk, TalkSettings
-from artel.inference.evaluate import Judged, evaluate
+from artel.inference.chat import ChatSession, ChatSettings
+from artel.inference.evaluate import EvaluationResult, evaluate
 from artel.inference.export.export import Exported, export, export_for_deepspeed
 from artel.inference.harness import run_tasks
-from artel.inference.open import Opened, open_model, open_untrained
+from artel.inference.open import OpenedModel, open_model, open_untrained
 
 __all__ = [
+    "ChatSession",
+    "ChatSettings",
+    "EvaluationResult",
     "Exported",
-    "Judged",
-    "Opened",
-    "Talk",
-    "TalkSettings",
+    "OpenedModel",
     "evaluate",
     "export",
     "export_for_deepspeed",

@@ -1,4 +1,4 @@
-"""Talking to a model: a conversation that is kept, written by a chat template, and answered piece by piece."""
+"""Chat with a model: a conversation, written by a chat template, with answers that arrive piece by piece."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from transformers import PreTrainedModel
 
 from artel.config.schema.quantities import read_count, read_number
 from artel.errors import InputError, Problem
-from artel.inference.open import Opened
-from artel.models import Sampling, position_limit, write_ids
+from artel.inference.open import OpenedModel
+from artel.models.generate import Sampling, write_ids
+from artel.models.loading.structure import position_limit
 from artel.storage import check_new, user_path, write_file
 from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, TurnEnd, prompt_ids, template_of, turn_end
 
 Tell = Callable[[str], None]
 
-# Each setting's smallest and largest value. The bounds of the penalty keep logits within float32 whatever they are.
+# The smallest and largest value of each setting. The bounds of the penalty keep any logits within float32.
 _RANGES = {
     "history": (0, 10**6),
     "new_tokens": (1, 10**8),
@@ -33,11 +34,11 @@ _RANGES = {
 
 
 @dataclass(frozen=True, slots=True)
-class TalkSettings:
-    """How a conversation goes on; all can be changed within it. Raises InputError for values out of range."""
+class ChatSettings:
+    """Settings of a conversation, which may change during it. Raises InputError for values out of range."""
 
     history: int = 10
-    """Earlier exchanges that a new message is answered with; the system message always is."""
+    """Earlier exchanges in the prompt of a new message. The system message is always in it."""
     new_tokens: int = 200
     repetition_penalty: float = 1.2
     temperature: float = 0.5
@@ -55,35 +56,35 @@ class TalkSettings:
         if problems:
             raise InputError(problems)
 
-    def changed(self, name: str, value: str) -> TalkSettings:
-        """With one setting of another value, as people write it (0.7, 1_000). Raises InputError."""
+    def changed(self, name: str, value: str) -> ChatSettings:
+        """The settings with one of them changed to a value as people write it (0.7, 1_000). Raises InputError."""
         types = {field.name: field.type for field in fields(self)}
         if name not in types:
             near = difflib.get_close_matches(name.replace("-", "_"), types, 1)
             fix = f"did you mean {near[0]}?" if near else f"settings are: {', '.join(types)}"
             raise InputError.at(name, "there is no such setting", fix)
         try:
-            read: Any = read_count(value) if types[name] == "int" else read_number(value)
+            number: Any = read_count(value) if types[name] == "int" else read_number(value)
         except (ValueError, OverflowError) as error:
             raise InputError.at(name, str(error)) from None
-        return replace(self, **{name: read})
+        return replace(self, **{name: number})
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A message and its answer, as far as it is written."""
+    """A message and its answer so far."""
 
     message: str
     answer: str = ""
     finished: bool = False
-    """Whether the model ended the answer itself, and was not stopped."""
+    """Whether the model ended the answer itself."""
 
 
-class Talk:
-    """A conversation with a model. What its user should know on the way goes to `tell`."""
+class ChatSession:
+    """A conversation with a model. Notes for the user go to `tell`."""
 
-    def __init__(self, opened: Opened, settings: TalkSettings, system: str, tell: Tell) -> None:
-        """Raises InputError for a model that does not continue text, and for a wrong template."""
+    def __init__(self, opened: OpenedModel, settings: ChatSettings, system: str, tell: Tell) -> None:
+        """Raises InputError for a model that does not continue text, and for a wrong chat template."""
         if not opened.objective.generates:
             what = f"it is a model for {opened.objective.run.objective}, which answers in no words of its own"
             raise InputError.at(opened.name, what, "give a causal model; this one works with artel generate")
@@ -94,24 +95,24 @@ class Talk:
         self._window = position_limit(opened.model)
         self._tell = tell
         self._saved: set[Path] = set()
-        self._written = 0  # answers since the conversation began: each has a seed of its own
-        wanted = opened.run.chat.template if opened.run is not None else "auto"
-        self._template = template_of(self._tokenizer, wanted)
+        self._written = 0  # number of answers so far: each has its own seed
+        setting = opened.run.chat.template if opened.run is not None else "auto"
+        self._template = template_of(self._tokenizer, setting)
         end = turn_end(self._tokenizer, self._template)
         self._stop = TurnEnd(end.ids | _end_ids(opened.model), end.texts)
-        if wanted == "auto" and not self._tokenizer.hf.chat_template:
+        if setting == "auto" and not self._tokenizer.hf.chat_template:
             name = "chatml" if self._template == CHATML else "plain"
             tell(f"{opened.name}: its tokenizer has no chat template; the conversation is written as {name}")
 
     def answer(self, message: str) -> Iterator[str]:
-        """The answer to a message in pieces; what has been taken of them is in the history.
+        """Yield the answer to a message in pieces. The pieces yielded so far are in the history.
 
-        Raises InputError, and leaves the conversation as it was, when the model cannot take the message.
+        Raises InputError, without changing the conversation, when the model cannot take the message.
         """
         return self._answer(message, self.exchanges)
 
     def retry(self) -> Iterator[str]:
-        """Another answer to the last message, in place of the one it has. Raises InputError when there is none."""
+        """Yield another answer to the last message, which replaces the first. Raises InputError without a message."""
         if not self.exchanges:
             raise InputError.at("retry", "nothing has been said yet", "write a message first")
         if self.settings.temperature == 0:
@@ -119,12 +120,12 @@ class Talk:
         return self._answer(self.exchanges[-1].message, self.exchanges[:-1])
 
     def reset(self) -> None:
-        """Forget what was said. The system message and the settings stay, and seeds begin anew."""
+        """Start a new conversation. The system message and the settings stay; the seeds start again."""
         self.exchanges = []
         self._written = 0
 
     def set(self, name: str, value: str) -> None:
-        """Change a setting, its value as people write it. Raises InputError for a wrong name or value."""
+        """Change a setting to a value as people write it. Raises InputError for a wrong name or value."""
         self.settings = self.settings.changed(name, value)
         if name == "seed":
             self._written = 0
@@ -135,9 +136,9 @@ class Talk:
         return self._messages(self.exchanges)
 
     def save(self, path: str) -> None:
-        """Write the conversation as a line of JSON, as `format: chat` reads it; over an earlier one of its own only.
+        """Write the conversation as a line of JSON, which `format: chat` reads. Raises InputError, WorkError.
 
-        Raises InputError, WorkError.
+        It replaces a file only if this session wrote it.
         """
         if not self.exchanges:
             raise InputError.at("save", "nothing has been said yet", "write a message first")
@@ -173,8 +174,8 @@ class Talk:
             except StopIteration as end:
                 exchange.finished = end.value
                 break
-            # White space at an answer's ends belongs to templates: after `Assistant:` the model writes the space that
-            # the template will write before the answer when it is history.
+            # White space around an answer belongs to the template: after `Assistant:` the model writes the space that
+            # the template writes before an answer in the history.
             text = piece.rstrip() if exchange.answer else piece.strip()
             space = piece[len(piece.rstrip()) :]
             if text:
@@ -184,27 +185,29 @@ class Talk:
             self._tell(f"cut off after {sampling.new_tokens:,} tokens (setting new_tokens)")
 
     def _prompt(self, message: str, before: list[Exchange]) -> list[int]:
-        """Ids of the prompt: of the last exchanges, as many as leave an answer its room. Raises InputError."""
-        kept = before[-self.settings.history :] if self.settings.history else []
-        ids = self._ids([*kept, Exchange(message)])
+        """The prompt's ids: as many of the last exchanges as leave room for an answer. Raises InputError."""
+        history = before[-self.settings.history :] if self.settings.history else []
+        ids = self._ids([*history, Exchange(message)])
         if self._window is None:
             return ids
-        # An answer keeps its tokens, but no more than half of the window: else a small model would remember nothing.
+        # Reserve room for an answer, but at most half of the window: a small model would have no history otherwise.
         room = max(self._window - self.settings.new_tokens, self._window // 2)
-        remembered = len(kept)
-        while len(ids) > room and kept:
-            kept = kept[1:]
-            ids = self._ids([*kept, Exchange(message)])
+        available = len(history)
+        while len(ids) > room and history:
+            history = history[1:]
+            ids = self._ids([*history, Exchange(message)])
         if len(ids) >= self._window:
             what = f"with it the prompt is {len(ids):,} tokens, and the model takes {self._window:,}"
             raise InputError.at("message", what, "write less, or a shorter system message")
-        if len(kept) < remembered:
-            left = remembered - len(kept)
-            self._tell(f"the model takes {self._window:,} tokens: without the oldest {left} of {remembered} exchanges")
+        if len(history) < available:
+            dropped = available - len(history)
+            self._tell(
+                f"the model takes {self._window:,} tokens: without the oldest {dropped} of {available} exchanges"
+            )
         return ids
 
     def _ids(self, exchanges: list[Exchange]) -> list[int]:
-        """Of these exchanges, the last of which has no answer yet."""
+        """The ids of these exchanges, the last of which has no answer yet."""
         try:
             return prompt_ids(self._tokenizer, self._template, self._messages(exchanges)[:-1])
         except TemplateRefuses as refusal:
@@ -220,7 +223,7 @@ class Talk:
 
 
 def _end_ids(model: PreTrainedModel) -> set[int]:
-    """The ids that a model's own generation_config.json ends a text at; Llama 3 has several there."""
+    """The end tokens in a model's generation_config.json. Llama 3 has several."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(isinstance(number, int) for number in numbers):

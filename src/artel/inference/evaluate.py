@@ -1,4 +1,4 @@
-"""What a model is worth: its objective's figures on texts, questions or pairs of any source."""
+"""Evaluation of a model: the metrics of its objective on texts, questions or pairs of any source."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 from artel.config import ModelConfig, RunConfig, SourceConfig, TokenizerConfig, load_run, run_from
 from artel.errors import InputError
-from artel.inference.open import Opened, open_untrained
-from artel.models import check_positions, pick_precision, position_limit
+from artel.inference.open import OpenedModel, open_untrained
+from artel.models.device import pick_precision
+from artel.models.loading.check import check_positions
+from artel.models.loading.structure import position_limit
 from artel.models.quantization import compute_in
 from artel.objectives import objective_of, objective_type
 from artel.parallel import DataParallel, World
@@ -21,14 +23,14 @@ from artel.training.evaluation import News, Validation, micro_batch_size
 from artel.training.reference_log_probs import judged_before
 
 Tell = Callable[[str], None]
-# Tokens in a block where neither run nor data say: long enough that the first tokens, which have little before them,
-# weigh little, and short enough for a laptop.
-_BLOCK = 1024
+# Tokens in a block where neither the run nor the data say: long enough that the first tokens, which have little
+# context, matter little, and short enough for a laptop.
+_DEFAULT_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A model's figures on a part, how much that was, and its answers where it gives any."""
+class EvaluationResult:
+    """A model's metrics on some data, the size of that data, and the model's answers where it gives any."""
 
     model: str
     objective: str
@@ -38,62 +40,64 @@ class Judged:
     tokens: int
     seconds: float
     predictions: Any = None
-    """Of questions: the official file of their format."""
+    """For questions: the content of the official predictions file of their format."""
 
     def to_json(self) -> dict[str, Any]:
         names = ("model", "objective", "figures", "samples", "documents", "tokens", "seconds")
         return {name: getattr(self, name) for name in names}
 
 
-def evaluate(opened: Opened, data: str | None, overrides: Mapping[str, Any], world: World, tell: Tell) -> Judged:
-    """Judge a model on its run's validation part, on that of another run file, or on all of a file or folder.
+def evaluate(
+    opened: OpenedModel, data: str | None, overrides: Mapping[str, Any], world: World, tell: Tell
+) -> EvaluationResult:
+    """Evaluate a model on its run's validation split, on that of another run file, or on all of a file or folder.
 
-    Raises InputError when there is nothing to judge it on, or what is given is of another kind.
+    Raises InputError when there is nothing to evaluate on, or the data is for another objective.
     """
-    run = _judged_run(opened, data, overrides)
+    run = _evaluation_run(opened, data, overrides)
     check_positions(opened.model, run.data.block)
     objective = objective_of(run, opened.tokenizer)
     objective.check(opened.model)
     prepared = prepare(run, tell)
     store = prepared.open()
     if data is None:
-        objective.fit_statistics(store.train)  # a weighted loss is weighted as it was learned
+        objective.fit_statistics(store.train)  # a weighted loss has the weights of training
     validation = Validation(objective, store.validation)
     if len(validation.samples) == 0:
         raise InputError.at(
             "data.validation",
-            "there is nothing to judge the model on",
+            "there is nothing to evaluate the model on",
             "give more text, a smaller data.block, or --data FILE",
         )
-    # fp8 is a way to train: the model is judged as it will be used.
-    asked = "auto" if run.train.precision == "fp8" else run.train.precision
-    precision = pick_precision(asked, world.device)
+    # fp8 is for training: evaluate the model as it will be used.
+    requested = "auto" if run.train.precision == "fp8" else run.train.precision
+    precision = pick_precision(requested, world.device)
     compute_in(opened.model, precision)
     strategy = DataParallel(opened.model, objective, world, precision)
     if objective.needs_reference and opened.run is not None:
         untrained = open_untrained(opened.run, tell).model
         compute_in(untrained, precision)
-        before = DataParallel(untrained, objective, world, precision)
+        reference = DataParallel(untrained, objective, world, precision)
         size, news = micro_batch_size(run, world), News(tell, "evaluating the model before training:")
-        said = judged_before(objective, store.validation, before, world, size, news)
-        objective.set_reference(said.numpy(), validation=True)
+        log_probs = judged_before(objective, store.validation, reference, world, size, news)
+        objective.set_reference(log_probs.numpy(), validation=True)
     started = time.monotonic()
     size, news = micro_batch_size(run, world), News(tell, f"evaluating {opened.name}:")
     figures, outputs = validation.judge(strategy, size, run.validate_.blocks, news)
     part = store.validation
-    return Judged(
+    return EvaluationResult(
         opened.name, run.objective, figures, len(outputs), part.documents, part.tokens, time.monotonic() - started,
         objective.predictions_file(outputs, part),
     )  # fmt: skip
 
 
-def _judged_run(opened: Opened, data: str | None, overrides: Mapping[str, Any]) -> RunConfig:
-    """The run whose validation part is judged: the model's own, another's, or one made of a path, all of it judged."""
+def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]) -> RunConfig:
+    """The run whose validation split is evaluated: the model's own, another one, or one made for a path."""
     if data is None and opened.run is None:
-        raise InputError.at(opened.name, "is not a run, so it has no validation part", "add --data FILE")
+        raise InputError.at(opened.name, "is not a run, so it has no validation split", "add --data FILE")
     if data is None:
         return load_run(opened.name, overrides)
-    # Never the folder of another run: what cannot be used of this text is no news of that one.
+    # An empty run folder: documents of this text that are dropped do not belong into another run's ledger.
     own_tokenizer = TokenizerConfig.model_validate({"from": opened.folder})
     if data.endswith((".yaml", ".yml")) or (Path(data) / "config.yaml").is_file():
         run = load_run(data, overrides)
@@ -101,12 +105,12 @@ def _judged_run(opened: Opened, data: str | None, overrides: Mapping[str, Any]) 
             raise InputError.at(
                 opened.name,
                 f"learned {opened.objective.run.objective}, {data} is for {run.objective}",
-                "judge it on data of its own kind",
+                "evaluate it on data for its own objective",
             )
         return run.model_copy(update={"run": "", "tokenizer": own_tokenizer, "model": ModelConfig()})
     base = opened.objective.run
     source = _source_like(base, data)
-    # All of it is judged, repeated documents too: a score must not depend on what else lies in the file.
+    # Evaluate all of it, repeated documents too: a document's score must not depend on the others in the file.
     values = base.model_dump(mode="json", by_alias=True) | {"model": {}, "tokenizer": {"from": opened.folder}}
     values["data"] |= {"sources": [source.model_dump(mode="json")], "validation": 0.0, "dedup": {"exact": False}}
     values["data"]["block"] = _block(opened)
@@ -115,7 +119,7 @@ def _judged_run(opened: Opened, data: str | None, overrides: Mapping[str, Any]) 
 
 
 def _source_like(base: RunConfig, path: str) -> SourceConfig:
-    """Read as the run's own first source is; without one, by suffix and what the model can do."""
+    """A source with the settings of the run's first one; without one, by suffix and objective."""
     first = base.data.sources[0] if base.data.sources else None
     if first is not None and FORMATS[first.format].has_files:
         return first.model_copy(update={"path": [path], "name": "", "format": first.format})
@@ -127,7 +131,7 @@ def _source_like(base: RunConfig, path: str) -> SourceConfig:
     return SourceConfig(path=[path], format=(by_suffix or fitting)[0])
 
 
-def _block(opened: Opened) -> int:
+def _block(opened: OpenedModel) -> int:
     if opened.run is not None:
         return opened.run.data.block
-    return min(_BLOCK, position_limit(opened.model) or _BLOCK)
+    return min(_DEFAULT_BLOCK, position_limit(opened.model) or _DEFAULT_BLOCK)

@@ -1,4 +1,4 @@
-"""A model to be used: from a run, a folder or a hub id; or a run's model before any training."""
+"""Opening a model for use: from a run, a folder or a hub id; or a run's model before training."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from transformers import PreTrainedModel
 
 from artel.config import ModelConfig, RunConfig, load_run, name_fault, near_name, recipe_names
 from artel.errors import InputError
-from artel.models import ModelRequest, build_model, load_model, pick_precision, read_adapter, read_config
+from artel.models.adapters import read_adapter
+from artel.models.device import pick_precision
+from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
-from artel.models.loading.model_folder import is_in_hub_cache
+from artel.models.loading.model_folder import is_in_hub_cache, read_config
+from artel.models.loading.request import ModelRequest
 from artel.models.quantization import compute_in
 from artel.objectives import Objective, objective_of
 from artel.preparing import Prepared, prepare
@@ -23,20 +26,22 @@ from artel.training.checkpoint.format import load_weights
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedModel:
+    """A model with what belongs to it."""
+
     name: str
     folder: str
-    """Where its tokenizer can be loaded from."""
+    """The folder or hub id that its tokenizer can be loaded from."""
     model: PreTrainedModel
     tokenizer: Tokenizer
     objective: Objective
-    """What it was trained for: of its run, else what its head is for."""
+    """The objective of its run, or else the one that its head is for."""
     run: RunConfig | None = None
-    """The run it comes from, if it does."""
+    """The run that trained it; None for another model."""
 
 
-def open_model(name: str) -> Opened:
-    """The final model of a run, its newest checkpoint while it is not finished, or any Hugging Face model.
+def open_model(name: str) -> OpenedModel:
+    """Open the final model of a run, its newest checkpoint while it is unfinished, or any Hugging Face model.
 
     An adapter (of a run, or a folder of peft's) is opened with its base model, quantized as the run had it.
     """
@@ -63,9 +68,9 @@ def open_model(name: str) -> Opened:
 
 
 def check_run_name(name: str) -> None:
-    """Refuse, before a hub is asked for it, the name of a recipe, or that of a run without its folder runs/.
+    """Raise InputError for the name of a recipe, or of a run without its folder runs/, before the hub is contacted.
 
-    A model that was fetched from the hub before may have the name of either.
+    A model in the hub's cache may have such a name.
     """
     fault = name_fault(name)
     if fault is not None:
@@ -79,34 +84,34 @@ def check_run_name(name: str) -> None:
         raise InputError.at(name, "there is no such folder", fix)
 
 
-def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> Opened:
-    """The run's model as it is before the first step, with its tokenizer (prepared when need be)."""
+def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> OpenedModel:
+    """The run's model before its first step. Prepares the run's text where that is not done yet."""
     return open_fresh(run, prepare(run, tell))
 
 
-def open_fresh(run: RunConfig, prepared: Prepared) -> Opened:
-    """The run's model as it is before the first step, and what its text was prepared with."""
+def open_fresh(run: RunConfig, prepared: Prepared) -> OpenedModel:
+    """The run's model before its first step, with the tokenizer of its prepared text."""
     tokenizer = prepared.tokenizer()
     objective = objective_of(run, tokenizer)
     request = ModelRequest(run.model, objective.auto_class, objective.heads, run.data.block, run.seed)
     model = build_model(request, tokenizer).model
-    return Opened(run.run, str(prepared.folder / "tokenizer"), model, tokenizer, objective, run)
+    return OpenedModel(run.run, str(prepared.folder / "tokenizer"), model, tokenizer, objective, run)
 
 
-def open_checkpoint(run: RunConfig, prepared: Prepared, path: Path) -> Opened:
-    """The run's model as it was when the checkpoint at `path` was written."""
+def open_checkpoint(run: RunConfig, prepared: Prepared, path: Path) -> OpenedModel:
+    """The run's model with the weights of the checkpoint at `path`."""
     opened = open_fresh(run, prepared)
     load_weights(path, opened.model)
     return opened
 
 
-def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
+def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
     tokenizer = load_tokenizer(folder, where=name)
     objective = objective_of_folder(folder, run, tokenizer)
     adapter = read_adapter(folder)
     config = ModelConfig.model_validate({"from": folder})
     if run is not None and run.model.runs_code and (adapter is None or run.model.from_ == adapter.base):
-        # The code in a run's model is that of the model which it began with, and was trusted then.
+        # A run's model has the code of the model it began with, which the user trusted then.
         config = config.model_copy(update={"trust_remote_code": folder})
     if adapter is not None:
         config = config.model_copy(update={"quantize": objective.run.model.quantize})
@@ -114,18 +119,20 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> Opened:
     if adapter is not None:
         compute_in(model, pick_precision("auto", model.device))
     check_finite(model, name)
-    return Opened(name, folder, model, tokenizer, objective, run)
+    return OpenedModel(name, folder, model, tokenizer, objective, run)
 
 
 def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer) -> Objective:
-    """What a model or an adapter in a folder was trained for: as its run says, else as its head does."""
+    """The objective of a model or an adapter in a folder: that of its run, or else the one that its head is for."""
     adapter = read_adapter(folder)
-    return objective_of(run or RunConfig(objective=_purpose(folder if adapter is None else adapter.base)), tokenizer)
+    return objective_of(
+        run or RunConfig(objective=_objective_of_head(folder if adapter is None else adapter.base)), tokenizer
+    )
 
 
-def _purpose(folder: str) -> str:
-    """The objective whose head a model folder has, by the class that wrote it; a causal one where none is known."""
+def _objective_of_head(folder: str) -> str:
+    """The objective whose head a model folder has, by the class that saved it; a causal one where none is known."""
     config, _ = read_config(folder)
-    written_by = (config.architectures or [""])[0]
+    architecture = (config.architectures or [""])[0]
     heads = {name: OBJECTIVES[name].auto_class.removeprefix("AutoModel") for name in OBJECTIVES.names}
-    return next((name for name, head in heads.items() if written_by.endswith(head)), OBJECTIVES.names[0])
+    return next((name for name, head in heads.items() if architecture.endswith(head)), OBJECTIVES.names[0])

@@ -1,7 +1,7 @@
-"""Activations computed again in the backward pass instead of kept: memory paid for with time (Chen et al. 2016).
+"""Activation checkpointing: compute activations again in the backward pass to save memory (Chen et al. 2016).
 
-Each layer's own `forward` is wrapped, so inside of what torch.compile compiles. A checkpoint around a compiled layer
-would be blind to operators, and `selective` is about operators (pytorch/pytorch issue 161889).
+It wraps each layer's own `forward`, inside what torch.compile compiles. A checkpoint around a compiled layer sees no
+operators, which `selective` decides by (pytorch/pytorch issue 161889).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from artel.errors import InputError
 
 Recompute = Literal["none", "selective", "full"]
 
-# What `selective` keeps: the products and the attention of any library, by the end of the operator's name
+# What `selective` keeps: matrix products and attention of any library, by the end of the operator's name
 # (aten::addmm, aten::_scaled_mm, aten::_scaled_dot_product_flash_attention_for_cpu, flash_attn::_flash_attn_forward).
 _KEPT = re.compile(r"mm(_v\d+)?$|addmm|matmul|attention|flash_attn")
 _HOOK = "_artel_recompute_hook"
@@ -35,16 +35,16 @@ class NotSelective(InputError):
 
 
 def recompute(model: PreTrainedModel, how: Recompute) -> str:
-    """Choose what a model's layers compute again in the backward pass; what was done, in words.
+    """Choose what a model's layers compute again in the backward pass. Returns what was done, in words.
 
     `none` keeps everything; `selective` keeps the results of matrix products and of attention, and computes the
-    elementwise rest again; `full` keeps nothing but a layer's input. It may be called again to choose otherwise, and
-    comes before the layers are compiled. Where an architecture has no layers that can be run twice (transformers says
-    which), nothing is done and the words begin with `none`.
+    elementwise rest again; `full` keeps only a layer's input. Call it before the layers are compiled; a later call
+    replaces an earlier one. Where transformers says that an architecture's layers cannot run twice, it does nothing and
+    the words begin with `none`.
 
-    Loss and gradients are those of `none`, also with dropout, and with frozen embeddings. Where no gradient is asked
-    for (validation, generation) nothing is different. Where layers that are not compiled write into a result that
-    `selective` keeps, the first forward pass raises NotSelective.
+    Loss and gradients equal those of `none`, also with dropout and with frozen embeddings. Without gradients
+    (validation, generation) nothing changes. Where layers that are not compiled write into a result that `selective`
+    keeps, the first forward pass raises NotSelective.
     """
     layers = _layers(model)
     for layer in layers:
@@ -65,23 +65,23 @@ def recompute(model: PreTrainedModel, how: Recompute) -> str:
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers that transformers itself can checkpoint; those within another one go with it."""
-    found = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    inner = {id(module) for layer in found for module in layer.modules() if module is not layer}
-    return [layer for layer in found if id(layer) not in inner] if model.supports_gradient_checkpointing else []
+    """The layers that transformers can checkpoint, without those inside another one."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    inner = {id(module) for layer in layers for module in layer.modules() if module is not layer}
+    return [layer for layer in layers if id(layer) not in inner] if model.supports_gradient_checkpointing else []
 
 
 def _is_no_advice(line: logging.LogRecord) -> bool:
-    """When PyTorch compiles, it warns of layers that write in place; compiled, they are computed rightly (tested)."""
+    """Drops PyTorch's warning about compiled layers that write in place: they are computed correctly (tested)."""
     return "context_fn" not in str(line.msg)
 
 
 def _without_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A layer that is run twice would add its keys to a cache twice; encoder-decoders make one unless told not to."""
+    """Turns the cache off. A layer that runs twice would add its keys twice. Encoder-decoders use it by default."""
     return args, {"use_cache": False, **kwargs} if torch.is_grad_enabled() else kwargs
 
 
-@cache  # one function for all layers of a class: one graph, when they are compiled
+@cache  # one function for all layers of a class, so that they compile to one graph
 def _recomputing(plain: Callable[..., Any], how: Recompute) -> Callable[..., Any]:
     options: dict[str, Any] = {"context_fn": _selective} if how == "selective" else {}
 
@@ -97,14 +97,14 @@ def _selective() -> Any:
     return create_selective_checkpoint_contexts(_Policy())
 
 
-_selective.cache_hash = f"artel:{_KEPT.pattern}"  # type: ignore[attr-defined]  # else nothing compiled is kept on disk
+_selective.cache_hash = f"artel:{_KEPT.pattern}"  # type: ignore[attr-defined]  # without it nothing compiled is cached on disk
 
 
 class _Policy:
-    """Which results of one run of a layer are kept.
+    """Decides which results of one run of a layer are kept.
 
-    It watches for operators that write into what is kept: PyTorch looks at version counters, which the result of a
-    linear layer without bias has anew (`_unsafe_view`), and would compute gradients from the overwritten values.
+    It refuses operators that write into a kept result. PyTorch checks version counters, but the result of a linear
+    layer without bias has a new one (`_unsafe_view`), so gradients would come from the overwritten values.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class _Policy:
 
 @cache
 def _is_kept(operator: Any) -> bool:
-    """By its name without overload: aten::mm of aten::mm.out."""
+    """Decides by the name without the overload: aten::mm for aten::mm.out."""
     return _KEPT.search(operator.name().partition(".")[0]) is not None
 
 
@@ -131,6 +131,6 @@ def _writes(operator: Any) -> bool:
     return isinstance(operator, torch._ops.OpOverload) and operator._schema.is_mutable
 
 
-def _storages(found: Any) -> set[int]:
-    tensors = found if isinstance(found, tuple | list) else [found]
+def _storages(output: Any) -> set[int]:
+    tensors = output if isinstance(output, tuple | list) else [output]
     return {tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, torch.Tensor)}

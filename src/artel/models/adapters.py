@@ -1,7 +1,7 @@
-"""Low-rank adapters in a model (LoRA, Hu et al. 2021), and parameters that stay as they are.
+"""Low-rank adapters in a model (LoRA, Hu et al. 2021), and frozen parameters.
 
-Adapters are injected by peft into the model's own linear layers, so that the model stays a PreTrainedModel: the loop,
-DDP, torch.compile and generation see parameters that are trained and parameters that are not, and nothing else.
+peft injects adapters into the model's own linear layers, so the model stays a PreTrainedModel: the loop, DDP,
+torch.compile and generation see nothing but parameters that are trained and parameters that are not.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from artel.errors import InputError, Problem, missing_extra
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"  # peft's name for the only adapter of a model
-_PREFIX = "base_model.model."  # peft wraps the model twice and names tensors from the outside
-_LISTED = 20
+_PREFIX = "base_model.model."  # peft wraps the model twice, and its tensor names show it
+_MAX_NAMES = 20  # in a message
 
 
 def require_peft() -> None:
@@ -48,11 +48,11 @@ class AdapterFolder:
     config: Any
     """peft's LoraConfig."""
     base: str
-    """The model it belongs to: a folder or a hub id."""
+    """Its base model: a folder or a hub id."""
 
 
 def read_adapter(name: str) -> AdapterFolder | None:
-    """The adapter in a folder; None where there is none. Raises InputError for one that cannot be used."""
+    """The adapter in a folder, or None where there is none. Raises InputError for one that cannot be used."""
     folder = Path(name)
     if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
         return None
@@ -87,7 +87,7 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def linear_layers(model: PreTrainedModel) -> list[str]:
-    """Names of the linear layers of the model's body, in order; those of its output head are not among them."""
+    """Names of the linear layers of the model's body in order, without its output head."""
     body = model.base_model
     inside = {id(module) for module in body.modules()}
     output = model.get_output_embeddings()
@@ -98,70 +98,70 @@ def linear_layers(model: PreTrainedModel) -> list[str]:
     ]
 
 
-def adapter_problems(model: PreTrainedModel, wanted: LoraConfig) -> list[Problem]:
-    """What in `model.lora` this model has not: names of layers and of modules. Weights are not looked at."""
+def adapter_problems(model: PreTrainedModel, config: LoraConfig) -> list[Problem]:
+    """Names of layers and modules in `model.lora` that this model lacks. The model may be on the meta device."""
     problems = []
     layers = linear_layers(model)
     known = ", ".join(_endings(layers))
     problems += [
         Problem("model.lora.target", f"no linear layer is named {name}", f"the model has: {known}; or write auto")
-        for name in wanted.target
+        for name in config.target
         if name != "auto" and not any(_is_named(layer, name) for layer in layers)
     ]
     modules = [name for name, module in model.named_modules() if name and next(module.parameters(), None) is not None]
     problems += [
-        Problem("model.lora.save", f"no module is named {name}", f"the model has: {', '.join(_shapes(modules))}")
-        for name in wanted.save
+        Problem("model.lora.save", f"no module is named {name}", f"the model has: {', '.join(_name_patterns(modules))}")
+        for name in config.save
         if not any(_is_named(module, name) for module in modules)
     ]
     return problems
 
 
 def add_adapters(
-    model: PreTrainedModel, wanted: LoraConfig, *, base: str, generates: bool, new_modules: list[str], seed: int
+    model: PreTrainedModel, config: LoraConfig, *, base: str, generates: bool, new_modules: list[str], seed: int
 ) -> str:
-    """Put adapters into a model; they, and modules kept whole, are all that is trained from here on. What was done.
+    """Put adapters into a model and freeze the rest. Returns what was done, in words.
 
     `base` is where the model came from (a folder or hub id). `new_modules` have weights that are not from there: they
-    are trained in full and kept with the adapter. `seed` fixes the adapters' first weights. Raises InputError.
+    are trained in full and saved with the adapter. `seed` fixes the adapters' first weights. Raises InputError.
     """
     require_peft()
     from peft import LoraConfig as PeftLora
 
-    problems = adapter_problems(model, wanted)
+    problems = adapter_problems(model, config)
     if problems:
         raise InputError(problems)
     modules = dict(model.named_modules(remove_duplicate=False))
-    whole = [name for name in modules if any(_is_named(name, ending) for ending in wanted.save)]
+    whole = [name for name in modules if any(_is_named(name, ending) for ending in config.save)]
     whole = list(dict.fromkeys([*whole, *new_modules]))
     layers = linear_layers(model)
-    if wanted.target != ["auto"]:
-        layers = [layer for layer in layers if any(_is_named(layer, name) for name in wanted.target)]
+    if config.target != ["auto"]:
+        layers = [layer for layer in layers if any(_is_named(layer, name) for name in config.target)]
     layers = [layer for layer in layers if not any(layer == name or layer.startswith(f"{name}.") for name in whole)]
-    config = PeftLora(
-        r=wanted.rank,
-        lora_alpha=int(wanted.alpha) if wanted.alpha.is_integer() else wanted.alpha,  # vLLM reads a whole number
-        lora_dropout=wanted.dropout,
+    peft_config = PeftLora(
+        r=config.rank,
+        lora_alpha=int(config.alpha) if config.alpha.is_integer() else config.alpha,  # vLLM needs a whole number
+        lora_dropout=config.dropout,
         target_modules=_shortest(layers, list(modules)),
-        use_rslora=wanted.rslora,
-        use_dora=wanted.dora,
+        use_rslora=config.rslora,
+        use_dora=config.dora,
         modules_to_save=whole or None,
         fan_in_fan_out=any(isinstance(modules[layer], Conv1D) for layer in layers),
         task_type="CAUSAL_LM" if generates else None,
     )
-    torch.manual_seed(seed)  # whatever was drawn while the model was loaded
-    _inject(model, config)
+    torch.manual_seed(seed)  # independent of what was drawn while the model was loaded
+    _inject(model, peft_config)
     place = Path(base)
-    config.base_model_name_or_path = str(place.resolve()) if place.is_dir() else base
+    peft_config.base_model_name_or_path = str(place.resolve()) if place.is_dir() else base
     also = f", {', '.join(whole)} in full" if whole else ""
-    return f"adapters of rank {wanted.rank} in {len(layers)} layers{also}"
+    return f"adapters of rank {config.rank} in {len(layers)} layers{also}"
 
 
 def _inject(model: PreTrainedModel, config: Any) -> None:
-    """As the model's add_adapter does, by peft alone: transformers 5.24 wants a peft that is not published (0.22)."""
+    """The model's `add_adapter` by peft alone: transformers 5.24 needs a peft that is not published (0.22)."""
     from peft import inject_adapter_in_model
 
-    with _without_advice():
+    with _peft_warnings_off():
         inject_adapter_in_model(config, model, _NAME)
     model._hf_peft_config_loaded = True
     for parameter in model.parameters():
@@ -170,9 +170,9 @@ def _inject(model: PreTrainedModel, config: Any) -> None:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
-    """Write peft's own files: `PeftModel.from_pretrained(base, folder)` opens them.
+    """Write peft's files: `PeftModel.from_pretrained(base, folder)` opens them.
 
-    `weights` are those of a model that this process has not got whole, by name.
+    `weights` are the model's weights by name, where this process holds shards only.
     """
     from peft import get_peft_model_state_dict
 
@@ -180,7 +180,7 @@ def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.
     tensors = {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     config = copy.deepcopy(model.peft_config[_NAME])
-    config.inference_mode = True  # what is opened is used, unless who opens it says otherwise
+    config.inference_mode = True  # peft's default when it opens an adapter
     config.save_pretrained(str(folder))
 
 
@@ -192,24 +192,24 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> None:
     try:
         state = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(file).items()}
         _inject(model, copy.deepcopy(adapter.config))
-        found = set_peft_model_state_dict(model, state, adapter_name=_NAME)
-    except Exception as error:  # safetensors, PyTorch and peft's own checks, each in its own way
+        result = set_peft_model_state_dict(model, state, adapter_name=_NAME)
+    except Exception as error:  # safetensors, PyTorch and peft raise their own
         raise _unfit(adapter, error) from None
-    if found.unexpected_keys:
-        what = f"has tensors that {adapter.base} has no place for: {', '.join(found.unexpected_keys[:3])} …"
+    if result.unexpected_keys:
+        what = f"has tensors that {adapter.base} has no place for: {', '.join(result.unexpected_keys[:3])} …"
         raise InputError.at(str(file), what, "base_model_name_or_path must be the model it was trained on")
 
 
 def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedModel:
     """The base model, in float32, with a saved adapter's changes added to its weights.
 
-    Embeddings that were tied and are trained with the adapter come out apart, and the configuration says so. Raises
-    InputError where they do not fit.
+    Tied embeddings that were trained with the adapter become untied, also in the configuration. Raises InputError where
+    base and adapter do not fit.
     """
     from peft import PeftModel
 
     try:
-        with _without_advice():
+        with _peft_warnings_off():
             return PeftModel.from_pretrained(model, str(adapter.folder)).merge_and_unload(safe_merge=True)
     except Exception as error:  # as above
         raise _unfit(adapter, error) from None
@@ -222,17 +222,17 @@ def _unfit(adapter: AdapterFolder, error: Exception) -> InputError:
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
-    """peft warns of what it then does right: layers that lie transposed (GPT-2's), embeddings that come untied."""
+def _peft_warnings_off() -> Iterator[None]:
+    """peft warns of things it then handles correctly: transposed layers (GPT-2), embeddings that become untied."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> None:
-    """Keep the parameters that match as they are. Raises InputError when one matches none, or none is left."""
+    """Freeze the parameters that match. Raises InputError where a pattern matches none, or none is left to train."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    known = f"the model has: {', '.join(_shapes(names))}"
+    known = f"the model has: {', '.join(_name_patterns(names))}"
     unknown = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
     if unknown:
         raise InputError([Problem("model.freeze", f"no parameter matches {pattern}", known) for pattern in unknown])
@@ -244,7 +244,7 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 
 
 def _is_named(full: str, name: str) -> bool:
-    """peft's rule: a whole name, or the end of one from a dot on."""
+    """peft's rule: a whole name, or its end after a dot."""
     return full == name or full.endswith(f".{name}")
 
 
@@ -252,14 +252,14 @@ def _endings(names: list[str]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
-def _shapes(names: list[str]) -> list[str]:
-    """Names with `*` for the number of a layer, each once, as many as a message can hold."""
-    found = list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names))
-    return found if len(found) <= _LISTED else [*found[:_LISTED], f"… ({len(found)} in all)"]
+def _name_patterns(names: list[str]) -> list[str]:
+    """Names with `*` for layer numbers, each once, at most `_MAX_NAMES`."""
+    patterns = list(dict.fromkeys(re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names))
+    return patterns if len(patterns) <= _MAX_NAMES else [*patterns[:_MAX_NAMES], f"… ({len(patterns)} in all)"]
 
 
 def _shortest(layers: list[str], modules: list[str]) -> list[str]:
-    """Last parts of the layers' names where these mean no other module, else whole names: what people can read."""
+    """The last parts of the layers' names, which are readable, unless they match other modules; else whole names."""
     endings = _endings(layers)
-    meant = [name for name in modules if any(_is_named(name, ending) for ending in endings)]
-    return sorted(endings) if sorted(meant) == sorted(layers) else sorted(layers)
+    matched = [name for name in modules if any(_is_named(name, ending) for ending in endings)]
+    return sorted(endings) if sorted(matched) == sorted(layers) else sorted(layers)

@@ -1,19 +1,19 @@
 """One attention function for training, which transformers knows under the name `artel` (`attention_switch.py`).
 
-For decoders it is registered in `AttentionInterface` only: transformers then builds no T×T mask for it, and PyTorch's
-causal fast path stays open (133 ms instead of 46 ms of attention a step were measured with the mask, on an H200 with a
-Llama of 1.5 billion parameters). A model that needs more than a causal mask (a sliding window) gets its mask made here.
-Masks that are made for it come through transformers as they are: tensors (rows, 1, length, length), to which the window
-is added, and block masks of FlexAttention. Encoders, whose rows may have padding, get the masks of transformers.
+For decoders it is registered in `AttentionInterface` only. So transformers builds no T×T mask, and PyTorch's fast path
+for causal attention stays open (with the mask, attention took 133 ms a step instead of 46 on an H200 with a Llama of
+1.5 billion parameters). The mask of a sliding window is made here. Masks that artel makes pass through transformers
+unchanged: tensors (rows, 1, length, length), to which the window is added here, and block masks of FlexAttention.
+Encoders, whose rows may have padding, get the masks of transformers.
 
 Which kernel runs:
-    causal, or all of it            scaled_dot_product_attention without a mask: cuDNN or FlashAttention 2 on a GPU
-    the same on a CPU in bf16       with a backward pass of its own (cpu_attention.py)
+    causal, or without a mask       scaled_dot_product_attention without a mask: cuDNN or FlashAttention 2 on a GPU
+    the same on a CPU in bf16       with artel's own backward pass (cpu/attention.py)
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
-    documents on a GPU              FlexAttention, which skips what no token sees (Dong et al. 2024)
+    documents on a GPU              FlexAttention, which skips blocks that no token sees (Dong et al. 2024)
 
-Where processes share each sequence (`parallel/context/context.py`), an exchange is in force: it brings together what
-the kernels need of the other processes.
+Under context parallelism (`parallel/context/context.py`) each process holds a part of every sequence. An `Exchange`
+then brings the kernels what they need from the other processes.
 """
 
 from __future__ import annotations
@@ -36,48 +36,50 @@ from artel.models.cpu.attention import cpu_attention, takes
 
 NAME = "artel"
 MASKED_NAME = "artel_masked"
-"""The same function where transformers makes the masks, as for its own: of encoders, whose rows may have padding."""
+"""The same function with masks made by transformers: for encoders, whose rows may have padding."""
 
 
-class Mixing(NamedTuple):
-    """How a layer mixes the values of tokens into one another."""
+class AttentionOptions(NamedTuple):
+    """How a layer attends."""
 
     mask: torch.Tensor | BlockMask | None
-    """bool (rows, 1, queries, keys): which keys a query sees; it takes the place of `causal`."""
+    """bool (rows, 1, queries, keys): which keys a query sees. It replaces `causal`."""
     causal: bool
     window: int | None
-    """Tokens see those fewer than this many places away."""
+    """A token sees the tokens fewer than this many positions away."""
     dropout: float
     scale: float | None
 
 
 class Exchange(Protocol):
-    """How processes that each hold a part of every sequence compute attention over all of it."""
+    """How processes that each hold a part of every sequence compute attention over the whole sequence."""
 
-    def mix(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing) -> torch.Tensor:
-        """As the function `mix`, of this process's part: (rows, heads, part, size) -> query's shape."""
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """As the function `attend`, for this process's part: (rows, heads, part, size) -> query's shape."""
         ...
 
-    def queries(self, part: int) -> Sequence[range]:
-        """The places in the sequence that the rows of a mask stand for, where each process holds `part` tokens."""
+    def query_ranges(self, part: int) -> Sequence[range]:
+        """The positions in the sequence of the queries of a mask, where each process holds `part` tokens."""
         ...
 
 
-_in_force: Exchange | None = None
+_exchange: Exchange | None = None
 
 
 @contextmanager
-def in_force(exchange: Exchange) -> Iterator[None]:
-    """Have `attention` go through `exchange`, for the length of the block; the backward pass belongs into it too.
+def attention_exchange(exchange: Exchange) -> Iterator[None]:
+    """Within the block `attention` goes through `exchange`. Run the backward pass within it too.
 
-    Layers that are computed again go through it again, on whatever thread autograd runs: so this is no thread's own.
+    Activation checkpointing calls `attention` again on autograd's threads, so this is not local to a thread.
     """
-    global _in_force
-    before, _in_force = _in_force, exchange
+    global _exchange
+    before, _exchange = _exchange, exchange
     try:
         yield
     finally:
-        _in_force = before
+        _exchange = before
 
 
 def attention(
@@ -92,127 +94,131 @@ def attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query (rows, heads, length, size), key and value (rows, key heads, length, size) -> query's, heads third."""
+    """The attention function of transformers: (rows, heads, length, size) -> ((rows, length, heads, size), None)."""
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    how = Mixing(attention_mask, causal, sliding_window, dropout, scaling)
-    mixed = mix(query, key, value, how) if _in_force is None else _in_force.mix(query, key, value, how)
-    return mixed.transpose(1, 2).contiguous(), None
+    options = AttentionOptions(attention_mask, causal, sliding_window, dropout, scaling)
+    function = attend if _exchange is None else _exchange.attend
+    return function(query, key, value, options).transpose(1, 2).contiguous(), None
 
 
-def mix(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing, places: Sequence[range] | None = None
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: AttentionOptions,
+    query_ranges: Sequence[range] | None = None,
 ) -> torch.Tensor:
-    """query (rows, heads, queries, size), key and value (rows, key heads, length, size) -> as query.
+    """Attention of query (rows, heads, queries, size) to key and value (rows, key heads, length, size).
 
-    `places` are those of the queries in the sequence of the keys, in pieces one after another; None: all of them. For
-    each piece only the keys that it may see are touched.
+    `query_ranges` are the positions of the queries in the sequence of the keys; None: all positions. For each range
+    only the keys that it may see are read. Returns a tensor of query's shape.
     """
-    if isinstance(how.mask, BlockMask):
+    if isinstance(options.mask, BlockMask):
         flex = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else _compiled_flex()
         grouped = query.shape[1] != key.shape[1]
-        return flex(query, key, value, block_mask=how.mask, scale=how.scale, enable_gqa=grouped)
-    if places is None:
-        every = range(query.shape[2])
-        return _mix_piece(query, key, value, how.mask, how, every, every)
-    pieces, start = [], 0
-    for at in places:
-        others = _reach(at, key.shape[2], how)
-        mine, theirs = slice(start, start + len(at)), slice(others.start, others.stop)
-        mask = None if how.mask is None else how.mask[:, :, mine, theirs]
-        keys, values = key[:, :, theirs], value[:, :, theirs]
-        pieces.append(_mix_piece(query[:, :, mine], keys, values, mask, how, at, others))
-        start += len(at)
-    return torch.cat(pieces, dim=2)
+        return flex(query, key, value, block_mask=options.mask, scale=options.scale, enable_gqa=grouped)
+    if query_ranges is None:
+        positions = range(query.shape[2])
+        return _attend_range(query, key, value, options.mask, options, positions, positions)
+    outputs, start = [], 0
+    for queries in query_ranges:
+        keys = _visible_keys(queries, key.shape[2], options)
+        rows, columns = slice(start, start + len(queries)), slice(keys.start, keys.stop)
+        mask = None if options.mask is None else options.mask[:, :, rows, columns]
+        outputs.append(
+            _attend_range(query[:, :, rows], key[:, :, columns], value[:, :, columns], mask, options, queries, keys)
+        )
+        start += len(queries)
+    return torch.cat(outputs, dim=2)
 
 
-def _reach(at: range, length: int, how: Mixing) -> range:
-    """The places of all keys that a token of the places `at` may see."""
-    around = length if how.window is None else how.window - 1
-    return range(max(0, at.start - around), at.stop if how.causal else min(length, at.stop + around))
+def _visible_keys(queries: range, length: int, options: AttentionOptions) -> range:
+    """The positions of all keys that queries at these positions may see."""
+    around = length if options.window is None else options.window - 1
+    return range(max(0, queries.start - around), queries.stop if options.causal else min(length, queries.stop + around))
 
 
-def _mix_piece(
+def _attend_range(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    how: Mixing,
-    at: range,
-    others: range,
+    options: AttentionOptions,
+    queries: range,
+    keys: range,
 ) -> torch.Tensor:
-    """`mix` of the queries at the places `at` with the keys of the places `others`; `mask` is the mask of these."""
+    """`attend` for queries and keys at these positions, with their part of the mask."""
     grouped = query.shape[1] != key.shape[1]
-    window = how.window if how.window is not None and how.window < len(others) else None
-    at_the_end = how.causal and mask is None and at.start > others.start
-    if at_the_end and window is None and _flash_takes(query, key, value, how.dropout, grouped):
-        # Its own operator puts the causal mask at the end of the keys; what is called below, at their beginning.
+    window = options.window if options.window is not None and options.window < len(keys) else None
+    at_the_end = options.causal and mask is None and queries.start > keys.start
+    if at_the_end and window is None and _flash_takes(query, key, value, options.dropout, grouped):
+        # This operator aligns the causal mask with the end of the keys; scaled_dot_product_attention with their start.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return flash(query, key, value, how.dropout, True, scale=how.scale)[0]
+        return flash(query, key, value, options.dropout, True, scale=options.scale)[0]
     if window is not None or at_the_end:
-        distance = _places(at, query.device)[:, None] - _places(others, query.device)[None, :]
+        distance = _positions(queries, query.device)[:, None] - _positions(keys, query.device)[None, :]
         if window is None:
-            seen = distance >= 0
+            visible = distance >= 0
         else:
-            seen = (distance < window) & ((distance >= 0) if how.causal else (distance > -window))
-        mask = seen if mask is None else mask & seen
-    causal = how.causal and mask is None and len(at) > 1
-    if mask is None and takes(query, key, value, how.dropout):
-        return cpu_attention(query, key, value, causal=causal, scale=how.scale)
+            visible = (distance < window) & ((distance >= 0) if options.causal else (distance > -window))
+        mask = visible if mask is None else mask & visible
+    causal = options.causal and mask is None and len(queries) > 1
+    if mask is None and takes(query, key, value, options.dropout):
+        return cpu_attention(query, key, value, causal=causal, scale=options.scale)
     return F.scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=mask,
-        dropout_p=how.dropout,
-        scale=how.scale,
+        dropout_p=options.dropout,
+        scale=options.scale,
         is_causal=causal,
         enable_gqa=grouped,
     )
 
 
 def _flash_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, grouped: bool) -> bool:
-    """Whether FlashAttention 2 runs here on such heads: on a GPU, in half precision, of widths that it has."""
+    """Whether FlashAttention 2 takes such heads: on a GPU, in half precision, of supported widths."""
     if query.device.type != "cuda" or query.shape[-1] % 8:
         return False
     return bool(can_use_flash_attention(SDPAParams(query, key, value, None, dropout, False, grouped)))
 
 
-def _places(span: range, device: torch.device) -> torch.Tensor:
+def _positions(span: range, device: torch.device) -> torch.Tensor:
     return torch.arange(span.start, span.stop, device=device)
 
 
-def query_places(part: int, device: torch.device) -> torch.Tensor:
-    """int64 (queries,): the places in the sequence that the rows of a mask stand for.
+def query_positions(part: int, device: torch.device) -> torch.Tensor:
+    """int64 (queries,): the positions in the sequence of the queries of a mask.
 
-    `part` is the number of tokens that this process holds of each sequence: all of them, unless an exchange is in
-    force.
+    `part` is the number of tokens that this process holds of each sequence: all of them without an `Exchange`.
     """
-    spans = [range(part)] if _in_force is None else _in_force.queries(part)
-    return torch.cat([_places(span, device) for span in spans])
+    spans = [range(part)] if _exchange is None else _exchange.query_ranges(part)
+    return torch.cat([_positions(span, device) for span in spans])
 
 
 @cache
 def _compiled_flex() -> Any:
-    """FlexAttention is a kernel only when it is compiled; for layers that are not compiled themselves."""
+    """FlexAttention for layers that are not compiled: it is one kernel only when it is compiled itself."""
     return torch.compile(flex_attention, dynamic=False)
 
 
-def block_mask(documents: torch.Tensor, places: torch.Tensor, *, causal: bool) -> BlockMask:
-    """Which blocks of 128 tokens see which, where tokens see their own document alone.
+def block_mask(documents: torch.Tensor, positions: torch.Tensor, *, causal: bool) -> BlockMask:
+    """FlexAttention's mask, in blocks of 128 tokens, where tokens see their own document alone.
 
-    documents int64 (rows, length): the number of each token's document; places int64 (queries,): where the tokens that
-    see stand among them.
+    documents int64 (rows, length): the number of each token's document; positions int64 (queries,): the positions of
+    the queries in the sequence.
     """
-    every = len(places) == documents.shape[1]  # then they stand in order, and the kernel need not look it up
+    all_positions = len(positions) == documents.shape[1]  # then the kernel need not look them up
 
-    def seen(row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        at = query if every else places[query]
-        same = documents[row, at] == documents[row, other]
-        return same & (at >= other) if causal else same
+    def visible(row: torch.Tensor, _: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        position = query if all_positions else positions[query]
+        same = documents[row, position] == documents[row, key]
+        return same & (position >= key) if causal else same
 
     rows, length = documents.shape
-    mask = create_block_mask(seen, rows, None, len(places), length, device=documents.device)
-    mask.ndim = 4  # type: ignore[attr-defined]  # GPT-2 asks for it, to tell finished masks from padding
+    mask = create_block_mask(visible, rows, None, len(positions), length, device=documents.device)
+    mask.ndim = 4  # type: ignore[attr-defined]  # GPT-2 reads it to tell masks from padding
     return mask
 
 
@@ -231,7 +237,7 @@ def takes_block_masks(model: PreTrainedModel) -> bool:
 
 
 def attention_dropout(model: PreTrainedModel) -> float:
-    """The share of a model's attention that is dropped in training, by any of the names that configurations have."""
+    """A model's attention dropout, 0 to 1, under any of the names that configurations use."""
     config = model.config.get_text_config()
     names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
     return max(float(getattr(config, name, None) or 0.0) for name in names)
@@ -249,7 +255,7 @@ def allow_block_masks(model: PreTrainedModel, allowed: bool) -> None:
 
 
 def preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
-    """PyTorch's order among kernels: from Hopper on, cuDNN's is written for the chip; FlashAttention 2 not."""
+    """A context in which PyTorch prefers cuDNN from Hopper on: FlashAttention 2 is not written for these GPUs."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0):
         order = [
             SDPBackend.CUDNN_ATTENTION,
@@ -262,7 +268,7 @@ def preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
 
 
 def attention_choice(model: PreTrainedModel, device: torch.device, *, documents: bool = False) -> Choice:
-    """What computes the attention of a model that is trained, and why; `documents`: they are kept apart."""
+    """What computes the attention of a model in training, and why. `documents`: they must not see one another."""
     implementation = model.config._attn_implementation
     if implementation != NAME:
         if implementation == MASKED_NAME:
@@ -270,7 +276,7 @@ def attention_choice(model: PreTrainedModel, device: torch.device, *, documents:
         return Choice(implementation, f"{model.config.model_type} has attention of its own")
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     if documents and takes_block_masks(model):
-        return Choice("FlexAttention", "documents are kept apart by blocks, which skips what no token sees")
+        return Choice("FlexAttention", "documents are kept apart by blocks; blocks that no token sees are skipped")
     if documents or window is not None:
         why = "documents are kept apart" if documents else f"a window of {window} tokens, where blocks are longer"
         return Choice("scaled_dot_product_attention with a mask", why)

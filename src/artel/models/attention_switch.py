@@ -1,9 +1,8 @@
 """Switching a model to artel's attention, where that computes what the model's own attention does.
 
-A decoder then gets no masks: who sees whom is left to `is_causal` and to the window that a layer names. Some
-architectures say more than that by their masks (chunks, a window that layers do not name), look into a mask, or choose
-keys themselves. So a model is asked: it is run once on a few tokens, and what masks it makes, and what reaches its
-attention, is looked at.
+A decoder then gets no masks: `is_causal` and the window that a layer names say which tokens see which. The masks of
+some architectures say more (chunks, a window that layers do not name); others read the mask or choose keys themselves.
+So each model runs once on a few tokens, and `_Probe` compares the masks it makes with what reaches its attention.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from artel.models.attention import MASKED_NAME, NAME, attention
 
 _PROBE = "artel_probe"
 _TOKENS = 4
-# Layer types of transformers whose attention is causal, up to a window; with those that have no attention.
+# Layer types of transformers with causal attention, up to a window, or without attention.
 _PLAIN = {"full_attention", "sliding_attention", "linear_attention", "conv", "moe", "hybrid", "hybrid_sliding"}
 
 
 def use_for_training(model: PreTrainedModel, *, encoders: bool = False) -> bool:
-    """Switch a model to artel's attention; False, and the model as it was, where its architecture has its own.
+    """Switch a model to artel's attention. Returns False, and changes nothing, where its architecture has its own.
 
-    Encoders get the masks of transformers with it, which padding needs; with `encoders` they do not, and no mask of two
-    dimensions must then be given to them: it would not be obeyed.
+    Encoders keep the masks of transformers, for padding. With `encoders` they do not: then a two-dimensional mask in
+    the model's inputs is ignored.
     """
     AttentionInterface.register(NAME, attention)
     AttentionInterface.register(MASKED_NAME, _masked_attention)
@@ -52,14 +51,14 @@ def _masked_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     sliding_window: int | None = None,
-    **how: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`attention` with a mask that knows of the window already."""
-    return attention(module, query, key, value, attention_mask, **how)
+    """`attention` with a mask that includes the window already."""
+    return attention(module, query, key, value, attention_mask, **options)
 
 
 def _needs_no_mask(model: PreTrainedModel) -> bool:
-    """Whether a decoder's masks say no more than `is_causal` and its layers' windows do; by a run of a few tokens.
+    """Whether a decoder's masks say no more than `is_causal` and its layers' windows, tested on a few tokens.
 
     It needs shapes alone, so it is run on the meta device, which takes no time. Where that cannot be (code that looks
     at what it is given, quantized layers, which keep what they see) it is run where it is; a model that does not run
@@ -67,18 +66,18 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
     """
     before = model.config._attn_implementation
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    places = [tensors]
+    attempts = [tensors]
     if not getattr(model, "is_quantized", False):
-        places.insert(0, {name: _on_meta(tensor) for name, tensor in tensors.items()})
-    for moved in places:
+        attempts.insert(0, {name: _on_meta(tensor) for name, tensor in tensors.items()})
+    for attempt in attempts:
         probe = _Probe()
         AttentionInterface.register(_PROBE, probe.attention)
         AttentionMaskInterface.register(_PROBE, probe.mask)
         model.set_attn_implementation(_PROBE)
         try:
-            _run(model, moved)
+            _run(model, attempt)
             return probe.fits
-        except Exception:  # each architecture fails in its own way, and tells its own reason when it is trained
+        except Exception:  # each architecture fails in its own way, and will say why when it is trained
             continue
         finally:
             model.set_attn_implementation(before)
@@ -86,12 +85,12 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers in bf16: experts are multiplied together in no other precision there."""
+    """A tensor on the meta device. Floats are bf16, the only precision in which it multiplies experts together."""
     return tensor.to("meta", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
 
 
 def _run(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
-    """Read a few tokens with these parameters and buffers."""
+    """Run the model on a few tokens with these parameters and buffers."""
     vocabulary = model.config.get_text_config().vocab_size
     device = next(iter(tensors.values())).device
     ids = vocabulary // 2 + torch.arange(min(_TOKENS, vocabulary // 2), device=device)[None]
@@ -106,21 +105,21 @@ def _run(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
 
 
 class _Probe:
-    """transformers' masks, made in full, and an attention that notes whether it could do without them."""
+    """Full masks as transformers makes them, and an attention function that checks whether it needs them."""
 
     def __init__(self) -> None:
         self.fits = True
-        self._made: list[tuple[torch.Tensor, int | None]] = []
+        self._masks: list[tuple[torch.Tensor, int | None]] = []
 
     def mask(
         self, *arguments: Any, local_size: int | None = None, allow_is_causal_skip: bool = True, **more: Any
     ) -> torch.Tensor:
-        """A mask as transformers makes it; one that may not be left out is needed."""
+        """A mask as transformers makes it. A mask that may not be skipped is needed."""
         self.fits &= allow_is_causal_skip
-        made = sdpa_mask(*arguments, local_size=local_size, allow_is_causal_skip=False, **more)
-        assert made is not None
-        self._made.append((made, local_size))
-        return made
+        mask = sdpa_mask(*arguments, local_size=local_size, allow_is_causal_skip=False, **more)
+        assert mask is not None
+        self._masks.append((mask, local_size))
+        return mask
 
     def attention(
         self,
@@ -130,15 +129,15 @@ class _Probe:
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
         sliding_window: int | None = None,
-        **how: Any,
+        **options: Any,
     ) -> tuple[torch.Tensor, None]:
-        """What comes here must be a mask as it was made, for the window that the layer names."""
-        if self._made:
+        """Check that the mask arrives as it was made, for the window that the layer names."""
+        if self._masks:
             self.fits &= any(
-                attention_mask is not None and window == sliding_window and _is_same(attention_mask, made)
-                for made, window in self._made
+                attention_mask is not None and window == sliding_window and _is_same(attention_mask, mask)
+                for mask, window in self._masks
             )
-        return attention(module, query, key, value, attention_mask, sliding_window=sliding_window, **how)
+        return attention(module, query, key, value, attention_mask, sliding_window=sliding_window, **options)
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

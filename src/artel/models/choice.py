@@ -1,4 +1,4 @@
-"""A choice that artel makes for its user, with the reason, so that `artel doctor` and the log can tell it."""
+"""A choice that artel makes for its user, with its reason, for `artel doctor` and the log."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Cross-entropy's gradient by the logits: softmax minus target, in as few passes over memory as can be.
+"""Cross-entropy and its gradient with respect to the logits: softmax minus target, in few passes over memory.
 
-Logits are the largest tensor of a training step, and what is done to each of them costs little but reading and writing
-it. PyTorch's operators, here, pass over them seven times; on a CPU, where layers are compiled, cpu_slopes.py does it in
-one pass and holds no copy: of 2,048 x 16,384 in bf16 on two cores 49 ms, then 9 (benchmarks/NOTES.md).
+Logits are the largest tensor of a training step, and reading and writing them costs more than computing with them.
+PyTorch's operators pass over them seven times here. On a CPU with compiled layers, cpu/cross_entropy.py needs one pass
+and no copy: for 2,048 x 16,384 in bf16 on two cores 9 ms instead of 49 (benchmarks/NOTES.md).
 """
 
 from __future__ import annotations
@@ -16,87 +16,87 @@ from torch.distributed.tensor import DTensor
 
 from artel.models.targets import IGNORED
 
-# Columns of a block in which the highest logit is looked for on a CPU.
-_BLOCK = 128
+_BLOCK = 128  # columns, in each of which the highest logit is found first on a CPU
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """This process's ids among those of the processes that share a vocabulary."""
+class VocabularyShard:
+    """The ids that this process holds of a vocabulary that is sharded over a process group."""
 
     group: dist.ProcessGroup
     size: int
     first: int
-    most: int
-    """How many ids a process has; the last may have fewer."""
+    max_ids: int
+    """The number of ids of a process. The last one may have fewer."""
 
     @classmethod
-    def of(cls, weight: DTensor) -> Share:
+    def of(cls, weight: DTensor) -> VocabularyShard:
         mesh = weight.device_mesh
-        most = -(-weight.shape[0] // mesh.size())
-        return cls(mesh.get_group(), mesh.size(), mesh.get_local_rank() * most, most)
+        max_ids = -(-weight.shape[0] // mesh.size())
+        return cls(mesh.get_group(), mesh.size(), mesh.get_local_rank() * max_ids, max_ids)
 
-    def best(self, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of all processes' highest scores, float32 (count,), and their ids here: the highest and its id."""
-        found = torch.stack([scores, (ids + self.first).float()])  # exact up to 16 million ids
-        everywhere = found.new_empty(self.size, *found.shape)
-        dist.all_gather(list(everywhere), found, group=self.group)
-        highest, process = everywhere[:, 0].max(dim=0)
-        return highest, everywhere[:, 1].gather(0, process[None])[0].long()
+    def all_reduce_max(self, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The highest score of all processes and its id, from each process's highest, float32 (count,), and its id."""
+        local = torch.stack([scores, (ids + self.first).float()])  # exact up to 16 million ids
+        gathered = local.new_empty(self.size, *local.shape)
+        dist.all_gather(list(gathered), local, group=self.group)
+        best, process = gathered[:, 0].max(dim=0)
+        return best, gathered[:, 1].gather(0, process[None])[0].long()
 
-    def add_up(self, *numbers: torch.Tensor) -> Iterable[torch.Tensor]:
+    def all_reduce_sum(self, *tensors: torch.Tensor) -> Iterable[torch.Tensor]:
         """The sum over the processes of each of some tensors of one shape."""
-        together = torch.stack(numbers)
-        dist.all_reduce(together, group=self.group)
-        return together
+        stacked = torch.stack(tensors)
+        dist.all_reduce(stacked, group=self.group)
+        return stacked
 
 
-def slopes(
-    logits: torch.Tensor, targets: torch.Tensor, vocabulary: int, share: Share | None, wanted: bool
+def cross_entropy_with_grad(
+    logits: torch.Tensor, targets: torch.Tensor, vocabulary: int, shard: VocabularyShard | None, needs_grad: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(summed loss, likeliest ids, gradient of the summed loss by the logits in their precision) of some positions.
+    """(summed loss in nats, likeliest ids, gradient of that sum with respect to the logits, in their dtype).
 
-    With `share` the logits are those of its ids; `vocabulary` is how many they are.
+    logits (count, columns), of which the first `vocabulary` are ids and the rest is padding; targets int64 (count,),
+    `IGNORED` where there is none. With `shard` the logits are those of its ids.
     """
     scores = logits.float()
-    scores[:, vocabulary:] = -torch.inf  # columns that only fill up
-    best, guesses = highest(scores)
-    counted = targets != IGNORED
-    if share is None:
-        here, columns = counted, targets.clamp(min=0)[:, None]
+    scores[:, vocabulary:] = -torch.inf
+    best, guesses = row_max(scores)
+    has_target = targets != IGNORED
+    if shard is None:
+        is_local, columns = has_target, targets.clamp(min=0)[:, None]
     else:
-        best, guesses = share.best(best, guesses)
-        place = targets - share.first
-        here = (place >= 0) & (place < vocabulary)  # `IGNORED` is below them all
-        columns = place.clamp(0, vocabulary - 1)[:, None]
+        best, guesses = shard.all_reduce_max(best, guesses)
+        local = targets - shard.first
+        is_local = (local >= 0) & (local < vocabulary)  # `IGNORED` is below them all
+        columns = local.clamp(0, vocabulary - 1)[:, None]
     at_target = scores.gather(1, columns)[:, 0]
-    shares = scores.sub_(best[:, None]).exp_()  # in place: these passes over memory are what this loss costs
-    total = shares.sum(dim=1)
-    if share is not None:
-        total, at_target = share.add_up(total, at_target.where(here, 0.0))
-    loss = torch.where(counted, best + total.log() - at_target, 0.0).sum()
-    if not wanted:
-        return loss, guesses, shares
-    shares.mul_((counted / total)[:, None])
-    shares.scatter_add_(1, columns, -here.to(shares.dtype)[:, None])
-    return loss, guesses, shares.to(logits.dtype)
+    exponentials = scores.sub_(best[:, None]).exp_()  # in place: passes over memory are the cost of this loss
+    total = exponentials.sum(dim=1)
+    if shard is not None:
+        total, at_target = shard.all_reduce_sum(total, at_target.where(is_local, 0.0))
+    loss = torch.where(has_target, best + total.log() - at_target, 0.0).sum()
+    if not needs_grad:
+        return loss, guesses, exponentials
+    grad = exponentials.mul_((has_target / total)[:, None])
+    grad.scatter_add_(1, columns, -is_local.to(grad.dtype)[:, None])
+    return loss, guesses, grad.to(logits.dtype)
 
 
-def highest(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest of each row and its place, as `scores.max(dim=1)`: float32 (count,), int64 (count,).
+def row_max(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest number of each row and its column, like `scores.max(dim=1)`: float32 (count,), int64 (count,).
 
-    On a CPU PyTorch looks for a place one number at a time, 37 ms for 2,048 x 16,384; the highest of a block it finds
-    with vectors (3 ms), and then a place is looked for among the blocks and in one of them.
+    On a CPU PyTorch finds a column one number at a time: 37 ms for 2,048 x 16,384. It finds the highest of each block
+    with vector instructions (3 ms), so the column is then searched among the blocks and within one of them.
     """
     columns = scores.shape[1]
     whole = columns - columns % _BLOCK
     if scores.device.type != "cpu" or not whole:
         return scores.max(dim=1)
-    highest = [scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2)]
+    block_max = [scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2)]
     if whole < columns:
-        highest.append(scores[:, whole:].amax(dim=1, keepdim=True))
-    best, block = torch.cat(highest, dim=1).max(dim=1)
-    places = block[:, None] * _BLOCK + torch.arange(_BLOCK)
-    places = places.clamp_(max=columns - 1)  # the last block may be shorter
-    found = scores.gather(1, places).argmax(dim=1, keepdim=True)
-    return best, places.gather(1, found)[:, 0]
+        block_max.append(scores[:, whole:].amax(dim=1, keepdim=True))
+    best, block = torch.cat(block_max, dim=1).max(dim=1)
+    candidates = block[:, None] * _BLOCK + torch.arange(_BLOCK)
+    candidates = candidates.clamp_(max=columns - 1)  # the last block may be shorter
+    winner = scores.gather(1, candidates).argmax(dim=1, keepdim=True)
+    return best, candidates.gather(1, winner)[:, 0]

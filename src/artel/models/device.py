@@ -1,4 +1,4 @@
-"""What the device does well: which precision it multiplies natively, and which it can do at all."""
+"""Precisions of a device: which it multiplies natively, and which it supports at all."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import torch
 from artel.errors import InputError, missing_extra
 
 _KEY = "train.precision"
-# Ada and Hopper are the first whose tensor cores multiply float8.
-_FLOAT8_CAPABILITY = (8, 9)
+_FLOAT8_CAPABILITY = (8, 9)  # of Ada and Hopper, the first with tensor cores for float8
 
 
 def bf16_is_native(device: torch.device) -> bool:
     """Whether matrix products in bf16 run in hardware.
 
-    On a CPU without the instructions PyTorch emulates them: 0.3 GFLOP/s were measured where float32 reaches 115
-    (two cores of a server processor with AVX2 only), so this is not a matter of taste.
+    On a CPU without the instructions PyTorch emulates them at 0.3 GFLOP/s, where float32 reaches 115 (two cores of a
+    server processor with AVX2 only).
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -30,20 +29,21 @@ def bf16_is_native(device: torch.device) -> bool:
     return False
 
 
-def pick_precision(asked: str, device: torch.device, weights: str = "fp32") -> str:
-    """What layers compute in: fp32, bf16, fp16 or fp8. `auto` is bf16 where the device or the weights have it.
+def pick_precision(requested: str, device: torch.device, weights: str = "fp32") -> str:
+    """What layers compute in: fp32, bf16, fp16 or fp8. `auto` is bf16 where the device multiplies it or `weights` are
+    it.
 
-    bf16 and fp16 are done by every device, if need be in emulation. Raises InputError where fp8 is not.
+    Every device supports bf16 and fp16, if need be by emulation. Raises InputError where fp8 is not supported.
     """
-    if asked == "auto":
+    if requested == "auto":
         return "bf16" if weights == "bf16" or bf16_is_native(device) else "fp32"
-    if asked == "fp8":
+    if requested == "fp8":
         _check_float8(device)
-    return asked
+    return requested
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:
-    """What torch.autocast computes in for a precision; None for none. What is not float8 in fp8 is bf16."""
+    """torch.autocast's dtype for a precision; None for fp32. What is not float8 in fp8 is bf16."""
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}[precision]
 
 

@@ -1,4 +1,4 @@
-"""Matrix products of the layers in float8, by torchao (dynamic scaling, one scale for each tensor)."""
+"""Matrix products of the layers in float8 by torchao, with dynamic scaling and one scale for each tensor."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from artel.errors import InputError
 from artel.models.adapters import is_adapted
 from artel.models.compile import repeated_layers
 
-_SIDE = 16  # of a matrix: what float8 products on a GPU must be divisible by
+_SIDE_MULTIPLE = 16  # float8 products on a GPU need matrices with sides divisible by it
 
 
 def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
-    """Let the linear layers of the repeated layers multiply in float8; what was done, in words.
+    """Make the linear layers of the repeated layers multiply in float8. Returns what was done, in words.
 
-    Embeddings and the output head are not among them and compute in bf16, as do matrices with a side that 16 does not
-    divide, and GPT-2's Conv1D, whose matrix lies the other way round. The parameters are the same objects as before,
-    under the same names: they are trained, saved and loaded in their own type. To be called before layers are compiled.
-    `emulate` rounds to float8 and multiplies in the weights' type: for tests on a CPU.
+    Embeddings and the output head compute in bf16, as do matrices with a side that is not a multiple of 16 and GPT-2's
+    Conv1D, whose matrix is transposed. Parameters stay the same objects under the same names: they are trained, saved
+    and loaded in their own dtype. Call it before layers are compiled. `emulate` rounds to float8 and multiplies in the
+    weights' dtype: for tests on a CPU.
 
     Raises InputError for a model with adapters, whose matrices are too narrow to gain by it.
     """
@@ -28,7 +28,7 @@ def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
         raise InputError.at("train.precision", what, "write train.precision: bf16")
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    # Without padding, a micro-batch whose tokens 16 does not divide would fail in the product for the gradient.
+    # Without padding, the gradient's product fails for a micro-batch whose number of tokens is not a multiple of 16.
     config = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
     layers = repeated_layers(model)
     matrices = [module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear | Conv1D)]
@@ -39,7 +39,7 @@ def use_float8(model: PreTrainedModel, *, emulate: bool = False) -> str:
 
 
 def _fits(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and all(side % _SIDE == 0 for side in module.weight.shape)
+    return type(module) is nn.Linear and all(side % _SIDE_MULTIPLE == 0 for side in module.weight.shape)
 
 
 def _rest(matrices: list[nn.Module], chosen: int) -> str:
@@ -47,4 +47,4 @@ def _rest(matrices: list[nn.Module], chosen: int) -> str:
         return ""
     if any(isinstance(module, Conv1D) for module in matrices):
         return "; Conv1D, GPT-2's kind, computes in bf16"
-    return f"; matrices with a side that {_SIDE} does not divide compute in bf16"
+    return f"; matrices with a side that {_SIDE_MULTIPLE} does not divide compute in bf16"

@@ -1,18 +1,17 @@
-"""How fast training is, each figure defined once: FLOPs a token, tokens a second, MFU, and the peaks of devices.
+"""Figures of training speed, each defined once: FLOPs a token, tokens a second, MFU, and the peaks of devices.
 
 **FLOPs a token**: the floating-point operations (a multiplication and an addition are two) of the matrix products and
-convolutions that training on one input token takes, as the model itself multiplies them: forward once and backward
-twice (Kaplan et al. 2020, section 2.1), times 3 in all. Attention counts the pairs of tokens that may see one another:
-a causal model's pay half of what an encoder's do. Looking up embeddings costs nothing; nor do, by convention, norms,
-activations, softmax and the optimizer. What is computed again in the backward pass (activation checkpointing) does not
-count: it is work of the implementation and not of the model (Chowdhery et al. 2022, "PaLM", appendix B). For a dense
-transformer it is their 6N + 12·L·H·Q·T, with half of the second term where a causal mask hides half of the pairs, which
-they count in full. N are the weights that a token is multiplied with: all but tables that are looked up; the output
-head is among them, also where it is tied to the table of the inputs.
+convolutions for training on one input token: 3 times those of the forward pass, as the backward pass takes twice as
+many (Kaplan et al. 2020, section 2.1). Attention counts the pairs of tokens that may see one another, so a causal model
+counts half of what an encoder does. Embedding lookups count nothing; nor do, by convention, norms, activations, softmax
+and the optimizer. Activation checkpointing does not count: it is work of the implementation, not of the model
+(Chowdhery et al. 2022, "PaLM", appendix B). For a dense transformer this is PaLM's 6N + 12·L·H·Q·T, with half of the
+second term under a causal mask, which PaLM counts in full. N are the weights that a token is multiplied with: all but
+lookup tables. The output head is one of them, also where it is tied to the input embeddings.
 
-**tokens/s**: input tokens that are neither padding nor filler, over elapsed seconds by the clock.
+**tokens/s**: input tokens, without padding and filler, over elapsed seconds of wall-clock time.
 
-**MFU**, model FLOPs utilisation: FLOPs a token x tokens/s over the peak of the devices, in the precision that layers
+**MFU**, model FLOPs utilization: FLOPs a token x tokens/s over the peak of the devices, in the precision that layers
 compute in (PaLM, appendix B).
 """
 
@@ -28,24 +27,24 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from artel.models.loading.heads import model_class
 
 _NAME = "artel_counted"
-# How a model is asked, the first way that it answers: by the function below; by its own attention, where it has none
-# but that; and with a mask of ones, without which some look at the values of their input, which on meta has none.
-_WAYS = ((_NAME, False), ("eager", False), ("eager", True))
+# (attention, with a mask): the first that works is taken. The function below; the model's own attention, where it takes
+# no other; and a mask of ones, without which some models read the values of their input, which meta tensors lack.
+_ATTEMPTS = ((_NAME, False), ("eager", False), ("eager", True))
 
 
 def flops_a_token(config: PreTrainedConfig, auto_class: str, length: int) -> float | None:
-    """FLOPs of training on one token in rows of `length`, for the model of a configuration; None where it won't tell.
+    """FLOPs of training on one token in rows of `length`; None where the model does not run on the meta device.
 
-    `auto_class` is the transformers class whose head it has (`AutoModelForCausalLM`); the head counts at every token.
-    Asked of the model itself: its forward runs on the meta device, where it has shapes and no numbers. Of a mixture of
-    experts the ones that a token goes to are counted. Of an architecture with attention of its own (BLOOM, MPT, GPT-J)
-    the whole square is, as it is multiplied there. All weights are taken to be trained.
+    `auto_class` is the transformers class of its head (`AutoModelForCausalLM`); the head counts at every token. The
+    model's forward runs on the meta device, without numbers, and PyTorch counts. A mixture of experts counts the
+    experts that a token goes to. An architecture with its own attention (BLOOM, MPT, GPT-J) counts the whole square, as
+    it multiplies it. All weights count as trained.
     """
-    for attention, masked in _WAYS:
+    for attention, masked in _ATTEMPTS:
         try:
             model = _on_meta(config, auto_class, attention)
             return 3 * _forward_flops(model, length, masked) / length
-        except Exception:  # each architecture has its own ways not to run there
+        except Exception:  # each architecture fails in its own way
             continue
     return None
 
@@ -55,10 +54,10 @@ def tokens_a_second(tokens: int, seconds: float) -> float | None:
     return tokens / seconds if seconds > 0 else None
 
 
-def utilisation(flops: float | None, tokens: float | None, peak: float | None, devices: int = 1) -> float | None:
+def utilization(flops: float | None, tokens: float | None, peak: float | None, devices: int = 1) -> float | None:
     """MFU, 0 to 1: FLOPs a token x tokens a second over the peak of `devices`, each of `peak` FLOP/s.
 
-    None (unknown) where any of them is.
+    None (unknown) where one of them is None.
     """
     if flops is None or tokens is None or peak is None:
         return None
@@ -66,27 +65,27 @@ def utilisation(flops: float | None, tokens: float | None, peak: float | None, d
 
 
 def device_name(device: torch.device) -> str:
-    """What a device calls itself; `cpu`."""
+    """The name that a GPU reports; otherwise the type of the device, `cpu`."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_flops(name: str, precision: str) -> float | None:
-    """The most FLOP/s of a device by its name, in `fp32`, `tf32`, `bf16`, `fp16` or `fp8`; None where it is unknown.
+    """Peak FLOP/s of a device by its name, in `fp32`, `tf32`, `bf16`, `fp16` or `fp8`; None where it is unknown.
 
-    Dense, accumulated in fp32, as the makers' data sheets have it (where they give figures with sparsity only, half of
-    them): NVIDIA's data sheets of H100, H200, B200 (HGX), GH200, A100, A40, A30, A10, L40S, L40, L4, T4 and V100; the
+    Dense, accumulated in fp32, from the makers' data sheets (half of the figure where they give it with sparsity
+    only): NVIDIA's data sheets of H100, H200, B200 (HGX), GH200, A100, A40, A30, A10, L40S, L40, L4, T4 and V100; the
     white papers "GA102" (RTX 3090, A6000), "Ada" (RTX 4090, 6000 Ada) and "RTX Blackwell" (RTX 5090); AMD's data sheet
-    of the MI300X. Only these names, whole: a laptop's RTX 4090, a slice of an H100 (MIG) and a CPU are unknown.
+    of the MI300X. Names match as a whole: a laptop's RTX 4090, a slice of an H100 (MIG) and a CPU are unknown.
     """
-    found = _TERAFLOPS.get(name.removeprefix("NVIDIA "), {}).get(precision)
-    return None if found is None else found * 1e12
+    teraflops = _TERAFLOPS.get(name.removeprefix("NVIDIA "), {}).get(precision)
+    return None if teraflops is None else teraflops * 1e12
 
 
 def _on_meta(config: PreTrainedConfig, auto_class: str, attention: str) -> PreTrainedModel:
     config = copy.deepcopy(config)
     config.use_cache = False
     options: dict[str, Any] = {"attn_implementation": attention}
-    # Products of each token with the weights of its own experts: which ones is not known on meta, how many is.
+    # Multiplies each token with as many experts as it goes to; which ones they are is unknown on meta.
     options["experts_implementation"] = "batched_mm"
     with torch.device("meta"):
         model = model_class(config, auto_class, {})._from_config(config, **options)
@@ -112,7 +111,7 @@ def _counted_attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention on meta tensors: two products as large as what the mask lets through, for the counter to see."""
+    """Attention on meta tensors: two products of the size that the mask lets through, for the counter."""
     rows, heads, length, size = query.shape
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     pairs = _pairs(length, key.shape[2], causal, sliding_window)
@@ -122,7 +121,7 @@ def _counted_attention(
 
 
 def _pairs(queries: int, keys: int, causal: bool, window: int | None) -> int:
-    """How many (query, key) may see one another; in a window, tokens that are less than `window` apart."""
+    """The number of visible (query, key) pairs. In a window they are less than `window` tokens apart."""
     reach = keys if window is None else min(window, keys)
     before = reach * (reach + 1) // 2 + (queries - reach) * reach if queries == keys else queries * reach
     if causal:

@@ -35,7 +35,7 @@ def loading_options(quantize: str, skeleton: PreTrainedModel, whole: Sequence[st
     4-bit layers multiply in float32 until `compute_in` says otherwise.
     """
     require_bitsandbytes()
-    # It warns at each product that LLM.int8() rounds its inputs to float16: that is what the method is.
+    # It warns at each product that inputs are rounded to float16, which is what LLM.int8() does.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     heads = [name for name, _ in skeleton.named_children() if name != skeleton.base_model_prefix]
@@ -43,19 +43,15 @@ def loading_options(quantize: str, skeleton: PreTrainedModel, whole: Sequence[st
     if quantize == "int8":
         options |= {"load_in_8bit": True}
     else:
-        options |= {
-            "load_in_4bit": True,
-            "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_use_double_quant": True,
-        }
+        options |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     return {"quantization_config": BitsAndBytesConfig(**options), "device_map": {"": device}}
 
 
 def keep_trainable(model: PreTrainedModel) -> None:
-    """Leave 4-bit weights in the form that has a gradient.
+    """Keep 4-bit weights in the format whose products have gradients.
 
-    On a CPU with AVX512-BF16 bitsandbytes (0.50) changes them at the first product that wants none (a validation) into
-    a form whose products have none at all, and nothing changes them back.
+    On a CPU with AVX512-BF16, bitsandbytes (0.50) converts them at the first product without gradient (a validation)
+    into a format whose products have none, and nothing converts them back.
     """
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -63,13 +59,13 @@ def keep_trainable(model: PreTrainedModel) -> None:
 
 
 def compute_in(model: PreTrainedModel, precision: str) -> None:
-    """Have 4-bit layers, if `model` has any, multiply in `precision`: fp32, bf16, fp16, or bf16 for fp8."""
+    """Make 4-bit layers, if `model` has any, multiply in `precision`: fp32, bf16, fp16, or bf16 for fp8."""
     for layer in model.modules():
         if hasattr(layer, "compute_dtype") and hasattr(getattr(layer, "weight", None), "quant_state"):
             layer.compute_dtype = autocast_dtype(precision) or torch.float32
 
 
 def count(parameter: nn.Parameter) -> int:
-    """The number of weights a parameter stands for: 4-bit ones lie two in a byte."""
+    """The number of weights in a parameter. A byte of 4-bit weights holds two."""
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else int(state.shape.numel())

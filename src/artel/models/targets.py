@@ -1,3 +1,3 @@
-"""What a target is when there is none; apart from the losses, so that preparing text needs no PyTorch."""
+"""The target of positions without one. In a file of its own: preparing text does not import PyTorch."""
 
-IGNORED = -100  # the target of a position that no loss is taken on; transformers' and PyTorch's own value
+IGNORED = -100  # no loss is computed there; the value of transformers and PyTorch

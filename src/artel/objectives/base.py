@@ -12,13 +12,13 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.text import Document, Dropped, Rejected
-from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StorePart, Tokenizer
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer
 
 if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to import
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models import Sampling
+    from artel.models.generate import Sampling
 
 Better = Literal["higher", "lower"]
 
@@ -173,17 +173,17 @@ class Objective(ABC):
         """Yield for each document its samples, or why there are none."""
 
     @abstractmethod
-    def dataset(self, part: StorePart) -> Samples:
+    def dataset(self, part: StoreSplit) -> Samples:
         """A split of the store as this objective reads it: blocks of text, or whole samples."""
 
-    def order(self, part: StorePart, samples: int) -> Order | BalancedOrder:
+    def order(self, part: StoreSplit, samples: int) -> Order | BalancedOrder:
         """The order of the training samples."""
         return Order(samples, self.run.seed)
 
     def check(self, model: PreTrainedModel) -> None:  # noqa: B027  # most objectives fit every model of their class
         """Raise InputError if a model cannot compute this loss; called before it is compiled or parallelized."""
 
-    def fit_statistics(self, part: StorePart) -> None:  # noqa: B027  # most objectives need none
+    def fit_statistics(self, part: StoreSplit) -> None:  # noqa: B027  # most objectives need none
         """Take from the training split what the loss needs (shares of classes), before the first batch."""
 
     needs_reference: bool = False
@@ -221,10 +221,10 @@ class Objective(ABC):
         return sums, sums.new_zeros((batch.tensors["input_ids"].shape[0], 0))
 
     @abstractmethod
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
         """Metrics by name, of the totals and outputs (samples, len(outputs)) of a split; `loss` is a mean."""
 
-    def predictions_file(self, outputs: np.ndarray, part: StorePart) -> Any:
+    def predictions_file(self, outputs: np.ndarray, part: StoreSplit) -> Any:
         """The data set's official file of predictions, as plain values; None if it has none."""
         return None
 

@@ -17,14 +17,14 @@ from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Reading
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_metrics
 from artel.objectives.texts import Texts, document_tensors, inputs_of
-from artel.tokens import Rows, StorePart, TokenBlocks
+from artel.tokens import Rows, StoreSplit, TokenBlocks
 from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models import Sampling
+    from artel.models.generate import Sampling
 
 
 class Causal(Texts):
@@ -40,7 +40,7 @@ class Causal(Texts):
         "bits_per_byte": "lower",
     }
 
-    def dataset(self, part: StorePart) -> TokenBlocks:
+    def dataset(self, part: StoreSplit) -> TokenBlocks:
         return self.blocks(part, self.run.data.block, lookahead=1)
 
     def batch(self, rows: Rows) -> Batch:
@@ -69,7 +69,7 @@ class Causal(Texts):
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
         """Perplexity is per token; bits per byte divide by the bytes of the text and compare across tokenizers.
 
         Bits per byte = mean loss in nats x tokens per byte of the part / ln 2 (Gao et al. 2020, "The Pile", section
@@ -80,6 +80,7 @@ class Causal(Texts):
         return metrics | {"bits_per_byte": metrics["loss"] * part.tokens / part.bytes / math.log(2)}
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-        from artel.models import position_limit, write
+        from artel.models.generate import write
+        from artel.models.loading.structure import position_limit
 
         return write(model, self.tokenizer, prompt, sampling, position_limit(model))

@@ -19,14 +19,14 @@ from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Rea
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_metrics
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected
-from artel.tokens import Rows, Sample, StorePart, Tokenizer, WholeSamples
+from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, WholeSamples
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models import Sampling
+    from artel.models.generate import Sampling
 
 
 class Chat(Objective):
@@ -125,7 +125,7 @@ class Chat(Objective):
             return Dropped("longer_than_block")
         return DocumentSamples(pieces, counted={"split": 1} | ({"exchanges_left_out": left_out} if left_out else {}))
 
-    def dataset(self, part: StorePart) -> WholeSamples:
+    def dataset(self, part: StoreSplit) -> WholeSamples:
         return WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
@@ -140,13 +140,14 @@ class Chat(Objective):
         inputs = {"input_ids": batch.tensors["input_ids"], "use_cache": False}
         return balanced_token_sums(model, inputs, batch)
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
         """Per token that is learned: the assistant's, unless the run says otherwise."""
         return token_metrics(totals)
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         """The answer to a user's message."""
-        from artel.models import position_limit, write_ids
+        from artel.models.generate import write_ids
+        from artel.models.loading.structure import position_limit
 
         messages = [{"role": "user", "content": prompt}]
         ids = prompt_ids(self.tokenizer, self.template, messages)
@@ -195,7 +196,7 @@ class ConversationWriter:
     def sample(self, messages: Sequence[Message], learned: set[int], *, everything: bool = False) -> Sample:
         """The conversation's ids, and flags that are 1 in the turns of the messages `learned`. Raises Unfit."""
         written = self._turns.write(messages)
-        encoded = next(self._tokenizer.encode_with_places([written.text], control=True))
+        encoded = next(self._tokenizer.encode_with_offsets([written.text], control=True))
         flags = np.full(len(encoded.ids), everything, dtype=np.uint8)
         for turn in written.turns:
             inside = (encoded.ends > turn.start) & (encoded.starts < turn.end)

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from artel.errors import InputError
-from artel.models import position_limit
+from artel.models.loading.structure import position_limit
 from artel.tokens import Tokenizer
 
 

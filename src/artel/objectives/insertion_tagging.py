@@ -18,13 +18,13 @@ from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Rea
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.text import Document, Dropped, Pair, Rejected
-from artel.tokens import Encoded, Rows, Sample, StorePart, Tokenizer, WholeSamples
+from artel.tokens import Encoded, Rows, Sample, StoreSplit, Tokenizer, WholeSamples
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models import Sampling
+    from artel.models.generate import Sampling
 
 _TOKEN, _PUT_IN, _RULE = 1, 2, 4  # flags: of the input, put in after it, and an input token with a comma by rule
 
@@ -62,7 +62,7 @@ class InsertionTagging(Objective):
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         pairs = [document.record.fields for document in documents]
         inputs = [pair.input for pair in pairs if isinstance(pair, Pair)]
-        for document, encoded in zip(documents, self.tokenizer.encode_with_places(inputs), strict=True):
+        for document, encoded in zip(documents, self.tokenizer.encode_with_offsets(inputs), strict=True):
             record = document.record
             assert isinstance(record.fields, Pair)
             put_in = self._align(record.fields, encoded)
@@ -108,7 +108,7 @@ class InsertionTagging(Objective):
         flags += [0] * len(self._frame.after)
         return Sample(np.array(ids, dtype=np.int64), np.array(flags, dtype=np.uint8))
 
-    def dataset(self, part: StorePart) -> WholeSamples:
+    def dataset(self, part: StoreSplit) -> WholeSamples:
         return WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
@@ -158,7 +158,7 @@ class InsertionTagging(Objective):
         counts = (right, missing, guessed, right & missing, by_rule, by_rule & missing)
         return torch.stack([loss, torch.full_like(loss, batch.targets), *(count.sum().float() for count in counts)])
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
         """Precision, recall and F1 of what was put in (place and token right), and of the rule for Russian commas."""
         metrics = token_metrics(totals) | _scores("", totals["found"], totals["guessed"], totals["missing"])
         if totals["by_rule"]:
@@ -173,7 +173,7 @@ class InsertionTagging(Objective):
 
         import torch
 
-        encoded = next(self.tokenizer.encode_with_places([text]))
+        encoded = next(self.tokenizer.encode_with_offsets([text]))
         ids = torch.tensor([[*self._frame.before, *encoded.ids.tolist(), *self._frame.after]], device=model.device)
         was_training = model.training
         model.eval()

@@ -19,14 +19,14 @@ from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Objective, Reading, Reply
 from artel.objectives.per_token import SUMS, target_tensors, token_metrics, token_sums
 from artel.objectives.texts import Texts, document_tensors, inputs_of
-from artel.tokens import Rows, StorePart, TokenBlocks, Tokenizer
+from artel.tokens import Rows, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.sampling.blocks import document_numbers
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models import Sampling
+    from artel.models.generate import Sampling
 
 
 class Masked(Texts):
@@ -47,7 +47,7 @@ class Masked(Texts):
         self._special[tokenizer.special_ids] = True
         self._ordinary = np.flatnonzero(~self._special)
         self._word_starts = tokenizer.word_starts() if run.masked.whole_words else None
-        self._commonest: dict[StorePart, float] = {}
+        self._commonest: dict[StoreSplit, float] = {}
 
     @classmethod
     def for_run(cls, run: RunConfig) -> type[Objective]:
@@ -71,7 +71,7 @@ class Masked(Texts):
     def command(self, run: str) -> str:
         return f'artel generate {run} --prompt "The door is {self.tokenizer.hf.mask_token}."'
 
-    def dataset(self, part: StorePart) -> TokenBlocks:
+    def dataset(self, part: StoreSplit) -> TokenBlocks:
         return self.blocks(part, self.run.data.block - self._frame.size, lookahead=0)
 
     def batch(self, rows: Rows) -> Batch:
@@ -136,11 +136,11 @@ class Masked(Texts):
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         return token_sums(model, inputs_of(model, batch, causal=False), batch)
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
         """`accuracy` of the hidden tokens; `commonest_token` is the accuracy of always guessing the commonest one."""
         return token_metrics(totals) | {"commonest_token": self._commonest_share(part)}
 
-    def _commonest_share(self, part: StorePart) -> float:
+    def _commonest_share(self, part: StoreSplit) -> float:
         if part not in self._commonest:
             ids = part.read(0, min(part.tokens, 10_000_000))
             counts = np.bincount(ids[~self._special[ids]])

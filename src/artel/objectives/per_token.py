@@ -61,13 +61,13 @@ def balanced_token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: B
     """
     import torch
 
-    from artel.models.router_aux_loss import balance_of
+    from artel.models.router_aux_loss import router_aux_loss_of
 
-    balance = balance_of(model)
+    balance = router_aux_loss_of(model)
     if balance is None or not model.training:
         sums = token_sums(model, inputs, batch)
         return torch.cat([sums, sums.new_zeros(1)])
-    with balance.watching() as logits:
+    with balance.recording() as logits:
         sums = token_sums(model, inputs, batch)
     aux_loss = balance.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))[None]
     return torch.cat([sums[:1] + (aux_loss - aux_loss.detach()), sums[1:], aux_loss.detach()])

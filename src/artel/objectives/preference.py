@@ -24,13 +24,13 @@ from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Rea
 from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
 from artel.objectives.per_token import predicted
 from artel.text import Document, Dropped, Message, Preference, Rejected
-from artel.tokens import Rows, Sample, StorePart, Tokenizer, WholeSamples
+from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, WholeSamples
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from artel.models import Sampling
+    from artel.models.generate import Sampling
 
 _BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
 _CHOSEN, _REJECTED, _OTHER = 0, 1, 2
@@ -108,7 +108,7 @@ class PreferenceOptimization(Objective):
             return Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
         return self._writer.sample([*prompt, answer], {len(prompt)})
 
-    def dataset(self, part: StorePart) -> WholeSamples:
+    def dataset(self, part: StoreSplit) -> WholeSamples:
         return _WithAnother(part, self.run.data.block) if self._config.loss == "kto" else WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
@@ -283,7 +283,7 @@ class PreferenceOptimization(Objective):
         outputs = F.pad(logps, (0, len(self.outputs) - logps.shape[1]))
         return self._sums(logps[:, :_OTHER], counts[:, :_OTHER], batch), outputs
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
         """`accuracy`: pairs whose chosen answer has the higher reward; `margin`: mean reward, chosen less rejected."""
 
         import torch
@@ -300,7 +300,7 @@ class PreferenceOptimization(Objective):
             figures["margin"] = figures["chosen_reward"] - figures["rejected_reward"]
         return figures
 
-    def _loss_of_part(self, logps: torch.Tensor, part: StorePart) -> float:
+    def _loss_of_part(self, logps: torch.Tensor, part: StoreSplit) -> float:
         """KTO's mean loss by the reference point of the part itself, not of the training batch that came before."""
 
         import torch
@@ -322,7 +322,7 @@ class _WithAnother(WholeSamples):
     That answer is not learned; it ends where the block does.
     """
 
-    def __init__(self, part: StorePart, block: int) -> None:
+    def __init__(self, part: StoreSplit, block: int) -> None:
         super().__init__(part)
         self._block = block
 

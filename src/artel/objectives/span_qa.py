@@ -28,14 +28,14 @@ from artel.objectives.answers import (
 from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
 from artel.registry import FORMATS
 from artel.text import Document, Dropped, Question, Record, Rejected
-from artel.tokens import BalancedOrder, Encoded, Order, Rows, Sample, StorePart, Tokenizer, WholeSamples, one_row
+from artel.tokens import BalancedOrder, Encoded, Order, Rows, Sample, StoreSplit, Tokenizer, WholeSamples, one_row
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedModel
 
-    from artel.models import Sampling
+    from artel.models.generate import Sampling
 
 # The numbers of a sample, by column: document within its part, first token of the window in it, where the window
 # begins in the sample, start and end of the answer in the sample, class.
@@ -118,7 +118,7 @@ class SpanQA(Objective):
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         all_fields = [document.record.fields for document in documents]
         questions = self.tokenizer.encode([record.question for record in all_fields if isinstance(record, Question)])
-        contexts = self.tokenizer.encode_with_places(
+        contexts = self.tokenizer.encode_with_offsets(
             [record.context for record in all_fields if isinstance(record, Question)]
         )
         for document, question, context in zip(documents, questions, contexts, strict=True):
@@ -198,15 +198,15 @@ class SpanQA(Objective):
 
     # samples -> batch -> loss
 
-    def dataset(self, part: StorePart) -> WholeSamples:
+    def dataset(self, part: StoreSplit) -> WholeSamples:
         return WholeSamples(part)
 
-    def order(self, part: StorePart, samples: int) -> Order | BalancedOrder:
+    def order(self, part: StoreSplit, samples: int) -> Order | BalancedOrder:
         if not self._config.balanced_sampling:
             return super().order(part, samples)
         return BalancedOrder(np.asarray(part.numbers()[:, _CLASS]), self.run.seed)
 
-    def fit_statistics(self, part: StorePart) -> None:
+    def fit_statistics(self, part: StoreSplit) -> None:
         import torch
 
         if self._config.class_weights == "balanced":
@@ -317,15 +317,15 @@ class SpanQA(Objective):
 
     # figures
 
-    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StorePart) -> dict[str, float]:
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
         loss = {"loss": totals["loss"] / totals["targets"]}
         return loss | score(self.predictions(outputs, part), classes=self._five)
 
-    def predictions_file(self, outputs: np.ndarray, part: StorePart) -> Any:
+    def predictions_file(self, outputs: np.ndarray, part: StoreSplit) -> Any:
         counts_words = any(FORMATS[source.format].counts_words for source in self.run.data.sources)
         return (nq_predictions if counts_words else squad_predictions)(self.predictions(outputs, part))
 
-    def predictions(self, outputs: np.ndarray, part: StorePart) -> list[Prediction]:
+    def predictions(self, outputs: np.ndarray, part: StoreSplit) -> list[Prediction]:
         """The answer to each document of a part, from the windows that have outputs."""
         owners = np.asarray(part.numbers()[: len(outputs), _DOCUMENT])
         return self._predict(outputs, owners, part.sources(), lambda window: _places(part.sample(window)))

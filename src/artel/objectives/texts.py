@@ -11,7 +11,7 @@ from artel.config import RunConfig
 from artel.errors import Problem
 from artel.objectives.base import Batch, DocumentSamples, Objective
 from artel.text import Document
-from artel.tokens import Sample, StorePart, TokenBlocks, Tokenizer
+from artel.tokens import Sample, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.sampling.packing import PackedBlocks
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Texts(Objective):
         for ids in self.tokenizer.encode([document.record.text for document in documents]):
             yield DocumentSamples([Sample(np.append(ids, self.tokenizer.end_id))])
 
-    def blocks(self, part: StorePart, length: int, lookahead: int) -> TokenBlocks:
+    def blocks(self, part: StoreSplit, length: int, lookahead: int) -> TokenBlocks:
         if self.run.data.packing == "best_fit":
             return PackedBlocks(part, length, lookahead)
         return TokenBlocks(part, length, lookahead, documents=self.apart)

@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from artel.models import preferred_kernels
+from artel.models.attention import preferred_kernels
 from artel.models.device import autocast_dtype
-from artel.models.profiler_ranges import marked
+from artel.models.profiler_ranges import profiler_range
 from artel.objectives import Batch, Objective
 from artel.parallel.grad_norm import norm_here
 from artel.parallel.mesh import ParallelDims
@@ -153,9 +153,9 @@ class DataParallel:
         sums = []
         for number, batch in enumerate(batches):
             with self._gradient_sync(last=number == len(batches) - 1):
-                with marked("artel: forward"), self._autocast():
+                with profiler_range("artel: forward"), self._autocast():
                     found = self._learn(self._local_batch(batch))
-                with marked("artel: backward"):
+                with profiler_range("artel: backward"):
                     self._backward(found[0] * scale)
             sums.append(self._count_once(found.detach()))
         return torch.stack(sums).sum(dim=0)

@@ -160,10 +160,10 @@ def _only_local(experts: nn.Module, size: int) -> Iterator[None]:
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows sent to other processes, as many as `sent` says to each, for those `received` from each; and their slopes.
+    """All-to-all of rows with its backward pass: `sent` and `received` are numbers of rows by process.
 
-    torch.distributed.nn.functional has it too, and calls it deprecated; its successor hands out results that are not
-    there yet, which kernels take for good.
+    torch.distributed.nn.functional has the same but deprecates it. Its successor returns results that may not have
+    arrived yet, and kernels do not wait for them.
     """
 
     @staticmethod
@@ -174,8 +174,8 @@ class _Exchange(torch.autograd.Function):
         return _exchanged(rows, sent, received, group)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _exchanged(slopes[0], ctx.received, ctx.sent, ctx.group), None, None, None
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _exchanged(grad_outputs[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 
 def _exchanged(rows: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> torch.Tensor:

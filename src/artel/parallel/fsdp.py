@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from artel.models.compile import repeated_layers
 from artel.models.device import autocast_dtype
-from artel.models.router_aux_loss import balance_of
+from artel.models.router_aux_loss import router_aux_loss_of
 from artel.objectives import Batch, Objective
 from artel.parallel.context.context import exchanging, sees_before_alone, split_batch
 from artel.parallel.data_parallel import DataParallel
@@ -105,7 +105,7 @@ class SharedSequences:
         self.rank, self._size = mesh.get_local_rank(), mesh.size()
         self._model, self._group, self._how = model, mesh.get_group(), how
         self._causal = sees_before_alone(model)
-        balance = balance_of(model)
+        balance = router_aux_loss_of(model)
         if balance is not None:
             balance.context = self._group
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from artel.host import usable_cores
 from artel.parallel.tcp_store import process_store
 
 # Long enough for a checkpoint on a slow disk, short enough that a lost rank does not hold its peers for an hour.
@@ -69,7 +70,7 @@ def join_world(threads: int | None) -> Iterator[World]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if world_size == 1:
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads or usable_cores())
         yield World(0, 1, 0, device)
         return
     # Numbers that the host needs (counts, signals) go through gloo in either case, so that no step waits for a GPU.

@@ -19,11 +19,12 @@ from artel.config import RunConfig, WrongRunFile, is_doubtful, located
 from artel.config.load import read_file
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError, Problem
-from artel.models import check_model, check_pretrained, pick_precision
+from artel.host import usable_cores
+from artel.models.device import pick_precision
+from artel.models.loading.check import check_model, check_pretrained
 from artel.objectives import objective_of, objective_type
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
-from artel.planning.machine import usable_cores
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
 from artel.preparing import check_claim, check_from_store, check_texts

@@ -1,4 +1,4 @@
-"""What the machine has, as its kernel tells it: processor, cores, memory, disks. Nothing is written or started."""
+"""What the machine has: processor, disks, compilers, GPUs, system. Nothing is written or started. See also `host`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,14 @@ import shutil
 import socket
 import sys
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUP = Path("/proc/self/cgroup")
-# Version 1 writes "no limit" as the largest multiple of a page that 64 bits hold.
-_NO_LIMIT = 1 << 60
+from artel.host import read_lines
+
+_CPUINFO = Path("/proc/cpuinfo")
 # What decides which kernels a processor runs: without the last three, bf16 is emulated.
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes: of the machine, free on it, and what this process's group may have in all where that is bounded."""
-
-    total: int
-    free: int
-    limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +30,7 @@ class Disk:
 
 def processor() -> str:
     """The processor's name, or its architecture where the system tells no name."""
-    for line in _cpuinfo():
+    for line in read_lines(_CPUINFO):
         name, _, value = line.partition(":")
         if name.strip() == "model name":
             return f"{value.strip()} ({platform.machine()})"
@@ -50,88 +39,10 @@ def processor() -> str:
 
 def flags() -> list[str]:
     """Those of the instruction sets that matter here which the processor has."""
-    found = {word for line in _cpuinfo() if line.lower().startswith(("flags", "features")) for word in line.split()}
+    found = {
+        word for line in read_lines(_CPUINFO) if line.lower().startswith(("flags", "features")) for word in line.split()
+    }
     return [flag for flag in _FLAGS if flag in found]
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def core_quota(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> float | None:
-    """Cores' worth of time that this process's control group may use; None where it is not bounded."""
-    found = []
-    for folder in _folders("cpu", own, groups):
-        limit = _words(folder / "cpu.max")  # version 2: "QUOTA PERIOD", or "max PERIOD"
-        limit = limit or [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
-        if len(limit) == 2 and limit[0].isdigit() and int(limit[1]):
-            found.append(int(limit[0]) / int(limit[1]))
-    return min(found, default=None)
-
-
-def memory(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> Memory:
-    """Memory of the machine and of this process's control group."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = total
-    for words in map(str.split, _lines(Path("/proc/meminfo"))):
-        if words[0] == "MemAvailable:":
-            free = int(words[1]) * 1024
-    limits = []
-    for folder in _folders("memory", own, groups):
-        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-        if limit is None or limit >= min(total, _NO_LIMIT):
-            continue
-        limits.append(limit)
-        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-        # Pages of files that were read can be taken back, and count as used until then.
-        idle = [int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith(
-            ("inactive_file ", "total_inactive_file "))]  # fmt: skip
-        free = min(free, limit - max(0, used - max(idle, default=0)))
-    return Memory(total, free, min(limits, default=None))
-
-
-def swap() -> int:
-    """Bytes that the machine can put on a disk."""
-    words = next((line.split() for line in _lines(Path("/proc/meminfo")) if line.startswith("SwapTotal:")), ["", "0"])
-    return int(words[1]) * 1024
-
-
-def _folders(controller: str, own: Path, groups: Path) -> Iterator[Path]:
-    """The folders of this process's control group and of those that it lies in, of version 2 and of version 1."""
-    for line in _lines(own):
-        number, names, path = line.split(":", 2)
-        if number == "0":
-            root = groups
-        elif controller in names.split(","):
-            root = groups / names if (groups / names).is_dir() else groups / controller
-        else:
-            continue
-        inner = root / path.lstrip("/")
-        yield from (folder for folder in (inner, *inner.parents) if folder == root or root in folder.parents)
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text().splitlines()
-    except OSError:
-        return []
-
-
-def _words(file: Path) -> list[str]:
-    return " ".join(_lines(file)).split()
-
-
-def _number(file: Path) -> int | None:
-    words = _words(file)
-    return int(words[0]) if words and words[0].isdigit() else None
 
 
 def disk(folder: Path) -> Disk:
@@ -169,7 +80,7 @@ def python_headers() -> bool:
 def host_address(hosts: Path = Path("/etc/hosts")) -> str | None:
     """Where the hosts file leads from this machine's name; None where it does not know the name. No one is asked."""
     name = socket.gethostname()
-    for line in _lines(hosts):
+    for line in read_lines(hosts):
         words = line.partition("#")[0].split()
         if name in words[1:]:
             return words[0]
@@ -183,7 +94,7 @@ def nvidia_devices() -> list[str]:
 
 def nvidia_driver() -> str | None:
     """The version of the NVIDIA driver that is loaded."""
-    for line in _lines(Path("/proc/driver/nvidia/version"))[:1]:
+    for line in read_lines(Path("/proc/driver/nvidia/version"))[:1]:
         return next((word for word in line.split() if word[0].isdigit() and "." in word), None)
     return None
 

@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.host import memory, swap
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims
-from artel.planning.machine import in_gib, memory, swap
+from artel.planning.machine import in_gib
 from artel.training.optim.optimizer import state_bytes
 
 # A process before it has a model: Python, PyTorch and transformers took 305 MB of its own (torch 2.13 for CPUs).

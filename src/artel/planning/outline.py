@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.models import ModelRequest, check_positions
 from artel.models.adapters import freeze
+from artel.models.loading.check import check_positions
 from artel.models.loading.model_folder import is_in_hub_cache
+from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch, pretrained_structure
 from artel.preparing import has_store, tokenizer_name
 from artel.tokens import Tokenizer, load_tokenizer

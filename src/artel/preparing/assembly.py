@@ -16,7 +16,7 @@ from artel.objectives import Objective
 from artel.preparing.selection import PreparedShard, ShardPlan, prepared_shards, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
-from artel.tokens.store.manifest import PARTS, write_manifest
+from artel.tokens.store.manifest import SPLITS, write_manifest
 from artel.tokens.store.shards import ShardWriter, facts_by_name, no_samples, origin_line, token_type
 from artel.tokens.store.store import SOURCES
 
@@ -38,9 +38,9 @@ def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPl
 
 def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """Write the finished shards, the tokenizer, the ledger and the manifest into `folder`; return the manifest."""
-    splits = {split: no_samples() for split in PARTS}
+    splits = {split: no_samples() for split in SPLITS}
     ledger = orjson.loads((workspace.selection / "ledger.json").read_bytes())
-    for split in PARTS:
+    for split in SPLITS:
         (folder / split).mkdir()
         splits[split]["documents"] = ledger["parts"][split]["documents"]
         splits[split]["bytes"] = ledger["parts"][split]["bytes"]
@@ -67,7 +67,7 @@ class _Samples:
     """The samples of a prepared shard in one split, by the numbers of their documents there."""
 
     def __init__(self, shard: PreparedShard, split: str, dtype: str) -> None:
-        rows = shard.rows[shard.rows["split"] == PARTS.index(split)]
+        rows = shard.rows[shard.rows["split"] == SPLITS.index(split)]
         self._shard = shard
         self._tokens_end = np.cumsum(rows["tokens"].astype(np.int64))
         self._samples_end = np.cumsum(rows["samples"].astype(np.int64))
@@ -112,7 +112,7 @@ def _chosen(
         chosen[:document] = False
         if (round_, number) == stop[:2]:
             chosen[stop[2] :] = False
-        yield number, chosen[shards[number].rows["split"] == PARTS.index(plan.split)]
+        yield number, chosen[shards[number].rows["split"] == SPLITS.index(plan.split)]
         number, document = number + 1, 0
         if number == len(shards):
             round_, number = round_ + 1, 0
@@ -132,13 +132,13 @@ def _runs(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
 def _write_sources(workspace: Workspace, folder: Path, split: str) -> dict[str, Any]:
     """Write what the documents of a split are evaluated by, a line each, in the order of the store."""
     shards = prepared_shards(workspace)
-    if not any((shard.rows["has_source"] & (shard.rows["split"] == PARTS.index(split))).any() for shard in shards):
+    if not any((shard.rows["has_source"] & (shard.rows["split"] == SPLITS.index(split))).any() for shard in shards):
         return {}
     rounds = max(int(_copies(workspace, number).max(initial=0)) for number in range(len(shards)))
     everything = ShardPlan("", split, (0, 0, 0), (rounds, 0, 0), 0)
     with (folder / SOURCES).open("wb") as stream:
         for number, chosen in _chosen(workspace, shards, everything):
-            rows = shards[number].rows[shards[number].rows["split"] == PARTS.index(split)]
+            rows = shards[number].rows[shards[number].rows["split"] == SPLITS.index(split)]
             with (shards[number].folder / f"{split}.sources").open("rb") as lines:
                 for is_chosen in chosen[rows["has_source"] == 1]:
                     line = lines.readline()

@@ -31,7 +31,7 @@ from artel.preparing.token_files import PIECE, TokenFile, bad_file, open_token_f
 from artel.storage import new_folder
 from artel.text.split import is_held_out, least_fraction
 from artel.tokens import Sample, StoreWriter, Tokenizer, load_tokenizer
-from artel.tokens.store.manifest import FORMAT, PARTS
+from artel.tokens.store.manifest import FORMAT, SPLITS
 
 Tell = Callable[[str], None]
 
@@ -77,7 +77,7 @@ def import_tokens(
             least = least_fraction(np.array(writing.hashes), share)
             if least is not None:
                 tell(f"--validation {share:g} catches none of the {len(writing.hashes):,} documents: one is held out")
-                for split in PARTS:
+                for split in SPLITS:
                     shutil.rmtree(partial / split)
                 writing = _written(files, partial, tokenizer, least, lambda line: None)
         ledger = writing.ledger()
@@ -113,7 +113,7 @@ class _Writing:
     end_added: int = 0
     hashes: array[int] = field(default_factory=lambda: array("Q"))
     """The hashes that choose the documents held out."""
-    splits: dict[str, Counter[str]] = field(default_factory=lambda: {split: Counter() for split in PARTS})
+    splits: dict[str, Counter[str]] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
 
     def add(self, file: TokenFile, split: str, share: float) -> None:
         """Write the documents of one file into a split, `share` of them into the validation split."""

@@ -27,7 +27,7 @@ from artel.storage import new_folder
 from artel.text import CleanedRecord, Dropped, InputShard, Ledger, Rejected, clean_shard, count_lines
 from artel.text.dedup.near import SignatureWriter
 from artel.text.dedup.repeats import RepeatedUnits
-from artel.tokens.store.manifest import PARTS
+from artel.tokens.store.manifest import SPLITS
 from artel.tokens.store.shards import ShardWriter, token_type
 
 # Documents encoded together: enough to use all cores of `tokenizers`, few enough for less than 100 MB.
@@ -87,8 +87,8 @@ class _PreparedShardWriter:
         self.ledger = Ledger(on_reject=self._reject)
         self._documents = (folder / "documents").open("wb")
         self._notes = (folder / "notes.jsonl").open("wb")
-        self._samples = [ShardWriter(folder / split, token_type(vocabulary)) for split in PARTS]
-        self._sources: list[BinaryIO] = [(folder / f"{split}.sources").open("wb") for split in PARTS]
+        self._samples = [ShardWriter(folder / split, token_type(vocabulary)) for split in SPLITS]
+        self._sources: list[BinaryIO] = [(folder / f"{split}.sources").open("wb") for split in SPLITS]
         self._rows: list[tuple[Any, ...]] = []
         self._sets: dict[str, int] = {}
         self._count = 0
@@ -108,7 +108,7 @@ class _PreparedShardWriter:
 
     def add(self, cleaned: CleanedRecord, result: DocumentSamples | Rejected | Dropped | None) -> None:
         """Write a document with what the objective made of it; None if it has no new text."""
-        record, split = cleaned.document.record, PARTS.index(cleaned.document.split)
+        record, split = cleaned.document.record, SPLITS.index(cleaned.document.split)
         notes: dict[str, Any] = {}
         tokens = samples = 0
         source = None
@@ -150,7 +150,7 @@ class _PreparedShardWriter:
         for stream in (self._documents, self._notes, self._rejected, *self._sources):
             stream.close()
         columns = {}
-        for split, samples in zip(PARTS, self._samples, strict=True):
+        for split, samples in zip(SPLITS, self._samples, strict=True):
             samples.close()
             columns[split] = {"flags": samples.flags, "numbers": samples.columns}
         summary = {

@@ -49,7 +49,7 @@ from artel.storage import (
 from artel.text import check_text, describe_drops, more_documents, source_fingerprint
 from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
-from artel.tokens.store.manifest import FORMAT, PARTS, stored_files
+from artel.tokens.store.manifest import FORMAT, SPLITS, stored_files
 
 Check = Callable[..., None]
 """Raises an error that was found in the run so far; with `wait=True` it waits until all checks are done."""
@@ -237,7 +237,7 @@ def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:
 
 def _is_store_folder(folder: Path) -> bool:
     """True if every entry of a folder has the name of a store's file."""
-    names = {"manifest.json", "ledger.json", "rejected.jsonl", "tokenizer", *PARTS}
+    names = {"manifest.json", "ledger.json", "rejected.jsonl", "tokenizer", *SPLITS}
     return folder.is_dir() and not folder.is_symlink() and {file.name for file in folder.iterdir()} <= names
 
 

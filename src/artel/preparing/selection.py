@@ -29,7 +29,7 @@ from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
 from artel.text.dedup.exact import DIGEST, repeated
 from artel.text.dedup.near import BAND_GROUPS, Signatures, bands_and_rows, near_duplicates, similar_pairs
 from artel.text.split import least_fraction
-from artel.tokens.store.manifest import PARTS
+from artel.tokens.store.manifest import SPLITS
 from artel.tokens.store.shards import SHARD_TOKENS
 
 # The values in the file `exact`.
@@ -199,7 +199,7 @@ class Selection:
             (partial / "copies").mkdir()
             for number, (start, stop) in enumerate(pairwise(self._starts)):
                 (partial / "copies" / f"{number:05d}").write_bytes(self._copies[start:stop].tobytes())
-            plans = [astuple(plan) for split in PARTS for plan in self._shard_plans(split)]
+            plans = [astuple(plan) for split in SPLITS for plan in self._shard_plans(split)]
             (partial / "shards.json").write_bytes(orjson.dumps(plans))
 
     def _drop(self, documents: NDArray, reason: str) -> None:
@@ -303,7 +303,7 @@ class Selection:
                     counts.dropped[self._reasons[reason]] += int(count)
                 else:
                     counts.kept += int(count)
-            for split_number, split in enumerate(PARTS):
+            for split_number, split in enumerate(SPLITS):
                 chosen = is_in_set & (shard.rows["split"] == split_number)
                 written = {"documents": int(copies[chosen].sum())}
                 for column in ("characters", "bytes", "tokens", "samples"):
@@ -333,7 +333,7 @@ class Selection:
         for round_ in range(rounds):
             for shard_number, shard in enumerate(self._shards):
                 copies = self._copies[self._starts[shard_number] : self._starts[shard_number + 1]]
-                chosen = np.flatnonzero((copies > round_) & (shard.rows["split"] == PARTS.index(split)))
+                chosen = np.flatnonzero((copies > round_) & (shard.rows["split"] == SPLITS.index(split)))
                 ends = np.cumsum(shard.rows["tokens"][chosen].astype(np.int64))
                 at = 0
                 while at < len(chosen):

@@ -13,7 +13,7 @@ import orjson
 from artel.config import near_name
 from artel.errors import InputError, Problem
 from artel.storage import check_regular
-from artel.tokens import StorePart, Tokenizer
+from artel.tokens import StoreSplit, Tokenizer
 
 _MOST_PROBLEMS = 20
 _LARGEST = 1e100  # of a metric: the curve needs the difference of two
@@ -83,7 +83,7 @@ def curve(metrics: list[dict], width: int = 64, height: int = 12) -> list[str]:
     return [*lines, axis, f"{'':>9}0{'step ' + str(last):>{width - 1}}", f"{'':>9}· training   o validation"]
 
 
-def compression(train: StorePart, validation: StorePart, tokenizer: Tokenizer) -> dict[str, float]:
+def compression(train: StoreSplit, validation: StoreSplit, tokenizer: Tokenizer) -> dict[str, float]:
     """Bits per byte of `xz -9` on the validation text: alone, and after the training text.
 
     The second is the fair comparison with a model: size(training + validation) - size(training).
@@ -95,7 +95,7 @@ def compression(train: StorePart, validation: StorePart, tokenizer: Tokenizer) -
     return {"xz": alone * bits, "xz_after_training_text": after * bits}
 
 
-def _text(part: StorePart, tokenizer: Tokenizer) -> bytes:
+def _text(part: StoreSplit, tokenizer: Tokenizer) -> bytes:
     return "\n".join(tokenizer.decode(ids[:-1]) for _, ids in part.each_sample()).encode()
 
 

@@ -1,10 +1,10 @@
 """Tokenizers, the token store, the order of samples, batches. Knows no model."""
 
-from artel.tokens.sampling.batches import Rows, Samples, micro_batches, one_row, rows_to_judge, step_numbers
+from artel.tokens.sampling.batches import Rows, Samples, evaluation_rows, micro_batches, one_row, step_numbers
 from artel.tokens.sampling.blocks import TokenBlocks, WholeSamples
 from artel.tokens.sampling.order import BalancedOrder, Order
 from artel.tokens.store.shards import StoreWriter
-from artel.tokens.store.store import DamagedStore, Sample, StorePart, TokenStore
+from artel.tokens.store.store import DamagedStore, Sample, StoreSplit, TokenStore
 from artel.tokens.tokenizer.tokenizer import Encoded, Frame, Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.train import train_tokenizer
 
@@ -17,16 +17,16 @@ __all__ = [
     "Rows",
     "Sample",
     "Samples",
-    "StorePart",
+    "StoreSplit",
     "StoreWriter",
     "TokenBlocks",
     "TokenStore",
     "Tokenizer",
     "WholeSamples",
+    "evaluation_rows",
     "load_tokenizer",
     "micro_batches",
     "one_row",
-    "rows_to_judge",
     "step_numbers",
     "train_tokenizer",
 ]

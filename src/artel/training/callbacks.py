@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
-from artel.models import Sampling
-from artel.models.flops import tokens_a_second, utilisation
+from artel.models.flops import tokens_a_second, utilization
+from artel.models.generate import Sampling
 from artel.training.metrics.jsonl import Lines
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Log:
         tokens, run.window_tokens = run.window_tokens, 0
         run.progress.train_loss = totals["loss"] / totals["targets"]
         speed = tokens_a_second(tokens, seconds)
-        used = utilisation(run.flops, speed, run.peak, run.world.size)
+        used = utilization(run.flops, speed, run.peak, run.world.size)
         balance = totals.get("balance", 0.0) / totals["targets"]
         run.trackers.training(
             {

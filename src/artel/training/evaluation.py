@@ -10,7 +10,7 @@ import numpy as np
 from artel.config import RunConfig
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World
-from artel.tokens import StorePart, rows_to_judge
+from artel.tokens import StoreSplit, evaluation_rows
 from artel.training.faults.watchdog import beat
 
 # What a micro-batch holds when the run file says auto: 4,096 tokens keep two CPU cores busy and stay in their caches'
@@ -45,7 +45,7 @@ def micro_batch_size(config: RunConfig, world: World) -> int:
 class Validation:
     """A part of a store as an objective sees it, and its figures for a model."""
 
-    def __init__(self, objective: Objective, part: StorePart) -> None:
+    def __init__(self, objective: Objective, part: StoreSplit) -> None:
         self.part = part
         self.samples = objective.dataset(part)
         self._objective = objective
@@ -74,4 +74,4 @@ class Validation:
             indices = mine[start : start + micro_batch]
             beat("a validation batch")
             progress(start * ranks / count)
-            yield self._objective.batch(rows_to_judge(self.samples, indices, micro_batch)), indices
+            yield self._objective.batch(evaluation_rows(self.samples, indices, micro_batch)), indices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.parallel import ParallelStrategy, World
-from artel.tokens import Samples, StorePart
+from artel.tokens import Samples, StoreSplit
 from artel.training.checkpoint.format import Progress
 from artel.training.evaluation import Validation
 
@@ -30,7 +30,7 @@ def check_same_step(progress: Progress, strategy: ParallelStrategy, world: World
         )
 
 
-def check_blocks(samples: Samples, part: StorePart, validation: Validation, config: RunConfig) -> None:
+def check_blocks(samples: Samples, part: StoreSplit, validation: Validation, config: RunConfig) -> None:
     """Raise InputError where the text is too short for a block, or nothing is held out where that is needed."""
     problems = []
     block = config.data.block

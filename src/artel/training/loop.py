@@ -23,9 +23,10 @@ import xxhash
 
 from artel.config import RunConfig, dump_run
 from artel.config.schema.quantities import Interval
-from artel.models import save_model, try_compiled
+from artel.models.compile import try_compiled
 from artel.models.flops import device_name, flops_a_token, peak_flops, tokens_a_second
-from artel.models.profiler_ranges import marked
+from artel.models.loading.save import save_model
+from artel.models.profiler_ranges import profiler_range
 from artel.objectives import Batch, Objective, objective_of
 from artel.parallel import ParallelStrategy, World
 from artel.preparing import Prepared
@@ -85,15 +86,15 @@ def train(
         with watched(run), retained_host_memory(world.device), gc_between_steps() as collect, Feed(run) as feed:
             while not run.is_over:
                 started = time.monotonic()
-                with marked("artel: data"):
+                with profiler_range("artel: data"):
                     batches = feed.take()
                 run.agree(signals.asked, batches)
                 sums = run.guard.settled(run, lambda: gradients(run, feed))
-                with marked("artel: optimizer"), optimizer_memory_told():
+                with profiler_range("artel: optimizer"), optimizer_memory_told():
                     run.guard.step(run, sums, run.rate(run.step))
                 run.count_step(time.monotonic() - started)
                 beat("a step")
-                with marked("artel: once in a while"):
+                with profiler_range("artel: once in a while"):
                     for callback in callbacks:
                         callback(run)
                         beat(type(callback).__name__)

@@ -12,21 +12,15 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
-from artel.models import (
-    BuiltModel,
-    ModelRequest,
-    build_model,
-    compile_choice,
-    compile_layers,
-    pick_precision,
-    use_for_training,
-)
 from artel.models.activation_checkpointing import Recompute, recompute
+from artel.models.attention_switch import use_for_training
 from artel.models.choice import Choice
-from artel.models.compile import OFF
+from artel.models.compile import OFF, compile_choice, compile_layers
+from artel.models.device import pick_precision
 from artel.models.float8 import use_float8
-from artel.models.loading.build import must_load_whole
+from artel.models.loading.build import build_model, must_load_whole
 from artel.models.loading.materialize import WeightLoader, materialize
+from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.structure import outline
 from artel.models.loss import loss_choice
 from artel.models.quantization import compute_in

@@ -13,7 +13,7 @@ from artel.errors import InputError
 from artel.objectives import Objective
 from artel.parallel import ParallelStrategy, World
 from artel.storage import write_file
-from artel.tokens import StorePart, TokenStore
+from artel.tokens import StoreSplit, TokenStore
 from artel.training.evaluation import News, Validation
 
 _NAMES = {"train": False, "validation": True}
@@ -54,7 +54,7 @@ def set_reference(
 
 
 def judged_before(
-    objective: Objective, part: StorePart, strategy: ParallelStrategy, world: World, micro_batch: int, news: News
+    objective: Objective, part: StoreSplit, strategy: ParallelStrategy, world: World, micro_batch: int, news: News
 ) -> torch.Tensor:
     """What the model of `layout` says of each sample of a part, float64 (samples, len(objective.outputs))."""
     return torch.from_numpy(Validation(objective, part).judge(strategy, micro_batch, None, news)[1])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from artel.config import RunConfig, TrainConfig
 from artel.config.schema.quantities import Interval
 from artel.registry import SCHEDULES
-from artel.tokens import Samples, StorePart, TokenBlocks
+from artel.tokens import Samples, StoreSplit, TokenBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Length:
         return False
 
 
-def run_length(config: RunConfig, samples: Samples, part: StorePart) -> Length:
+def run_length(config: RunConfig, samples: Samples, part: StoreSplit) -> Length:
     """The length of a run on `samples`, which are its objective's view of the training `part` of its store."""
     tokens = config.data.block if isinstance(samples, TokenBlocks) else part.tokens / part.samples
     return Length.of(config.train, len(samples), tokens)

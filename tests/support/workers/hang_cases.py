@@ -68,14 +68,14 @@ def held(folder):
 
 def slow(folder):
     """A validation that takes longer than the limit, batch by batch."""
-    right, slept = judging.rows_to_judge, []
+    right, slept = judging.evaluation_rows, []
 
     def slowly(*arguments):
         slept.append(LIMIT / 4)
         last(LIMIT / 4)
         return right(*arguments)
 
-    judging.rows_to_judge = slowly
+    judging.evaluation_rows = slowly
     trained(folder, "slow", validate={"every": 3, "blocks": 20}, train={"micro_batch": 2, "steps": 3})
     assert sum(slept) > 2 * LIMIT, slept
 

@@ -11,16 +11,13 @@ from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.diagnostics.doctor.software import install
-from artel.models import (
-    Choice,
-    attention_choice,
-    bf16_is_native,
-    compile_choice,
-    pick_precision,
-    use_for_training,
-)
+from artel.host import usable_cores
+from artel.models.attention import attention_choice
+from artel.models.attention_switch import use_for_training
+from artel.models.choice import Choice
+from artel.models.compile import compile_choice
+from artel.models.device import bf16_is_native, pick_precision
 from artel.objectives.texts import keeps_apart
-from artel.planning.machine import usable_cores
 from artel.registry import OPTIMIZERS
 
 

@@ -12,12 +12,14 @@ import torch
 from transformers import PreTrainedModel
 
 import artel
+from artel import host
 from artel.config import RunConfig
 from artel.diagnostics.doctor.choices import Case, choices
 from artel.diagnostics.doctor.software import environment, install, packages
 from artel.diagnostics.doctor.troubles import troubles
 from artel.errors import InputError, Problem
-from artel.models import check_model, read_config
+from artel.models.loading.check import check_model
+from artel.models.loading.model_folder import read_config
 from artel.objectives import objective_type
 from artel.parallel import local_device
 from artel.planning import machine
@@ -87,8 +89,8 @@ def examine(run: RunConfig | None, variables: Mapping[str, str]) -> Examination:
 
 
 def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict[str, Fact]:
-    flags, cores, quota = machine.flags(), machine.usable_cores(), machine.core_quota()
-    memory, shared = machine.memory(), machine.shared_memory()
+    flags, cores, quota = machine.flags(), host.usable_cores(), host.core_quota()
+    memory, shared = host.memory(), machine.shared_memory()
     compiler, headers = machine.cpp_compiler(), machine.python_headers()
     bounded = f", bounded to {in_gib(memory.limit)}" if memory.limit is not None else ""
     facts = {

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from artel import host
 from artel.config import RunConfig
 from artel.diagnostics.doctor.software import install, packages
 from artel.errors import Problem
-from artel.models import bf16_is_native
+from artel.models.device import bf16_is_native
 from artel.planning import machine
 from artel.planning.machine import Disk, in_gib
 
@@ -70,14 +71,14 @@ def _about_gpus(gpus: list[dict[str, Any]], variables: Mapping[str, str]) -> lis
 
 
 def _about_memory() -> list[Problem]:
-    free = machine.memory().free
+    free = host.memory().free
     if free >= _LITTLE:
         return []
     return [Problem("memory", f"only {in_gib(free)} are free", "end other programs, or raise the container's limit")]
 
 
 def _about_cores(run: RunConfig) -> list[Problem]:
-    cores, quota = machine.usable_cores(), machine.core_quota()
+    cores, quota = host.usable_cores(), host.core_quota()
     if quota is None or quota >= cores or run.train.threads is not None:
         return []
     what = f"{cores} are seen, and the container has time for {quota:g}: {cores} threads would wait for one another"

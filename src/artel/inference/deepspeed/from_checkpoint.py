@@ -1,7 +1,7 @@
-"""A checkpoint that DeepSpeed wrote by itself, as a model, or as where a run begins.
+"""A sharded checkpoint of DeepSpeed as a model, or as the start of a run.
 
-Trainer's under ZeRO (`checkpoint-500`) is no other. Its weights lie in pieces, by process, in `global_step…`; the
-configuration and the tokenizer beside the file `latest`.
+The checkpoints of transformers' Trainer under ZeRO (`checkpoint-500`) are such checkpoints. The shards of each process
+are in `global_step…`; configuration and tokenizer are next to the file `latest`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig, dump_run
 from artel.errors import InputError, Problem
 from artel.inference.open import objective_of_folder, open_fresh
-from artel.models import read_config
+from artel.models.loading.model_folder import read_config
 from artel.models.loading.pretrained import read_generation_config
 from artel.models.loading.structure import without_weights
 from artel.parallel.deepspeed.checkpoint import ZeroCheckpoint, model_files, read_zero_checkpoint
@@ -31,33 +31,33 @@ from artel.training.schedule import run_length
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
-    """A model on the meta device, and its weights in float32 by name, tied ones once at least."""
+class AssembledModel:
+    """A model on the meta device, and its weights in float32 by name, tied ones at least once."""
 
     model: PreTrainedModel
     tokenizer: Tokenizer
     weights: dict[str, torch.Tensor]
 
 
-def assemble(folder: Path) -> Assembled:
-    """The model of DeepSpeed's checkpoint in `folder` (with `latest`, or one of its `global_step…`), all in memory.
+def assemble(folder: Path) -> AssembledModel:
+    """The model of DeepSpeed's checkpoint in `folder` (the one with `latest`, or a `global_step…`), all in memory.
 
     Raises InputError where the configuration, the tokenizer or files are missing, and for weights of another model.
     """
-    described = folder if (folder / "latest").is_file() else folder.parent
-    if not (described / "config.json").is_file():
-        fix = f"copy config.json and the tokenizer's files of the model that was trained to {described}"
+    model_folder = folder if (folder / "latest").is_file() else folder.parent
+    if not (model_folder / "config.json").is_file():
+        fix = f"copy config.json and the tokenizer's files of the model that was trained to {model_folder}"
         raise InputError.at(str(folder), "is DeepSpeed's checkpoint, and does not say of which model", fix)
-    tokenizer = load_tokenizer(str(described), where=str(folder))
-    objective = objective_of_folder(str(described), None, tokenizer)
-    config, _ = read_config(str(described))
+    tokenizer = load_tokenizer(str(model_folder), where=str(folder))
+    objective = objective_of_folder(str(model_folder), None, tokenizer)
+    config, _ = read_config(str(model_folder))
     model = without_weights(config, objective.auto_class, objective.heads).float()
-    read_generation_config(model, str(described))
-    return Assembled(model, tokenizer, _named_as(model, read_zero_checkpoint(folder), folder))
+    read_generation_config(model, str(model_folder))
+    return AssembledModel(model, tokenizer, _named_as(model, read_zero_checkpoint(folder), folder))
 
 
 def exchange_problems(run: RunConfig) -> list[Problem]:
-    """Why weights and optimizer of `run` cannot go from DeepSpeed's checkpoints to its own, or back."""
+    """Why weights and optimizer state of `run` cannot be converted from or to DeepSpeed's checkpoints."""
     problems = []
     if not OPTIMIZERS[run.train.optimizer].is_adam:
         what = f"{run.train.optimizer}: only Adam's state goes between DeepSpeed's checkpoints and artel's"
@@ -69,7 +69,7 @@ def exchange_problems(run: RunConfig) -> list[Problem]:
 
 
 def check_beginning(run: RunConfig, folder: Path) -> None:
-    """Raise InputError for what can be known without reading: no checkpoint in `folder`, a run that cannot take it."""
+    """Raise InputError where `folder` has no checkpoint, or `run` cannot continue from one. Nothing is read."""
     problems = exchange_problems(run)
     try:
         model_files(folder)
@@ -80,10 +80,10 @@ def check_beginning(run: RunConfig, folder: Path) -> None:
 
 
 def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[str], None]) -> None:
-    """Write the first checkpoint of `run`: the weights, averages and step of DeepSpeed's checkpoint in `folder`.
+    """Write the first checkpoint of `run`: the weights, Adam's averages and step of DeepSpeed's checkpoint in `folder`.
 
-    Raises InputError where files are missing, for weights of another model, for a checkpoint without Adam's averages,
-    and for a run that ends before its step.
+    Raises InputError for missing files, weights of another model, a checkpoint without Adam's averages, and a run that
+    ends before its step.
     """
     saved = ZeroCheckpoint.read(folder)
     state, step = saved.adam()
@@ -103,9 +103,9 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[
 def _of_run(
     model: PreTrainedModel, weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], folder: Path
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Weights and state as a checkpoint of artel's has them for `model`: its names for them, a tied weight once."""
-    whole, trained, before = model.state_dict(keep_vars=True), trained_tensors(model), _before(model, weights)
-    state = {name.removeprefix(before): tensor for name, tensor in state.items()}
+    """Weights and state as in artel's checkpoint of `model`: under its names, a tied weight once."""
+    whole, trained, prefix = model.state_dict(keep_vars=True), trained_tensors(model), _prefix(model, weights)
+    state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     stepped = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if unlike := sorted(stepped ^ {name.rpartition("|")[0] for name in state}):
         what = f"trained other parameters than this run does ({unlike[0]} …, {len(unlike)} in all)"
@@ -114,23 +114,23 @@ def _of_run(
     return {name: by_tensor[id(tensor)].to(tensor.dtype) for name, tensor in trained.items()}, state
 
 
-def _before(model: PreTrainedModel, found: dict[str, torch.Tensor]) -> str:
-    """What stands before all names of `found`: a module around the model puts its own there."""
+def _prefix(model: PreTrainedModel, saved: dict[str, torch.Tensor]) -> str:
+    """The prefix of all names in `saved`, which comes from a module around the model."""
     first = next(iter(model.state_dict()))
-    return next((name.removesuffix(first) for name in found if name.endswith(first)), "")
+    return next((name.removesuffix(first) for name in saved if name.endswith(first)), "")
 
 
-def _named_as(model: PreTrainedModel, found: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
-    """The weights of `found` under the model's own names."""
-    wanted, before = model.state_dict(keep_vars=True), _before(model, found)  # tied ones are one tensor
-    weights = {name.removeprefix(before): tensor for name, tensor in found.items() if name.startswith(before)}
-    there = {id(wanted[name]) for name in weights.keys() & wanted.keys()}
-    lacking = [name for name, tensor in wanted.items() if name not in weights and id(tensor) not in there]
-    # Buffers that a model of an older transformers had (GPT-2's masks): these it leaves out itself when it loads one.
-    left = model._keys_to_ignore_on_load_unexpected or []
-    beside = [name for name in found if name.removeprefix(before) not in wanted
-              and not any(re.search(pattern, name) for pattern in left)]  # fmt: skip
-    unlike = [name for name in weights.keys() & wanted.keys() if weights[name].shape != wanted[name].shape]
+def _named_as(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
+    """The weights in `saved` under the model's own names. Raises InputError where they do not fit the model."""
+    own, prefix = model.state_dict(keep_vars=True), _prefix(model, saved)  # tied ones are one tensor
+    weights = {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}
+    present = {id(own[name]) for name in weights.keys() & own.keys()}
+    lacking = [name for name, tensor in own.items() if name not in weights and id(tensor) not in present]
+    # Buffers of older versions of transformers (GPT-2's masks), which the model ignores when it loads weights.
+    ignored = model._keys_to_ignore_on_load_unexpected or []
+    beside = [name for name in saved if name.removeprefix(prefix) not in own
+              and not any(re.search(pattern, name) for pattern in ignored)]  # fmt: skip
+    unlike = [name for name in weights.keys() & own.keys() if weights[name].shape != own[name].shape]
     whose = f"this {type(model).__name__}"
     wrong = {"has no weights for {} of {}": lacking, "has {} that are not of {}": beside,
              "has {} in other shapes than {}": unlike}  # fmt: skip
@@ -141,4 +141,4 @@ def _named_as(model: PreTrainedModel, found: dict[str, torch.Tensor], folder: Pa
     ]  # fmt: skip
     if problems:
         raise InputError(problems)
-    return {name: weights[name] for name in wanted if name in weights}
+    return {name: weights[name] for name in own if name in weights}

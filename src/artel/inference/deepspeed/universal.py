@@ -34,8 +34,8 @@ from artel.training.checkpoint.format import read_progress
 from artel.training.checkpoint.sharded_files import piece_shapes, read_pieces
 from artel.training.schedule import rate, run_length
 
-_BYTES_AT_A_TIME = 2**30
-_VERSION = "0.19.8"  # the DeepSpeed whose format this is; it refuses files that name none
+_CHUNK_BYTES = 2**30
+_VERSION = "0.19.8"  # of DeepSpeed, whose format this is; it refuses files without a version
 
 
 def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
@@ -55,7 +55,7 @@ def newest_checkpoint(name: str) -> tuple[RunConfig, Path]:
 
 
 def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder: Path) -> None:
-    """Write a checkpoint of `run` into `folder`, some parameters at a time. Raises InputError of the disk."""
+    """Write a checkpoint of `run` into `folder`, some parameters at a time. Raises InputError where the disk fails."""
     progress = read_progress(checkpoint)
     step = progress.step
     counts = {"global_steps": step, "global_samples": step * run.train.batch, "skipped_steps": 0,
@@ -74,7 +74,7 @@ def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder
             for key, tensor in tensors.items():
                 _save({"param": tensor}, place / f"{key}.pt")
             _save(count, place / "step.pt")
-        # Stages 1 and 2 pair these groups with their own, however many they have; stage 3 reads the first.
+        # ZeRO stages 1 and 2 pair these groups with their own, whatever their number; stage 3 reads the first.
         shared = {"param_groups": groups * parameters, "ds_version": _VERSION,
                   "optimizer_state_dict": {"state": {0: {"step": count}}, "param_groups": groups}}  # fmt: skip
         _save(shared, zero / "optimizer_state.pt")
@@ -84,13 +84,13 @@ def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder
 
 
 def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Each parameter that was stepped, float32, and its averages, by DeepSpeed's names for them."""
+    """Each trained parameter in float32 and Adam's averages of it, by DeepSpeed's names."""
     shapes = piece_shapes(checkpoint)
     stepped = [name.removesuffix(f"|{AVERAGES[0]}") for name in shapes if name.endswith(f"|{AVERAGES[0]}")]
     while stepped:
         read: dict[str, torch.Tensor] = {}
         names = []
-        while stepped and sum(tensor.nbytes for tensor in read.values()) < _BYTES_AT_A_TIME:
+        while stepped and sum(tensor.nbytes for tensor in read.values()) < _CHUNK_BYTES:
             names.append(stepped.pop(0))
             for stored in (names[-1], *(f"{names[-1]}|{key}" for key in AVERAGES)):
                 shape, dtype = shapes[stored]
@@ -102,14 +102,14 @@ def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]
 
 
 def _next_rate(run: RunConfig, prepared: Prepared, step: int, warmup: int | None) -> float:
-    """The learning rate of the step that comes after `step` of them."""
+    """The learning rate of the step after `step` steps."""
     objective, store = objective_of(run, prepared.tokenizer()), prepared.open()
     steps = run_length(run, objective.dataset(store.train), store.train).steps
     return run.train.learning_rate * rate(run.train, min(step, steps - 1), steps, warmup)
 
 
 def _scheduler(step: int) -> dict[str, Any]:
-    """A scheduler's own state after `step` steps, for DeepSpeed's, which have one entry, and for PyTorch's."""
+    """The state of a scheduler after `step` steps, for DeepSpeed's schedulers, which have one entry, and PyTorch's."""
     return {"last_batch_iteration": step - 1, "last_epoch": step, "_step_count": step + 1, "lr_lambdas": []}
 
 

@@ -1,6 +1,6 @@
-"""A trained model as others take it: a Hugging Face folder, an adapter, one merged with its base, a GGUF file.
+"""Export of a trained model: a Hugging Face folder, an adapter, an adapter merged with its base, or a GGUF file.
 
-And a run's checkpoint as DeepSpeed takes it, to be trained on.
+Also a run's checkpoint in DeepSpeed's format, to continue training with it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import torch
 
 from artel.config import ModelConfig, RunConfig, load_run, near_name
 from artel.errors import InputError
-from artel.inference.deepspeed.from_checkpoint import Assembled, assemble
+from artel.inference.deepspeed.from_checkpoint import AssembledModel, assemble
 from artel.inference.deepspeed.universal import newest_checkpoint, write_universal
 from artel.inference.export.exporter import ExportOptions, open_exporter
-from artel.inference.open import Opened, check_run_name, objective_of_folder, open_checkpoint, open_model
-from artel.models import ModelRequest, is_adapted, load_model, read_adapter, read_config, write_model
+from artel.inference.open import OpenedModel, check_run_name, objective_of_folder, open_checkpoint, open_model
+from artel.models.adapters import is_adapted, read_adapter
+from artel.models.loading.build import load_model
 from artel.models.loading.check import check_whole
-from artel.models.loading.model_folder import check_folder, in_pieces
+from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config
+from artel.models.loading.request import ModelRequest
+from artel.models.loading.save import write_model
 from artel.preparing import prepare, refuse_overlaps
 from artel.storage import check_new, new_folder
 from artel.tokens import load_tokenizer
@@ -32,15 +35,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and where."""
+    """What was written, and its folder."""
 
     folder: str
     kind: str
     """model, adapter, deepspeed, or the name of the exporter that wrote it."""
     merged_into: str | None = None
-    """The base model of an adapter that was merged."""
+    """The base model of a merged adapter."""
     dtype: str | None = None
-    """Of the weights of a merged model."""
+    """The dtype of a merged model's weights."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,7 +58,7 @@ def export(
     options: ExportOptions | None = None,
     tell: Tell,
 ) -> Exported:
-    """Write the model of a run (the newest checkpoint while it is not finished) or of a folder to a new folder.
+    """Write the model of a run (its newest checkpoint while it is unfinished) or of a folder to a new folder.
 
     A folder may be a checkpoint of DeepSpeed's own, whose weights, in pieces, become a model's in float32.
     With `merge` an adapter is added to its base model, loaded unquantized; with `to` the folder holds what the exporter
@@ -75,14 +78,14 @@ def export(
     kind = to or ("adapter" if adapted and not merge else "model")
     done = Exported(str(folder), kind)
     with new_folder(folder) as partial:
-        work = partial / "work"  # on the disk of the result, and gone before that gets its name
+        work = partial / "work"  # on the same disk as the result; removed before the result appears
         work.mkdir()
         whole = partial if exporter is None else work / "model"
         if merge:
             tell("merging: base model in float32")
-            done = replace(done, **_merge(_put(source, work / "adapter"), run, whole))
+            done = replace(done, **_merge(_write_source(source, work / "adapter"), run, whole))
         else:
-            _put(source, whole)
+            _write_source(source, whole)
         if exporter is not None:
             tell(f"converting to {to}")
             exporter.write(whole, partial)
@@ -91,28 +94,28 @@ def export(
 
 
 def export_for_deepspeed(name: str, folder: Path) -> Exported:
-    """Write the newest checkpoint of a run: its model, and beside it weights and optimizer as DeepSpeed reads them.
+    """Write the newest checkpoint of a run: its model, and weights and optimizer state in DeepSpeed's format.
 
-    The folder appears when it is whole. Raises InputError before anything is loaded.
+    The folder appears when it is complete. Raises InputError before anything is loaded.
     """
     check_new(folder)
     run, checkpoint = newest_checkpoint(name)
     refuse_overlaps(run, [("DIR", folder)])
     prepared = prepare(run)
     with new_folder(folder) as partial:
-        _put(open_checkpoint(run, prepared, checkpoint), partial)
+        _write_source(open_checkpoint(run, prepared, checkpoint), partial)
         write_universal(run, prepared, checkpoint, partial)
     return Exported(str(folder), "deepspeed")
 
 
-def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:
-    """A model folder, the newest checkpoint of an unfinished run, or one of DeepSpeed's; and the run if it is one."""
+def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig | None]:
+    """The source (a model folder, or the model of an unfinished run or of DeepSpeed's checkpoint), and its run."""
     check_run_name(name)
     run_folder, folder = RunFolder(Path(name)), Path(name)
     if run_folder.config.is_file():
         run = load_run(name)
         return (run_folder.model if run_folder.has_newest_model else open_model(name)), run
-    if in_pieces(folder):
+    if is_sharded_checkpoint(folder):
         return assemble(folder), None
     if read_adapter(name) is not None:
         return folder, None
@@ -125,11 +128,11 @@ def _source(name: str) -> tuple[Path | Opened | Assembled, RunConfig | None]:
     raise InputError.at(name, "is neither a run nor a folder with a model", fix)
 
 
-def _put(source: Path | Opened | Assembled, folder: Path) -> Path:
-    """The source as files in `folder`: those of a model folder as they are, without what else lies below it."""
+def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> Path:
+    """Write the source as files in `folder`. The files of a model folder are copied, without its subfolders."""
     folder.mkdir(exist_ok=True)
     if not isinstance(source, Path):
-        weights = source.weights if isinstance(source, Assembled) else None
+        weights = source.weights if isinstance(source, AssembledModel) else None
         write_model(source.model, source.tokenizer, folder, weights)
         return folder
     if read_adapter(str(source)) is None:
@@ -141,7 +144,7 @@ def _put(source: Path | Opened | Assembled, folder: Path) -> Path:
 
 
 def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
-    """Write the base model with the adapter's changes, in the base's dtype; what of that should be told."""
+    """Write the base model with the adapter's changes in the base's dtype. Returns fields of `Exported`."""
     adapter = read_adapter(str(folder))
     assert adapter is not None
     tokenizer = load_tokenizer(str(folder))

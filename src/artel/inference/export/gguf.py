@@ -1,4 +1,4 @@
-"""GGUF files for llama.cpp and Ollama, written by llama.cpp's own tools, and the Modelfile that goes with them."""
+"""GGUF files for llama.cpp and Ollama, written by llama.cpp's tools, and the Modelfile for Ollama."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from artel.inference.export.exporter import ExportOptions
 from artel.tokens import Tokenizer, load_tokenizer
 
 _SCRIPT = "convert_hf_to_gguf.py"
-_CONVERTED = ("auto", "f32", "f16", "bf16", "q8_0")  # the converter writes these itself
-_QUANTISED = (
-    "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_1", "q4_k_s", "q4_k_m", "q5_0", "q5_1", "q5_k_s", "q5_k_m",
-    "q6_k", "iq4_nl", "iq4_xs",
-)  # fmt: skip  # llama-quantize's that need no calibration text
-# Keys that the converter reads and transformers 5 writes no more: model type -> key -> the key that holds it now.
+_CONVERTED = ("auto", "f32", "f16", "bf16", "q8_0")  # types that the converter writes
+# Types of llama-quantize that need no calibration text.
+_QUANTIZED = tuple(
+    "q2_k q3_k_s q3_k_m q3_k_l q4_0 q4_1 q4_k_s q4_k_m q5_0 q5_1 q5_k_s q5_k_m q6_k iq4_nl iq4_xs".split()
+)
+# Keys that the converter reads and transformers 5 no longer writes: model type -> key -> its new name.
 _FORMER_KEYS = {"gpt2": {"n_ctx": "n_positions"}}
 _LAUNCHER = Path(__file__).with_name("llama_converter.py")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTools:
-    """The type of weights asked for, and the programs that make it."""
+    """The requested type of weights, and the programs that make it."""
 
     type: str
     converter: Path
@@ -38,31 +38,33 @@ class GgufTools:
 
 
 def find_gguf_tools(type_: str, llama_cpp: str | None) -> GgufTools:
-    """llama.cpp's converter, and llama-quantize where the type needs it: in its folder, on PATH, or as a package.
+    """Find llama.cpp's converter, and llama-quantize where the type needs it: in its folder, on PATH, or as a package.
 
-    The folder is `llama_cpp`, else that of the environment variable LLAMA_CPP. Raises InputError with the remedy.
+    The folder is `llama_cpp`, or else the environment variable LLAMA_CPP. Raises InputError with the remedy.
     """
-    wanted = type_.lower()
-    if wanted not in _CONVERTED + _QUANTISED:
-        near = difflib.get_close_matches(wanted, _CONVERTED + _QUANTISED, 1)
-        fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(_CONVERTED + _QUANTISED)}"
+    weights_type = type_.lower()
+    if weights_type not in _CONVERTED + _QUANTIZED:
+        near = difflib.get_close_matches(weights_type, _CONVERTED + _QUANTIZED, 1)
+        fix = f"did you mean {near[0]}?" if near else f"write one of: {', '.join(_CONVERTED + _QUANTIZED)}"
         raise InputError.at("--gguf", f"there is no type {type_}", fix)
-    where, folder = ("--llama-cpp", llama_cpp) if llama_cpp else ("LLAMA_CPP", os.environ.get("LLAMA_CPP"))
+    option, folder = ("--llama-cpp", llama_cpp) if llama_cpp else ("LLAMA_CPP", os.environ.get("LLAMA_CPP"))
     converter = _converter(Path(folder) if folder else None)
     if converter is None and folder:
-        raise InputError.at(where, f"{folder} holds no {_SCRIPT}", "give llama.cpp's own folder, as cloned")
+        raise InputError.at(option, f"{folder} holds no {_SCRIPT}", "give llama.cpp's own folder, as cloned")
     if converter is None:
         fix = ("git clone https://github.com/ggml-org/llama.cpp, pip install -r its requirements.txt, "
                "then --llama-cpp FOLDER or LLAMA_CPP=FOLDER")  # fmt: skip
         raise InputError.at("--gguf", f"llama.cpp's {_SCRIPT} is not on PATH, nor named", fix)
     quantize = None
-    if wanted in _QUANTISED:
+    if weights_type in _QUANTIZED:
         quantize = _quantize(Path(folder) if folder else None)
         if quantize is None:
-            what = f"{wanted} is written by llama.cpp's llama-quantize, which is neither on PATH nor in its folder"
+            what = (
+                f"{weights_type} is written by llama.cpp's llama-quantize, which is neither on PATH nor in its folder"
+            )
             fix = "build it: cmake -B build && cmake --build build --target llama-quantize; or write --gguf q8_0"
             raise InputError.at("--gguf", what, fix)
-    return GgufTools(wanted, converter, quantize)
+    return GgufTools(weights_type, converter, quantize)
 
 
 def _converter(folder: Path | None) -> Path | None:
@@ -93,7 +95,7 @@ class GgufExporter:
 
 
 def write_gguf(tools: GgufTools, model: Path, folder: Path) -> None:
-    """Write `folder`/model.gguf and `folder`/Modelfile of a Hugging Face folder, a copy of which is given.
+    """Write `folder`/model.gguf and `folder`/Modelfile for the Hugging Face folder `model`, whose config may change.
 
     Raises WorkError when a tool fails.
     """
@@ -122,24 +124,24 @@ def _restore_keys(file: Path) -> None:
 def _run(program: Path, command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     if done.returncode != 0:
-        said = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        reason = said[-1][:300] if said else f"exit status {done.returncode}"
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        reason = lines[-1][:300] if lines else f"exit status {done.returncode}"
         fix = "it must know the model's architecture and tokenizer; a newer llama.cpp may"
         raise WorkError.at(program.name, f"failed: {reason}", fix)
 
 
 def _pre_tokenizer(tokenizer: Tokenizer) -> str | None:
-    """llama.cpp's name for how text is cut before BPE, where it is GPT-2's way, as of all that artel trains."""
-    parts = json.loads(tokenizer.hf.backend_tokenizer.to_str())
-    cut = parts["pre_tokenizer"] or {}
-    plain = parts["model"]["type"] == "BPE" and not parts["normalizer"] and cut.get("type") == "ByteLevel"
-    return "gpt-2" if plain and cut.get("use_regex") and not cut.get("add_prefix_space") else None
+    """llama.cpp's name of the pre-tokenizer where it is GPT-2's, as in all tokenizers that artel trains; else None."""
+    state = json.loads(tokenizer.hf.backend_tokenizer.to_str())
+    step = state["pre_tokenizer"] or {}
+    plain = state["model"]["type"] == "BPE" and not state["normalizer"] and step.get("type") == "ByteLevel"
+    return "gpt-2" if plain and step.get("use_regex") and not step.get("add_prefix_space") else None
 
 
 def modelfile(tokenizer: Tokenizer, model: Path) -> str:
-    """What Ollama reads: where the weights are, when to stop, how to sample, how a conversation is written.
+    """Ollama's Modelfile: the weights, stop texts, sampling parameters and chat template.
 
-    Sampling is the model's own where its generation_config.json has it, else as `artel generate` does.
+    Sampling follows the model's generation_config.json, or else the defaults of `artel generate`.
     """
     file = model / "generation_config.json"
     own = _read_object(file) if file.is_file() else {}
@@ -148,7 +150,7 @@ def modelfile(tokenizer: Tokenizer, model: Path) -> str:
     ids = [tokenizer.end_id, *(ends if isinstance(ends, list) else [ends])]
     stops = dict.fromkeys([tokenizer.decode([number]) for number in ids] + ["<|im_end|>"] * chatml)
     lines = ["FROM ./model.gguf", *(f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in stops)]
-    # Ollama's own defaults punish repetition and cut the likeliest at 40 and 0.9.
+    # Ollama's defaults penalize repetition and have top_k 40 and top_p 0.9.
     for name, default in {"temperature": 0.8, "top_k": 50, "top_p": 1.0}.items():
         lines.append(f"PARAMETER {name} {own.get(name, default)}")
     lines.append(f"PARAMETER repeat_penalty {own.get('repetition_penalty', 1.0)}")
@@ -158,7 +160,7 @@ def modelfile(tokenizer: Tokenizer, model: Path) -> str:
 
 
 def _read_object(file: Path) -> dict[str, Any]:
-    """Raises InputError for what is no object of JSON."""
+    """A JSON object in a file. Raises InputError for anything else."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -175,7 +177,7 @@ _CHATML = """{{- range .Messages }}<|im_start|>{{ .Role }}
 
 
 def _writes_chatml(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer's template writes conversations just as `_CHATML` does; another is left to the GGUF."""
+    """Whether the tokenizer's template writes ChatML. Ollama takes any other template from the GGUF file."""
     if not tokenizer.hf.chat_template:
         return False
     turns = [{"role": role, "content": role.upper()} for role in ("system", "user", "assistant", "user")]
@@ -183,7 +185,7 @@ def _writes_chatml(tokenizer: Tokenizer) -> bool:
         plain = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages)
         try:
             written = tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception:  # a template may refuse a role, in words of its own
+        except Exception:  # a template may refuse a role
             return False
         if written != f"{plain}<|im_start|>assistant\n":
             return False

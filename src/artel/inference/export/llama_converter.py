@@ -1,10 +1,10 @@
-"""Runs llama.cpp's convert_hf_to_gguf.py in a process of its own, telling it which pre-tokenizer a model has.
+"""Runs llama.cpp's convert_hf_to_gguf.py in its own process with a given pre-tokenizer.
 
     python llama_converter.py CONVERT_HF_TO_GGUF.py gpt-2 ARGUMENTS OF THE CONVERTER…
 
-The converter knows pre-tokenizers by a hash of what some text becomes, so that it knows only vocabularies that were
-published: one trained yesterday is refused, though it cuts text just as GPT-2's does. This file imports nothing of
-artel: beside the converter stand modules (`gguf`, `conversion`) that must not be taken for ours.
+The converter recognizes pre-tokenizers by a hash of some tokenized text, so it knows published vocabularies only. It
+refuses one trained yesterday, even if it splits text just as GPT-2's does. This file imports nothing of artel: the
+converter's folder has modules (`gguf`, `conversion`) that must not be confused with artel's.
 """
 
 import importlib.util
@@ -14,16 +14,16 @@ from pathlib import Path
 
 def main() -> None:
     script, pre_tokenizer, *arguments = sys.argv[1:]
-    sys.path[0] = str(Path(script).parent)  # as if Python had been started with the script itself
+    sys.path[0] = str(Path(script).parent)  # as if Python ran the script itself
     sys.argv = [script, *arguments]
-    found = importlib.util.spec_from_file_location("convert_hf_to_gguf", script)
-    if found is None or found.loader is None:
+    spec = importlib.util.spec_from_file_location("convert_hf_to_gguf", script)
+    if spec is None or spec.loader is None:
         sys.exit(f"{script} is not a Python file")
-    converter = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = converter
-    found.loader.exec_module(converter)
-    # Up to 2025 the class stood in the script itself, since then in a package beside it.
-    for module in [converter, *(part for name, part in sys.modules.items() if name.startswith("conversion"))]:
+    converter = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = converter
+    spec.loader.exec_module(converter)
+    # Until 2025 the class was in the script itself, since then it is in a package next to it.
+    for module in [converter, *(module for name, module in sys.modules.items() if name.startswith("conversion"))]:
         for kind in vars(module).values():
             if isinstance(kind, type) and "get_vocab_base_pre" in vars(kind):
                 kind.get_vocab_base_pre = lambda self, tokenizer: pre_tokenizer  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-// The backward pass of attention without a mask but the causal one, in bf16; see cpu_attention.py.
+// The backward pass of attention in bf16, with a causal mask or none; see attention.py.
 //
-// A head's keys and values stay in the cache while its queries pass, BLOCK at a time (Dao et al. 2022,
-// "FlashAttention", algorithm 4). Products of blocks are PyTorch's own (oneDNN's brgemm: AMX, or AVX-512's bf16), summed
-// in float32; their right side is given with pairs of rows interleaved ("VNNI"), as the instructions read it. Scores
-// stand with a row for each key, so that they can be a left side as they are.
+// The keys and values of a head stay in the cache while its queries pass, BLOCK at a time (Dao et al. 2022,
+// "FlashAttention", algorithm 4). Products of blocks are PyTorch's (oneDNN's brgemm: AMX, or AVX-512's bf16), summed in
+// float32. Their right matrix has pairs of rows interleaved ("VNNI"), as the instructions read it. Scores have a row
+// for each key, so that they can be a left matrix as they are.
 
 #include <ATen/native/CPUBlas.h>
 
@@ -22,8 +22,8 @@ constexpr int64_t BLOCK = 64;  // queries at a time
 
 int64_t up_to_even(int64_t number) { return number + number % 2; }
 
-// left (rows, inner) times right (inner, columns), interleaved, to (or, with `add`, onto) result (rows, columns).
-// `left_stride` is that of left's rows, `right_width` how many columns right has; result is without gaps.
+// result (rows, columns), contiguous, = (with `add`: +=) left (rows, inner) times right (inner, columns), interleaved.
+// `left_stride` is that of left's rows, `right_width` the number of right's columns.
 void multiply(int64_t rows, int64_t columns, int64_t inner, const BFloat16* left, int64_t left_stride,
               const BFloat16* right, int64_t right_width, float* result, bool add) {
   at::native::cpublas::brgemm(rows, columns, inner, left_stride, right_width, columns, add,
@@ -31,9 +31,13 @@ void multiply(int64_t rows, int64_t columns, int64_t inner, const BFloat16* left
                               reinterpret_cast<const at::BFloat16*>(right), result, true);
 }
 
-// Where heads of one row of the batch lie: the first number of head h at place t is at h * head + t * place.
+// Strides of a tensor of heads: head h at position t of row r begins at r * row + h * head + t * place.
 struct Strides {
   int64_t row, head, place;
+
+  const BFloat16* at(const BFloat16* tensor, int64_t r, int64_t h, int64_t t) const {
+    return tensor + r * row + h * head + t * place;
+  }
 };
 
 struct Shape {
@@ -43,13 +47,13 @@ struct Shape {
 
   int64_t shared() const { return heads / groups; }
   int64_t even() const { return up_to_even(length); }
-  // Keys that the queries of a block see.
+  // The number of keys that the queries of a block see.
   int64_t seen(int64_t start) const { return causal ? std::min(length, start + BLOCK) : length; }
 };
 
-// The transposed of places (count, size), interleaved: (size / 2, width, 2); places from `count` on are 0.
-void turned(const BFloat16* from, int64_t stride, int64_t count, int64_t width, int64_t size, BFloat16* to) {
-  constexpr int64_t TILE = 16;  // places that are read at a time, so that what is written lies together
+// (count, size) transposed and interleaved: (size / 2, width, 2); positions from `count` on are 0.
+void transpose(const BFloat16* from, int64_t stride, int64_t count, int64_t width, int64_t size, BFloat16* to) {
+  constexpr int64_t TILE = 16;  // positions read at a time, so that writes are contiguous
   for (int64_t tile = 0; tile < count; tile += TILE)
     for (int64_t two = 0; two < size / 2; ++two)
       for (int64_t place = tile; place < std::min(tile + TILE, count); ++place)
@@ -58,8 +62,8 @@ void turned(const BFloat16* from, int64_t stride, int64_t count, int64_t width, 
     std::memset(to + 2 * (two * width + count), 0, 2 * (width - count) * sizeof(BFloat16));
 }
 
-// (pairs, width, 2) as (2 * pairs, width).
-void parted(const BFloat16* from, int64_t pairs, int64_t width, BFloat16* to) {
+// (pairs, width, 2) to (2 * pairs, width).
+void deinterleave(const BFloat16* from, int64_t pairs, int64_t width, BFloat16* to) {
   for (int64_t two = 0; two < pairs; ++two)
     for (int64_t place = 0; place < width; ++place) {
       to[2 * two * width + place] = from[2 * (two * width + place)];
@@ -67,8 +71,8 @@ void parted(const BFloat16* from, int64_t pairs, int64_t width, BFloat16* to) {
     }
 }
 
-// Places (count, size), interleaved: (height / 2, size, 2); places from `count` on are 0.
-void interleaved(const BFloat16* from, int64_t stride, int64_t count, int64_t height, int64_t size, BFloat16* to) {
+// (count, size) interleaved: (height / 2, size, 2); positions from `count` on are 0.
+void interleave(const BFloat16* from, int64_t stride, int64_t count, int64_t height, int64_t size, BFloat16* to) {
   for (int64_t place = 0; place < height; place += 2) {
     const BFloat16* const first = from + place * stride;
     const BFloat16* const second = first + stride;
@@ -86,100 +90,103 @@ void interleaved(const BFloat16* from, int64_t stride, int64_t count, int64_t he
   }
 }
 
-// What a thread needs for the backward pass of one head.
+// The buffers of one thread for the backward pass of one head.
 struct Scratch {
-  std::vector<BFloat16> turned_keys, queries, turned_queries, slopes, turned_slopes, shares, of_scores, interleaved;
-  std::vector<float> scores, of_shares, of_query, of_key, of_value;
+  std::vector<BFloat16> transposed_keys, queries, transposed_queries, grads, transposed_grads, weights, grad_scores,
+      interleaved;
+  std::vector<float> scores, grad_weights, grad_query, grad_key, grad_value;
 
   Scratch(int64_t even, int64_t size)
-      : turned_keys(size * even), queries(BLOCK * size), turned_queries(BLOCK * size), slopes(BLOCK * size),
-        turned_slopes(BLOCK * size), shares(even * BLOCK), of_scores(even * BLOCK),
-        interleaved(even * std::max(BLOCK, size)),  // of the slopes of scores, and before them of the keys
-        scores(even * BLOCK), of_shares(even * BLOCK), of_query(size * BLOCK), of_key(even * size),
-        of_value(even * size) {}
+      : transposed_keys(size * even), queries(BLOCK * size), transposed_queries(BLOCK * size), grads(BLOCK * size),
+        transposed_grads(BLOCK * size), weights(even * BLOCK), grad_scores(even * BLOCK),
+        interleaved(even * std::max(BLOCK, size)),  // of the keys, later of the gradient of the scores
+        scores(even * BLOCK), grad_weights(even * BLOCK), grad_query(size * BLOCK), grad_key(even * size),
+        grad_value(even * size) {}
 };
 
-// For `seen` keys and a block of queries, from scores and the slopes of shares (keys, BLOCK): the shares and the
-// slopes of scores, in bf16; the latter interleaved as well. A query's key is seen from `first` on; negative: always.
-void slopes_of_scores(int64_t seen, int64_t first, float scale, const float* log_sums, const float* own, Scratch& with) {
+// For `seen` keys and a block of queries: from scores and the gradient of the weights, float32 (keys, BLOCK), the
+// weights and the gradient of the scores in bf16, the latter interleaved as well. Query `at` of the block sees key
+// `key` where at >= key - first. `dot` is, for each query, grad_output times output.
+void scores_backward(int64_t seen, int64_t first, float scale, const float* log_sums, const float* dot, Scratch& with) {
   for (int64_t key = 0; key < seen; ++key) {
     float* const scores = with.scores.data() + key * BLOCK;
-    float* const of_shares = with.of_shares.data() + key * BLOCK;
+    float* const grad_weights = with.grad_weights.data() + key * BLOCK;
     for (int64_t at = 0; at < BLOCK; ++at) {
-      const float share = exponential(scores[at] * scale - log_sums[at]);
-      scores[at] = at >= key - first ? share : 0.0f;
-      of_shares[at] = (of_shares[at] - own[at]) * scores[at] * scale;
-      narrow(scores[at], with.shares[key * BLOCK + at]);
-      narrow(of_shares[at], with.of_scores[key * BLOCK + at]);
+      const float weight = exponential(scores[at] * scale - log_sums[at]);
+      scores[at] = at >= key - first ? weight : 0.0f;
+      grad_weights[at] = (grad_weights[at] - dot[at]) * scores[at] * scale;
+      narrow(scores[at], with.weights[key * BLOCK + at]);
+      narrow(grad_weights[at], with.grad_scores[key * BLOCK + at]);
     }
   }
-  for (int64_t at = 0; at < (up_to_even(seen) - seen) * BLOCK; ++at) with.of_scores[seen * BLOCK + at] = BFloat16{0};
-  interleaved(with.of_scores.data(), BLOCK, up_to_even(seen), up_to_even(seen), BLOCK, with.interleaved.data());
+  for (int64_t at = 0; at < (up_to_even(seen) - seen) * BLOCK; ++at) with.grad_scores[seen * BLOCK + at] = BFloat16{0};
+  interleave(with.grad_scores.data(), BLOCK, up_to_even(seen), up_to_even(seen), BLOCK, with.interleaved.data());
 }
 
-void backward(const Shape& shape, const BFloat16* query, Strides of_query, const BFloat16* key, Strides of_key,
-              const BFloat16* value, Strides of_value, const BFloat16* mixed, const float* log_sums,
-              const BFloat16* slopes, Strides of_slopes, int threads, BFloat16* query_slopes, BFloat16* key_slopes,
-              BFloat16* value_slopes) {
+void backward(const Shape& shape, const BFloat16* query, Strides query_strides, const BFloat16* key,
+              Strides key_strides, const BFloat16* value, Strides value_strides, const BFloat16* output,
+              const float* log_sums, const BFloat16* grad_output, Strides grad_strides, int threads,
+              BFloat16* grad_query, BFloat16* grad_key, BFloat16* grad_value) {
   const int64_t length = shape.length, even = shape.even(), size = shape.size, heads = shape.heads;
 #pragma omp parallel num_threads(threads)
   {
     Scratch with(even, size);
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < shape.rows * shape.shared(); ++task) {
-      const int64_t row = task / shape.shared(), head_of_keys = task % shape.shared();
-      const BFloat16* const keys = key + row * of_key.row + head_of_keys * of_key.head;
-      const BFloat16* const values = value + row * of_value.row + head_of_keys * of_value.head;
-      turned(keys, of_key.place, length, even, size, with.interleaved.data());
-      parted(with.interleaved.data(), size / 2, even, with.turned_keys.data());
-      std::fill(with.of_key.begin(), with.of_key.end(), 0.0f);
-      std::fill(with.of_value.begin(), with.of_value.end(), 0.0f);
-      for (int64_t head = head_of_keys * shape.groups; head < (head_of_keys + 1) * shape.groups; ++head) {
+      const int64_t row = task / shape.shared(), key_head = task % shape.shared();
+      const BFloat16* const keys = key_strides.at(key, row, key_head, 0);
+      const BFloat16* const values = value_strides.at(value, row, key_head, 0);
+      transpose(keys, key_strides.place, length, even, size, with.interleaved.data());
+      deinterleave(with.interleaved.data(), size / 2, even, with.transposed_keys.data());
+      std::fill(with.grad_key.begin(), with.grad_key.end(), 0.0f);
+      std::fill(with.grad_value.begin(), with.grad_value.end(), 0.0f);
+      for (int64_t head = key_head * shape.groups; head < (key_head + 1) * shape.groups; ++head) {
         for (int64_t start = 0; start < length; start += BLOCK) {
           const int64_t count = std::min(BLOCK, length - start), seen = shape.seen(start);
-          const BFloat16* const queries = query + row * of_query.row + head * of_query.head + start * of_query.place;
-          const BFloat16* const given = slopes + row * of_slopes.row + head * of_slopes.head + start * of_slopes.place;
-          float block_sums[BLOCK], own[BLOCK];
+          const BFloat16* const queries = query_strides.at(query, row, head, start);
+          const BFloat16* const grads = grad_strides.at(grad_output, row, head, start);
+          float block_sums[BLOCK], dot[BLOCK];
           for (int64_t at = 0; at < BLOCK; ++at) {
-            // Of queries behind the last the shares are e^-inf.
+            // The weights of queries behind the last are e^-inf.
             block_sums[at] = std::numeric_limits<float>::infinity();
-            own[at] = 0.0f;
+            dot[at] = 0.0f;
             if (at >= count) continue;
             block_sums[at] = log_sums[(row * heads + head) * length + start + at];
-            const BFloat16* const result = mixed + ((row * length + start + at) * heads + head) * size;
+            const BFloat16* const own = output + ((row * length + start + at) * heads + head) * size;
             float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
             for (int64_t column = 0; column < size; ++column)
-              sum += widen(given[at * of_slopes.place + column]) * widen(result[column]);
-            own[at] = sum;
+              sum += widen(grads[at * grad_strides.place + column]) * widen(own[column]);
+            dot[at] = sum;
           }
-          turned(queries, of_query.place, count, BLOCK, size, with.turned_queries.data());
-          turned(given, of_slopes.place, count, BLOCK, size, with.turned_slopes.data());
-          interleaved(queries, of_query.place, count, BLOCK, size, with.queries.data());
-          interleaved(given, of_slopes.place, count, BLOCK, size, with.slopes.data());
+          transpose(queries, query_strides.place, count, BLOCK, size, with.transposed_queries.data());
+          transpose(grads, grad_strides.place, count, BLOCK, size, with.transposed_grads.data());
+          interleave(queries, query_strides.place, count, BLOCK, size, with.queries.data());
+          interleave(grads, grad_strides.place, count, BLOCK, size, with.grads.data());
 
-          multiply(seen, BLOCK, size, keys, of_key.place, with.turned_queries.data(), BLOCK,
+          multiply(seen, BLOCK, size, keys, key_strides.place, with.transposed_queries.data(), BLOCK,
                    with.scores.data(), false);
-          multiply(seen, BLOCK, size, values, of_value.place, with.turned_slopes.data(), BLOCK,
-                   with.of_shares.data(), false);
-          slopes_of_scores(seen, shape.causal ? start : seen, shape.scale, block_sums, own, with);
-          multiply(seen, size, BLOCK, with.shares.data(), BLOCK, with.slopes.data(), size,
-                   with.of_value.data(), true);
-          multiply(seen, size, BLOCK, with.of_scores.data(), BLOCK, with.queries.data(), size, with.of_key.data(),
+          multiply(seen, BLOCK, size, values, value_strides.place, with.transposed_grads.data(), BLOCK,
+                   with.grad_weights.data(), false);
+          scores_backward(seen, shape.causal ? start : seen, shape.scale, block_sums, dot, with);
+          multiply(seen, size, BLOCK, with.weights.data(), BLOCK, with.grads.data(), size,
+                   with.grad_value.data(), true);
+          multiply(seen, size, BLOCK, with.grad_scores.data(), BLOCK, with.queries.data(), size, with.grad_key.data(),
                    true);
-          multiply(size, BLOCK, up_to_even(seen), with.turned_keys.data(), even, with.interleaved.data(), BLOCK,
-                   with.of_query.data(), false);
+          multiply(size, BLOCK, up_to_even(seen), with.transposed_keys.data(), even, with.interleaved.data(), BLOCK,
+                   with.grad_query.data(), false);
           for (int64_t at = 0; at < count; ++at) {
-            BFloat16* const result = query_slopes + ((row * length + start + at) * heads + head) * size;
-            for (int64_t column = 0; column < size; ++column) narrow(with.of_query[column * BLOCK + at], result[column]);
+            BFloat16* const result = grad_query + ((row * length + start + at) * heads + head) * size;
+            for (int64_t column = 0; column < size; ++column)
+              narrow(with.grad_query[column * BLOCK + at], result[column]);
           }
         }
       }
       for (int64_t place = 0; place < length; ++place) {
-        const int64_t result = ((row * length + place) * shape.shared() + head_of_keys) * size;
+        const int64_t result = ((row * length + place) * shape.shared() + key_head) * size;
         for (int64_t column = 0; column < size; ++column) {
-          narrow(with.of_key[place * size + column], key_slopes[result + column]);
-          narrow(with.of_value[place * size + column], value_slopes[result + column]);
+          narrow(with.grad_key[place * size + column], grad_key[result + column]);
+          narrow(with.grad_value[place * size + column], grad_value[result + column]);
         }
       }
     }
@@ -189,17 +196,17 @@ void backward(const Shape& shape, const BFloat16* query, Strides of_query, const
 
 }  // namespace
 
-// Whether PyTorch has such products for this processor: one is tried.
+// Whether PyTorch has such products for this processor. It tries one.
 extern "C" int attention_works() {
   constexpr int64_t SIZE = 32;
   std::vector<BFloat16> left(SIZE * SIZE), right(SIZE * SIZE);
-  std::vector<float> found(SIZE * SIZE);
+  std::vector<float> product(SIZE * SIZE);
   for (int64_t at = 0; at < SIZE * SIZE; ++at) {  // small whole numbers, whose sums are exact
     narrow(float(at % 7 - 3), left[at]);
     narrow(float(at % 5 - 2), right[at]);
   }
   try {
-    multiply(SIZE, SIZE, SIZE, left.data(), SIZE, right.data(), SIZE, found.data(), false);
+    multiply(SIZE, SIZE, SIZE, left.data(), SIZE, right.data(), SIZE, product.data(), false);
     at::native::cpublas::brgemm_release();
   } catch (...) {
     return 0;
@@ -209,21 +216,21 @@ extern "C" int attention_works() {
       float sum = 0.0f;
       for (int64_t at = 0; at < SIZE; ++at)
         sum += widen(left[row * SIZE + at]) * widen(right[(at / 2) * 2 * SIZE + 2 * column + at % 2]);
-      if (sum != found[row * SIZE + column]) return 0;
+      if (sum != product[row * SIZE + column]) return 0;
     }
   return 1;
 }
 
-// query, key, value and slopes of any strides (of a row of the batch, a head, a place), without gaps within a head;
-// sizes: rows, heads of queries, of them to one of keys, length, numbers in a head; mixed and the three gradients
-// (rows, length, heads, size) without gaps, log_sums (rows, heads, length).
+// query, key, value and grad_output have any strides (of a row of the batch, a head, a position), and are contiguous
+// within a head. sizes: rows, query heads, query heads for each key head, length, numbers in a head. output and the
+// three gradients are contiguous (rows, length, heads, size), log_sums (rows, heads, length).
 extern "C" void attention_backward(const int64_t* sizes, int causal, float scale, const BFloat16* query,
-                                   const int64_t* of_query, const BFloat16* key, const int64_t* of_key,
-                                   const BFloat16* value, const int64_t* of_value, const BFloat16* mixed,
-                                   const float* log_sums, const BFloat16* slopes, const int64_t* of_slopes, int threads,
-                                   BFloat16* query_slopes, BFloat16* key_slopes, BFloat16* value_slopes) {
-  backward({sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], causal != 0, scale}, query,
-           {of_query[0], of_query[1], of_query[2]}, key, {of_key[0], of_key[1], of_key[2]}, value,
-           {of_value[0], of_value[1], of_value[2]}, mixed, log_sums, slopes,
-           {of_slopes[0], of_slopes[1], of_slopes[2]}, threads, query_slopes, key_slopes, value_slopes);
+                                   const int64_t* query_strides, const BFloat16* key, const int64_t* key_strides,
+                                   const BFloat16* value, const int64_t* value_strides, const BFloat16* output,
+                                   const float* log_sums, const BFloat16* grad_output, const int64_t* grad_strides,
+                                   int threads, BFloat16* grad_query, BFloat16* grad_key, BFloat16* grad_value) {
+  const auto strides = [](const int64_t* of) { return Strides{of[0], of[1], of[2]}; };
+  backward({sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], causal != 0, scale}, query, strides(query_strides), key,
+           strides(key_strides), value, strides(value_strides), output, log_sums, grad_output, strides(grad_strides),
+           threads, grad_query, grad_key, grad_value);
 }

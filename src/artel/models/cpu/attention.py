@@ -1,13 +1,13 @@
-"""Attention on a CPU in bf16: PyTorch's forward pass, and a backward pass of artel's own, attention.cpp.
+"""Attention on a CPU in bf16: PyTorch's forward pass with artel's own backward pass, attention.cpp.
 
-PyTorch's backward kernel for CPUs turns and packs each tile anew, and multiplies most of them in small pieces. Of 6
-heads of 64, causal, on two cores with AMX, the backward pass took (milliseconds; benchmarks/NOTES.md)
+PyTorch's backward kernel for CPUs transposes and packs each tile anew, and multiplies most of them in small blocks. For
+6 heads of 64, causal, on two cores with AMX, the backward pass took (milliseconds; benchmarks/NOTES.md)
 
     rows x length    16 x 128   8 x 256   4 x 512   1 x 2,048   1 x 4,096
-    PyTorch's              14       9.6        13          27          94
+    PyTorch                14       9.6        13          27          94
     this one              2.4       3.0       4.5          15          64
 
-The gradients of both are 0.2 to 0.3 % from the exact ones, which is bf16's own rounding.
+The gradients of both differ from the exact ones by 0.2 to 0.3 %, which is the rounding of bf16.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from artel.models.cpu.build import library, pointer
 
 
 def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> bool:
-    """Whether `cpu_attention` is right and faster for such heads, (rows, heads, length, size), without a mask."""
+    """Whether `cpu_attention` supports such heads, (rows, heads, length, size), without a mask, and is faster."""
     return (
         query.device.type == "cpu"
         and _dtype(query) == torch.bfloat16
         and dropout == 0.0
         and (query.shape[0], *query.shape[2:]) == (key.shape[0], *key.shape[2:])
         and key.shape == value.shape
-        and query.shape[3] % 2 == 0  # pairs of numbers are multiplied
+        and query.shape[3] % 2 == 0  # the kernel multiplies pairs of numbers
         and torch.is_grad_enabled()
         and (query.requires_grad or key.requires_grad or value.requires_grad)
         and works_here()
@@ -37,25 +37,26 @@ def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: 
 
 
 def works_here() -> bool:
-    """Whether this processor multiplies bf16 and the backward pass can be built; warns once where it cannot."""
+    """Whether this processor multiplies bf16 and the backward pass can be built. Warns once where it cannot."""
     return _works_here()
 
 
-torch.compiler.assume_constant_result(works_here)  # a compiler asks while it traces, and does not look inside
+torch.compiler.assume_constant_result(works_here)  # torch.compile calls it while it traces
 
 
 @cache
 def _works_here() -> bool:
-    built = library("attention")
-    return built is not None and bool(built.attention_works())
+    functions = library("attention")
+    return functions is not None and bool(functions.attention_works())
 
 
 def cpu_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool, scale: float | None
 ) -> torch.Tensor:
-    """query (rows, heads, length, size), key and value with as many heads or a part of them -> as query.
+    """Attention of query (rows, heads, length, size), with a causal mask or none. Returns a tensor of query's shape.
 
-    Computed in bf16, as autocast would where that is on.
+    key and value (rows, key heads, length, size), where key heads divides heads. Computes in bf16, or in autocast's
+    precision where autocast is on.
     """
     dtype = _dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -66,14 +67,14 @@ def _dtype(query: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
 
 
-# Operators and no autograd.Function: graphs with such functions are not kept in the compiler's cache, and are traced
-# anew in each run. The cache knows an operator by its name alone, so one that gives other numbers needs another.
+# Operators instead of an autograd.Function: the compiler's cache does not keep graphs with such functions and would
+# trace them again in each run. The cache knows an operator by its name alone: change the name when the numbers change.
 def _forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is mixed, and the logarithm of each query's sum, float32 (rows, heads, length)."""
+    """The output, and the log-sum-exp of each query's scores, float32 (rows, heads, length)."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(query, _for_all(key, query), _for_all(value, query), 0.0, causal, scale=scale)
+    return kernel(query, _repeat_heads(key, query), _repeat_heads(value, query), 0.0, causal, scale=scale)
 
 
 _attention = torch.library.custom_op("artel::cpu_attention", _forward, mutates_args=())
@@ -81,60 +82,66 @@ _attention.register_fake(_forward)
 
 
 @torch.library.custom_op("artel::cpu_attention_backward", mutates_args=(), device_types="cpu")
-def _slopes(
-    slopes: torch.Tensor,
+def _attention_backward(
+    grad_output: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mixed: torch.Tensor,
+    output: torch.Tensor,
     log_sums: torch.Tensor,
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value by that of `mixed`."""
-    built = library("attention")
-    assert built is not None
+    """Gradients of query, key and value."""
+    functions = library("attention")
+    assert functions is not None
     rows, heads, length, size = query.shape
     sizes = (ctypes.c_int64 * 5)(rows, heads, heads // key.shape[1], length, size)
-    slopes, query, key, value = (
-        each if each.stride(-1) == 1 else each.contiguous() for each in (slopes, query, key, value)
+    grad_output, query, key, value = (
+        tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (grad_output, query, key, value)
     )
-    mixed, log_sums = mixed.transpose(1, 2).contiguous(), log_sums.contiguous()
-    found = (_like(query), _like(key), _like(value))
-    built.attention_backward(
-        sizes, ctypes.c_int(causal), ctypes.c_float(scale),
-        *(part for each in (query, key, value) for part in (pointer(each), _strides(each))),
-        pointer(mixed), pointer(log_sums), pointer(slopes), _strides(slopes), ctypes.c_int(torch.get_num_threads()),
-        *map(pointer, found),
-    )  # fmt: skip
-    return found
+    output, log_sums = output.transpose(1, 2).contiguous(), log_sums.contiguous()
+    grads = (_empty_grad(query), _empty_grad(key), _empty_grad(value))
+    functions.attention_backward(
+        sizes,
+        ctypes.c_int(causal),
+        ctypes.c_float(scale),
+        *(argument for tensor in (query, key, value) for argument in (pointer(tensor), _strides(tensor))),
+        pointer(output),
+        pointer(log_sums),
+        pointer(grad_output),
+        _strides(grad_output),
+        ctypes.c_int(torch.get_num_threads()),
+        *map(pointer, grads),
+    )
+    return grads
 
 
-@_slopes.register_fake
-def _(slopes: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(_like(each) for each in (query, key, value))
+@_attention_backward.register_fake
+def _(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(_empty_grad(tensor) for tensor in (query, key, value))
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     query, key, value, ctx.causal, ctx.scale = inputs
     ctx.save_for_backward(query, key, value, *output)
 
 
-def _backward(ctx: Any, slopes: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    return *_slopes(slopes, *ctx.saved_tensors, ctx.causal, ctx.scale), None, None
+def _backward(ctx: Any, grad_output: torch.Tensor, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return *_attention_backward(grad_output, *ctx.saved_tensors, ctx.causal, ctx.scale), None, None
 
 
-_attention.register_autograd(_backward, setup_context=_remember)
+_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _for_all(key: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Keys or values as many as the heads of `query`, where groups of heads share them."""
+def _repeat_heads(key: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Keys or values with a head for each head of `query`, where groups of heads share them."""
     groups = query.shape[1] // key.shape[1]
-    return key if groups == 1 else key.repeat_interleave(groups, dim=1)  # which copies, even once
+    return key if groups == 1 else key.repeat_interleave(groups, dim=1)  # copies, even once
 
 
-def _like(heads: torch.Tensor) -> torch.Tensor:
-    """Room for a gradient of `heads`, laid out as a model needs it next: (rows, length, heads, size)."""
+def _empty_grad(heads: torch.Tensor) -> torch.Tensor:
+    """Memory for the gradient of `heads`, in the layout that the model needs next: (rows, length, heads, size)."""
     rows, count, length, size = heads.shape
     return heads.new_empty(rows, length, count, size).transpose(1, 2)
 

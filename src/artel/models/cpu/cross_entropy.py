@@ -1,8 +1,8 @@
-"""Cross-entropy's gradient on a CPU, with few passes over memory: cross_entropy.cpp, built where it runs.
+"""Cross-entropy and its gradient on a CPU, with few passes over memory, in C++: cross_entropy.cpp.
 
-PyTorch's operators pass over the logits seven times, and what torch.compile makes of them passes two or three times;
-here a row is read once and its gradient written into its place (benchmarks/NOTES.md has the milliseconds). Where it
-cannot be built, PyTorch's operators do the same (`slopes`).
+PyTorch's operators pass over the logits seven times, and what torch.compile makes of them passes two or three times.
+This reads each row once and writes its gradient in its place (benchmarks/NOTES.md has the milliseconds). Where the C++
+cannot be built, PyTorch's operators compute the same (`cross_entropy_with_grad`).
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ import torch
 from artel.models.cpu.build import library, pointer
 from artel.models.targets import IGNORED
 
-_FUNCTIONS = {torch.float32: "slopes_float32", torch.bfloat16: "slopes_bfloat16"}
+_FUNCTIONS = {torch.float32: "cross_entropy_float32", torch.bfloat16: "cross_entropy_bfloat16"}
 
 
 def can_take(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `cpu_slopes` can take such logits. Builds what it needs, and warns once where that cannot be done."""
+    """Whether `cpu_cross_entropy_with_grad` takes such logits. Builds the C++, and warns once where it cannot."""
     return device.type == "cpu" and dtype in _FUNCTIONS and library("cross_entropy") is not None
 
 
-def cpu_slopes(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(summed loss, likeliest ids, gradient of the summed loss by the logits): as `slopes` of a whole vocabulary.
+def cpu_cross_entropy_with_grad(
+    logits: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(summed loss in nats, likeliest ids, gradient of that sum): as `cross_entropy_with_grad` of a whole vocabulary.
 
-    logits (count, vocabulary), whose place the gradient takes; targets int64 (count,), `IGNORED` where there is none.
-    Raises IndexError for another target that is no id.
+    logits (count, vocabulary), overwritten by the gradient; targets int64 (count,), `IGNORED` where there is none.
+    Raises IndexError for any other target that is no id.
     """
-    smallest, largest = (int(each) for each in targets.aminmax()) if len(targets) else (0, 0)
+    smallest, largest = (int(bound) for bound in targets.aminmax()) if len(targets) else (0, 0)
     if largest >= logits.shape[1] or (smallest < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
         raise IndexError(f"targets from {smallest} to {largest} among {logits.shape[1]} ids")
-    losses, guesses = _slopes(logits, targets)
+    losses, guesses = _cross_entropy(logits, targets)
     return losses.sum(), guesses, logits
 
 
 # An operator, so that a profile names it.
-@torch.library.custom_op("artel::cpu_slopes", mutates_args={"logits"}, device_types="cpu")
-def _slopes(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss of each row, float32, and its likeliest id, int64 (count,); the gradient takes the place of the logits."""
-    built = library("cross_entropy")
-    assert built is not None
+@torch.library.custom_op("artel::cpu_cross_entropy", mutates_args={"logits"}, device_types="cpu")
+def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss of each row, float32, and its likeliest id, int64 (count,). The gradient overwrites the logits."""
+    functions = library("cross_entropy")
+    assert functions is not None
     assert logits.is_contiguous()
     targets = targets.contiguous()
     losses, guesses = torch.empty(len(targets)), torch.empty(len(targets), dtype=torch.int64)
-    built[_FUNCTIONS[logits.dtype]](
+    functions[_FUNCTIONS[logits.dtype]](
         *map(pointer, (logits, targets)),
         *(ctypes.c_int64(size) for size in logits.shape),
         ctypes.c_int(torch.get_num_threads()),
@@ -53,32 +55,33 @@ def _slopes(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, 
     return losses, guesses
 
 
-def sum_with_product(total: torch.Tensor | None, slopes: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """`total` and slopes.T @ inputs, float32 (vocabulary, width); the product alone where there is no total yet.
+def add_transposed_product(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """`total` + grad_logits.T @ inputs, float32 (vocabulary, width). A `total` of None is 0.
 
-    slopes (count, vocabulary) and inputs (count, width) are bf16, and so the product is, before it is added.
-    oneDNN multiplies a transposed left matrix at half the speed (`cpu_products`): here that is the smaller one, inputs,
-    which is laid out first, and the product lies transposed. Of 16,384 ids, 2,048 positions and a width of 384 it took
-    17.8 ms, then 13.8; added to a total of 50,257 ids (660 positions, 768 wide) 57, then 35 (two cores with AMX).
+    grad_logits (count, vocabulary) and inputs (count, width) are bf16, and so is the product before it is added.
+    oneDNN multiplies a transposed left matrix at half the speed (matmul_pass.py). So the smaller matrix, inputs, is
+    transposed in memory first, and the product comes out transposed. For 16,384 ids, 2,048 positions and a width of 384
+    this took 13.8 ms instead of 17.8; added to a total of 50,257 ids (660 positions, 768 wide) 35 instead of 57 (two
+    cores with AMX).
     """
-    product = inputs.T.contiguous() @ slopes
-    first = total is None
+    product = inputs.T.contiguous() @ grad_logits
+    overwrite = total is None
     if total is None:
-        total = torch.empty(slopes.shape[1], inputs.shape[1])
-    _add_turned(total, product, first)
+        total = torch.empty(grad_logits.shape[1], inputs.shape[1])
+    _add_transposed(total, product, overwrite)
     return total
 
 
-@torch.library.custom_op("artel::cpu_add_turned", mutates_args={"total"}, device_types="cpu")
-def _add_turned(total: torch.Tensor, product: torch.Tensor, first: bool) -> None:
-    """Add product (width, vocabulary), bf16, to total (vocabulary, width), float32, or write it there if `first`."""
-    built = library("cross_entropy")
-    assert built is not None
+@torch.library.custom_op("artel::cpu_add_transposed", mutates_args={"total"}, device_types="cpu")
+def _add_transposed(total: torch.Tensor, product: torch.Tensor, overwrite: bool) -> None:
+    """Add product (width, vocabulary), bf16, to total (vocabulary, width), float32, or write it there."""
+    functions = library("cross_entropy")
+    assert functions is not None
     assert total.is_contiguous()
     assert product.is_contiguous()
-    built.add_turned_bfloat16(
+    functions.add_transposed_bfloat16(
         pointer(product),
         *(ctypes.c_int64(size) for size in product.shape),
-        *(ctypes.c_int(each) for each in (first, torch.get_num_threads())),
+        *(ctypes.c_int(value) for value in (overwrite, torch.get_num_threads())),
         pointer(total),
     )

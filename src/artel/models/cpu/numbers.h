@@ -1,6 +1,6 @@
-// What loops over numbers in float32 or bf16 share; see cpu_code.py.
+// Numbers in float32 and bf16, for all kernels in this folder; see build.py.
 //
-// Plain C++, which the compiler makes vectors of: nothing here depends on the processor.
+// Plain C++ that the compiler vectorizes: nothing here depends on the processor.
 
 #pragma once
 
@@ -28,8 +28,8 @@ struct BFloat16 {
 inline float widen(float value) { return value; }
 inline float widen(BFloat16 value) { return from_bits(uint32_t(value.bits) << 16); }
 
-// The bf16 nearest to a value, of two as near the even one, in the upper half; what the lower half holds means nothing.
-// A NaN that arithmetic makes stays one.
+// The bf16 nearest to a value (ties to even) in the upper half; the lower half means nothing. A NaN that arithmetic
+// makes stays a NaN.
 inline uint32_t rounded(float value) {
   const uint32_t bits = bits_of(value);
   return bits + 0x7fff + ((bits >> 16) & 1);
@@ -38,9 +38,9 @@ inline uint32_t rounded(float value) {
 inline void narrow(float value, float& to) { to = value; }
 inline void narrow(float value, BFloat16& to) { to.bits = uint16_t(rounded(value) >> 16); }
 
-// e^x for x <= 0 or a little above, within 1e-7 of it; 0 below -87. As Cephes' expf (Moshier 1992): 2^n times a
-// polynomial of the rest, at most ln(2)/2. Adding 1.5 * 2^23 rounds x / ln(2) to the whole number n, which is then in
-// the sum's lowest bits.
+// e^x for x <= 0 or slightly above, within 1e-7 of it; 0 below -87. As in Cephes' expf (Moshier 1992):
+// 2^n times a polynomial of the rest, which is at most ln(2)/2. Adding 1.5 * 2^23 rounds x / ln(2) to the integer n,
+// which is then in the lowest bits of the sum.
 inline float exponential(float x) {
   const float shifted = x * 1.44269504f + 12582912.0f;
   const float n = shifted - 12582912.0f;
@@ -52,8 +52,8 @@ inline float exponential(float x) {
   sum = sum * rest + 1.6666665459e-1f;
   sum = sum * rest + 5.0000001201e-1f;
   sum = sum * (rest * rest) + rest + 1.0f;
-  const float found = sum * from_bits((bits_of(shifted) << 23) + 0x3f800000u);
-  return x < -87.0f ? 0.0f : found;
+  const float value = sum * from_bits((bits_of(shifted) << 23) + 0x3f800000u);
+  return x < -87.0f ? 0.0f : value;
 }
 
 }  // namespace artel

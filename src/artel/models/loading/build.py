@@ -12,7 +12,7 @@ from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.adapters import add_adapters, freeze, load_adapter, merge_adapter, read_adapter
 from artel.models.loading.check import check_positions
-from artel.models.loading.materialize import Weights, materialize
+from artel.models.loading.materialize import WeightSource, materialize
 from artel.models.loading.pretrained import load_pretrained, plan_pretrained
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.structure import from_scratch
@@ -40,7 +40,7 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
     torch.manual_seed(request.seed)
     if config.from_ is None:
         model = from_scratch(request, tokenizer)
-        built = BuiltModel(model, weights=Weights(copy.deepcopy(model), request.seed))
+        built = BuiltModel(model, weights=WeightSource(copy.deepcopy(model), request.seed))
         check_positions(model, request.block)
         if not on_meta:
             _initialize(built)

@@ -1,7 +1,7 @@
-"""Which tensors of a saved model make which parameters of a model, found without reading a number.
+"""A plan of loading: which saved tensors make which parameters of a model. It reads no number.
 
-Names and forms are converted by transformers' own table: most tensors have another name at most; some are merged
-(experts that are saved one by one), split or transposed.
+transformers' own table converts names and shapes: most tensors change their name at most; some are merged (experts that
+are saved one by one), split or transposed.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from artel.models.loading.safetensors_files import TensorFiles
 
 @dataclass(slots=True)
 class Conversion:
-    """Tensors that make one or several parameters together."""
+    """Saved tensors that make one or several parameters together."""
 
     first: str
-    """The parameter, or the first of those, by its full name."""
-    how: WeightConverter
+    """The full name of the parameter, or of the first one."""
+    converter: WeightConverter
     sources: dict[str, list[str]] = field(default_factory=dict)
-    """Names of tensors, for each pattern of the converter."""
-    made: list[str] = field(default_factory=list)
-    """All of the parameters."""
+    """Names of saved tensors, by pattern of the converter."""
+    targets: list[str] = field(default_factory=list)
+    """The full names of all the parameters."""
 
     def convert(
         self, reference: PreTrainedModel, files: TensorFiles, rows: slice | None = None
     ) -> dict[str, torch.Tensor]:
-        """The parameters in full; of those that `is_stacked` the `rows`. `reference` is the model on meta."""
-        own = reference.get_parameter_or_buffer(self.first).dtype
+        """The parameters in full, or the `rows` of one that `is_stacked`. `reference` is the model on meta."""
+        dtype = reference.get_parameter_or_buffer(self.first).dtype
         chosen = {pattern: names[rows] if rows else names for pattern, names in self.sources.items()}
-        return self._run(reference, chosen, lambda name: files.read(name).to(own), None)
+        return self._run(reference, chosen, lambda name: files.read(name).to(dtype), None)
 
     @property
     def is_stacked(self) -> bool:
-        """Whether each row of the parameter is made of one tensor a pattern: experts, saved one by one."""
-        first, *others = self.how.operations
+        """Whether each row of the parameter is one saved tensor of each pattern: experts, saved one by one."""
+        first, *others = self.converter.operations
         return (
-            len(self.made) == 1
+            len(self.targets) == 1
             and isinstance(first, MergeModulelist)
             and first.dim == 0
             and all(
@@ -67,39 +67,41 @@ class Conversion:
     def shapes(
         self, reference: PreTrainedModel, files: TensorFiles, info: LoadStateDictInfo
     ) -> dict[str, tuple[int, ...]]:
-        """The shapes of the parameters; none, and a word in `info`, where they cannot be made."""
+        """The shapes of the parameters. None, and an entry in `info`, where the conversion fails."""
         try:
-            found = self._run(reference, self.sources, lambda name: torch.empty(files.shape(name), device="meta"), info)
+            tensors = self._run(
+                reference, self.sources, lambda name: torch.empty(files.shape(name), device="meta"), info
+            )
         except SkipParameters:
             return {}
-        self.made = list(found)
-        return {name: tuple(value.shape) for name, value in found.items()}
+        self.targets = list(tensors)
+        return {name: tuple(value.shape) for name, value in tensors.items()}
 
     def _run(
         self, reference: PreTrainedModel, sources: dict[str, list[str]], read: Any, info: LoadStateDictInfo | None
     ) -> dict[str, torch.Tensor]:
-        how = copy.deepcopy(self.how)
+        converter = copy.deepcopy(self.converter)
         for pattern, names in sources.items():
             for name in names:
-                how.add_tensor(self.first, name, pattern, partial(read, name))
-        found = how.convert(self.first, model=reference, config=reference.config, loading_info=info)
-        return {name: value[0] if isinstance(value, list) else value for name, value in found.items()}
+                converter.add_tensor(self.first, name, pattern, partial(read, name))
+        tensors = converter.convert(self.first, model=reference, config=reference.config, loading_info=info)
+        return {name: value[0] if isinstance(value, list) else value for name, value in tensors.items()}
 
 
 @dataclass(slots=True)
-class Loading:
-    """What each parameter or buffer that a saved model has is made of, by full name; and what did not fit."""
+class LoadingPlan:
+    """What each saved parameter or buffer is made of, by full name, and what did not fit."""
 
     same: dict[str, str]
-    """Those that are a tensor of the files: its name there."""
+    """Those that are one tensor of the files: its name there."""
     converted: dict[str, Conversion]
     info: LoadStateDictInfo
     used: list[Any]
     """transformers' conversions that applied: a model is saved by undoing them."""
 
 
-def plan_loading(model: PreTrainedModel, files: TensorFiles) -> Loading:
-    """How `model`, on the meta device and not tied, is made of what is in `files`; no tensor is read."""
+def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:
+    """How to make `model`, on the meta device and not tied, from `files`. No tensor is read."""
     table = get_model_conversion_mapping(model)
     renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in table if isinstance(entry, WeightConverter)]
@@ -134,7 +136,7 @@ def plan_loading(model: PreTrainedModel, files: TensorFiles) -> Loading:
         info.missing_keys.discard(name)
         if shape != tuple(tensors[name].shape):
             info.mismatched_keys.add((name, torch.Size(shape), tensors[name].shape))
-    converted = {name: conversion for conversion in conversions.values() for name in conversion.made}
+    converted = {name: conversion for conversion in conversions.values() for name in conversion.targets}
     # Earlier versions of transformers undo all of them.
     used = [entry for entry in table if not hasattr(entry, "was_used") or entry.was_used()]
-    return Loading(same, converted, info, used)
+    return LoadingPlan(same, converted, info, used)

@@ -1,4 +1,4 @@
-"""Which class of transformers has the head that an objective asks for, and linear heads beside it."""
+"""The transformers class with the head that an objective needs, and additional linear heads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from transformers.integrations.heterogeneity.configuration_utils import Ambiguou
 
 from artel.errors import InputError, Problem
 
-# A layer takes milliseconds to be set up, even without weights; the deepest published have 1,000 (arXiv:2203.00555).
-# The others are a hundred times the largest published.
-_SIZES = {
-    "num_hidden_layers": 1_000, "hidden_size": 10**7, "num_attention_heads": 10**5, "vocab_size": 10**8,
-}  # fmt: skip
+# A layer takes milliseconds to build, even without weights; the deepest published models have 1,000 (arXiv:2203.00555).
+# The other limits are a hundred times the largest published sizes.
+_MAX_SIZES = {
+    "num_hidden_layers": 1_000,
+    "hidden_size": 10**7,
+    "num_attention_heads": 10**5,
+    "vocab_size": 10**8,
+}
 
-# What each head is for, and architectures that have it, to be named when another is asked for it.
+# What each head is for, and architectures that have it, for the error message.
 _PURPOSE = {
     "AutoModelForCausalLM": ("next tokens (causal)", "gpt2, llama or qwen3"),
     "AutoModelForMaskedLM": ("masked tokens (masked)", "roberta, bert or modernbert"),
@@ -29,7 +32,7 @@ _PURPOSE = {
 
 
 def check_head(model_type: str, auto_class: str, where: str, own: Collection[str] = ()) -> None:
-    """Raise InputError when an architecture has no such head; `own` are those that its own code has."""
+    """Raise InputError when an architecture has no such head. `own` are the auto classes of the model's own code."""
     if auto_class in own:
         return
     if model_type not in getattr(transformers, auto_class)._model_mapping._model_mapping:
@@ -38,15 +41,15 @@ def check_head(model_type: str, auto_class: str, where: str, own: Collection[str
 
 
 def own_classes(config: PreTrainedConfig, *, runs_code: bool) -> dict[str, str]:
-    """Of each auto class the place of the class in the model's own code; none where that may not be run."""
+    """The classes of the model's own code by auto class; none where it may not run."""
     return dict(getattr(config, "auto_map", None) or {}) if runs_code else {}
 
 
 def check_sizes(config: PreTrainedConfig) -> None:
-    """Raise InputError for sizes of a configuration that nothing can have, by the names that its architecture uses."""
+    """Raise InputError for impossible sizes in a configuration, by the names that its architecture uses."""
     text = config.get_text_config()
     problems = []
-    for name, most in _SIZES.items():
+    for name, most in _MAX_SIZES.items():
         try:
             size = getattr(text, name, None)
         except AmbiguousGlobalPerLayerAttributeError:  # each layer has its own
@@ -61,23 +64,23 @@ def check_sizes(config: PreTrainedConfig) -> None:
 def model_class(config: PreTrainedConfig, auto_class: str, heads: Mapping[str, int], *, runs_code: bool = False) -> Any:
     """The model class for a configuration, with linear `heads` (name -> outputs) as modules of those names.
 
-    With `runs_code` it may be of the model's own code, which is run to get it. Raises InputError for a configuration
-    whose sizes are no sizes, or of more layers than anything can build in time.
+    With `runs_code` the class may come from the model's own code, which then runs. Raises InputError for impossible
+    sizes in the configuration.
     """
     check_sizes(config)
     own = own_classes(config, runs_code=runs_code).get(auto_class)
     if own is not None:
         base = get_class_from_dynamic_module(own, config.name_or_path)
-        base.register_for_auto_class(auto_class)  # its code is saved with it
+        base.register_for_auto_class(auto_class)  # then its code is saved with it
     else:
-        found = getattr(transformers, auto_class)._model_mapping[type(config)]
-        base = found[0] if isinstance(found, tuple) else found
+        classes = getattr(transformers, auto_class)._model_mapping[type(config)]
+        base = classes[0] if isinstance(classes, tuple) else classes
     return _with_heads(base, tuple(heads.items())) if heads else base
 
 
 @functools.cache
 def _with_heads(base: type[PreTrainedModel], heads: tuple[tuple[str, int], ...]) -> type[PreTrainedModel]:
-    """A subclass of the same name, so that what it saves opens as the base class: the heads are further tensors."""
+    """A subclass of the same name: what it saves opens as the base class, and the heads are additional tensors."""
 
     def build(self: Any, config: PreTrainedConfig) -> None:
         base.__init__(self, config)

@@ -1,4 +1,4 @@
-"""Whether a loaded model is whole: only a head that is to be learned may be made of random numbers, and none of NaN."""
+"""Checks that a loaded model is complete: only heads to be trained may be initialized, and no weight may be NaN."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from artel.tokens import Tokenizer
 _LISTED = 8
 
 
-def check_lacking(
-    model: PreTrainedModel, name: str, missing: Collection[str], *, learns: bool, elsewhere: Collection[str] = ()
+def check_complete(
+    model: PreTrainedModel, name: str, missing: Collection[str], *, for_training: bool, elsewhere: Collection[str] = ()
 ) -> None:
-    """Raise InputError where weights are missing that nothing can take the place of.
+    """Raise InputError where weights are missing that cannot be initialized.
 
-    `missing` are names of the model's tensors which the folder or hub id `name` has not. `learns`: the model is to be
-    trained, so that its heads may be new. `elsewhere` are modules whose weights come from another file, as an adapter's
-    do; a name stands for all modules that end with it.
+    `missing` are the model's tensors that the folder or hub id `name` lacks. A model `for_training` may have new heads.
+    `elsewhere` are modules whose weights come from an adapter; a name stands for all modules that end with it.
     """
     lacking = sorted(key for key in missing if not any(_is_inside(key, module) for module in elsewhere))
-    if learns and lacking:
+    if for_training and lacking:
         body = _body(model)
         lacking = [key for key in lacking if key in body]
     if not lacking:
@@ -36,7 +35,7 @@ def check_lacking(
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
-    """Raise InputError where weights are NaN or infinite; each is read once."""
+    """Raise InputError where weights are NaN or infinite. Each weight is read once."""
     broken = [
         key
         for key, tensor in model.named_parameters()
@@ -48,7 +47,7 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
 
 
 def has_embeddings(model: PreTrainedModel, modules: Collection[str]) -> bool:
-    """Whether the model's input embeddings are among `modules`, or inside of one."""
+    """Whether the model's input embeddings are one of `modules`, or inside one."""
     embeddings = model.get_input_embeddings()
     key = next(name for name, module in model.named_modules() if module is embeddings)
     return any(_is_inside(f"{key}.weight", module) for module in modules)
@@ -57,7 +56,7 @@ def has_embeddings(model: PreTrainedModel, modules: Collection[str]) -> bool:
 def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) -> None:
     """Raise InputError where a text can have tokens without an embedding.
 
-    Tokens that were added for a role which this use has not (filler, marks of conversations) may lack one.
+    Special tokens that this use does not need (padding, marks of conversations) may lack one.
     """
     rows = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocabulary <= rows:
@@ -90,7 +89,7 @@ def _body(model: PreTrainedModel) -> set[str]:
 
 
 def _modules_beside_body(model: PreTrainedModel) -> set[str]:
-    """Modules of a model that its architecture without a head has not, where it has all the others (T5)."""
+    """The modules that the architecture without a head lacks, where it has all the others (T5)."""
     bare = MODEL_MAPPING.get(type(model.config), None)
     if not (isinstance(bare, type) and issubclass(bare, PreTrainedModel)) or isinstance(model, bare):
         return set()

@@ -1,4 +1,4 @@
-"""The transformers configuration that `model.config` writes: keys of its model type, sizes by the tokenizer."""
+"""The transformers configuration of `model.config`: its keys are checked, the tokenizer gives size and special ids."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from artel.errors import InputError, Problem
 from artel.models.loading.model_folder import in_words
 from artel.tokens import Tokenizer
 
-_LOOKED_FOR = re.compile(r"""getattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
+_GETATTR_KEY = re.compile(r"""getattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
 
 
-def known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
-    """The keys that the model type has, and a problem for each key in `wanted` that it has not."""
-    keys = {key: value for key, value in wanted.items() if key != "model_type"}
-    model_type = wanted["model_type"]
+def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
+    """The keys of the model type, and a problem for each key or value in `values` that is wrong."""
+    keys = {key: value for key, value in values.items() if key != "model_type"}
+    model_type = values["model_type"]
     if model_type not in CONFIG_MAPPING:
         near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 1)
         fix = f"did you mean {near[0]}?" if near else "see the model types of transformers"
@@ -34,7 +34,7 @@ def known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
         fix = f"did you mean {near[0]}?" if near else f"see transformers' {type(plain).__name__}"
         problems.append(Problem(f"model.config.{key}", f"{model_type} has no such key", fix))
     for key in keys.keys() & known:
-        if key.endswith("_token_id"):  # -1 is a way to say that there is none
+        if key.endswith("_token_id"):  # -1 means none
             continue
         value, default = keys[key], getattr(plain, key, None)
         if isinstance(value, int | float) and isinstance(default, int | float) and value < 0 <= default:
@@ -43,17 +43,17 @@ def known_keys(wanted: dict[str, Any]) -> tuple[set[str], list[Problem]]:
 
 
 def _read_by_code(kind: type[PreTrainedConfig]) -> set[str]:
-    """Keys that a model's code looks for though its configuration has no default for them (Qwen3-MoE's head_dim)."""
-    place = Path(inspect.getfile(kind))
-    code = place.with_name(place.name.replace("configuration_", "modeling_", 1))
-    return set(_LOOKED_FOR.findall(code.read_text("utf-8"))) if code != place and code.is_file() else set()
+    """Keys that a model's code reads though its configuration has no default for them (Qwen3-MoE's head_dim)."""
+    file = Path(inspect.getfile(kind))
+    code = file.with_name(file.name.replace("configuration_", "modeling_", 1))
+    return set(_GETATTR_KEY.findall(code.read_text("utf-8"))) if code != file and code.is_file() else set()
 
 
-def configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:
-    """The configuration that `model.config` writes, with the tokenizer's size and ids. Raises InputError."""
-    keys = {key: value for key, value in wanted.items() if key != "model_type"}
-    model_type = wanted["model_type"]
-    known, problems = known_keys(wanted)
+def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str) -> PreTrainedConfig:
+    """The configuration of `model.config`, with the tokenizer's vocabulary and special ids. Raises InputError."""
+    keys = {key: value for key, value in values.items() if key != "model_type"}
+    model_type = values["model_type"]
+    known, problems = known_keys(values)
     vocabulary = keys.get("vocab_size", tokenizer.vocabulary)
     if not isinstance(vocabulary, int) or vocabulary < tokenizer.vocabulary:
         problems.append(
@@ -63,18 +63,18 @@ def configuration(wanted: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
     if problems:
         raise InputError(problems)
     ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], known)
-    values = {**ids, **keys, "vocab_size": vocabulary}
+    arguments = {**ids, **keys, "vocab_size": vocabulary}
     if "is_decoder" in known and auto_class == "AutoModelForCausalLM":
-        values.setdefault("is_decoder", True)  # an encoder's architecture with a causal mask
+        arguments.setdefault("is_decoder", True)  # an encoder's architecture with a causal mask
     try:
-        return CONFIG_MAPPING[model_type](**values)
-    except Exception as error:  # each configuration checks its own way; huggingface_hub wraps what it finds
+        return CONFIG_MAPPING[model_type](**arguments)
+    except Exception as error:  # each configuration checks in its own way
         what = f"{model_type} refuses it: {in_words(error)}"
         raise InputError.at("model.config", what, "check its values") from None
 
 
 def _special_ids(tokenizer: Tokenizer, kind: type[PreTrainedConfig], known: set[str]) -> dict[str, int | None]:
-    """A configuration's ids of special tokens; the end's for one that it must have and the tokenizer has not."""
+    """The ids of special tokens. The end token replaces one that the configuration needs and the tokenizer lacks."""
     ids: dict[str, int | None] = {"eos_token_id": tokenizer.end_id}
     ids |= {name: getattr(tokenizer.hf, name) for name in ("bos_token_id", "pad_token_id")}
     ids |= {name: getattr(tokenizer.hf, name) for name in ("cls_token_id", "sep_token_id") if name in known}

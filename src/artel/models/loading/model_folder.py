@@ -1,4 +1,4 @@
-"""A model's folder: whether it holds a model that can be read safely, and its configuration."""
+"""A model's folder: checks that it holds a model that can be read safely, and reads its configuration."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from artel.tokens.tokenizer.remote_code import check_whose, remedy
 
 
 def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:
-    """The configuration of a folder or hub id, and what its user should know of how it was read. Raises InputError.
+    """The configuration of a folder or hub id, and notes for the user. Raises InputError.
 
-    A config.json of before 2020 names no model type; the names of its tensors (`roberta.encoder…`) say what it is.
-    Code that comes with the model is run with `runs_code` alone; where transformers has the model, it is not needed.
+    A config.json of before 2020 names no model type; the names of the tensors (`roberta.encoder…`) show it. The model's
+    own code runs only with `runs_code`; it is not needed where transformers has the model.
     """
     folder = Path(name)
     check_regular_in(folder)
@@ -38,28 +38,28 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
             if kind is None:
                 fix = 'add "model_type": "roberta", or what it is'
                 raise InputError.at(str(file), "names no model_type", fix)
-            told = f"{file} names no model_type; its tensors are those of {kind}"
-            return CONFIG_MAPPING[kind].from_dict(values), [told]
+            note = f"{file} names no model_type; its tensors are those of {kind}"
+            return CONFIG_MAPPING[kind].from_dict(values), [note]
         return AutoConfig.from_pretrained(name, trust_remote_code=runs_code), []
     except InputError:
         raise
-    except Exception as error:  # the hub, JSON, safetensors and each configuration raise their own kinds
+    except Exception as error:  # the hub, JSON, safetensors and each configuration raise their own
         raise cannot_load(name, error) from None
 
 
 _WRONG_TYPE = re.compile(r"Field '(\w+)' expected (.+?), got \w+ \(value: (.*?)\)")
-"""How a configuration refuses a value's type."""
+"""The message of a configuration about a value of the wrong type."""
 
 
 def in_words(error: Exception) -> str:
-    """What a library said, in one line; a value of the wrong type shortly."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    wrong = _WRONG_TYPE.search(said)
-    return f"{wrong[1]} is {wrong[3][:100]}, which is no {wrong[2]}" if wrong else said[:300]
+    """A library's message in one line of at most 300 characters."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    wrong = _WRONG_TYPE.search(message)
+    return f"{wrong[1]} is {wrong[3][:100]}, which is no {wrong[2]}" if wrong else message[:300]
 
 
 def cannot_load(name: str, error: Exception) -> InputError:
-    """What transformers said of a model that it could not load, as a message with a remedy."""
+    """The error for a model that transformers could not load, with a remedy."""
     first = in_words(error)
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     remote = f"a hub id needs network{offline}; or give a folder"
@@ -71,7 +71,7 @@ def cannot_load(name: str, error: Exception) -> InputError:
 
 
 def is_in_hub_cache(name: str) -> bool | None:
-    """Whether a model of that name has been fetched from the hub; None for what is no name that the hub could have."""
+    """Whether the model is in the hub's cache; None for a name that no model of the hub can have."""
     try:
         return isinstance(try_to_load_from_cache(name, "config.json"), str)
     except HFValidationError:
@@ -79,13 +79,13 @@ def is_in_hub_cache(name: str) -> bool | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder without a model, and weights that are a pickle with code in it."""
+    """Raise InputError for a folder without a model, and for weights in a pickle that holds code."""
     try:
         names = {file.name for file in folder.iterdir()}
     except OSError as error:
         raise InputError.at(str(folder), f"cannot be read: {error.strerror}", "check its permissions") from None
     where = "model.from"
-    if in_pieces(folder):
+    if is_sharded_checkpoint(folder):
         fix = f"make a model of them first: artel export {folder} FOLDER; then model.from: FOLDER"
         raise InputError.at(where, f"{folder} has weights in DeepSpeed's pieces only", fix)
     if "config.json" not in names and "adapter_config.json" in names:
@@ -116,8 +116,8 @@ def check_folder(folder: Path) -> None:
             ) from None
 
 
-def in_pieces(folder: Path) -> bool:
-    """Whether a folder has no weights but those that DeepSpeed saved by itself, in pieces by process."""
+def is_sharded_checkpoint(folder: Path) -> bool:
+    """Whether the only weights in a folder are DeepSpeed's sharded checkpoint, with files for each process."""
     saved = (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
     return saved and not any(folder.glob("*.safetensors")) and not _binaries(folder)
 
@@ -135,12 +135,12 @@ def _read(file: Path) -> dict[str, Any]:
 def _read_hub(name: str) -> dict[str, Any]:
     try:
         return PreTrainedConfig.get_config_dict(name)[0]
-    except Exception as error:  # the hub's own kinds
+    except Exception as error:  # the hub raises its own
         raise cannot_load(name, error) from None
 
 
 def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
-    """Raise InputError for a model that needs code which may not be run, or whose weights lie outside of it."""
+    """Raise InputError for a model that needs code which may not run, or whose weights are outside its folder."""
     weights = values.get("transformers_weights")
     if weights is not None and Path(str(weights)).name != weights:
         what = f"says that its weights are in {str(weights)[:200]}, which is no file beside its config.json"
@@ -159,10 +159,10 @@ def _check_origin(values: dict[str, Any], name: str, runs_code: bool) -> None:
 
 
 def _check_quantization(saved: Any, name: str) -> None:
-    """Raise InputError for weights in a format that transformers does not know: it would take them for plain ones."""
+    """Raise InputError for a quantization that transformers does not know: it would read the weights as plain ones."""
     if saved is None:
         return
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # which takes its time to import
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING  # slow to import
 
     method = str(saved.get("quant_method", "bitsandbytes") if isinstance(saved, dict) else saved)
     if method != "bitsandbytes" and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
@@ -171,7 +171,7 @@ def _check_quantization(saved: Any, name: str) -> None:
 
 
 def _check_inside(index: Path, weights: Any) -> None:
-    """Raise InputError unless each file that an index of weights names lies beside it."""
+    """Raise InputError unless each file that an index of weights names is beside it."""
     files: Iterable[Any] = set(map(str, weights.values())) if isinstance(weights, dict) else [None]
     for file in files:
         if file is None or Path(file).name != file or not (index.parent / file).is_file():
@@ -184,12 +184,12 @@ def _binaries(folder: Path) -> list[Path]:
 
 
 def _tensors_of(file: Path) -> dict[str, torch.Tensor]:
-    """Names and shapes of what a .bin holds; no code in it is run, and no data is kept."""
+    """Names and shapes of the tensors in a .bin file. No code in it runs."""
     return torch.load(file, map_location="meta", weights_only=True, mmap=False)
 
 
 def _kind_by_tensors(folder: Path) -> str | None:
-    """The model type whose name begins the tensors' names: `roberta.embeddings.…` is of roberta."""
+    """The model type that the tensors' names begin with: roberta for `roberta.embeddings.…`."""
     names: set[str] = set()
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:

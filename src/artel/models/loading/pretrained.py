@@ -18,11 +18,11 @@ from transformers.initialization import no_tie_weights
 from transformers.utils.loading_report import log_state_dict_report
 
 from artel.errors import InputError
-from artel.models.loading.conversion import Loading, plan_loading
+from artel.models.loading.conversion import LoadingPlan, plan_loading
 from artel.models.loading.heads import model_class
 from artel.models.loading.init_weights import initialize_again
-from artel.models.loading.materialize import Weights
-from artel.models.loading.missing_weights import check_lacking, check_vocabulary, has_embeddings
+from artel.models.loading.materialize import WeightSource
+from artel.models.loading.missing_weights import check_complete, check_vocabulary, has_embeddings
 from artel.models.loading.model_folder import cannot_load
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.safetensors_files import TensorFiles, check_shapes, find_files
@@ -53,7 +53,7 @@ def load_pretrained(
     keep_trainable(model)
     built = BuiltModel(model, notes)
     missing = info.get("missing_keys") or set()
-    check_lacking(model, name, missing, learns=for_training, elsewhere=elsewhere)
+    check_complete(model, name, missing, for_training=for_training, elsewhere=elsewhere)
     _note_differences(built, name, missing, info.get("unexpected_keys") or set())
     if not for_training and not has_embeddings(model, elsewhere):
         check_vocabulary(model, tokenizer, name)
@@ -74,17 +74,17 @@ def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer) -> BuiltModel:
     with _refusing(name):
         model = _untied(config, model_class(config, request.auto_class, request.heads, runs_code=runs_code))
         check_shapes(model, name, config)
-        files, loading = _plan(model, name, config)
+        files, plan = _plan(model, name, config)
         # As from_pretrained does it, errors included.
-        log_state_dict_report(model, name, False, loading.info, _logger)
+        log_state_dict_report(model, name, False, plan.info, _logger)
         model.config.name_or_path = name
-        model._weight_conversions = loading.used
+        model._weight_conversions = plan.used
         read_generation_config(model, name)
     built = BuiltModel(model.eval(), notes)
-    check_lacking(model, name, loading.info.missing_keys, learns=True)
-    _note_differences(built, name, loading.info.missing_keys, loading.info.unexpected_keys)
+    check_complete(model, name, plan.info.missing_keys, for_training=True)
+    _note_differences(built, name, plan.info.missing_keys, plan.info.unexpected_keys)
     grown = grow_vocabulary(built, tokenizer)
-    built.weights = Weights(copy.deepcopy(model), request.seed, files, loading, grown)
+    built.weights = WeightSource(copy.deepcopy(model), request.seed, files, plan, grown)
     return built
 
 
@@ -96,8 +96,8 @@ def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_tra
         model = _untied(config, model_type)
         if not for_training:
             check_shapes(model, name, config)
-        _, loading = _plan(model, name, config)
-    check_lacking(model, name, loading.info.missing_keys, learns=for_training)
+        _, plan = _plan(model, name, config)
+    check_complete(model, name, plan.info.missing_keys, for_training=for_training)
 
 
 @contextmanager
@@ -139,14 +139,14 @@ def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer) -> dict[str, int]:
     return {name: shape[0] for name, shape in before.items() if name in after and after[name].shape != shape}
 
 
-def _plan(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> tuple[TensorFiles, Loading]:
+def _plan(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> tuple[TensorFiles, LoadingPlan]:
     """The files of a saved model, and what `model` takes from them. Ties `model` as they are."""
     files = find_files(name, config)
     with files:
-        loading = plan_loading(model, files)
-        _tie(model, files, loading)
-    model._adjust_missing_and_unexpected_keys(loading.info)  # as from_pretrained does it
-    return files, loading
+        plan = plan_loading(model, files)
+        _tie(model, files, plan)
+    model._adjust_missing_and_unexpected_keys(plan.info)  # as from_pretrained does it
+    return files, plan
 
 
 def _untied(config: PreTrainedConfig, model_type: Any) -> PreTrainedModel:
@@ -154,13 +154,13 @@ def _untied(config: PreTrainedConfig, model_type: Any) -> PreTrainedModel:
         return model_type._from_config(copy.deepcopy(config), dtype=torch.float32)
 
 
-def _tie(model: PreTrainedModel, files: TensorFiles, loading: Loading) -> None:
+def _tie(model: PreTrainedModel, files: TensorFiles, plan: LoadingPlan) -> None:
     """Tie what the architecture ties, except two tensors that are both saved and differ."""
-    missing = loading.info.missing_keys
+    missing = plan.info.missing_keys
     for target, source in list(model.all_tied_weights_keys.items()):
         if target in missing or source in missing:
             continue
-        if _are_equal(files, loading.same.get(target), loading.same.get(source)):
+        if _are_equal(files, plan.same.get(target), plan.same.get(source)):
             missing.add(target)
         else:
             _logger.warning("%s and %s are tied in this model but not in its files, so not tied", source, target)

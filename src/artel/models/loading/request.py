@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedModel
 
 from artel.config import ModelConfig
-from artel.models.loading.materialize import Weights
+from artel.models.loading.materialize import WeightSource
 from artel.models.quantization import count
 
 
@@ -37,7 +37,7 @@ class BuiltModel:
     """What the user should know, one sentence each."""
     new_modules: list[str] = field(default_factory=list)
     """Modules with weights that are not from the pretrained model, but initialized."""
-    weights: Weights | None = None
+    weights: WeightSource | None = None
     """For a model on the meta device: where `materialize` gets its weights."""
 
     @property

@@ -1,4 +1,4 @@
-"""The tensors of a saved model, wherever its files lie: named, and read a slice at a time."""
+"""The tensors of a saved model, by name, read a slice at a time: from a folder or the hub's cache."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ from artel.errors import InputError
 
 # In the order in which transformers looks for them.
 _NAMES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
-
-
 _DIFFER = "the weights and config.json are of different models"
-# Weights of 2 bits lie sixteen in a number.
-_PACKED = 16
+_PACKED = 16  # 2-bit weights in one number of 32 bits
 
 
 class TensorFiles:
-    """Tensors in safetensors files, or in `pytorch_model.bin` files of tensors only; open inside a `with`."""
+    """Tensors in safetensors files, or in `pytorch_model.bin` files with tensors only. A context manager."""
 
     def __init__(self, files: list[Path]) -> None:
         self._files = files
@@ -36,10 +33,10 @@ class TensorFiles:
     def __enter__(self) -> TensorFiles:
         for file in self._files:
             if file.suffix == ".safetensors":
-                held = safe_open(file, framework="pt")
-                self._open.append(held)
-                self._tensors |= {name: held.get_slice(name) for name in held.keys()}  # noqa: SIM118  # not a mapping
-            else:  # of tensors that lie in the file nothing is read yet; the format of before 2020 has no such thing
+                opened = safe_open(file, framework="pt")
+                self._open.append(opened)
+                self._tensors |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
+            else:  # memory-mapped, except in the format of before 2020
                 mapped = zipfile.is_zipfile(file)
                 self._tensors |= torch.load(file, map_location="cpu", weights_only=True, mmap=mapped or None)
         return self
@@ -48,13 +45,13 @@ class TensorFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tensors.clear()
-        for held in self._open:
-            held.__exit__(kind, error, trace)
+        for opened in self._open:
+            opened.__exit__(kind, error, trace)
         self._open.clear()
 
     @property
     def have_headers(self) -> bool:
-        """Whether names and shapes are read without the tensors."""
+        """Whether names and shapes can be read without the tensors."""
         return all(file.suffix == ".safetensors" for file in self._files)
 
     @property
@@ -62,46 +59,45 @@ class TensorFiles:
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        found = self._tensors[name]
-        return tuple(found.shape if isinstance(found, torch.Tensor) else found.get_shape())
+        tensor = self._tensors[name]
+        return tuple(tensor.shape if isinstance(tensor, torch.Tensor) else tensor.get_shape())
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> torch.Tensor:
-        """The part of a tensor between places of its dimensions; all of it without `index`."""
+        """The slice `index` of a tensor; the whole tensor without it."""
         return self._tensors[name][index or ...]
 
 
 def find_files(name: str, config: PreTrainedConfig) -> TensorFiles:
     """The files with the weights of a folder or hub id. Raises OSError where there are none."""
     explicit = getattr(config, "transformers_weights", None)
-    for wanted in (explicit,) if explicit else _NAMES:
-        found = cached_file(name, wanted, _raise_exceptions_for_missing_entries=False)
-        if found is None:
+    for file_name in (explicit,) if explicit else _NAMES:
+        file = cached_file(name, file_name, _raise_exceptions_for_missing_entries=False)
+        if file is None:
             continue
-        if found.endswith(".index.json"):
-            shards, _ = get_checkpoint_shard_files(name, found)
+        if file.endswith(".index.json"):
+            shards, _ = get_checkpoint_shard_files(name, file)
             return TensorFiles([Path(shard) for shard in shards])
-        return TensorFiles([Path(found)])
+        return TensorFiles([Path(file)])
     raise OSError(f"{name} does not appear to have a file named {WEIGHTS_NAME} or {SAFE_WEIGHTS_NAME}.")
 
 
 def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> None:
     """Raise InputError where a tensor of a folder or hub id has another shape than in `model`, which may be on meta.
 
-    It is asked before a model of a wrong configuration, and of any size, is made; so far fewer numbers than such a
-    model has are refused, too. Only tensors whose names are those of
-    the model are looked at, and only where that costs no reading.
+    This comes before a model is allocated: a wrong configuration may describe one of any size. So files with far fewer
+    numbers than the model are refused too. It compares tensors whose names are the model's, and reads headers only.
     """
     files = find_files(name, config)
     if not files.have_headers:
         return
     with files:
-        there = set(files.names)
+        saved_names = set(files.names)
         for parameter, tensor in model.named_parameters():
-            if parameter in there and files.shape(parameter) != tuple(tensor.shape):
+            if parameter in saved_names and files.shape(parameter) != tuple(tensor.shape):
                 what = f"{name}: {parameter} is {files.shape(parameter)}, by its config.json {tuple(tensor.shape)}"
                 raise InputError.at("model.from", what, _DIFFER)
-        saved = sum(math.prod(files.shape(key)) for key in there)
-    built = sum(tensor.numel() for tensor in model.parameters())
-    if built > _PACKED * saved:
-        what = f"{name} has {saved:,} numbers, by its config.json {built:,} parameters"
+        saved_size = sum(math.prod(files.shape(key)) for key in saved_names)
+    model_size = sum(tensor.numel() for tensor in model.parameters())
+    if model_size > _PACKED * saved_size:
+        what = f"{name} has {saved_size:,} numbers, by its config.json {model_size:,} parameters"
         raise InputError.at("model.from", what, _DIFFER)

@@ -1,6 +1,6 @@
-"""The final model as a folder in Hugging Face's own format: safetensors, configuration, tokenizer.
+"""Saving a model as a folder in Hugging Face's format: safetensors, configuration, tokenizer.
 
-Of a model with adapters these, and the modules trained with them, are written, as peft does.
+Of a model with adapters it writes the adapters and the modules trained with them, as peft does.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def save_model(
     kept: Sequence[Path] = (),
     note: Callable[[list[str]], object] = lambda names: None,
 ) -> None:
-    """Write the folder whole or not at all; one of an earlier run is replaced, but for what is `kept` of it.
+    """Write the folder whole or not at all. It replaces an earlier one, except the files in `kept`.
 
-    `weights` are those of a model that this process has not got whole, by name, tied ones once. `note` gets the names
-    of the files that are written, before they are there.
+    `weights` are the model's weights by name, tied ones once, where this process holds shards only. `note` is called
+    with the names of the files before they appear.
     """
     with new_folder(folder, replace=True) as partial:
         write_model(model, tokenizer, partial, weights)
@@ -43,7 +43,7 @@ def save_model(
 def write_model(
     model: PreTrainedModel, tokenizer: Tokenizer, folder: Path, weights: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Write the model's and the tokenizer's files into a folder that is there."""
+    """Write the files of the model and the tokenizer into an existing folder."""
     if is_adapted(model):
         save_adapter(model, folder, weights)
     else:

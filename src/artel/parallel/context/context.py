@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
-from artel.models import IGNORED
-from artel.models.attention import NAME, Exchange, Mixing, attention_dropout, in_force, mix
+from artel.models.attention import NAME, AttentionOptions, Exchange, attend, attention_dropout, attention_exchange
 from artel.models.choice import Choice
 from artel.models.document_mask import MASKED, first_position
-from artel.models.loss import open_head
+from artel.models.loss import output_head
+from artel.models.targets import IGNORED
 from artel.objectives import Batch
 from artel.objectives.per_token import target_tensors
 from artel.parallel.context.chunks import Part
@@ -43,11 +43,11 @@ def exchanging(model: PreTrainedModel, group: dist.ProcessGroup, how: str) -> It
     `how` is the value of `exchange_choice`. The backward pass belongs into the block, and so do validation batches; all
     processes of the group must do the same in it. Whole inputs (generation, trying a model) belong outside of it.
     """
-    open_head(model)  # tried once for each model, on an input of its own that nobody shares
+    output_head(model)  # tried once for each model, on an input of its own that nobody shares
     part = Part(dist.get_rank(group), dist.get_world_size(group), sees_before_alone(model))
     hook = model.register_forward_pre_hook(_positions(part, first_position(model)), with_kwargs=True)
     try:
-        with in_force(_EXCHANGES[how](part, group.group_name)):
+        with attention_exchange(_EXCHANGES[how](part, group.group_name)):
             yield
     finally:
         hook.remove()
@@ -210,7 +210,7 @@ def check_context(model: PreTrainedModel) -> None:
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             alone = model(input_ids=ids).logits[:, order]
-            with in_force(_BothParts(part)):
+            with attention_exchange(_BothParts(part)):
                 positions = order[None] + first_position(model)
                 together = model(input_ids=ids[:, order], position_ids=positions).logits
     except Exception as error:  # each architecture fails in its own way
@@ -233,10 +233,12 @@ class _BothParts(Exchange):
 
     part: Part
 
-    def queries(self, part: int) -> tuple[range]:
+    def query_ranges(self, part: int) -> tuple[range]:
         return (range(part),)
 
-    def mix(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: AttentionOptions
+    ) -> torch.Tensor:
         parts = (each.unflatten(2, (self.part.size, -1)).movedim(2, 0) for each in (query, key, value))
         query, key, value = (self.part.joined(each) for each in parts)
-        return self.part.cut(mix(query, key, value, how)).movedim(0, 2).flatten(2, 3)
+        return self.part.cut(attend(query, key, value, how)).movedim(0, 2).flatten(2, 3)

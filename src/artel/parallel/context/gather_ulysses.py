@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from artel.models.attention import Mixing, mix
+from artel.models.attention import AttentionOptions, attend
 from artel.parallel.context.chunks import Part
 
 
@@ -30,15 +30,17 @@ class Gather:
     group: str
     """The name of the process group."""
 
-    def queries(self, part: int) -> Sequence[range]:
+    def query_ranges(self, part: int) -> Sequence[range]:
         return self.part.spans(part)
 
-    def mix(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: AttentionOptions
+    ) -> torch.Tensor:
         query, key, value = in_autocast(query, key, value)
         both = torch.cat([key, value], dim=-1)  # one collective instead of two
         every = _Gathered.apply(both[None], self.part.size, self.group)
         keys, values = self.part.joined(every).split([key.shape[-1], value.shape[-1]], dim=-1)
-        return mix(query, keys, values, how, self.part.spans(query.shape[2]))
+        return attend(query, keys, values, how, self.part.spans(query.shape[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,12 @@ class Ulysses:
     part: Part
     group: str
 
-    def queries(self, part: int) -> Sequence[range]:
+    def query_ranges(self, part: int) -> Sequence[range]:
         return (range(part * self.part.size),)
 
-    def mix(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: AttentionOptions
+    ) -> torch.Tensor:
         size = self.part.size
         query, key, value = in_autocast(query, key, value)
         # Fewer heads of keys than processes: each is sent to all whose queries look at it.
@@ -63,7 +67,7 @@ class Ulysses:
         query, key, value = (
             self.part.joined(piece.view_as(share)) for piece, share in zip(pieces, shares, strict=True)
         )
-        mixed = self.part.cut(mix(query, key, value, how)).contiguous()
+        mixed = self.part.cut(attend(query, key, value, how)).contiguous()
         return _Exchanged.apply(mixed, self.group).movedim(0, 1).flatten(1, 2)
 
 
@@ -95,8 +99,8 @@ class _Gathered(torch.autograd.Function):
         return torch.ops._c10d_functional.wait_tensor(found)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[torch.Tensor, None, None]:
-        given = slopes[0].contiguous()
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, None, None]:
+        given = grad_outputs[0].contiguous()
         found = torch.ops._c10d_functional.reduce_scatter_tensor(given, "sum", ctx.size, ctx.group)
         return torch.ops._c10d_functional.wait_tensor(found), None, None
 
@@ -110,8 +114,8 @@ class _Exchanged(torch.autograd.Function):
         return _exchanged(pieces, group)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[torch.Tensor, None]:
-        return _exchanged(slopes[0].contiguous(), ctx.group), None
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, None]:
+        return _exchanged(grad_outputs[0].contiguous(), ctx.group), None
 
 
 def _exchanged(pieces: torch.Tensor, group: str) -> torch.Tensor:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from artel.errors import InputError
-from artel.models.attention import Mixing
+from artel.models.attention import AttentionOptions
 from artel.parallel.context.chunks import Part
 from artel.parallel.context.gather_ulysses import in_autocast, repeated
 
@@ -31,10 +31,12 @@ class Ring:
     part: Part
     group: str
 
-    def queries(self, part: int) -> Sequence[range]:
+    def query_ranges(self, part: int) -> Sequence[range]:
         return self.part.spans(part)
 
-    def mix(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: Mixing) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: AttentionOptions
+    ) -> torch.Tensor:
         if how.mask is not None or how.dropout:
             raise ValueError("ring attention has no mask and no dropout")
         query, key, value = in_autocast(query, key, value)
@@ -89,11 +91,11 @@ class _Ring(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         query, key, value, mixed, total, *random = ctx.saved_tensors
         ring: _Round = ctx.ring
         length, copies = query.shape[2], query.shape[1] // key.shape[1]
-        slope = slopes[0].contiguous()
+        grad_output = grad_outputs[0].contiguous()
         of_query = torch.zeros_like(query, dtype=torch.float32)
         block = [key.contiguous(), value.contiguous()]
         # Gradients go round with the keys and values that they belong to, and are at home after a whole round.
@@ -102,7 +104,7 @@ class _Ring(torch.autograd.Function):
             coming = [_sent(each, ring) for each in block] if step < ring.part.size - 1 else []
             queries, keys, causal = ring.seen(step, length)
             this_key, this_value = (repeated(each[:, :, keys], copies) for each in block)
-            mine = [each[:, :, queries] for each in (slope, query, mixed, total)]
+            mine = [each[:, :, queries] for each in (grad_output, query, mixed, total)]
             found = _backward(mine, this_key, this_value, causal, ring.scale, random)
             of_query[:, :, queries] += found[0]
             for sums, part in zip(of_block, found[1:], strict=True):
@@ -151,8 +153,8 @@ def _backward(
 
     `mine`: of the queries the gradient by the result, themselves, the result and the log-sum-exp over all keys.
     """
-    slope, query, mixed, total = mine
-    given = slope, query, key, value, mixed, total.contiguous()
+    grad_output, query, mixed, total = mine
+    given = grad_output, query, key, value, mixed, total.contiguous()
     if query.device.type == "cpu":
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         return kernel(*given, 0.0, causal, scale=scale)

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from artel.errors import InputError
 from artel.models.device import autocast_dtype
 from artel.models.loading.materialize import WeightLoader
-from artel.models.loss import open_head
+from artel.models.loss import output_head
 from artel.objectives import Batch, Objective
 from artel.parallel.data_parallel import DataParallel
 from artel.parallel.deepspeed.config import Resolved
@@ -98,7 +98,7 @@ class DeepSpeedStrategy(DataParallel):
         self.engine = _opened(self._resolved.file, self._learner, optimizer, settings)
         self._started = True
         self._dtype = None  # DeepSpeed holds the weights themselves in the precision
-        self.with_full_model(open_head)  # here, not within the first step
+        self.with_full_model(output_head)  # here, not within the first step
         return DeepSpeedOptimizer(self.engine, optimizer, self._world.device)
 
     def _share_out(self, fill: WeightLoader, settings: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class DeepSpeedStrategy(DataParallel):
                 deepspeed.zero.Init(module=nn.ParameterList([parameter]), config_dict_or_path=settings)
             shared.append(parameter)
 
-        fill(self.model, device=self._world.device, each=share, reads=self._world.first)
+        fill(self.model, device=self._world.device, on_parameter=share, read_values=self._world.first)
 
     def _learn(self, batch: Batch) -> torch.Tensor:
         return self._asked(batch, "loss")

@@ -34,8 +34,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from artel.models.device import autocast_dtype
-from artel.models.profiler_ranges import marked
-from artel.models.router_aux_loss import balance_of, carried
+from artel.models.profiler_ranges import profiler_range
+from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
 from artel.objectives import Batch, Objective
 from artel.parallel.data_parallel import DataParallel
 from artel.parallel.grad_norm import norm_of_shards
@@ -175,7 +175,7 @@ class PipelineParallel(DataParallel):
         for stage in self._stages:
             for number, batch in enumerate(batches):
                 stage.tasks.append(self._learning(stage, batch, counted=number < self._counted))
-        with marked("artel: pipeline"):
+        with profiler_range("artel: pipeline"):
             order.step(target=torch.arange(len(batches)))
 
     def _look(self, batches: list[Batch], what: Callable[[PreTrainedModel, Batch], Any]) -> list[Any]:
@@ -203,25 +203,25 @@ class PipelineParallel(DataParallel):
         """The forward pass of a micro-batch; its sums count, or it is there to make up the number."""
 
         def call(model: PreTrainedModel) -> torch.Tensor:
-            with marked("artel: forward"), self._autocast():
+            with profiler_range("artel: forward"), self._autocast():
                 found = self._objective.loss(model, batch)
             if counted:
                 self._sums += found.detach()
             return found
 
-        balance = None if stage.is_last else balance_of(stage.model)  # the last stage's objective sees to it itself
+        balance = None if stage.is_last else router_aux_loss_of(stage.model)  # the last stage's objective adds it
         if balance is None or "balance" not in self._objective.sums:
             return Task(call)
 
         def hand_on(hidden: torch.Tensor) -> torch.Tensor:
             if not torch.is_grad_enabled():  # the model's head is being tried
                 return hidden
-            with balance.watching() as logits:  # within the objective's own watch: what its routers have given so far
+            with balance.recording() as logits:  # within the objective's own watch: what its routers have given so far
                 pass
             found = balance.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))
             if counted:
                 self._sums[self._objective.sums.index("balance")] += found.detach()
-            return carried(hidden, found * (self._scale if counted else 0.0))
+            return attach_loss(hidden, found * (self._scale if counted else 0.0))
 
         return Task(call, hand_on)
 

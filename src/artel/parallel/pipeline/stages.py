@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from artel.errors import InputError, Problem
-from artel.models.router_aux_loss import balance_of, share_balance
+from artel.models.router_aux_loss import router_aux_loss_of, share_router_aux_loss
 from artel.parallel.pipeline.model_structure import FORMS, Anatomy, NotSequential, copy_attributes, examine, hidden_of
 
 
@@ -154,11 +154,11 @@ def cut(model: PreTrainedModel, indices: Sequence[int], stages: int) -> list[Sta
         raise InputError.at("parallel.pipeline", what, "write 1, and parallel.data: fsdp") from None
     shares = _balanced(*_costs(model, anatomy), stages)
     plan = _planned(model, anatomy, shares)
-    balance_of(model)  # while it has all its layers
+    router_aux_loss_of(model)  # while it has all its layers
     if len(indices) == 1:
         return [Stage(model, indices[0], stages, shares[indices[0]], plan)]
     twins = [_twin(model, "", plan.held[index]) for index in indices]
-    share_balance(model, twins)
+    share_router_aux_loss(model, twins)
     found = [Stage(twin, index, stages, shares[index], plan) for twin, index in zip(twins, indices, strict=True)]
     _absent(model, frozenset().union(*(plan.held[index] for index in indices)))
     stack = model.get_submodule(anatomy.stack)

@@ -1,1 +1,1 @@
-"""The order of samples, and batches: pure functions of the step."""
+"""The order of samples, and batches: pure functions of the step number."""

@@ -1,4 +1,4 @@
-"""A step's samples, and one process's share of them cut into micro-batches: both pure functions of the step."""
+"""The samples of a step, and a process's micro-batches of them: pure functions of the step number."""
 
 from __future__ import annotations
 
@@ -9,40 +9,39 @@ import numpy as np
 
 from artel.tokens.store.store import Sample
 
-# Rows that stand alone are filled up to a multiple of this: few different shapes, and kernels like multiples of 8.
-_ROUND = 16
+_LENGTH_MULTIPLE = 16  # rows are padded to it: few different shapes, and kernels prefer multiples of 8
 
 
 class Samples(Protocol):
-    """What batches are made of: joined blocks of a store, or samples that stand alone."""
+    """A dataset of samples that batches are made of: blocks of a token store, or its samples as they are."""
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Sample: ...
 
     def origins(self, index: int) -> list[str]:
-        """The `file:line` of each document that has tokens in it."""
+        """The `file:line` of each document with tokens in the sample."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One micro-batch before an objective has seen it.
+    """One micro-batch, before the objective makes inputs and targets of it.
 
-    Invalid rows are filler that gives all micro-batches of a step equally many rows; no loss is taken on them.
-    Positions from a row's length on are filler too: their ids and flags are 0.
+    Invalid rows are padding that gives all micro-batches of a step equally many rows; they have no loss. Positions
+    from a row's length on are padding too: their ids and flags are 0.
     """
 
     ids: np.ndarray
     """int64 (rows, longest)."""
     lengths: np.ndarray
-    """int64 (rows,): tokens of each row."""
+    """int64 (rows,): the number of tokens of each row."""
     valid: np.ndarray
     """bool (rows,)."""
     indices: np.ndarray
-    """int64 (rows,): which sample of its part each row is."""
+    """int64 (rows,): the index of each row's sample in its split."""
     epochs: np.ndarray
-    """int64 (rows,): the epoch it is drawn in; -1 where it is judged, not learned."""
+    """int64 (rows,): the epoch of each row; -1 in validation."""
     flags: np.ndarray | None
     """(rows, longest), where the store has them."""
     numbers: np.ndarray
@@ -50,36 +49,36 @@ class Rows:
 
 
 def step_numbers(step: int, batch: int, total: int) -> np.ndarray:
-    """Running sample numbers of a step, counted from 0; the last step of a run of `total` samples may be shorter."""
+    """The running numbers of a step's samples, from 0. The last step of a run of `total` samples may have fewer."""
     return np.arange(step * batch, min((step + 1) * batch, total), dtype=np.int64)
 
 
 def micro_batches(
     samples: Samples, indices: np.ndarray, epochs: np.ndarray, *, rank: int, world: int, batch: int, size: int
 ) -> list[Rows]:
-    """This rank's share of a global batch, as equal micro-batches of at most `size` rows.
+    """This rank's part of a global batch, as equal micro-batches of at most `size` rows.
 
-    Every rank gets ceil(batch / world) places of the *full* batch, also where the last step of a run is shorter, so
-    that all ranks run equally many micro-batches of equally many rows in every step of the run.
+    Every rank gets ceil(batch / world) rows of the *full* batch, also where the last step of a run has fewer samples.
+    So all ranks run equally many micro-batches of equally many rows in every step of the run.
     """
-    share = -(-batch // world)
-    count = -(-share // size)
-    size = -(-share // count)  # 10 rows by at most 4 are 4 + 4 + 2: three of 4 with two fillers, not four
-    first = rank * share
+    local_batch = -(-batch // world)
+    count = -(-local_batch // size)
+    size = -(-local_batch // count)  # equal micro-batches: 10 rows by at most 4 are 4 + 4 + 2 and two invalid rows
+    first = rank * local_batch
     result = []
     for number in range(count):
-        start, stop = first + number * size, first + min((number + 1) * size, share)
+        start, stop = first + number * size, first + min((number + 1) * size, local_batch)
         result.append(_rows(samples, indices[start:stop], epochs[start:stop], size))
     return result
 
 
-def rows_to_judge(samples: Samples, indices: np.ndarray, size: int) -> Rows:
-    """At most `size` samples as one micro-batch of `size` rows, filled up: another shape would be compiled anew."""
+def evaluation_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
+    """At most `size` samples as one validation micro-batch of `size` rows: another shape would compile again."""
     return _rows(samples, indices, np.full(len(indices), -1), size)
 
 
 def one_row(sample: Sample) -> Rows:
-    """A sample by itself as a micro-batch."""
+    """A micro-batch of one sample."""
     one = np.ones(1, dtype=np.int64)
     return Rows(
         ids=sample.ids[None].astype(np.int64),
@@ -94,33 +93,30 @@ def one_row(sample: Sample) -> Rows:
 
 def _rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) -> Rows:
     missing = size - len(indices)
-    where = np.concatenate([indices, np.full(missing, indices[0] if len(indices) else 0)]).astype(np.int64)
-    read = [samples.read(int(index)) for index in where[: max(1, len(indices))]]
-    read += [read[0]] * (size - len(read))
-    sizes = [len(sample.ids) for sample in read]
+    padded_indices = np.concatenate([indices, np.full(missing, indices[0] if len(indices) else 0)]).astype(np.int64)
+    batch = [samples.read(int(index)) for index in padded_indices[: max(1, len(indices))]]
+    batch += [batch[0]] * (size - len(batch))
+    sizes = [len(sample.ids) for sample in batch]
     longest = max(sizes)
     if min(sizes) != longest:
-        longest = -(-longest // _ROUND) * _ROUND
+        longest = -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     flags = None
-    if read[0].flags is not None:
-        flags = _stack([sample.flags for sample in read if sample.flags is not None], longest, read[0].flags.dtype)
+    if batch[0].flags is not None:
+        flags = _stack([sample.flags for sample in batch if sample.flags is not None], longest, batch[0].flags.dtype)
     return Rows(
-        ids=_stack([sample.ids for sample in read], longest, np.dtype(np.int64)),
+        ids=_stack([sample.ids for sample in batch], longest, np.dtype(np.int64)),
         lengths=np.array(sizes, dtype=np.int64),
         valid=np.arange(size) < len(indices),
-        indices=where,
+        indices=padded_indices,
         epochs=np.concatenate([epochs, np.zeros(missing)]).astype(np.int64),
         flags=flags,
-        numbers=np.array([sample.numbers for sample in read], dtype=np.int64),
+        numbers=np.array([sample.numbers for sample in batch], dtype=np.int64),
     )
 
 
-def _stack(pieces: list[np.ndarray], longest: int, dtype: np.dtype) -> np.ndarray:
-    stacked = np.empty((len(pieces), longest), dtype)
-    for row, piece in zip(stacked, pieces, strict=True):
-        if len(piece) == longest:
-            row[:] = piece
-        else:
-            row[: len(piece)] = piece
-            row[len(piece) :] = 0
+def _stack(arrays: list[np.ndarray], longest: int, dtype: np.dtype) -> np.ndarray:
+    stacked = np.empty((len(arrays), longest), dtype)
+    for row, array in zip(stacked, arrays, strict=True):
+        row[: len(array)] = array
+        row[len(array) :] = 0
     return stacked

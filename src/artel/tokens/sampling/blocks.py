@@ -1,72 +1,72 @@
-"""The two ways to see a store's part as samples: joined and cut into blocks of equal length, or each as it stands."""
+"""Two datasets over a split of a token store: blocks of equal length, or the samples as they are stored."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from artel.tokens.store.store import Sample, StorePart
+from artel.tokens.store.store import Sample, StoreSplit
 
-# The flags of a block's tokens, where it has them: twice the number of the token's document in the block, from 1, and
-# this bit where the token may be predicted from the one before it in the block. 0 is filler.
+# A token's flags in a block: twice the number of its document in the block, from 1, plus this bit where the token may
+# be predicted from the one before it in the block. 0 is padding.
 PREDICTED = 1
 
 
 def document_numbers(flags: np.ndarray) -> np.ndarray:
-    """Of a block's flags, in any shape: the number of each token's document in its block, from 1; 0 is filler."""
+    """int64: the number of each token's document in its block, from 1; 0 for padding. `flags` have any shape."""
     return (flags >> 1).astype(np.int64)
 
 
 def may_be_predicted(flags: np.ndarray) -> np.ndarray:
-    """Of a block's flags, in any shape: bool, whether a token may be predicted from the one before it in the block."""
+    """bool: whether a token may be predicted from the one before it in the block. `flags` have any shape."""
     return (flags & PREDICTED) > 0
 
 
 class TokenBlocks:
-    """The joined blocks of a store's part.
+    """The token stream of a split, cut into blocks of `length` tokens.
 
-    With `lookahead` 1 a block carries the token after its end, so that each token of the stream but the first is
-    predicted exactly once an epoch. The tokens after the last whole block are `left_over`. With `documents` a block's
-    flags say where its documents are.
+    With `lookahead` 1 a block includes the token after its end, so each token of the stream but the first is predicted
+    exactly once an epoch. The tokens after the last whole block are `left_over`. With `documents` a block has flags
+    that number its documents.
     """
 
-    def __init__(self, part: StorePart, length: int, lookahead: int, *, documents: bool = False) -> None:
-        self.part = part
+    def __init__(self, split: StoreSplit, length: int, lookahead: int, *, documents: bool = False) -> None:
+        self.split = split
         self.length = length
         self.lookahead = lookahead
-        self._count = max(0, (part.tokens - lookahead) // length)
-        self.left_over = part.tokens - self._count * length
-        self._ends = part.ends() if documents else None
+        self._count = max(0, (split.tokens - lookahead) // length)
+        self.left_over = split.tokens - self._count * length
+        self._ends = split.ends() if documents else None
 
     def __len__(self) -> int:
         return self._count
 
     def read(self, index: int) -> Sample:
-        """ids (length + lookahead,), and flags of that shape when asked for documents."""
+        """ids (length + lookahead,), and flags of that shape with `documents`."""
         start, count = index * self.length, self.length + self.lookahead
-        ids = self.part.read(start, count)
+        ids = self.split.read(start, count)
         if self._ends is None:
             return Sample(ids)
-        # As uint64: numpy compares other integers with uint64 by turning all the ends into floats.
+        # As uint64: to compare other integers with uint64, numpy would convert all ends to floats.
         first, last = np.searchsorted(self._ends, np.array([start, start + count], dtype=np.uint64), side="right")
-        ends_here = self._ends[first:last].astype(np.int64) - start
-        numbers = 1 + np.searchsorted(ends_here, np.arange(count), side="right")
+        block_ends = self._ends[first:last].astype(np.int64) - start
+        numbers = 1 + np.searchsorted(block_ends, np.arange(count), side="right")
         return Sample(ids, (2 * numbers + PREDICTED).astype(np.uint32))
 
     def origins(self, index: int) -> list[str]:
-        return self.part.origins(index * self.length, (index + 1) * self.length)
+        return self.split.origins(index * self.length, (index + 1) * self.length)
 
 
 class WholeSamples:
-    """The samples of a store's part as they stand: pairs, windows, conversations."""
+    """The samples of a split as they are stored: pairs, windows, conversations."""
 
-    def __init__(self, part: StorePart) -> None:
-        self.part = part
+    def __init__(self, split: StoreSplit) -> None:
+        self.split = split
 
     def __len__(self) -> int:
-        return self.part.samples
+        return self.split.samples
 
     def read(self, index: int) -> Sample:
-        return self.part.sample(index)
+        return self.split.sample(index)
 
     def origins(self, index: int) -> list[str]:
-        return [self.part.origin(index)]
+        return [self.split.origin(index)]

@@ -1,8 +1,8 @@
-"""Which sample is the i-th of epoch e: a keyed permutation, computed and never stored.
+"""The order of samples: the i-th sample of epoch e is a keyed permutation of i, computed and never stored.
 
-The permutation of [0, n) is a Feistel network on the smallest power of two that holds n, walked until it lands
-inside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). It needs no memory, and jumping to
-step ten million costs what step ten costs. It mixes well enough to shuffle data; it is not cryptography.
+The permutation of [0, n) is a Feistel network on the smallest power of two that holds n, applied again until the result
+is below n (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). It needs no memory, and step ten
+million costs what step ten costs. It mixes well enough to shuffle data; it is not cryptographic.
 """
 
 from __future__ import annotations
@@ -10,25 +10,23 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
-# Eight rounds: four already pass a chi-square test of positions over 1,000 keys; eight cost 0.1 microseconds more.
-_ROUNDS = 8
-# Numbers are permuted so many at a time and the last ones are kept: for the 64 of a step alone, numpy's cost of each
-# call is all the cost, half a millisecond a step.
-_AT_ONCE = 4096
+_ROUNDS = 8  # four already pass a chi-square test of positions over 1,000 keys; eight cost 0.1 µs more
+# Numbers permuted at a time; the last window is cached. For the 64 samples of one step, numpy's overhead of each call
+# would be the whole cost, half a millisecond.
+_WINDOW = 4096
 
 
-def _mix(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): 64 bits in, 64 well-mixed bits out."""
-    mixed = values + key
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+def splitmix64(values: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014): uint64 in, well-mixed uint64 out."""
+    mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
 
 
 class Order:
-    """The endless sequence of samples of a run: epoch after epoch, each a permutation of all `samples`.
+    """The endless sequence of a run's samples: epoch after epoch, each a permutation of all `samples`.
 
-    It depends on (seed, epoch, position) alone: not on processes, workers, accumulation or restarts.
+    It depends on (seed, epoch, position) alone, not on processes, workers, accumulation or restarts.
     """
 
     def __init__(self, samples: int, seed: int) -> None:
@@ -45,29 +43,29 @@ class Order:
         """Sample indices, int64 (k,), for running numbers (k,) counted from the start of the run."""
         numbers = np.asarray(numbers, dtype=np.int64)
         if not len(numbers):
-            return self._found(numbers)
-        window = int(numbers[0]) // _AT_ONCE
-        if numbers.max() // _AT_ONCE != window or numbers.min() // _AT_ONCE != window:
-            return self._found(numbers)
-        known = self._window  # read once: batches may be made in a thread of their own
-        if known[0] != window:
-            known = (window, self._found(np.arange(window * _AT_ONCE, (window + 1) * _AT_ONCE)))
-            self._window = known
-        return known[1][numbers - window * _AT_ONCE]
+            return self._lookup(numbers)
+        window = int(numbers[0]) // _WINDOW
+        if numbers.max() // _WINDOW != window or numbers.min() // _WINDOW != window:
+            return self._lookup(numbers)
+        cached = self._window  # read once: another thread may replace it
+        if cached[0] != window:
+            cached = (window, self._lookup(np.arange(window * _WINDOW, (window + 1) * _WINDOW)))
+            self._window = cached
+        return cached[1][numbers - window * _WINDOW]
 
-    def _found(self, numbers: np.ndarray) -> np.ndarray:
+    def _lookup(self, numbers: np.ndarray) -> np.ndarray:
         epochs = numbers // self.samples
-        found = np.empty(len(numbers), dtype=np.int64)
+        indices = np.empty(len(numbers), dtype=np.int64)
         for epoch in np.unique(epochs):
-            chosen = epochs == epoch
-            found[chosen] = self._permute(numbers[chosen] % self.samples, int(epoch))
-        return found
+            in_epoch = epochs == epoch
+            indices[in_epoch] = self._permute(numbers[in_epoch] % self.samples, int(epoch))
+        return indices
 
     def _permute(self, positions: np.ndarray, epoch: int) -> np.ndarray:
         keys = [np.uint64(xxhash.xxh3_64_intdigest(f"{self.seed}:{epoch}:{turn}".encode())) for turn in range(_ROUNDS)]
         values = positions.astype(np.uint64)
         outside = np.ones(len(values), dtype=bool)
-        while outside.any():  # the domain is under 2n, so a value needs two turns on average
+        while outside.any():  # the domain is below 2n, so a value needs two passes on average
             values[outside] = self._encrypt(values[outside], keys)
             outside = values >= np.uint64(self.samples)
         return values.astype(np.int64)
@@ -76,18 +74,18 @@ class Order:
         one = np.uint64(1)
         left_mask, right_mask = (one << self._left_bits) - one, (one << self._right_bits) - one
         left, right = values >> self._right_bits, values & right_mask
-        with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is what is meant
+        with np.errstate(over="ignore"):  # arithmetic modulo 2**64
             for turn in range(0, _ROUNDS, 2):
-                left = left ^ (_mix(right, keys[turn]) & left_mask)
-                right = right ^ (_mix(left, keys[turn + 1]) & right_mask)
+                left = left ^ (splitmix64(right + keys[turn]) & left_mask)
+                right = right ^ (splitmix64(left + keys[turn + 1]) & right_mask)
         return (left << self._right_bits) | right
 
 
 class BalancedOrder:
-    """An endless sequence in which the classes take turns: each is drawn equally often, its members in turn.
+    """An endless sequence in which all classes appear equally often.
 
-    Every round holds each class once, in an order of its own; the k-th draw of a class is the k-th of that class's
-    own endless order. So this too depends on (seed, number) alone. An epoch has as many draws as there are samples.
+    Every round contains each class once, in a random order; the k-th draw of a class is the k-th of that class's own
+    `Order`. So this too depends on (seed, number) alone. An epoch has as many draws as there are samples.
     """
 
     def __init__(self, classes: np.ndarray, seed: int) -> None:
@@ -99,16 +97,21 @@ class BalancedOrder:
     def at(self, numbers: np.ndarray) -> np.ndarray:
         """Sample indices, int64 (k,), for running numbers (k,) counted from the start of the run."""
         numbers = np.asarray(numbers, dtype=np.int64)
-        rounds, places = numbers // len(self._members), numbers % len(self._members)
-        found = np.empty(len(numbers), dtype=np.int64)
-        chosen = np.array([self._turns(int(turn))[place] for turn, place in zip(rounds, places, strict=True)])
+        rounds, positions = numbers // len(self._members), numbers % len(self._members)
+        indices = np.empty(len(numbers), dtype=np.int64)
+        chosen = np.array(
+            [self._round(int(number))[position] for number, position in zip(rounds, positions, strict=True)]
+        )
         for at, (members, order) in enumerate(zip(self._members, self._orders, strict=True)):
-            mine = chosen == at
-            found[mine] = members[order.at(rounds[mine])]
-        return found
+            of_class = chosen == at
+            indices[of_class] = members[order.at(rounds[of_class])]
+        return indices
 
-    def _turns(self, turn: int) -> np.ndarray:
-        keys = [xxhash.xxh3_64_intdigest(f"{self.seed}:turn:{turn}:{at}".encode()) for at in range(len(self._members))]
+    def _round(self, number: int) -> np.ndarray:
+        """The order of the classes in a round."""
+        keys = [
+            xxhash.xxh3_64_intdigest(f"{self.seed}:turn:{number}:{at}".encode()) for at in range(len(self._members))
+        ]
         return np.argsort(keys)
 
 

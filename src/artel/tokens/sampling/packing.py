@@ -1,8 +1,8 @@
-"""Whole documents packed into blocks by best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve Language
+"""Packing of whole documents into blocks by best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve Language
 Modeling"): the longest first, each into the block where it leaves the least room.
 
-Only documents longer than a block are cut. Which document lies in which block is computed when a part is opened, from
-the documents' lengths alone: a pure function of the store and the block length. Nothing in the store is moved.
+Only documents longer than a block are cut. The assignment of documents to blocks is computed when a split is opened,
+from the lengths of the documents alone: a pure function of the store and the block length.
 """
 
 from __future__ import annotations
@@ -12,52 +12,52 @@ from bisect import bisect_left, insort
 import numpy as np
 
 from artel.tokens.sampling.blocks import PREDICTED, TokenBlocks
-from artel.tokens.store.store import Sample, StorePart
+from artel.tokens.store.store import Sample, StoreSplit
 
 
 class PackedBlocks(TokenBlocks):
-    """The blocks of a store's part, each of whole documents; what room is left in one is filler. None is left over.
+    """Blocks of whole documents; the remaining room of a block is padding. No token is left over.
 
-    A document longer than a block gives pieces of `length` tokens, each a block by itself, and its rest is packed. With
-    `lookahead` 1 such a piece carries the token after it, which is then not predicted again. So each token that does
-    not begin a document is predicted exactly once an epoch, from its own document; the first token of a document is
-    predicted from the end of the document before it in the block, where there is one.
+    A document longer than a block is cut into pieces of `length` tokens, each a block by itself; its rest is packed.
+    With `lookahead` 1 such a piece includes the token after it, which is not predicted again in the next piece. So each
+    token but the first of a document is predicted exactly once an epoch, from its own document. The first token is
+    predicted from the end of the document before it in the block, if there is one.
 
-    10 million documents take 3 s and, in each process, 13 bytes a piece and 8 a block; 45 a piece while packing.
+    10 million documents take 3 s. Each process needs 13 bytes a piece and 8 a block, and 45 a piece while packing.
     """
 
-    def __init__(self, part: StorePart, length: int, lookahead: int) -> None:
-        super().__init__(part, length, lookahead)
-        starts, sizes, goes_on = _pieces(part.ends(), length, lookahead)
+    def __init__(self, split: StoreSplit, length: int, lookahead: int) -> None:
+        super().__init__(split, length, lookahead)
+        starts, sizes, is_continued = _pieces(split.ends(), length, lookahead)
         blocks, self._count = best_fit(np.minimum(sizes, length), length)
-        # Within a block by their order in the store, but rests of long documents first: their first token has been
-        # predicted by then, and what stands at the start of a block is not predicted.
-        order = np.argsort(2 * blocks.astype(np.int64) + ~goes_on, kind="stable")
-        self._starts, self._sizes, self._goes_on = starts[order], sizes[order], goes_on[order]
+        # Within a block in the order of the store, except that rests of long documents come first: their first token
+        # has been predicted in another block, and the first token of a block is not predicted.
+        order = np.argsort(2 * blocks.astype(np.int64) + ~is_continued, kind="stable")
+        self._starts, self._sizes, self._is_continued = starts[order], sizes[order], is_continued[order]
         self._firsts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._count))])
         self.left_over = 0
 
     def read(self, index: int) -> Sample:
-        """ids and flags (length + lookahead,); filler has id 0."""
+        """ids and flags (length + lookahead,). Padding has id 0."""
         ids = np.zeros(self.length + self.lookahead, dtype=np.int64)
         flags = np.zeros(len(ids), dtype=np.uint32)
         at = 0
         for number, piece in enumerate(self._pieces_of(index), start=1):
             size = int(self._sizes[piece])
-            ids[at : at + size] = self.part.read(int(self._starts[piece]), size)
+            ids[at : at + size] = self.split.read(int(self._starts[piece]), size)
             flags[at : at + size] = 2 * number + PREDICTED
-            if self._goes_on[piece]:
+            if self._is_continued[piece]:
                 flags[at] = 2 * number
             at += size
         return Sample(ids, flags)
 
     def origins(self, index: int) -> list[str]:
         ranges = ((int(self._starts[piece]), int(self._sizes[piece])) for piece in self._pieces_of(index))
-        return [origin for start, size in ranges for origin in self.part.origins(start, start + size)]
+        return [origin for start, size in ranges for origin in self.split.origins(start, start + size)]
 
     @property
-    def filler(self) -> float:
-        """The share of all blocks' places that hold no token of a document."""
+    def padding(self) -> float:
+        """The share of padding among the tokens of all blocks, 0 to 1."""
         return 1 - float(np.minimum(self._sizes, self.length).sum(dtype=np.int64)) / max(1, self._count * self.length)
 
     def _pieces_of(self, index: int) -> range:
@@ -65,36 +65,36 @@ class PackedBlocks(TokenBlocks):
 
 
 def _pieces(ends: np.ndarray, length: int, lookahead: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Documents by their ends, cut where they are longer than `length`.
+    """Cut documents that are longer than `length`, given the ends of all documents.
 
-    For each piece: its start in the stream, int64; its tokens with the lookahead, int32, at most length + lookahead;
-    and whether it goes on with a document that was begun in another piece.
+    Returns for each piece its start in the stream, int64; its number of tokens with the lookahead, int32, at most
+    length + lookahead; and whether it continues a document that another piece began.
     """
     ends = ends.astype(np.int64)
     tokens = np.diff(ends, prepend=0)
     starts = ends - tokens
-    # With a lookahead the last token of a document needs no place: it is only predicted.
+    # With a lookahead the last token of a document is only predicted and needs no room.
     cuts = np.maximum(0, -(-(tokens - lookahead) // length) - 1)
     if cuts.any():
         pieces = cuts + 1
         number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         starts = np.repeat(starts, pieces) + number * length
         tokens = np.repeat(tokens, pieces) - number * length
-        goes_on = number > 0
+        is_continued = number > 0
     else:
-        goes_on = np.zeros(len(tokens), dtype=bool)
+        is_continued = np.zeros(len(tokens), dtype=bool)
     sizes = np.minimum(tokens, length + lookahead).astype(np.int32)
-    some = sizes > 0  # a text may have given no token
-    return (starts, sizes, goes_on) if some.all() else (starts[some], sizes[some], goes_on[some])
+    keep = sizes > 0  # a text may have no tokens
+    return starts[keep], sizes[keep], is_continued[keep]
 
 
 def best_fit(sizes: np.ndarray, length: int) -> tuple[np.ndarray, int]:
     """Best-fit decreasing: (block of each piece, int32 (pieces,), number of blocks), for sizes from 1 to `length`.
 
-    Pieces of one size are placed together. A block that has just taken one has the least room of all that can take the
-    next, so it goes on taking them until it is full: all blocks with equal room are filled alike, in one step.
+    Pieces of one size are placed together. A block that took one has the least room of all that can take the next, so
+    it takes more until it is full. So all blocks with equal room are filled alike, in one step.
     """
-    # Counting sorts exist for 16 bits only: 0.1 s instead of 1 s for 10 million pieces.
+    # numpy sorts 16-bit integers by counting: 0.1 s instead of 1 s for 10 million pieces.
     missing = (length - sizes).astype(np.uint16 if length < 2**16 else np.int32)
     order = np.argsort(missing, kind="stable")
     counts = np.bincount(sizes, minlength=length + 1)
@@ -110,31 +110,31 @@ def best_fit(sizes: np.ndarray, length: int) -> tuple[np.ndarray, int]:
             insort(rooms, room)
         open_blocks[room].append(blocks)
 
-    def take(where: int) -> np.ndarray:
-        room = rooms[where]
+    def take(number: int) -> np.ndarray:
+        room = rooms[number]
         blocks = open_blocks[room].pop()
         if not open_blocks[room]:
-            del open_blocks[room], rooms[where]
+            del open_blocks[room], rooms[number]
         return blocks
 
     done = total = 0
     for size in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[size])
         while left:
-            where = bisect_left(rooms, size)
-            if where < len(rooms):
-                room = rooms[where]
-                blocks = take(where)
+            number = bisect_left(rooms, size)
+            if number < len(rooms):
+                room = rooms[number]
+                blocks = take(number)
             else:
                 room = length
                 blocks = np.arange(total, total - (-left // (length // size)), dtype=np.int32)
                 total += len(blocks)
-            each = room // size
-            full = min(len(blocks), left // each)
-            placed[done : done + full * each] = np.repeat(blocks[:full], each)
-            put(room - each * size, blocks[:full])
-            done, left = done + full * each, left - full * each
-            if left and full < len(blocks):  # fewer are left than one more block can take
+            per_block = room // size
+            full = min(len(blocks), left // per_block)
+            placed[done : done + full * per_block] = np.repeat(blocks[:full], per_block)
+            put(room - per_block * size, blocks[:full])
+            done, left = done + full * per_block, left - full * per_block
+            if left and full < len(blocks):  # fewer are left than another block can take
                 placed[done : done + left] = blocks[full]
                 put(room - left * size, blocks[full : full + 1])
                 done, left, full = done + left, 0, full + 1

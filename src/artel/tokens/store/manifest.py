@@ -1,7 +1,7 @@
-"""STORE/manifest.json: what a token store says that it holds, its own checksum with it.
+"""STORE/manifest.json: the contents of a token store, with a checksum of every file and its own.
 
-It is read strictly, since it may be damaged or another's: its names cannot lead out of the store's folder, and its
-sizes must be those of the samples that it counts.
+It is validated strictly, since it may be damaged or not artel's: its file names cannot lead out of the store's folder,
+and file sizes must match the number of samples.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from artel.storage import checksum
 
 FORMAT = 2
-PARTS = ("train", "validation")
+SPLITS = ("train", "validation")
 
 Facts = tuple[str, int, str]
-"""A file's name within the store, its bytes and its xxh3-128."""
+"""A file's name within the store, its size in bytes and its xxh3-128."""
 
 
 def _inside(name: str) -> str:
@@ -58,7 +58,7 @@ class _Shard(_Strict):
     files: dict[Name, _File]
 
 
-class _Part(_Strict):
+class _Split(_Strict):
     tokens: Count
     samples: Count
     documents: Count
@@ -69,41 +69,41 @@ class _Part(_Strict):
     shards: list[_Shard]
 
     @model_validator(mode="after")
-    def _sums(self) -> _Part:
+    def _sums(self) -> _Split:
         for name in ("tokens", "samples"):
-            found = sum(getattr(shard, name) for shard in self.shards)
-            if found != getattr(self, name):
-                raise ValueError(f"has {getattr(self, name):,} {name}, its shards {found:,}")
+            total = sum(getattr(shard, name) for shard in self.shards)
+            if total != getattr(self, name):
+                raise ValueError(f"has {getattr(self, name):,} {name}, its shards {total:,}")
         return self
 
 
-class _Parts(_Strict):
-    train: _Part
-    validation: _Part
+class _Splits(_Strict):
+    train: _Split
+    validation: _Split
 
 
 class _Manifest(BaseModel):
-    """What every store's manifest has; who made the store adds what it is made of."""
+    """What every manifest has. The writer of the store adds what the store was made from."""
 
     model_config = ConfigDict(strict=True)
 
     format: int
     dtype: Literal["uint16", "uint32"]
-    parts: _Parts
+    parts: _Splits
     files: dict[Annotated[str, AfterValidator(_inside)], _File] = {}
 
     @model_validator(mode="after")
     def _sizes(self) -> _Manifest:
-        for part in (self.parts.train, self.parts.validation):
-            a_token = {".tokens": np.dtype(self.dtype).itemsize}
-            a_sample = {".ends": 8}
-            if part.flags is not None:
-                a_token[".flags"] = np.dtype(part.flags).itemsize
-            if part.numbers:
-                a_sample[".numbers"] = 8 * part.numbers
-            for shard in part.shards:
-                expected = {suffix: shard.tokens * size for suffix, size in a_token.items()}
-                expected |= {suffix: shard.samples * size for suffix, size in a_sample.items()}
+        for split in (self.parts.train, self.parts.validation):
+            token_bytes = {".tokens": np.dtype(self.dtype).itemsize}
+            sample_bytes = {".ends": 8}
+            if split.flags is not None:
+                token_bytes[".flags"] = np.dtype(split.flags).itemsize
+            if split.numbers:
+                sample_bytes[".numbers"] = 8 * split.numbers
+            for shard in split.shards:
+                expected = {suffix: shard.tokens * size for suffix, size in token_bytes.items()}
+                expected |= {suffix: shard.samples * size for suffix, size in sample_bytes.items()}
                 for suffix, size in expected.items():
                     file = shard.files.get(f"{shard.name}{suffix}")
                     if file is None or file.bytes != size:
@@ -114,7 +114,7 @@ class _Manifest(BaseModel):
 
 
 def read_manifest(content: bytes) -> dict[str, Any]:
-    """A manifest as it was written. Raises ValueError that says what is wrong with it."""
+    """Read and validate a manifest. Raises ValueError that says what is wrong with it."""
     try:
         manifest = orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -123,7 +123,7 @@ def read_manifest(content: bytes) -> dict[str, Any]:
         raise ValueError("is no manifest of a token store")
     if manifest.get("format") != FORMAT:
         raise ValueError(f"has format {str(manifest.get('format'))[:20]}, this artel reads {FORMAT}")
-    # Stores of before it had one are as good; what has the list of files beside the samples has it too.
+    # Older stores have no checksum. Those that list all files have one.
     if ("checksum" in manifest or "files" in manifest) and manifest.get("checksum") != _own_checksum(manifest):
         raise ValueError("does not have the checksum it was written with")
     try:
@@ -136,12 +136,12 @@ def read_manifest(content: bytes) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, dtype: str, about: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
-    """Write STORE/manifest.json, the last file of a store; returned as written.
+    """Write STORE/manifest.json, the last file of a store. Returns the manifest.
 
-    `parts` tell of the files with samples; what else is in the folder (the tokenizer, the ledger) is listed here.
+    `parts` describes the files with samples. The other files in the folder (the tokenizer, the ledger) are added.
     """
-    beside = [file for file in folder.rglob("*") if file.is_file() and file.relative_to(folder).parts[0] not in PARTS]
-    files = {file.relative_to(folder).as_posix(): facts(file) for file in sorted(beside)}
+    others = [file for file in folder.rglob("*") if file.is_file() and file.relative_to(folder).parts[0] not in SPLITS]
+    files = {file.relative_to(folder).as_posix(): facts(file) for file in sorted(others)}
     manifest = {"format": FORMAT, "dtype": dtype, **about, "parts": parts, "files": files}
     manifest["checksum"] = _own_checksum(manifest)
     (folder / "manifest.json").write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
@@ -149,30 +149,30 @@ def write_manifest(folder: Path, dtype: str, about: dict[str, Any], parts: dict[
 
 
 def facts(file: Path) -> dict[str, Any]:
-    """What a manifest says of a file: its size and checksum."""
+    """The size and checksum of a file, as in a manifest."""
     return {"bytes": file.stat().st_size, "xxh3_128": checksum(file)}
 
 
 def sample_files(manifest: dict[str, Any]) -> Iterator[Facts]:
-    """Each file with samples."""
-    for part in PARTS:
-        counts = manifest["parts"][part]
+    """The files with samples."""
+    for split in SPLITS:
+        counts = manifest["parts"][split]
         for files in [*(shard["files"] for shard in counts["shards"]), counts["files"]]:
-            for name, told in files.items():
-                yield str(PurePosixPath(part, name)), told["bytes"], told["xxh3_128"]
+            for name, entry in files.items():
+                yield str(PurePosixPath(split, name)), entry["bytes"], entry["xxh3_128"]
 
 
 def stored_files(manifest: dict[str, Any]) -> Iterator[Facts]:
-    """Each file that a manifest has a checksum of."""
+    """All files that a manifest has a checksum of."""
     yield from sample_files(manifest)
-    for name, told in manifest.get("files", {}).items():
-        yield name, told["bytes"], told["xxh3_128"]
+    for name, entry in manifest.get("files", {}).items():
+        yield name, entry["bytes"], entry["xxh3_128"]
 
 
 def _own_checksum(manifest: dict[str, Any]) -> str:
-    """xxh3-128 of all that it says otherwise, in one way of writing it. Raises ValueError for what no store has."""
+    """xxh3-128 of the rest of the manifest, with sorted keys. Raises ValueError for what no store has."""
     rest = {name: value for name, value in manifest.items() if name != "checksum"}
     try:
         return xxhash.xxh3_128_hexdigest(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
-    except orjson.JSONEncodeError as error:  # orjson reads nesting that it does not write
+    except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
         raise ValueError(f"is no manifest of a token store ({error})") from None

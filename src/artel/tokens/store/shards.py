@@ -1,4 +1,4 @@
-"""Writing the files of a token store: one shard of samples at a time."""
+"""Writing the files of a token store, one shard of samples at a time."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from artel.tokens.store.manifest import PARTS, facts, write_manifest
+from artel.tokens.store.manifest import SPLITS, facts, write_manifest
 from artel.tokens.store.store import SOURCES, Sample
 
-# 2**27 tokens: 256 MiB of uint16. Large enough that 400 billion tokens are 3,000 files, small enough to copy again.
+# 2**27 tokens: 256 MiB of uint16. So 400 billion tokens are 3,000 files, and one is quickly copied again.
 SHARD_TOKENS = 2**27
 
 
 def token_type(vocabulary: int) -> str:
-    """The type that ids below `vocabulary` are kept in."""
+    """The dtype of stored ids below `vocabulary`."""
     return "uint16" if vocabulary <= 2**16 else "uint32"
 
 
 class ShardWriter:
-    """Writes samples to BASE.tokens, .ends, .origins and, where samples have them, .flags and .numbers."""
+    """Writes samples to BASE.tokens, .ends, .origins and, if samples have them, .flags and .numbers."""
 
     def __init__(self, base: Path, dtype: str) -> None:
         self._base = base
@@ -31,11 +31,11 @@ class ShardWriter:
         self._tokens = base.with_suffix(".tokens").open("wb")
         self._origins = base.with_suffix(".origins").open("wb")
         self._ends = base.with_suffix(".ends").open("wb")
-        self._beside: dict[str, BinaryIO] = {}
+        self._optional: dict[str, BinaryIO] = {}
         self.flags: str | None = None
-        """The type of the samples' flags."""
+        """The dtype of the samples' flags."""
         self.columns = 0
-        """How many numbers a sample has."""
+        """The number of numbers of a sample."""
         self.written = 0
         self.samples = 0
 
@@ -58,7 +58,7 @@ class ShardWriter:
         flags: NDArray | None,
         numbers: NDArray | None,
     ) -> None:
-        """Samples one after another: their tokens and flags (tokens,), lengths (samples,), lines of origins, numbers
+        """Add samples in one go: their tokens and flags (tokens,), lengths (samples,), lines of origins, and numbers
         (samples, columns)."""
         self._tokens.write(np.ascontiguousarray(tokens, dtype=self._dtype).data)
         self._origins.write(origins)
@@ -71,9 +71,9 @@ class ShardWriter:
         self.samples += len(lengths)
 
     def close(self) -> dict[str, Any]:
-        """What the manifest says of the shard: its name, tokens, samples, and each file's size and checksum."""
-        files = [self._base.with_suffix(suffix) for suffix in (".tokens", ".ends", ".origins", *self._beside)]
-        for stream in (self._tokens, self._ends, self._origins, *self._beside.values()):
+        """Returns the shard's entry in the manifest: name, tokens, samples, and each file's size and checksum."""
+        files = [self._base.with_suffix(suffix) for suffix in (".tokens", ".ends", ".origins", *self._optional)]
+        for stream in (self._tokens, self._ends, self._origins, *self._optional.values()):
             stream.close()
         return {"name": self._base.name, "tokens": self.written, "samples": self.samples, "files": facts_by_name(files)}
 
@@ -86,13 +86,13 @@ class ShardWriter:
         self._open(".numbers").write(numbers.data)
 
     def _open(self, suffix: str) -> BinaryIO:
-        if suffix not in self._beside:
-            self._beside[suffix] = self._base.with_suffix(suffix).open("wb")
-        return self._beside[suffix]
+        if suffix not in self._optional:
+            self._optional[suffix] = self._base.with_suffix(suffix).open("wb")
+        return self._optional[suffix]
 
 
 class StoreWriter:
-    """Writes samples into a folder that the caller makes whole (`storage.new_folder`)."""
+    """Writes samples into a folder of the caller's, which appears when it is complete (`storage.new_folder`)."""
 
     def __init__(self, folder: Path, vocabulary: int, shard_tokens: int = SHARD_TOKENS) -> None:
         self.folder = folder
@@ -100,42 +100,42 @@ class StoreWriter:
         self._shard_tokens = shard_tokens
         self._open: dict[str, ShardWriter] = {}
         self._sources: dict[str, BinaryIO] = {}
-        self._parts = {part: no_samples() for part in PARTS}
-        for part in PARTS:
-            (folder / part).mkdir(parents=True)
+        self._splits = {split: no_samples() for split in SPLITS}
+        for split in SPLITS:
+            (folder / split).mkdir(parents=True)
 
     def add(
-        self, part: str, samples: Iterable[Sample], text_bytes: int, origin: str, source: dict[str, Any] | None = None
+        self, split: str, samples: Iterable[Sample], text_bytes: int, origin: str, source: dict[str, Any] | None = None
     ) -> None:
-        """The samples of one document, the UTF-8 bytes of its text, its `file:line`, and what it is judged by."""
-        counts = self._parts[part]
+        """Add a document: its samples, the UTF-8 bytes of its text, its `file:line`, and its source for evaluation."""
+        counts = self._splits[split]
         for sample in samples:
-            if part not in self._open:
+            if split not in self._open:
                 name = f"{len(counts['shards']):05d}"
-                self._open[part] = ShardWriter(self.folder / part / name, self.dtype)
-            shard = self._open[part]
+                self._open[split] = ShardWriter(self.folder / split / name, self.dtype)
+            shard = self._open[split]
             shard.add(sample, origin)
             if shard.written >= self._shard_tokens:
-                self._finish(part)
+                self._finish(split)
         counts["documents"] += 1
         counts["bytes"] += text_bytes
         if source is not None:
-            if part not in self._sources:
-                self._sources[part] = (self.folder / part / SOURCES).open("wb")
-            self._sources[part].write(orjson.dumps(source) + b"\n")
+            if split not in self._sources:
+                self._sources[split] = (self.folder / split / SOURCES).open("wb")
+            self._sources[split].write(orjson.dumps(source) + b"\n")
 
     def close(self, about: dict[str, Any]) -> dict[str, Any]:
-        """Finish the shards and write the manifest, `about` added to it; returned as written."""
-        for part in list(self._open):
-            self._finish(part)
-        for part, stream in self._sources.items():
+        """Finish the shards and write the manifest with the entries in `about`. Returns the manifest."""
+        for split in list(self._open):
+            self._finish(split)
+        for split, stream in self._sources.items():
             stream.close()
-            self._parts[part]["files"] = facts_by_name([self.folder / part / SOURCES])
-        return write_manifest(self.folder, self.dtype, about, self._parts)
+            self._splits[split]["files"] = facts_by_name([self.folder / split / SOURCES])
+        return write_manifest(self.folder, self.dtype, about, self._splits)
 
-    def _finish(self, part: str) -> None:
-        shard = self._open.pop(part)
-        counts = self._parts[part]
+    def _finish(self, split: str) -> None:
+        shard = self._open.pop(split)
+        counts = self._splits[split]
         counts["shards"].append(shard.close())
         counts["tokens"] += shard.written
         counts["samples"] += shard.samples
@@ -143,16 +143,16 @@ class StoreWriter:
 
 
 def no_samples() -> dict[str, Any]:
-    """What a manifest says of a part without samples."""
+    """The manifest's entry of a split without samples."""
     return {"tokens": 0, "samples": 0, "documents": 0, "bytes": 0, "flags": None, "numbers": 0, "files": {},
             "shards": []}  # fmt: skip
 
 
 def origin_line(origin: str) -> bytes:
-    """A `file:line` as it stands in a file of origins."""
+    """A `file:line` as a line of an .origins file."""
     return origin.replace("\n", " ").encode("utf-8", "surrogateescape") + b"\n"
 
 
 def facts_by_name(files: list[Path]) -> dict[str, dict[str, Any]]:
-    """Size and checksum of each file, by its name."""
+    """The size and checksum of each file, by name."""
     return {file.name: facts(file) for file in files}

@@ -1,19 +1,20 @@
 """The token store: shards of token ids on disk, memory-mapped, with sample ends, origins and checksums.
 
-    STORE/manifest.json              what is here: parts, shards, counts, a checksum for every file and its own
-    STORE/ledger.json                every document: read, kept, dropped by reason
+    STORE/manifest.json              splits, shards, counts, a checksum of every file and its own
+    STORE/ledger.json                the number of documents read, kept, and dropped by reason
     STORE/tokenizer/                 the tokenizer that made it
-    STORE/train/00000.tokens         uint16 (up to 65,536 ids) or uint32, little-endian, samples one after another
-    STORE/train/00000.ends           uint64: for each sample the token position after its last token, in this shard
+    STORE/train/00000.tokens         uint16 (up to 65,536 ids) or uint32, little-endian, the samples in order
+    STORE/train/00000.ends           uint64: the position after the last token of each sample, in this shard
     STORE/train/00000.origins        a line for each sample: `file:line`
-    STORE/train/00000.flags          where the objective has them: a number for each token, uint8 or uint64
+    STORE/train/00000.flags          if the objective has them: a number for each token, uint8 or uint64
     STORE/train/00000.numbers        and int64 numbers for each sample, (samples, columns)
-    STORE/train/sources.jsonl        and a line of JSON for each document, for objectives that are judged on text
+    STORE/train/sources.jsonl        and a line of JSON for each document, for objectives evaluated on text
     STORE/validation/…               the same
 
-A sample is what a document gives: usually one, of which blocks are cut; a long document of questions gives windows.
+A document usually is one sample, of which blocks are cut. A long document with questions gives several windows.
 
-A store is written into a folder of another name and renamed when whole; what has no manifest is not a store.
+A store is written into a folder of another name, which is renamed when it is complete. A folder without a manifest is
+no store.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ SOURCES = "sources.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one document, or one window of it, becomes: ids (tokens,), and what the objective keeps beside."""
+    """One document, or one window of it, as ids (tokens,) and what the objective adds."""
 
     ids: np.ndarray
     flags: np.ndarray | None = None
     """A number for each token, uint8 or uint64 (tokens,)."""
     numbers: tuple[int, ...] = ()
-    """Numbers of the sample as a whole, as many for every sample of a store."""
+    """Numbers of the sample as a whole; every sample of a store has as many."""
 
 
-class StorePart:
-    """The train or the validation part of a store: one stream of tokens, or samples that stand alone."""
+class StoreSplit:
+    """The train or validation split of a store, as one stream of tokens or as samples."""
 
     def __init__(self, folder: Path, counts: dict[str, Any], dtype: str) -> None:
         self.tokens: int = counts["tokens"]
@@ -66,12 +67,12 @@ class StorePart:
         self._numbers: np.ndarray | None = None
 
     def _map(self, suffix: str, dtype: np.dtype) -> list[np.ndarray]:
-        # As plain arrays: slicing a memmap runs Python code, for each block that is read.
+        # As plain arrays: slicing a memmap runs Python code for each block.
         files = (self._folder / f"{shard['name']}{suffix}" for shard in self._shards)
         return [np.memmap(file, dtype=dtype, mode="r").view(np.ndarray) for file in files]
 
     def sample(self, index: int) -> Sample:
-        """The sample as it was written."""
+        """The sample at `index`, as it was written."""
         shard = bisect.bisect_right(self._firsts, index) - 1
         if shard not in self._sample_ends:
             self._sample_ends[shard] = self._ends(self._shards[shard]["name"])
@@ -90,14 +91,14 @@ class StorePart:
         return self._numbers
 
     def sources(self) -> Iterator[dict[str, Any]]:
-        """What each document is judged by, in the order of the store."""
+        """The source of each document for evaluation, in the order of the store."""
         file = self._folder / SOURCES
         if file.is_file():
             with file.open("rb") as stream:
                 yield from map(orjson.loads, stream)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Token ids (count,) from position `start` of the stream, as stored: a view where one shard holds them."""
+        """Token ids (count,) from position `start` of the stream, in the stored dtype: a view if in one shard."""
         shard = bisect.bisect_right(self._starts, start) - 1
         offset = start - self._starts[shard]
         if offset + count <= self._shards[shard]["tokens"]:
@@ -113,7 +114,7 @@ class StorePart:
         return result
 
     def ends(self) -> np.ndarray:
-        """The position after the last token of each sample in the stream of the whole part, uint64 (samples,)."""
+        """The position after the last token of each sample in the stream of the split, uint64 (samples,)."""
         ends = [self._ends(shard["name"]) + np.uint64(self._starts[at]) for at, shard in enumerate(self._shards)]
         return np.concatenate([np.empty(0, dtype=np.uint64), *ends])
 
@@ -128,7 +129,7 @@ class StorePart:
 
     def origins(self, start: int, stop: int) -> list[str]:
         """The `file:line` of each sample with tokens in [start, stop)."""
-        found: list[str] = []
+        origins: list[str] = []
         for number, shard in enumerate(self._shards):
             low, high = start - self._starts[number], stop - self._starts[number]
             if high <= 0 or low >= shard["tokens"]:
@@ -136,8 +137,8 @@ class StorePart:
             ends = self._ends(shard["name"])
             first = int(np.searchsorted(ends, max(low, 0), side="right"))
             last = int(np.searchsorted(ends, min(high, shard["tokens"]), side="left"))
-            found += self._origins(shard["name"])[first : last + 1]
-        return found
+            origins += self._origins(shard["name"])[first : last + 1]
+        return origins
 
     def origin(self, index: int) -> str:
         """The `file:line` of a sample."""
@@ -153,25 +154,25 @@ class StorePart:
 
 
 class DamagedStore(InputError):
-    """A store is not as it was written."""
+    """A store whose files are not as they were written."""
 
 
 class _Largest:
-    """The largest number of a file that is read in pieces of whole numbers."""
+    """The largest number in a file that is read in chunks."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self._dtype = dtype
         self.number = -1
 
-    def __call__(self, piece: memoryview) -> None:
-        whole = len(piece) - len(piece) % self._dtype.itemsize
-        self.number = max(self.number, int(np.frombuffer(piece[:whole], self._dtype).max(initial=0)))
+    def __call__(self, chunk: memoryview) -> None:
+        whole = len(chunk) - len(chunk) % self._dtype.itemsize
+        self.number = max(self.number, int(np.frombuffer(chunk[:whole], self._dtype).max(initial=0)))
 
 
 class TokenStore:
-    """An opened store. Opening checks that every file is there in its size; `verify` reads all checksums.
+    """An open store. Opening checks that every file exists in its size; `verify` compares all checksums.
 
-    Raises DamagedStore, and InputError where there is no right to read.
+    Raises DamagedStore, and InputError without permission to read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -192,33 +193,33 @@ class TokenStore:
                 if not file.is_file() or file.stat().st_size != size:
                     what = "is missing or has another size than was written"
                     raise self._damaged(str(file.relative_to(folder)), what)
-            self.train = StorePart(folder / "train", parts["train"], self.manifest["dtype"])
-            self.validation = StorePart(folder / "validation", parts["validation"], self.manifest["dtype"])
+            self.train = StoreSplit(folder / "train", parts["train"], self.manifest["dtype"])
+            self.validation = StoreSplit(folder / "validation", parts["validation"], self.manifest["dtype"])
         except OSError as error:
             raise self._refused(Path(error.filename or folder), error) from None
 
     @property
     def digest(self) -> str:
-        """What the store holds, as one short text: equal digests mean equal tokens in equal order."""
+        """A hash of the contents: equal digests mean equal tokens in equal order."""
         digest = xxhash.xxh3_128()
-        for file, _, found in self._files(sample_files(self.manifest)):
-            if file.suffix != ".origins":  # where a document stood on this machine does not change what is learned
-                digest.update(f"{file.relative_to(self.folder)} {found}\n".encode())
+        for file, _, file_digest in self._files(sample_files(self.manifest)):
+            if file.suffix != ".origins":  # the paths of documents do not change training
+                digest.update(f"{file.relative_to(self.folder)} {file_digest}\n".encode())
         return digest.hexdigest()
 
     def verify(self, vocabulary: int | None = None) -> None:
-        """Read every file, compare its checksum, and with `vocabulary` find ids that are not below it.
+        """Read every file and compare its checksum, and check that all ids are below `vocabulary`.
 
-        Raises DamagedStore that names a file.
+        Raises DamagedStore, which names a file.
         """
         for file, _, expected in self._files(stored_files(self.manifest)):
             limit = vocabulary if file.suffix == ".tokens" else None
             largest = _Largest(np.dtype(self.manifest["dtype"]).newbyteorder("<"))
             try:
-                found = checksum(file) if limit is None else checksum(file, largest)
+                actual = checksum(file) if limit is None else checksum(file, largest)
             except OSError as error:
                 raise self._refused(file, error) from None
-            if found != expected:
+            if actual != expected:
                 raise self._damaged(
                     str(file.relative_to(self.folder)), "does not have the checksum it was written with"
                 )
@@ -227,15 +228,15 @@ class TokenStore:
                 raise self._damaged(str(file.relative_to(self.folder)), what)
 
     def _files(self, facts: Iterator[Facts]) -> Iterator[tuple[Path, int, str]]:
-        return ((self.folder / name, size, found) for name, size, found in facts)
+        return ((self.folder / name, size, digest) for name, size, digest in facts)
 
     def _refused(self, file: Path, error: OSError) -> InputError:
-        """What a disk says: there is no right to read, which is no damage; or a sector cannot be read any more."""
+        """The error for a file that cannot be read: without permission, or because it is damaged."""
         what = f"cannot be read: {error.strerror}"
         if isinstance(error, PermissionError):
             return InputError.at(str(file), what, f"give yourself the right to: chmod -R u+rX {self.folder}")
         return self._damaged(str(file.relative_to(self.folder)), what)
 
     def _damaged(self, name: str, what: str) -> DamagedStore:
-        fix = "artel prepare and artel train make the store anew, where its texts are still there"
+        fix = "artel prepare and artel train make the store again, if its texts still exist"
         return DamagedStore([Problem(str(self.folder / name), what, fix)])

@@ -29,8 +29,8 @@ CHATML = (
 
 
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
-# For tokenizers without a template of their own or chatml's tokens (GPT-2, ruGPT): plain words, and the end token after
-# an answer. ChatML's marks would be six or more tokens of letters each there.
+# For tokenizers without a template and without ChatML's tokens (GPT-2, ruGPT): plain words, and the end token after an
+# answer. Each of ChatML's marks would be six or more tokens there.
 PLAIN = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token + '\n' }}"
@@ -42,12 +42,12 @@ PLAIN = (
 
 
 class TemplateRefuses(Exception):
-    """A template that cannot write these messages, by its own word (`raise_exception`) or because it fails on them."""
+    """A template refuses these messages (`raise_exception`), or fails on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """What ends an answer: tokens, and texts where the template's marks are no tokens of the tokenizer."""
+    """The ends of an answer: token ids, and texts where the template's marks are no tokens of the tokenizer."""
 
     ids: frozenset[int]
     texts: tuple[str, ...] = ()
@@ -55,27 +55,26 @@ class TurnEnd:
 
 NAMED = ("auto", "chatml", "plain")
 _LARGEST_FILE = 2**20
-"""Bytes; those of models have 30,000 at most."""
+"""Bytes. Templates of models have at most 30,000."""
 
 
-def template_of(tokenizer: Tokenizer, wanted: str, where: str = "chat.template") -> str:
-    """The template that `chat.template` names: auto, chatml, plain, or a Jinja file.
+def template_of(tokenizer: Tokenizer, setting: str, where: str = "chat.template") -> str:
+    """The template for the setting `chat.template`: auto, chatml, plain, or a Jinja file.
 
-    auto is the tokenizer's own; without one chatml where the tokenizer has its tokens, else plain.
-
-    Raises InputError when the file is missing or what it holds is no Jinja.
+    auto is the tokenizer's own template; without one it is chatml if the tokenizer has ChatML's tokens, else plain.
+    Raises InputError where the file is missing or no Jinja.
     """
-    if wanted in ("chatml", "plain"):
-        return CHATML if wanted == "chatml" else PLAIN
-    if wanted == "auto":
+    if setting in ("chatml", "plain"):
+        return CHATML if setting == "chatml" else PLAIN
+    if setting == "auto":
         template = _own(tokenizer, where)
         _check(template, where, "the tokenizer's chat template")
         return template
-    return read_template(wanted, where)
+    return read_template(setting, where)
 
 
 def read_template(file: str, where: str = "chat.template", *, trial_seconds: int = TRIAL_SECONDS) -> str:
-    """The Jinja template in a file. Raises InputError when the file is missing or what it holds is no Jinja."""
+    """The Jinja template in a file. Raises InputError where the file is missing or no Jinja."""
     fix = "write auto, chatml, plain, or the path of a Jinja file"
     try:
         path = user_path(file, where)
@@ -96,7 +95,7 @@ def read_template(file: str, where: str = "chat.template", *, trial_seconds: int
 
 
 def render(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-    """The messages as one text, with the opening of an answer where it is asked for. Raises TemplateRefuses."""
+    """The messages as one text, with the beginning of an answer if requested. Raises TemplateRefuses, InputError."""
     try:
         return in_time(
             lambda: tokenizer.hf.apply_chat_template(
@@ -105,28 +104,27 @@ def render(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]], 
         )
     except EndlessTemplate:
         raise InputError.at("chat.template", "does not end for a conversation", "write chatml") from None
-    # What templates compute with messages fails in Python's own ways too: a missing key, text added to nothing.
+    # Templates also fail with Python's own errors: a missing key, a text plus None.
     except Exception as error:
         raise TemplateRefuses(str(error) or type(error).__name__) from None
 
 
 def prompt_ids(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]]) -> list[int]:
-    """Ids of the messages and of the opening of an answer to them. Raises TemplateRefuses.
+    """Ids of the messages and of the beginning of an answer to them. Raises TemplateRefuses.
 
     The text is encoded in one piece, as in training, and what the template writes becomes control tokens. What people
-    write never does: a control token in a message is broken by a mark before the template sees it, and the text is
-    encoded apart on both sides of the mark, so its letters stay letters (a tokenizer that begins every text with a
-    space has one there). Where the template's own marks are letters to the tokenizer, typed ones cannot be told from
-    them. An answer of the model goes back as it was
-    written: it may hold the ordinary added tokens that it used (<think>), no special ones, which it can only have
-    spelled.
+    write never does: before the template sees a message, a mark is put into each control token in it, and the text is
+    encoded separately on both sides of the mark. So its letters stay letters (a tokenizer that begins every text with a
+    space has one there). Where the template's marks are plain letters to the tokenizer, typed ones look the same. An
+    answer of the model is encoded as it was written: it may contain ordinary added tokens (<think>) but no special
+    ones.
     """
     special = tokenizer.control_tokens
     written = {content for content in _added_tokens(tokenizer) if content in template}
-    # A mark that occurs nowhere else: of Unicode's private use, where fonts and icons take a few, never all.
+    # A mark that occurs nowhere else: a private-use character, of which fonts and icons use a few.
     taken = {*template, *(letter for message in messages for text in message.values() for letter in text)}
     mark = next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in taken)
-    guarded = [
+    protected = [
         {
             name: _broken(text, special if message["role"] == "assistant" else {*special, *written}, mark)
             if name != "role" else text
@@ -134,17 +132,17 @@ def prompt_ids(tokenizer: Tokenizer, template: str, messages: list[dict[str, str
         }
         for message in messages
     ]  # fmt: skip
-    pieces = render(tokenizer, template, guarded, True).split(mark)
-    encoded = tokenizer.encode_with_places([piece for piece in pieces if piece], control=True)
-    return [token for part in encoded for token in part.ids.tolist()]
+    pieces = render(tokenizer, template, protected, True).split(mark)
+    encoded = tokenizer.encode_with_offsets([piece for piece in pieces if piece], control=True)
+    return [token for piece in encoded for token in piece.ids.tolist()]
 
 
 def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
-    """What ends an answer: the tokenizer's end token, and what the template writes right after one.
+    """The ends of an answer: the tokenizer's end token, and what the template writes right after an answer.
 
-    The template is asked: it writes a conversation with marks for contents. Added tokens that follow the answer's mark
-    are told by id (<|im_end|>, <|eot_id|>, <end_of_turn>); where the tokenizer lacks them, or the template has none,
-    the text that follows ends an answer: `<|im_end|>` in letters, or the next turn's heading.
+    The template renders a conversation with marks as contents. An added token after the answer's mark ends an answer by
+    its id (<|im_end|>, <|eot_id|>, <end_of_turn>). Without one the text that follows ends it: `<|im_end|>` in letters,
+    or the heading of the next turn.
     """
     added = _added_tokens(tokenizer)
     ids, texts = {tokenizer.end_id}, []
@@ -172,12 +170,12 @@ def _own(tokenizer: Tokenizer, where: str) -> str:
     return CHATML if set(CHATML_TOKENS) <= _added_tokens(tokenizer).keys() else PLAIN
 
 
-# Growth that depends on the contents shows with it.
+# Shows output that grows faster than its contents.
 _LONGER = "word " * 400
 
 
 def _check(template: str, where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
-    """Raise InputError when the template is no Jinja, or has no measure; that it takes messages is another matter."""
+    """Raise InputError where the template is no Jinja, or exceeds its limits. Refused messages are ignored here."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def write() -> str:
@@ -203,19 +201,19 @@ def _check(template: str, where: str, name: str, seconds: int = TRIAL_SECONDS) -
 
 
 def _added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Tokens beside the vocabulary proper, by text. Some tokenizers hold runs of white space so: these mean nothing."""
+    """Added tokens by text, without runs of white space, which some tokenizers have."""
     added = tokenizer.hf.added_tokens_decoder
     return {token.content: number for number, token in added.items() if token.content.strip()}
 
 
 def _broken(text: str, tokens: set[str] | list[str], mark: str) -> str:
-    """`text` with a mark after the first character of each token in it; a token of one character has no inside."""
-    wanted = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, wanted)))
-    # Looked for anew each time: one token may begin inside another, and still stand when that is broken.
+    """`text` with a mark after the first character of each token in it. Tokens of one character stay."""
+    breakable = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, breakable)))
+    # Search again each time: a token may begin inside another one and remain when that one is broken.
     at = 0
-    while wanted and (found := pattern.search(text, at)):
-        at = found.start() + 1
+    while breakable and (match := pattern.search(text, at)):
+        at = match.start() + 1
         text = text[:at] + mark + text[at:]
     return text
 
@@ -224,7 +222,7 @@ _ASKED, _ANSWERED, _NEXT = "\ue000", "\ue001", "\ue002"
 
 
 def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
-    """What the template writes after an answer: where the conversation ends with it, and where it goes on."""
+    """What the template writes after an answer, at the end of a conversation and within one."""
     contents = (("user", _ASKED), ("assistant", _ANSWERED), ("user", _NEXT))
     conversation = [{"role": role, "content": content} for role, content in contents]
     for length in (2, 3):
@@ -236,12 +234,12 @@ def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
 
 
 def _heading(tail: str, added: list[str]) -> str:
-    """The first line of letters that follow an answer, up to a token; of a mark in brackets, the mark alone."""
+    """The first line of text after an answer, up to a token; only the mark, if it is in brackets."""
     first = min((at for token in added if (at := tail.find(token)) >= 0), default=len(tail))
     text = tail[:first]
     bracketed = re.match(r"\s*(<[^<>\s]+>|\[[^\[\]\s]+\])", text)
     if bracketed:
         return bracketed[1]
     space = text[: len(text) - len(text.lstrip())]
-    # The line feeds before it belong to it: `User:` may well stand within an answer, a line that begins so not.
+    # It includes the line feeds before it: an answer may contain `User:`, but not a line that begins with it.
     return space + text.lstrip().partition("\n")[0].rstrip()

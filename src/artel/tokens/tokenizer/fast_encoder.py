@@ -1,8 +1,8 @@
-"""Encoding by what is quicker than `tokenizers`, for as long as it gives the same ids.
+"""Encoding by something faster than `tokenizers`, as long as it gives the same ids.
 
-fastokens is young, what cuts words is our own, and a wrong id is silent: a model learns it. So both are compared with
-`tokenizers` in every run, on the text of that run: on the first of it before they are used at all, on one text in five
-thousand from there on. Which of them encodes is a matter of speed alone.
+fastokens is young, the word cache is artel's own, and a model learns a wrong id silently. So every run compares both
+with `tokenizers` on its own text: on the beginning before they are used, and on one text in five thousand from then on.
+The choice changes the speed alone.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from artel.tokens.tokenizer.word_cache import ByWords
+from artel.tokens.tokenizer.word_cache import WordCache
 
-# Characters encoded by tokenizers before another is tried, at 1 to 2 MB/s. Loading fastokens costs 0.4 s and 50 MB with
-# GPT-2's vocabulary: for a prompt, or a small file, it would be a loss.
+# Characters that tokenizers encodes, at 1 to 2 MB/s, before another encoder is tried. Loading fastokens costs 0.4 s and
+# 50 MB with GPT-2's vocabulary: too much for a prompt or a small file.
 _BEFORE = 250_000
-# Characters of the user's text that are compared before another is used: 0.1 s.
+# Characters of the user's text that are compared before another encoder is used: 0.1 s.
 _FIRST = 150_000
-# One text in so many is compared from there on. tokenizers takes 20 times as long on prose and 100 times on code, so
-# this adds 0.4 % to 2 % to fastokens. A prime, so that it keeps no step with texts that come in a cycle.
+# One text in so many is compared from then on. tokenizers takes 20 times as long on prose and 100 times on code, so
+# this adds 0.4 % to 2 % to fastokens. A prime, so that it does not coincide with a cycle in the texts.
 _EVERY = 4999
 # Characters of it that are compared.
 _LONGEST_COMPARED = 1_000_000
@@ -36,16 +36,16 @@ Encode = Callable[[list[str]], list[np.ndarray]]
 
 
 class Encoder:
-    """Ids of texts, by the quickest of these that is there, takes this tokenizer and gives the ids of `tokenizers`:
-    fastokens; `tokenizers` asked for each different word once (word_cache.py); `tokenizers` itself.
+    """Encodes by the fastest of these that is installed, supports this tokenizer and gives the ids of `tokenizers`:
+    fastokens; `tokenizers` with a cache of words (word_cache.py); `tokenizers` itself.
 
-    `name` is the one that encodes now and `note` says why, as a sentence for the user. `doubtful` counts the texts that
-    a quicker one encoded before a difference was found in a later one: 0, unless it has such an error; then `remedy`
-    says how to do without it.
+    `name` is the current one and `note` says why, as a sentence for the user. `doubtful` is the number of texts that a
+    faster one encoded before it gave other ids for a later text: 0 without such an error. Then `remedy` says how to do
+    without it.
     """
 
     def __init__(self, exact: Encode, backend: Callable[[], Any], longest_compared: int = _LONGEST_COMPARED) -> None:
-        """exact: encodes by tokenizers, special tokens as plain text. backend: its tokenizer, when asked for."""
+        """`exact` encodes by tokenizers, special tokens as plain text. `backend` returns its tokenizer."""
         self.name = TOKENIZERS
         self.note = f"tokenizers encodes the first {_BEFORE:,} characters"
         self.doubtful = 0
@@ -59,7 +59,7 @@ class Encoder:
         self._texts = 0
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text, int64 (tokens,); what stands in a text like a special token is plain text."""
+        """Ids of each text, int64 (tokens,). A special token written in a text is plain text."""
         if not self._decided:
             self._characters += sum(map(len, texts))
             if self._characters >= _BEFORE:
@@ -69,8 +69,8 @@ class Encoder:
             return self._exact(texts)
         one_in_many = slice((-1 - self._texts) % _EVERY, None, _EVERY)
         try:
-            found = self._quick(texts)
-            compared = self._short(texts[one_in_many], found[one_in_many])
+            encoded = self._quick(texts)
+            compared = self._short(texts[one_in_many], encoded[one_in_many])
         except BaseException as error:
             if not _is_failure(error):
                 raise
@@ -82,15 +82,15 @@ class Encoder:
             self._leave(f"{self.name} gave other ids for {different}")
             return self._exact(texts)
         self._texts += len(texts)
-        return found
+        return encoded
 
-    def _short(self, texts: list[str], found: list[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
-        """The texts and their ids, of long texts those of the beginning: tokenizers takes 80 times their memory."""
+    def _short(self, texts: list[str], encoded: list[np.ndarray]) -> tuple[list[str], list[np.ndarray]]:
+        """The texts and their ids, long texts cut: tokenizers needs 80 times their memory."""
         assert self._quick is not None
         short = [text[: self._longest_compared] for text in texts]
         return short, [
             ids if len(text) == len(whole) else self._quick([text])[0]
-            for text, whole, ids in zip(short, texts, found, strict=True)
+            for text, whole, ids in zip(short, texts, encoded, strict=True)
         ]
 
     def _decide(self, texts: list[str]) -> None:
@@ -125,19 +125,19 @@ class Encoder:
         return lambda texts: _encode(fast, texts)
 
     def _by_words(self, state: dict[str, Any]) -> Encode:
-        words = ByWords(self._backend(), state)
+        words = WordCache(self._backend(), state)
 
         def encode(texts: list[str]) -> list[np.ndarray]:
-            found = words.encode(texts)
-            left = iter(self._exact([text for text, ids in zip(texts, found, strict=True) if ids is None]))
-            return [next(left) if ids is None else ids for ids in found]
+            encoded = words.encode(texts)
+            rest = iter(self._exact([text for text, ids in zip(texts, encoded, strict=True) if ids is None]))
+            return [next(rest) if ids is None else ids for ids in encoded]
 
         return encode
 
-    def _difference(self, texts: list[str], found: list[np.ndarray]) -> str | None:
+    def _difference(self, texts: list[str], encoded: list[np.ndarray]) -> str | None:
         """The first text whose ids are not those of tokenizers, shortened."""
-        for text, ids, wanted in zip(texts, found, self._exact(texts), strict=True):
-            if not np.array_equal(ids, wanted):
+        for text, ids, expected in zip(texts, encoded, self._exact(texts), strict=True):
+            if not np.array_equal(ids, expected):
                 return repr(text if len(text) <= 60 else text[:60] + "…")
         return None
 
@@ -150,31 +150,33 @@ class Encoder:
 
 
 def encode_in_one_thread() -> None:
-    """Make this process encode in the thread that asks alone: for one worker process of several.
+    """Make this process encode in one thread: for one worker process of several.
 
-    To be called before the process encodes anything: fastokens starts its threads, one a core, with the first text
-    that it gets, and keeps them. They do not survive a fork; a forked child encodes in one thread.
+    Call it before the process encodes anything: fastokens starts one thread a core with its first text and keeps them.
+    They do not survive a fork; a forked child encodes in one thread.
     """
-    os.environ["FASTOKENS_BPE_THREADS"] = "1"  # it does not look at RAYON_NUM_THREADS
+    os.environ["FASTOKENS_BPE_THREADS"] = "1"  # it ignores RAYON_NUM_THREADS
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _encode(fast: Any, texts: list[str]) -> list[np.ndarray]:
-    ids, ends = fast.encode_batch_flat(texts, split_special_tokens=True)  # no Python object a token: two buffers
+    ids, ends = fast.encode_batch_flat(
+        texts, split_special_tokens=True
+    )  # two buffers, without a Python object for each token
     joined = np.frombuffer(ids, "<u4").astype(np.int64)
     return [joined[start:end] for start, end in pairwise(np.frombuffer(ends, "<u8").tolist())]
 
 
 def _without_frame(state: dict[str, Any]) -> str:
-    """The tokenizer as JSON without what only concerns special tokens put around a text, decoding and cutting off.
+    """The tokenizer as JSON without post-processor, decoder, truncation and padding, which plain text does not need.
 
-    fastokens refuses RoBERTa's post-processor, which plain text has no use for.
+    fastokens refuses RoBERTa's post-processor.
     """
     return json.dumps(state | dict.fromkeys(("post_processor", "decoder", "truncation", "padding")), ensure_ascii=False)
 
 
 def _first_of(texts: list[str]) -> list[str]:
-    """Texts from the first on, `_FIRST` characters in all; the last one cut."""
+    """The first texts, `_FIRST` characters in all; the last one is cut."""
     first: list[str] = []
     left = _FIRST
     for text in texts:
@@ -186,12 +188,12 @@ def _first_of(texts: list[str]) -> list[str]:
 
 
 def _with_added_tokens(state: dict[str, Any]) -> list[str]:
-    """Each added token inside a text: real texts have few, and a mistake there would let a text end itself."""
+    """Each added token inside a text. Real texts have few, and an error there would let a text end itself."""
     return [f"a{token['content']}b {token['content']} 1" for token in state["added_tokens"]]
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Whether it is an error of the package: a panic in Rust comes as an exception that is no `Exception`."""
+    """Whether it is an error of the package. A panic in Rust is a BaseException."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

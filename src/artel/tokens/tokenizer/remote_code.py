@@ -1,6 +1,6 @@
-"""Code that a model's repository brings along (`auto_map`): run only where the run names the repository.
+"""Code in a model's repository (`auto_map`): it runs only where `model.trust_remote_code` names the repository.
 
-`model.trust_remote_code` names one; what lies in another is not run, whoever refers to it.
+Code in another repository never runs, whoever refers to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ KEY = "model.trust_remote_code"
 
 
 def remedy(name: str) -> str:
-    """What to write so that the code of a repository is run."""
+    """The remedy with which the code of a repository runs."""
     return f"read that code, and where you trust it write {KEY}: {name}"
 
 
@@ -31,5 +31,5 @@ def _references(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _references(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _references(item)

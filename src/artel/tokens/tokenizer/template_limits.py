@@ -1,8 +1,7 @@
-"""Limits of time and memory for chat templates: they are programs, and come with models that others made.
+"""Limits of time and memory for chat templates: they are programs, and come with other people's models.
 
-A template is first tried in a process of its own with little time and memory: so are found those that never end and
-those that write without measure. One that only a certain conversation sets off is ended after a while, by an exception
-raised within it.
+A template first runs in a process of its own with limited time and memory, which finds templates that never end and
+templates with endless output. Where only a certain conversation makes it endless, an exception ends it after a while.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from pathlib import Path
 from artel.errors import InputError
 
 _MEMORY = 2**30
-"""Bytes that a trial may take beyond what this process has."""
+"""Bytes that a trial may use in addition to this process's memory."""
 _TEXT = 2**24
-"""Characters that a few short messages may become."""
+"""Characters of output for a few short messages."""
 TRIAL_SECONDS = 5
-"""Of the processor; three times as many by the clock."""
+"""Seconds of CPU time; three times as many of wall-clock time."""
 _SECONDS = 60.0
 """For one conversation; the longest take milliseconds."""
 _FIX = "mend it, or write chat.template: chatml"
@@ -36,21 +35,21 @@ class EndlessTemplate(Exception):
 
 
 def try_template(write: Callable[[], str], where: str, name: str, seconds: int = TRIAL_SECONDS) -> None:
-    """Run `write`, which renders a template, in a process of its own.
+    """Run `write`, which renders a template, in its own process.
 
-    Raises InputError where it takes more than its limits: `seconds` of a core, and memory. That the template refuses
-    what it is given is no matter here.
+    Raises InputError where it exceeds its limits: `seconds` of CPU time, and memory. An error of the template itself is
+    ignored here.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads are not forked: the child needs none
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child needs no threads
         child = os.fork()
     if child == 0:
         os.close(reading)
         _tried(write, writing, seconds)
     os.close(writing)
     try:
-        ended, _, _ = select.select([reading], [], [], 3 * seconds)  # by the clock: the machine may be busy
+        ended, _, _ = select.select([reading], [], [], 3 * seconds)  # wall-clock time: the machine may be busy
         said = os.read(reading, 100).decode() if ended else "end"
     finally:
         os.close(reading)
@@ -66,7 +65,7 @@ def try_template(write: Callable[[], str], where: str, name: str, seconds: int =
 
 
 def _tried(write: Callable[[], str], writing: int, seconds: int) -> None:
-    """In the child: limit it, write, and say how that went. It ends here; a limit of time ends it without a word."""
+    """In the child: set the limits, render, report the result and exit. The limit of time ends it without a report."""
     said = "fine"
     try:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
@@ -79,7 +78,7 @@ def _tried(write: Callable[[], str], writing: int, seconds: int) -> None:
         said = "memory"
     except RecursionError:
         said = "recursion"
-    except BaseException:  # what it refuses is said where it is used
+    except BaseException:  # reported where the template is used
         pass
     finally:
         os.write(writing, said.encode())
@@ -92,14 +91,14 @@ def _lower(limit: int, value: int) -> None:
 
 
 _running: dict[int, float] = {}
-"""Threads that render, and until when they may."""
+"""Threads that render a template, and their deadlines."""
 _watch: threading.Thread | None = None
 
 
 def in_time(write: Callable[[], str], seconds: float = _SECONDS) -> str:
-    """What `write` gives. Raises EndlessTemplate within it when it takes too long."""
+    """The result of `write`. Raises EndlessTemplate within it when it takes too long."""
     global _watch
-    if _watch is None or not _watch.is_alive():  # also in a forked process, which has no threads but its own
+    if _watch is None or not _watch.is_alive():  # also after a fork, which does not copy threads
         _watch = threading.Thread(target=_watching, name="chat templates", daemon=True)
         _watch.start()
     thread = threading.get_ident()
@@ -107,7 +106,7 @@ def in_time(write: Callable[[], str], seconds: float = _SECONDS) -> str:
     try:
         return write()
     finally:
-        if _running.pop(thread, None) is None:  # it was raised, or is about to be: here, and nowhere later
+        if _running.pop(thread, None) is None:  # wait for the exception, so that it is raised here and nowhere later
             for _ in range(500):
                 time.sleep(0.01)
 

@@ -1,7 +1,7 @@
-"""Tokenizers: what artel asks of one, and taking one from a folder or a hub id.
+"""Tokenizers: what artel needs from one, and loading one from a folder or a hub id.
 
-Text is encoded as plain text: a document that happens to contain `<|endoftext|>` gets the tokens of those letters,
-never the special token, so that no text can end a document or play a role.
+Text is encoded as plain text: a document that contains `<|endoftext|>` gets the tokens of those letters, never the
+special token. So no text can end a document or take a role.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text's ids, and where in it each token stands: characters [start, end), int64 (tokens,) each."""
+    """A text's ids, and the characters [start, end) of each token, int64 (tokens,) each."""
 
     ids: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
 
     def tokens_of(self, start: int, end: int) -> tuple[int, int]:
-        """First and last token of the characters [start, end), which begin and end with no white space."""
+        """The first and last token of the characters [start, end), which neither begin nor end with white space."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         return first, int(np.searchsorted(self.starts, end, side="left")) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The special tokens that a tokenizer puts around one text or two, and the type id of the second."""
+    """The special tokens that a tokenizer puts around one or two texts, and the type id of the second."""
 
     before: tuple[int, ...]
     between: tuple[int, ...]
@@ -56,7 +56,7 @@ class Frame:
 
 
 class Tokenizer:
-    """A tokenizer of transformers, seen as artel needs it."""
+    """A tokenizer of transformers, with what artel needs from it."""
 
     def __init__(self, hf: PreTrainedTokenizerFast, where: str) -> None:
         self.hf = hf
@@ -70,92 +70,95 @@ class Tokenizer:
         self._added = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process, which makes its own encoder: fastokens cannot be sent."""
+        """Without the encoder, which each process makes for itself: fastokens cannot be pickled."""
         return self.__dict__ | {"_encoder": None}
 
     @property
     def vocabulary(self) -> int:
-        """The number of embedding rows it needs: its largest id and one."""
+        """The number of embedding rows it needs: its largest id plus one."""
         return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def fingerprint(self) -> str:
-        """Equal fingerprints give equal ids for every text."""
+        """A hash: equal fingerprints mean equal ids for every text."""
         return xxhash.xxh3_128_hexdigest(self._whole.to_str().encode() + str(self.end_id).encode())
 
     def encode(self, texts: list[str]) -> Iterator[np.ndarray]:
-        """Ids of each text, int64 (tokens,), without special tokens; by what is quickest and gives the same ids."""
+        """Ids of each text, int64 (tokens,), without special tokens, from the fastest encoder with the same ids."""
         added = len(self._backend.get_added_tokens_decoder())
-        if self._encoder is None or added != self._added:  # what was added through `hf` meanwhile, fastokens lacks
+        if self._encoder is None or added != self._added:  # the encoder lacks tokens added through `hf` meanwhile
             self._encoder, self._added = Encoder(self._exact, lambda: self._whole), added
         return iter(self._encoder.encode(texts))
 
     def _exact(self, texts: list[str]) -> list[np.ndarray]:
-        """Ids of each text by tokenizers, in its own threads."""
-        with self._special_tokens_read(False):
+        """Ids of each text from tokenizers, in its own threads."""
+        with self._special_tokens_parsed(False):
             encodings = self._whole.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     @property
     def encoder(self) -> str:
-        """What `encode` uses now: fastokens, tokenizers by words, or tokenizers."""
+        """The current encoder: fastokens, tokenizers by words, or tokenizers."""
         return "tokenizers" if self._encoder is None else self._encoder.name
 
     @property
     def encoder_note(self) -> str:
-        """Why that one encodes, a sentence for the user; empty where there was no choice yet."""
+        """Why that encoder is used, as a sentence for the user; empty before the choice."""
         return "" if self._encoder is None else self._encoder.note
 
     @property
     def encoder_remedy(self) -> str:
-        """How to do without what gave other ids than tokenizers; empty where nothing did."""
+        """How to do without an encoder that gave other ids than tokenizers; empty if none did."""
         return "" if self._encoder is None else self._encoder.remedy
 
     @property
     def doubtful_texts(self) -> int:
-        """Texts that were encoded before one was found to which tokenizers gives other ids: 0 but then."""
+        """The number of texts encoded before an encoder gave other ids than tokenizers; 0 if none did."""
         return 0 if self._encoder is None else self._encoder.doubtful
 
-    def encode_with_places(self, texts: list[str], *, control: bool = False) -> Iterator[Encoded]:
-        """Ids of each text and their places in it, none put around it; slower than `encode`.
+    def encode_with_offsets(self, texts: list[str], *, control: bool = False) -> Iterator[Encoded]:
+        """Ids of each text with character offsets, without special tokens around it. Slower than `encode`.
 
-        With `control`, special tokens that are written in a text are read as such: for what a chat template wrote.
+        With `control`, special tokens written in a text become those tokens: for the output of a chat template.
         """
-        with self._special_tokens_read(control):
+        with self._special_tokens_parsed(control):
             encodings = self._whole.encode_batch(texts, add_special_tokens=False)
         for encoding in encodings:
-            places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            yield Encoded(np.array(encoding.ids, dtype=np.int64), places[:, 0], places[:, 1])
+            offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+            yield Encoded(np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
 
     @contextmanager
-    def _special_tokens_read(self, wanted: bool) -> Iterator[None]:
-        """Whether special tokens written in a text are read as such (`tokenizers` names it the other way round).
+    def _special_tokens_parsed(self, parsed: bool) -> Iterator[None]:
+        """Within the block, special tokens written in a text become those tokens, or not.
 
-        Raises InputError where its pattern goes back and forth in a text: the library's panic after a second.
+        Raises InputError where the library panics after a second of backtracking in its pattern.
         """
         before = self._backend.encode_special_tokens
-        self._backend.encode_special_tokens = not wanted
+        self._backend.encode_special_tokens = not parsed
         try:
             with hide_panics():
                 yield
         except BaseException as error:
             if type(error).__name__ != "PanicException":
                 raise
-            what, fix = f"the tokenizer cannot cut a text: {_first_line(error)}", "check the patterns in tokenizer.json"
+            what, fix = (
+                f"the tokenizer cannot split a text: {_first_line(error)}",
+                "check the patterns in tokenizer.json",
+            )
             raise InputError.at(self._where, what, fix) from None
         finally:
             self._backend.encode_special_tokens = before
 
     @property
     def _whole(self) -> Any:
-        """The backend, cutting no text off and filling none up, as its file or an earlier call of `hf` may want."""
+        """The backend without truncation and padding, which its file or an earlier call of `hf` may have set."""
         self._backend.no_truncation()
         self._backend.no_padding()
         return self._backend
 
     @property
     def mask_id(self) -> int:
-        """The mask token. Raises InputError where there is none."""
+        """The id of the mask token. Raises InputError without one."""
         if self.hf.mask_token_id is None:
             raise InputError.at(
                 self._where,
@@ -166,7 +169,7 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The padding token, or the end token where there is none: padding is never attended to or trained on."""
+        """The id of the padding token, or of the end token without one: padding is never attended to or trained on."""
         return self.end_id if self.hf.pad_token_id is None else int(self.hf.pad_token_id)
 
     @property
@@ -179,7 +182,7 @@ class Tokenizer:
         return sorted({*self.hf.all_special_ids, self.end_id})
 
     def frame(self, pair: bool = False) -> Frame:
-        """What stands around one text (`<s> … </s>`) or two, found by asking the tokenizer."""
+        """The special tokens around one text (`<s> … </s>`) or two, from an example that the tokenizer encodes."""
         arguments = ("a", "a") if pair else ("a",)
         encoding = self._whole.encode(*arguments)
         pieces: list[list[int]] = [[] for _ in range(len(arguments) + 1)]
@@ -200,10 +203,10 @@ class Tokenizer:
         return Frame(tuple(pieces[0]), between, tuple(pieces[-1]), second[0] if second else 0)
 
     def word_starts(self) -> np.ndarray:
-        """bool (vocabulary,): whether a token begins a word; punctuation is a word of its own.
+        """bool (vocabulary,): whether a token begins a word. A punctuation mark is a word of its own.
 
-        Read off the tokens as each kind of tokenizer writes them: `##` goes on (WordPiece), `Ġ` and `▁` begin. The
-        tokens of pattern whitespace do not tell: each counts as a word.
+        It follows from how each kind of tokenizer writes its tokens: `##` continues a word (WordPiece), `Ġ` and `▁`
+        begin one. Tokens of pattern whitespace do not show it: each counts as a word.
         """
         starts = np.ones(self.vocabulary, dtype=bool)
         tokens = self._backend.get_vocab(with_added_tokens=True)
@@ -214,20 +217,20 @@ class Tokenizer:
             if pieces:
                 starts[number] = not token.startswith("##")
             else:
-                # In a byte-level vocabulary a letter beyond ASCII is written as letters of Latin-1: no punctuation.
+                # A byte-level vocabulary writes letters beyond ASCII as letters of Latin-1, which are no punctuation.
                 first = token[:1]
                 starts[number] = first in "ĠĊĉ▁" or (first < "\x80" and not first.isalnum())
         starts[self.special_ids] = True
         return starts
 
     def isolate_punctuation(self) -> None:
-        """Make each punctuation mark a token of its own from here on, and in what `save` writes.
+        """Make each punctuation mark a token of its own from now on, also in what `save` writes.
 
-        Byte-level vocabularies have tokens like `).` and `",`: an answer that ends inside one has no place among them.
+        Byte-level vocabularies have tokens like `).` and `",`: an answer that ends inside one would have no last token.
         """
         from tokenizers import pre_tokenizers
 
-        self._encoder = None  # fastokens, if it encodes, was made from what is changed here
+        self._encoder = None  # it was made from what changes here
         before = self._backend.pre_tokenizer
         mark = pre_tokenizers.Punctuation(behavior="isolated")
         if before is None:
@@ -237,25 +240,25 @@ class Tokenizer:
 
     @property
     def spacing_is_lost(self) -> bool:
-        """Whether a decoded text has other white space than the encoded one, as with pattern whitespace and BERT's."""
+        """Whether decoding changes white space, as with pattern whitespace and BERT's tokenizers."""
         white = " ", "  ", "\n\n", " "
         decoded = self.decode(self._exact(["a".join(["", *white, ""])])[0])
         return [c for c in decoded if c.isspace()] != list("".join(white))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, special tokens written out, exactly as encoded (no clean-up of spaces)."""
+        """The text of ids, with special tokens, exactly as encoded (without clean-up of spaces)."""
         return self._backend.decode([int(token) for token in ids], skip_special_tokens=False)
 
     def save(self, folder: Path) -> None:
-        """Write it so that `AutoTokenizer.from_pretrained(folder)` opens it."""
+        """Write the files that `AutoTokenizer.from_pretrained(folder)` opens."""
         self.hf.save_pretrained(str(folder))
 
 
 def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool = False) -> Tokenizer:
-    """A tokenizer from a folder (tokenizer.json, or vocab.json + merges.txt) or a hub id.
+    """Load a tokenizer from a folder (tokenizer.json, or vocab.json + merges.txt) or a hub id.
 
-    Code that comes with it is run with `runs_code` alone. Raises InputError when there is none, or it has no fast form,
-    or no end token.
+    Its own code runs only with `runs_code`. Raises InputError where there is no tokenizer, no fast form of it, or no
+    end token.
     """
     folder = Path(name)
     check_regular_in(folder)
@@ -270,35 +273,34 @@ def load_tokenizer(name: str, where: str = "tokenizer.from", *, runs_code: bool 
             hf = _open_own(name) if runs_code else _open(name, folder)
     except (InputError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # the hub, the file system, JSON and Rust (a panic of it is no Exception)
+    except (
+        BaseException
+    ) as error:  # the hub, the file system, JSON and Rust raise their own (a panic is a BaseException)
         fix = remedy(name) if "trust_remote_code" in str(error) else _remedy(folder)
         raise InputError.at(where, f"{name} cannot be opened: {_first_line(error)}", fix) from None
     if not hasattr(hf, "backend_tokenizer"):
         raise InputError.at(where, f"{name} has no fast tokenizer", "convert it to tokenizer.json with transformers")
     tokenizer = Tokenizer(hf, where)
-    if tokenizer.vocabulary > _MOST_IDS:  # Rust would end the process when it writes down all ids up to there
+    if tokenizer.vocabulary > _MAX_IDS:  # Rust would end the process when it lists all ids up to it
         what = f"{name} has a token with the id {tokenizer.vocabulary - 1:,}; a model needs a row for each id below"
-        raise InputError.at(where, what, f"write ids below {_MOST_IDS:,} into its tokenizer.json")
+        raise InputError.at(where, what, f"write ids below {_MAX_IDS:,} into its tokenizer.json")
     try:
-        ids = tokenizer._exact([_ANY_TEXT])[0]
+        ids = tokenizer._exact([_TEST_TEXT])[0]
         tokenizer.decode(ids)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         fix = "check that its vocabulary has the unknown token that it names"
         raise InputError.at(where, f"{name} cannot encode any text: {_first_line(error)}", fix) from None
-    if not 0 < len(ids) <= _MOST_OF_ANY_TEXT:
-        what = f"{name} makes {len(ids):,} tokens of {_ANY_TEXT!a}"
+    if not 0 < len(ids) <= _MAX_TEST_TOKENS:
+        what = f"{name} makes {len(ids):,} tokens of {_TEST_TEXT!a}"
         raise InputError.at(where, what, "check its vocabulary, its normalizer and its post_processor")
     return tokenizer
 
 
-# Sixty times the largest vocabularies.
-_MOST_IDS = 2**24
-# A letter of no vocabulary of words, beside those that any has.
-_ANY_TEXT = "a word, \U00010fff"
-# A hundred times its bytes.
-_MOST_OF_ANY_TEXT = 1200
+_MAX_IDS = 2**24  # sixty times the largest vocabularies
+_TEST_TEXT = "a word, \U00010fff"  # with a character that no vocabulary of words has
+_MAX_TEST_TOKENS = 1200  # a hundred times its bytes
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -1,4 +1,4 @@
-"""Training a tokenizer: byte-pair encoding over what a pattern cuts a text into."""
+"""Training a tokenizer: byte-pair encoding over the pieces that a pattern splits a text into."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from artel.tokens.tokenizer.tokenizer import Tokenizer, mask_token
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# What cl100k_base, the tokenizer of GPT-4, cuts a text into (openai/tiktoken, tiktoken_ext/openai_public.py): any one
-# sign may lead a word, not only a space; numbers go in threes; line ends stay with the signs before them.
+# The pattern of cl100k_base, the tokenizer of GPT-4 (openai/tiktoken, tiktoken_ext/openai_public.py): a word may begin
+# with any one character, not only a space; numbers have up to three digits; line ends stay with the characters before.
 _GPT4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -22,26 +22,26 @@ _GPT4 = (
 
 
 def train_tokenizer(
-    texts: Iterator[str], wanted: TokenizerTraining, *, encoder: bool = False, where: str = "tokenizer.train"
+    texts: Iterator[str], settings: TokenizerTraining, *, encoder: bool = False, where: str = "tokenizer.train"
 ) -> Tokenizer:
-    """Byte-pair encoding (Sennrich et al. 2016) of the parts that `wanted.pattern` cuts a text into.
+    """Train byte-pair encoding (Sennrich et al. 2016) on the pieces that `settings.pattern` splits texts into.
 
-    gpt2 and gpt4 work on the bytes of UTF-8, as GPT-2 does: every text comes back exactly. whitespace is what the quick
-    tour of Hugging Face's tokenizers trains: runs of letters and runs of signs, merged from the characters of the text.
-    What stood between them is lost and a character that was not in the training text becomes <unk>: no text comes back
-    as it was (`Tokenizer.spacing_is_lost` says so), and generated text has a space between all tokens.
+    gpt2 and gpt4 work on the bytes of UTF-8, as GPT-2 does: decoding restores every text exactly. whitespace is the
+    tokenizer in the quick tour of Hugging Face's tokenizers: runs of letters and runs of other characters, merged from
+    the characters of the text. It loses white space, and characters that were not in the training text become <unk>. So
+    decoding does not restore a text (`Tokenizer.spacing_is_lost`): it puts a space between all tokens.
 
-    For an encoder it has RoBERTa's special tokens in RoBERTa's order, and puts them around a text. Raises InputError
-    when the text does not yield the vocabulary asked for.
+    For an `encoder` it has RoBERTa's special tokens in RoBERTa's order, and puts them around a text. Raises InputError
+    when the text does not yield a vocabulary of the requested size.
     """
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-    bytewise = wanted.pattern != "whitespace"
-    names = _special_tokens(wanted, encoder)
-    special = list(dict.fromkeys([*names.values(), *wanted.special]))
+    bytewise = settings.pattern != "whitespace"
+    names = _special_tokens(settings, encoder)
+    special = list(dict.fromkeys([*names.values(), *settings.special]))
     backend = Backend(models.BPE(unk_token=None if bytewise else names["unk_token"]))
-    backend.pre_tokenizer = _pre_tokenizer(wanted.pattern)
+    backend.pre_tokenizer = _pre_tokenizer(settings.pattern)
     if bytewise:
         backend.decoder = decoders.ByteLevel()
     if encoder:
@@ -50,14 +50,14 @@ def train_tokenizer(
     elif bytewise:
         backend.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=wanted.vocab,
-        min_frequency=wanted.minimum_frequency,
+        vocab_size=settings.vocab,
+        min_frequency=settings.minimum_frequency,
         special_tokens=[mask_token(name) if name == names.get("mask_token") else name for name in special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet() if bytewise else [],
         show_progress=False,
     )
-    backend.train_from_iterator(_up_to(texts, wanted.sample), trainer)
-    _check_size(backend.get_vocab_size(with_added_tokens=True), wanted.vocab, where)
+    backend.train_from_iterator(_up_to(texts, settings.sample), trainer)
+    _check_size(backend.get_vocab_size(with_added_tokens=True), settings.vocab, where)
     return Tokenizer(_as_transformers(backend, names), where)
 
 
@@ -72,24 +72,24 @@ def _pre_tokenizer(pattern: str) -> Any:
     return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _check_size(reached: int, wanted: int, where: str) -> None:
-    if reached < wanted:
+def _check_size(reached: int, requested: int, where: str) -> None:
+    if reached < requested:
         raise InputError.at(
             f"{where}.vocab",
-            f"{wanted:,} tokens are more than this text yields: it has {reached:,}",
+            f"{requested:,} tokens are more than this text yields: it has {reached:,}",
             f"write tokenizer.train.vocab: {reached} or less, give more text, or lower minimum_frequency",
         )
-    if reached > wanted:  # every character is a token before anything is merged
+    if reached > requested:  # every character is a token from the start
         raise InputError.at(
             f"{where}.vocab",
-            f"{wanted:,} tokens do not hold the characters of this text and the special tokens: {reached:,}",
+            f"{requested:,} tokens do not hold the characters of this text and the special tokens: {reached:,}",
             f"write tokenizer.train.vocab: {reached * 2} or so; or tokenizer.train.pattern: gpt4, whose "
             "alphabet is the 256 bytes",
         )
 
 
 def _up_to(texts: Iterator[str], budget: int) -> Iterator[str]:
-    """Texts, long ones in pieces, until `budget` bytes of UTF-8 have gone through."""
+    """Yield texts, long ones in pieces, until they sum to `budget` bytes of UTF-8."""
     for text in texts:
         yield from pieces_of(text)
         budget -= len(text.encode("utf-8", "surrogatepass"))
@@ -97,14 +97,14 @@ def _up_to(texts: Iterator[str], budget: int) -> Iterator[str]:
             return
 
 
-# Characters that tokenizers cuts into words at a time, in 60 to 120 bytes of memory each and in each of its threads.
+# Characters that tokenizers splits at a time: each of its threads needs 60 to 120 bytes of memory a character.
 _PIECE = 100_000
-# A place where every pattern ends a word: behind a line feed, or before a space, that stands alone between other signs.
+# Where every pattern ends a word: after a single line feed, or before a single space, between other characters.
 _END_OF_WORD = re.compile(r"\S\n(?=\S)|\S(?= \S)")
 
 
 def pieces_of(text: str, size: int = _PIECE) -> Iterator[str]:
-    """The text, or of a long one pieces that have the same words; where a piece has no end of a word, one is cut."""
+    """The text, or pieces of a long one with the same words. A word is cut only where a piece has no end of a word."""
     at = 0
     while len(text) - at > 2 * size:
         end = _END_OF_WORD.search(text, at + size, at + 2 * size)
@@ -114,18 +114,18 @@ def pieces_of(text: str, size: int = _PIECE) -> Iterator[str]:
     yield text[at:] if at else text
 
 
-def _special_tokens(wanted: TokenizerTraining, encoder: bool) -> dict[str, str]:
-    """Special tokens by the role that transformers knows them by, in the order of their ids."""
+def _special_tokens(settings: TokenizerTraining, encoder: bool) -> dict[str, str]:
+    """Special tokens by their roles in transformers, in the order of their ids."""
     if encoder:
         return {
             "bos_token": "<s>",
-            "pad_token": wanted.pad or "<pad>",
-            "eos_token": wanted.end or "</s>",
+            "pad_token": settings.pad or "<pad>",
+            "eos_token": settings.end or "</s>",
             "unk_token": "<unk>",
             "mask_token": "<mask>",
         }
-    names = {"eos_token": wanted.end or "<|endoftext|>", "pad_token": wanted.pad or "<|pad|>"}
-    return names | {"unk_token": "<unk>"} if wanted.pattern == "whitespace" else names
+    names = {"eos_token": settings.end or "<|endoftext|>", "pad_token": settings.pad or "<|pad|>"}
+    return names | {"unk_token": "<unk>"} if settings.pattern == "whitespace" else names
 
 
 def _as_transformers(backend: Any, names: dict[str, str]) -> PreTrainedTokenizerFast:

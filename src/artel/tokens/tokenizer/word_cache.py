@@ -1,8 +1,8 @@
-"""Encoding by `tokenizers` with each different word given to it but once: byte-level BPE, as GPT-2 and most since have.
+"""Fast encoding for byte-level BPE (GPT-2 and most tokenizers since): `tokenizers` encodes each different word once.
 
-Such a tokenizer cuts a text into words by a regular expression and encodes each word by itself. The cutting is where
-`tokenizers` spends its time: it keeps for each character where it comes from, and 1 MB of prose takes a second. Here
-Python's `regex` cuts, at 12 MB/s, and the model of the tokenizer itself encodes what was not seen before.
+Such a tokenizer splits a text into words by a regular expression and encodes each word by itself. `tokenizers` spends
+its time on splitting, because it tracks the origin of each character: 1 MB of prose takes a second. Here Python's
+`regex` splits at 12 MB/s, and the tokenizer's own model encodes new words only.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Any
 import numpy as np
 import regex
 
-# Of tokenizers' ByteLevel, from GPT-2 (github.com/openai/gpt-2, src/encoder.py).
+# The pattern of tokenizers' ByteLevel, from GPT-2 (github.com/openai/gpt-2, src/encoder.py).
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Of longer texts the words are not held all at once.
+# The words of longer texts are not all in memory at once.
 _HELD_CHARACTERS = 1_000_000
-# Different words remembered, and ids of theirs: up to 60 MB.
+# Limits of the cache, up to 60 MB: different words, and their ids.
 _KNOWN_WORDS, _KNOWN_IDS = 200_000, 2_000_000
-_LONG = 100  # characters; longer words do not come again
+_LONG = 100  # characters; longer words rarely repeat
 
 
-class NotByWords(Exception):
-    """A tokenizer that does more than cut and encode; the message says what."""
+class NotCacheable(Exception):
+    """A tokenizer that does more than split and encode words. The message says what."""
 
 
-class ByWords:
-    """Ids of texts, by words."""
+class WordCache:
+    """Encodes texts word by word."""
 
     def __init__(self, backend: Any, state: dict[str, Any], known_words: int = _KNOWN_WORDS) -> None:
-        """`backend`: a tokenizers.Tokenizer; `state`: the same as JSON. Raises NotByWords."""
+        """`backend`: a tokenizers.Tokenizer; `state`: the same as JSON. Raises NotCacheable."""
         self._pattern = _pattern(state)
         self._known = _Words(backend.model, known_words)
 
     def encode(self, texts: list[str]) -> list[np.ndarray | None]:
-        """Ids of each text, int64 (tokens,); None for a text that is left to tokenizers itself."""
+        """Ids of each text, int64 (tokens,); None for a text that `tokenizers` must encode."""
         return [None if _is_doubtful(text) else self._ids(text) for text in texts]
 
     def _ids(self, text: str) -> np.ndarray | None:
@@ -55,7 +55,7 @@ class ByWords:
 
 
 class _Words(dict[str, int]):
-    """Numbers of words, given out as they come; the ids of word n end at `_ends[n]`."""
+    """Numbers of words in the order of their appearance. The ids of word n end at `_ends[n]`."""
 
     def __init__(self, model: Any, most: int) -> None:
         self._model, self._most = model, most
@@ -81,7 +81,7 @@ class _Words(dict[str, int]):
         return number
 
     def ids(self, numbers: np.ndarray, *, characters: int) -> np.ndarray | None:
-        """The ids of words one after another; None where the words are not all the characters of a text."""
+        """The ids of words in order; None where the words do not make up all `characters` of a text."""
         if np.frombuffer(self._lengths, np.int64)[numbers].sum() != characters:
             return None
         ends = np.frombuffer(self._ends, np.int64)
@@ -92,37 +92,37 @@ class _Words(dict[str, int]):
 
 
 def _pattern(state: dict[str, Any]) -> Any:
-    """What a tokenizer cuts texts by, if it does nothing else to them."""
-    cutting = state["pre_tokenizer"] or {}
-    steps = cutting["pretokenizers"] if cutting.get("type") == "Sequence" else [cutting]
-    found = _GPT2
+    """The pattern that a tokenizer splits texts by. Raises NotCacheable if it does anything else to them."""
+    step = state["pre_tokenizer"] or {}
+    steps = step["pretokenizers"] if step.get("type") == "Sequence" else [step]
+    pattern = _GPT2
     if len(steps) == 2 and steps[0]["type"] == "Split" and not steps[1].get("use_regex", True):
         split, *steps = steps
-        found = split["pattern"].get("Regex")
-        if found is None or split["behavior"] != "Isolated" or split["invert"]:
-            raise NotByWords("it cuts texts in another way")
+        pattern = split["pattern"].get("Regex")
+        if pattern is None or split["behavior"] != "Isolated" or split["invert"]:
+            raise NotCacheable("it splits texts in another way")
     if state["model"]["type"] != "BPE" or len(steps) != 1 or steps[0].get("type") != "ByteLevel":
-        raise NotByWords("it is no byte-level BPE")
+        raise NotCacheable("it is no byte-level BPE")
     if state["normalizer"] is not None or steps[0]["add_prefix_space"] or state["model"].get("dropout"):
-        raise NotByWords("it changes texts before it cuts them, or cuts them at random")
+        raise NotCacheable("it changes texts before it splits them, or splits them at random")
     if not all(token["special"] for token in state["added_tokens"]):
-        raise NotByWords("it has added tokens that are not special")
+        raise NotCacheable("it has added tokens that are not special")
     try:
-        return regex.compile(found)
+        return regex.compile(pattern)
     except regex.error as error:
-        raise NotByWords(f"its pattern is unknown to Python: {error}") from None
+        raise NotCacheable(f"its pattern is unknown to Python: {error}") from None
 
 
 def _as_letters(word: str) -> str:
-    """Each byte as the letter that byte-level tokenizers write for it."""
+    """The bytes of a word as the letters of byte-level tokenizers."""
     return word.encode().decode("latin-1").translate(_letters())
 
 
 @cache
 def _letters() -> dict[int, int]:
-    """Of each byte the letter: itself where it can be seen, else one from 256 on (GPT-2's bytes_to_unicode)."""
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in seen)
+    """The letter of each byte: itself where it is printable, else one from 256 on (GPT-2's bytes_to_unicode)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
     return {byte: 256 + place for place, byte in enumerate(others)}
 
 
@@ -133,15 +133,15 @@ def _is_doubtful(text: str) -> bool:
 
 @cache
 def _doubtful() -> np.ndarray:
-    """bool (characters,): letters, digits and spaces that Unicode had not in 2002, and what it has not yet.
+    """bool (characters,): letters, digits and spaces added to Unicode since 2002, and unassigned characters.
 
-    `regex` and `tokenizers` may know Unicode of different years, and take one of these for a letter or not.
+    `regex` and `tokenizers` may know different versions of Unicode, and so disagree on what is a letter.
     """
     doubtful = np.ones(sys.maxunicode + 1, bool)
     old, counted = unicodedata.ucd_3_2_0, regex.compile(r"[\p{L}\p{N}\p{Z}\p{Cn}]")
-    characters = "".join(map(chr, range(0x40000)))  # further on there is nothing in use
-    doubtful[: len(characters)] = [old.category(each) == "Cn" for each in characters]
+    characters = "".join(map(chr, range(0x40000)))  # nothing is in use beyond
+    doubtful[: len(characters)] = [old.category(character) == "Cn" for character in characters]
     is_counted = np.zeros(len(characters), bool)
-    is_counted[[found.start() for found in counted.finditer(characters)]] = True
+    is_counted[[match.start() for match in counted.finditer(characters)]] = True
     doubtful[: len(characters)] &= is_counted
     return doubtful

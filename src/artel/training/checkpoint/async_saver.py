@@ -22,11 +22,11 @@ from torch.distributed.tensor import DTensor
 
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
+from artel.host import memory
 from artel.parallel import World
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_shared, write_whole
 from artel.training.checkpoint.retention import commit
 from artel.training.checkpoint.s3_mirror import copy_checkpoints
-from artel.training.memory.micro_batch import spare_memory
 from artel.training.optim.optimizer import OptimizerProtocol
 
 # Of the memory that is free when copies are first made, they may take half.
@@ -103,7 +103,7 @@ class Saver:
             return False
         if self._has_room is None:
             needed = sum(_here(tensor).nbytes for tensor in self._tensors().values())
-            self._has_room = sys.platform != "linux" or needed <= _SHARE * spare_memory() / self._world.on_host
+            self._has_room = sys.platform != "linux" or needed <= _SHARE * memory().free / self._world.on_host
             if not self._has_room:
                 copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of what is free"
                 self._tell(f"checkpoints are written while training waits: {copy}")

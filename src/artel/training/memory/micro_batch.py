@@ -11,7 +11,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,12 @@ from transformers import PreTrainedModel
 import artel
 from artel.config import RunConfig
 from artel.errors import InputError
+from artel.host import memory, process_memory
 from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.objectives import Batch, Objective
 from artel.registry import OBJECTIVES
 from artel.storage import cache_folder, write_file
-from artel.tokens import Samples, WholeSamples, rows_to_judge
+from artel.tokens import Samples, WholeSamples, evaluation_rows
 from artel.training.memory.cpu_allocator import KEPT_SHARE
 
 Attempt = Callable[[int, Recompute], None]
@@ -161,14 +162,14 @@ def longest_sample(objective: Objective, samples: Samples) -> tuple[int, int]:
     """
     candidates = np.zeros(1, dtype=np.int64)
     if isinstance(samples, WholeSamples):
-        candidates = np.argsort(np.diff(samples.part.ends().astype(np.int64), prepend=0))[-_LOOKED_AT:]
+        candidates = np.argsort(np.diff(samples.split.ends().astype(np.int64), prepend=0))[-_LOOKED_AT:]
     tokens = [copies(objective, samples, int(index), 1).tensors["input_ids"].numel() for index in candidates]
     return int(candidates[int(np.argmax(tokens))]), max(tokens)
 
 
 def copies(objective: Objective, samples: Samples, index: int, rows: int) -> Batch:
     """A micro-batch of so many rows, each of them the same sample."""
-    return objective.batch(rows_to_judge(samples, np.full(rows, index), rows))
+    return objective.batch(evaluation_rows(samples, np.full(rows, index), rows))
 
 
 def cache_key(
@@ -295,49 +296,15 @@ class _Trials:
 
     def _rows_in_host_memory(self, mode: Recompute) -> int:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's: processes that share the host
-        limit = _status("VmRSS") + int((1 - _MARGIN) * spare_memory()) // here - self.reserve
+        limit = process_memory("VmRSS") + int((1 - _MARGIN) * memory().free) // here - self.reserve
         peaks = []
         for rows in (1, 2):
             _RESET.write_text("5")  # the peak begins anew (proc(5))
             if not self._fits_here(rows, mode):
                 return rows - 1
-            peaks.append(_status("VmHWM"))
+            peaks.append(process_memory("VmHWM"))
         row = max(1, int((1 + KEPT_SHARE) * (peaks[1] - peaks[0])))
         return max(0, 1 + (limit - peaks[0]) // row)
 
 
 _RESET = Path("/proc/self/clear_refs")  # Linux only
-_GROUPS = {  # control groups of both versions: the place, and the files of the limit and of what is taken
-    "": ("/sys/fs/cgroup", "memory.max", "memory.current"),
-    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-}
-
-
-def spare_memory() -> int:
-    """Bytes that this process can still take on a Linux host: of the machine's, and of each control group it is in.
-
-    A container's processes are killed at the limit of its group, of which /proc/meminfo knows nothing.
-    """
-    spare = [_number(Path("/proc/meminfo"), "MemAvailable:") * 1024]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, name = line.split(":", 2)
-        for controller in {"", "memory"} & set(controllers.split(",")):
-            root, limit, taken = _GROUPS[controller]
-            inside = PurePosixPath(name.lstrip("/"))
-            for group in (Path(root) / inside, *(Path(root) / parent for parent in inside.parents)):
-                try:
-                    cached = _number(group / "memory.stat", "inactive_file")  # given back when it is asked for
-                    spare.append(int((group / limit).read_text()) - int((group / taken).read_text()) + cached)
-                except (OSError, ValueError, StopIteration):  # not seen from inside of a container, or without limit
-                    continue
-    return min(spare)
-
-
-def _status(name: str) -> int:
-    return _number(Path("/proc/self/status"), f"{name}:") * 1024
-
-
-def _number(file: Path, name: str) -> int:
-    """The number after a name at the start of a line."""
-    lines = (line.split() for line in file.read_text().splitlines())
-    return next(int(words[1]) for words in lines if words and words[0] == name)

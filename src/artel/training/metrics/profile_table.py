@@ -32,7 +32,7 @@ ONCE = "once in a while (log, validate, save)"
 HOST = "the host's own time"
 
 RANGES = {"artel: data": DATA, "artel: loss": LOSS, "artel: optimizer": OPTIMIZER, "artel: once in a while": ONCE}
-"""Ranges that the step is `marked` with; one that is missing costs its kind only its precision."""
+"""Ranges that the step is `profiler_range` with; one that is missing costs its kind only its precision."""
 
 _STEP = "ProfilerStep#"
 _LISTED = 20

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from artel.models import bf16_is_native
+from artel.models.device import bf16_is_native
 
 # The coefficients of the source: a quintic whose slope at zero is as large as it can be, at the price of an inexact 1.
 _A, _B, _C = 3.4445, -4.7750, 2.0315

@@ -16,7 +16,9 @@ from artel.config import ModelConfig
 from artel.diagnostics.bench.training.artel_loop import run_of
 from artel.diagnostics.bench.training.contestant import Work
 from artel.errors import InputError, Problem
-from artel.models import ModelRequest, build_model, check_model
+from artel.models.loading.build import build_model
+from artel.models.loading.check import check_model
+from artel.models.loading.request import ModelRequest
 from artel.objectives import objective_of
 from artel.registry import OBJECTIVES
 from artel.tokens import Sample, StoreWriter, Tokenizer, TokenStore, load_tokenizer, micro_batches, step_numbers

@@ -18,9 +18,9 @@ from artel.diagnostics.bench.training.inputs import make, read_model
 from artel.diagnostics.bench.training.processes import Contestant, Failed, ending
 from artel.diagnostics.bench.training.result import Measured
 from artel.errors import InputError, Problem, WorkError
-from artel.models import pick_precision
+from artel.host import usable_cores
+from artel.models.device import pick_precision
 from artel.models.flops import device_name, flops_a_token
-from artel.planning.machine import usable_cores
 from artel.registry import OBJECTIVES, OPTIMIZERS
 from artel.storage import cache_folder, disk_errors
 

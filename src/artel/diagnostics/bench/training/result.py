@@ -7,7 +7,7 @@ from typing import Any
 
 from artel.diagnostics.bench.figures import GIBIBYTE, median
 from artel.diagnostics.bench.training.processes import Contestant
-from artel.models.flops import peak_flops, tokens_a_second, utilisation
+from artel.models.flops import peak_flops, tokens_a_second, utilization
 
 DEFINITIONS = {
     "tokens_per_second": "input tokens, without padding and filler, of whole optimizer steps over elapsed seconds; the "
@@ -68,7 +68,7 @@ class Measured:
 
     def mfu(self, contestant: Contestant) -> float | None:
         peak = peak_flops(self.device, contestant.precision or self.precision)
-        return utilisation(self.flops, self.rate(contestant), peak)
+        return utilization(self.flops, self.rate(contestant), peak)
 
     def losses(self) -> dict[str, Any]:
         """The last step that all have done, counted from 1, and the loss of each at that step."""

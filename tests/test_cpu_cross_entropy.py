@@ -1,31 +1,31 @@
-"""The loss's loop in C++ finds what PyTorch's operators find, however it is built."""
+"""Cross-entropy in C++ computes what PyTorch's operators compute, for each kind of processor it is built for."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from artel.models.cpu import build as cpu_code
+from artel.models.cpu import build
 from artel.models.cpu import cross_entropy as module
-from artel.models.cpu.cross_entropy import can_take, cpu_slopes, sum_with_product
-from artel.models.cross_entropy_grad import slopes
+from artel.models.cpu.cross_entropy import add_transposed_product, can_take, cpu_cross_entropy_with_grad
+from artel.models.cross_entropy_grad import cross_entropy_with_grad
 from artel.models.targets import IGNORED
 
 CPU = torch.device("cpu")
 HERE = torch.backends.cpu.get_cpu_capability()
 KINDS = ["DEFAULT", "AVX2", "AVX512"]  # each processor can do what stands before it, too
 
-pytestmark = pytest.mark.skipif(cpu_code.library("cross_entropy") is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(build.library("cross_entropy") is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(params=KINDS)
 def processor(request, monkeypatch):
-    """A kind of processor, for which the loop is built."""
+    """A kind of processor that the C++ is built for."""
     if HERE in KINDS and KINDS.index(request.param) > KINDS.index(HERE):
         pytest.skip(f"this processor has no {request.param}")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
-    cpu_code._library.cache_clear()
+    build._library.cache_clear()
     yield
-    cpu_code._library.cache_clear()
+    build._library.cache_clear()
 
 
 def some(count, vocabulary, dtype):
@@ -42,32 +42,32 @@ def some(count, vocabulary, dtype):
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("count", "vocabulary"), [(70, 517), (3, 256), (1, 1), (9, 5), (40, 2305), (0, 7)])
-def test_the_loop_finds_what_the_operators_find(count, vocabulary, dtype):
+def test_loss_and_gradient_are_those_of_the_operators(count, vocabulary, dtype):
     logits, targets = some(max(count, 1), vocabulary, dtype)
     logits, targets = logits[:count], targets[:count]
     before = logits.clone()
-    loss, guesses, found = cpu_slopes(logits, targets)
-    assert found.data_ptr() == logits.data_ptr()
-    wanted = slopes(before, targets, vocabulary, None, True)
-    torch.testing.assert_close(loss, wanted[0], rtol=1e-6, atol=1e-6)
-    assert torch.equal(guesses, wanted[1])
+    loss, guesses, grad = cpu_cross_entropy_with_grad(logits, targets)
+    assert grad.data_ptr() == logits.data_ptr()
+    expected = cross_entropy_with_grad(before, targets, vocabulary, None, True)
+    torch.testing.assert_close(loss, expected[0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(guesses, expected[1])
     # bf16: numbers that lie between two of its own may be rounded to either.
     relative = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
-    torch.testing.assert_close(found, wanted[2], rtol=relative, atol=1e-7)
-    assert not found[targets == IGNORED].any()
+    torch.testing.assert_close(grad, expected[2], rtol=relative, atol=1e-7)
+    assert not grad[targets == IGNORED].any()
 
 
 @pytest.mark.usefixtures("processor")
-def test_it_is_as_near_to_the_truth_as_float32_can_be():
+def test_it_is_as_exact_as_float32_allows():
     """Against float64, over all of a GPT-2's ids. The difference of two logits, of 16 to 32, is rounded by 1e-6."""
     logits, targets = some(12, 50_257, torch.float32)
     targets.clamp_(min=0)
     exact = logits.double().requires_grad_()
-    wanted = F.cross_entropy(exact, targets, reduction="sum")
-    wanted.backward()
-    loss, _, found = cpu_slopes(logits, targets)
-    torch.testing.assert_close(loss.double(), wanted.detach(), rtol=2e-7, atol=0)
-    torch.testing.assert_close(found.double(), exact.grad, rtol=2e-6, atol=1e-30)
+    expected = F.cross_entropy(exact, targets, reduction="sum")
+    expected.backward()
+    loss, _, grad = cpu_cross_entropy_with_grad(logits, targets)
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=2e-7, atol=0)
+    torch.testing.assert_close(grad.double(), exact.grad, rtol=2e-6, atol=1e-30)
 
 
 @pytest.mark.usefixtures("processor")
@@ -76,40 +76,40 @@ def test_a_loss_that_is_not_finite_stays_so(dtype):
     logits = torch.randn(7, 300).to(dtype)
     logits[1, 3], logits[2, 299], logits[3], logits[4, :5] = torch.nan, torch.inf, -torch.inf, -torch.inf
     for row in range(7):
-        loss, guesses, found = cpu_slopes(logits[row : row + 1].clone(), torch.tensor([9]))
+        loss, guesses, grad = cpu_cross_entropy_with_grad(logits[row : row + 1].clone(), torch.tensor([9]))
         assert bool(loss.isfinite()) == (row not in (1, 2, 3))
-        assert bool(found.isfinite().all()) == (row not in (1, 2, 3))
+        assert bool(grad.isfinite().all()) == (row not in (1, 2, 3))
         assert 0 <= int(guesses) < 300
-    assert not found[0].isnan().any()
+    assert not grad[0].isnan().any()
 
 
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize(("count", "vocabulary", "width"), [(70, 517, 33), (64, 512, 96), (1, 1, 1), (9, 5, 300)])
-def test_the_sum_with_a_product_is_that_of_the_operators(count, vocabulary, width):
+def test_the_sum_with_a_transposed_product_is_that_of_the_operators(count, vocabulary, width):
     random = torch.Generator().manual_seed(count)
-    slopes, inputs = (torch.randn(count, size, generator=random).bfloat16() for size in (vocabulary, width))
-    total = sum_with_product(None, slopes, inputs)
-    wanted = (slopes.T @ inputs).float()
+    grad_logits, inputs = (torch.randn(count, size, generator=random).bfloat16() for size in (vocabulary, width))
+    total = add_transposed_product(None, grad_logits, inputs)
+    expected = (grad_logits.T @ inputs).float()
     assert total.shape == (vocabulary, width)
     assert total.dtype == torch.float32
     # The product is rounded to bf16 either way; where sums of another order lie between two numbers, to either.
     near = {"rtol": torch.finfo(torch.bfloat16).eps, "atol": 1e-4}
-    torch.testing.assert_close(total, wanted, **near)
+    torch.testing.assert_close(total, expected, **near)
     product = total.clone()
-    assert sum_with_product(total, slopes, inputs) is total
+    assert add_transposed_product(total, grad_logits, inputs) is total
     assert torch.equal(total, 2 * product)
 
 
 @pytest.mark.parametrize("wrong", [9, -1, -(2**40)])
 def test_targets_that_are_no_ids_are_refused(wrong):
     with pytest.raises(IndexError, match="among 9 ids"):
-        cpu_slopes(torch.randn(3, 9), torch.tensor([1, wrong, IGNORED]))
+        cpu_cross_entropy_with_grad(torch.randn(3, 9), torch.tensor([1, wrong, IGNORED]))
 
 
-def test_a_profile_is_told_what_it_writes():
-    torch.library.opcheck(module._slopes, some(6, 40, torch.float32), test_utils="test_schema")
+def test_the_operators_declare_what_they_write():
+    torch.library.opcheck(module._cross_entropy, some(6, 40, torch.float32), test_utils="test_schema")
     product = torch.randn(6, 40).bfloat16()
-    torch.library.opcheck(module._add_turned, (torch.zeros(40, 6), product, False), test_utils="test_schema")
+    torch.library.opcheck(module._add_transposed, (torch.zeros(40, 6), product, False), test_utils="test_schema")
 
 
 def test_what_it_cannot_take():
