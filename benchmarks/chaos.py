@@ -245,7 +245,7 @@ def what_was_taken(start: Start, watched: Watched, tally: Tally) -> list[str]:
     """Count what a start went on from, as it says itself; what is wrong with it."""
     tally.verified += len(watched.good)
     told = start.log.read_text(errors="replace")
-    found = re.search(r"going on after step ([\d,]+)", told)
+    found = re.search(r"resuming from step ([\d,]+)", told)
     if found is None and not watched.step_logged():
         tally.taken[NOT_SO_FAR] += 1
         return []

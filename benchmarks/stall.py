@@ -59,7 +59,7 @@ class TimedSave(Save):
             steps.append((writing, now - self._returned))
         if not writing:
             self._note_written(now)
-        if run.step % run.config.checkpoint.every.steps or run.is_over:
+        if run.step % run.config.checkpoint.every.steps or run.finished:
             super().__call__(run)
         else:
             self._save(run)
@@ -69,7 +69,7 @@ class TimedSave(Save):
         if not self._savers:
             wanted = run.config.checkpoint.model_copy(update={"asynchronous": False})
             other = Saver(run.folder.checkpoints, run.optimizer, run.world, wanted, dump_run(run.config),
-                          shared=False, tell=run.tell)  # fmt: skip
+                          sharded=False, tell=run.tell)  # fmt: skip
             self._savers = {True: run.saver, False: other}
         asynchronous = len(saves) % 2 == 0
         self._savers[True].wait()

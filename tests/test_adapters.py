@@ -151,7 +151,7 @@ def test_killed_and_resumed_over_quantized_weights_ends_bit_equal(base, tmp_path
     kill(process)
     done = artel("train", broken)
     assert done.returncode == 0, done.stderr
-    assert "going on after step" in done.stderr
+    assert "resuming from step" in done.stderr
     expected, found = (
         load_file(run.with_suffix("") / "model" / "adapter_model.safetensors") for run in (whole, broken)
     )

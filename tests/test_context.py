@@ -31,8 +31,8 @@ from artel.models.compile import repeated_layers
 from artel.models.targets import IGNORED
 from artel.objectives import Batch
 from artel.objectives.chat import shifted
-from artel.objectives.per_token import target_tensors, token_sums
-from artel.objectives.texts import document_tensors, inputs_of
+from artel.objectives.collate import document_tensors, target_tensors
+from artel.objectives.per_token import inputs_of, token_sums
 from artel.parallel.context.chunks import Part
 from artel.parallel.context.context import check_context, context_problems, exchange_choice, exchanging, split_batch
 from artel.tokens import Rows

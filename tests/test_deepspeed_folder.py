@@ -116,7 +116,7 @@ def test_a_run_goes_on_where_trainer_stood(folder, tmp_path, stage):
     run = run_from(folder, tmp_path / "run.yaml")
     done = artel("train", run, "--from-deepspeed", checkpoint)
     assert done.returncode == 0, done.stderr
-    assert "going on after step 2" in done.stderr
+    assert "resuming from step 2" in done.stderr
     checkpoints = tmp_path / "run" / "checkpoints"
     began, ended = (
         load_file(checkpoints / name / "model.safetensors") | load_file(checkpoints / name / "optimizer.safetensors")

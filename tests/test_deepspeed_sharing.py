@@ -54,7 +54,11 @@ def _shared(wanted, rank, world, bring=materialize, **zero):
     fill = partial(bring, weights=skeleton.weights)
     skeleton.model.eval()  # no dropout
     layout = DeepSpeedStrategy(skeleton.model, bare_objective(), cpu_processes(rank, world), resolved, fill)
-    return layout, layout.start(pytorch_optimizer(skeleton.model, resolved.run.train), ROWS, 4), resolved.run.train
+    return (
+        layout,
+        layout.own_optimizer(pytorch_optimizer(skeleton.model, resolved.run.train), ROWS, 4),
+        resolved.run.train,
+    )
 
 
 def on_two(rank, world):

@@ -66,7 +66,7 @@ def _alone(train, *, frozen=False):
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     state = {name: value.clone() for name, value in optimizer.state().items()}
     found += train_steps(layout, optimizer, STEPS // 2, STEPS, 0, 1)
-    judged = layout.judge([(batch_of_step(9, 0), np.arange(2)), (batch_of_step(9, 1), np.arange(2))], 4)[0]
+    judged = layout.evaluate([(batch_of_step(9, 0), np.arange(2)), (batch_of_step(9, 1), np.arange(2))], 4)[0]
     return found, weights, state, judged["loss"], _written(model)
 
 
@@ -89,7 +89,7 @@ def _opened(tree, train, rank, world, seed, *, recomputed="none", frozen=False):
     model = _model(seed, frozen=frozen)
     recompute(model, recomputed)
     layout = DeepSpeedStrategy(model, bare_objective(), cpu_processes(rank, world), resolved)
-    return layout, layout.start(pytorch_optimizer(model, resolved.run.train), ROWS, STEPS)
+    return layout, layout.own_optimizer(pytorch_optimizer(model, resolved.run.train), ROWS, STEPS)
 
 
 def _apart(one, other):
@@ -120,7 +120,7 @@ def both_ranks(rank, world):
             case["loaded"] += _apart(_everywhere(optimizer.state()), state)
             steps += train_steps(layout, optimizer, half, STEPS, rank, world)
             case["steps"] = relative_difference(steps, wanted)
-            case["judged"] = abs(layout.judge([(batch_of_step(9, rank), np.arange(2))], 4)[0]["loss"] / judged - 1)
+            case["judged"] = abs(layout.evaluate([(batch_of_step(9, rank), np.arange(2))], 4)[0]["loss"] / judged - 1)
             with layout.generating() as takes_part:
                 case["written"] = not takes_part or _written(layout.model.eval()) == written
             found[f"{kind}, stage {name}"] = case

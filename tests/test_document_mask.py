@@ -32,7 +32,7 @@ from artel.models.attention_switch import use_for_training
 from artel.models.document_mask import check_documents, document_inputs, document_problems
 from artel.models.targets import IGNORED
 from artel.objectives import Causal, Masked
-from artel.objectives.texts import document_tensors
+from artel.objectives.collate import document_tensors
 from artel.storage import new_folder
 from artel.text import Document, Record
 from artel.tokens import StoreWriter, TokenStore, evaluation_rows, train_tokenizer

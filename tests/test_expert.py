@@ -305,9 +305,9 @@ def _sharded(rank: int, kind: str, shape: tuple[int, ...], size: int) -> list[fl
     model = model_of(kind)
     expert_mesh, rest = expert_meshes(mesh, size)
     split_experts(model, expert_mesh)
-    batch_mesh = mesh["shard", "context"]._flatten("shards")
+    batch_mesh = mesh["dp_shard", "context"]._flatten("shards")
     if shape[1] > 1:
-        batch_mesh = mesh["copies", "shards"]
+        batch_mesh = mesh["dp_replicate", "shards"]
     for experts in experts_of(model).values():
         fully_shard(experts, mesh=rest)
     for layer in repeated_layers(model):

@@ -117,7 +117,7 @@ def test_a_run_goes_on_when_its_texts_are_gone(tmp_path, monkeypatch, capfd):
     assert status == 0, said
     assert "no file matches" in said
     assert "the run continues with the store that was made of its texts" in said
-    assert "going on after step 4" in said
+    assert "resuming from step 4" in said
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == weights
 
     stop_after_step_4(tmp_path / "run")
@@ -150,7 +150,7 @@ def test_a_clock_that_was_set_back_changes_nothing(tmp_path, monkeypatch, capfd,
     os.utime(oldest, (when + 1000, when + 1000))
     status, said = run_artel(monkeypatch, capfd, "train", file)
     assert status == 0, said
-    assert "going on after step 4" in said
+    assert "resuming from step 4" in said
     assert "turning text into tokens" not in said
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == weights
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from artel.objectives import Batch
-from artel.training.prefetch import Prefetcher, gc_between_steps
+from artel.training.prefetch import BatchThread, gc_between_steps
 from support.runs import ENVIRONMENT
 from support.waiting import LIMIT, wait_until
 
@@ -32,7 +32,7 @@ def test_steps_come_in_order_and_no_more_than_depth_are_made_ahead():
         made.append(step)
         return batches(step)
 
-    with Prefetcher(make, 3, 20, CPU, depth=2) as ahead:
+    with BatchThread(make, 3, 20, CPU, depth=2) as ahead:
         wait_until(lambda: made == [3, 4])
         for step in range(3, 20):
             (batch,) = ahead.take(step)
@@ -51,7 +51,7 @@ def test_they_are_made_while_the_step_runs():
         made.append(step)
         return batches(step)
 
-    with Prefetcher(make, 0, 4, CPU) as ahead:
+    with BatchThread(make, 0, 4, CPU) as ahead:
         ahead.take(0)
         wait_until(lambda: made == [0, 1, 2])  # there was no place for 2 before 0 was taken
         for step in (1, 2):  # they wait for nothing that is still being made
@@ -62,7 +62,7 @@ def test_they_are_made_while_the_step_runs():
 
 
 def test_only_the_next_step_can_be_taken():
-    with Prefetcher(batches, 0, 2, CPU) as ahead:
+    with BatchThread(batches, 0, 2, CPU) as ahead:
         with pytest.raises(ValueError, match="0 comes next"):
             ahead.take(1)
         ahead.take(0)
@@ -77,7 +77,7 @@ def test_an_error_is_raised_where_its_step_is_taken_with_where_it_came_from():
             raise OSError("the disk is gone")
         return batches(step)
 
-    ahead = Prefetcher(make, 0, 5, CPU)
+    ahead = BatchThread(make, 0, 5, CPU)
     ahead.take(0)
     ahead.take(1)
     with pytest.raises(OSError, match="the disk is gone") as told:
@@ -89,7 +89,7 @@ def test_an_error_is_raised_where_its_step_is_taken_with_where_it_came_from():
 
 
 def test_closed_before_the_end_the_thread_is_gone_and_closing_twice_is_nothing():
-    ahead = Prefetcher(batches, 0, 10**9, CPU)
+    ahead = BatchThread(batches, 0, 10**9, CPU)
     ahead.take(0)
     ahead.close()
     assert not threads()
@@ -98,7 +98,7 @@ def test_closed_before_the_end_the_thread_is_gone_and_closing_twice_is_nothing()
 
 def test_an_exception_in_the_steps_ends_the_thread():
     def steps():
-        with Prefetcher(batches, 0, 10**9, CPU) as ahead:
+        with BatchThread(batches, 0, 10**9, CPU) as ahead:
             ahead.take(0)
             raise KeyboardInterrupt
 
@@ -108,7 +108,7 @@ def test_an_exception_in_the_steps_ends_the_thread():
 
 
 def test_forgotten_it_ends_by_itself():
-    ahead = Prefetcher(batches, 0, 10**9, CPU)
+    ahead = BatchThread(batches, 0, 10**9, CPU)
     reference = weakref.ref(ahead)
     del ahead
     gc.collect()
@@ -120,11 +120,11 @@ CTRL_C = "import _thread; _thread.interrupt_main()"
 FORGOTTEN = """
 import sys, time, torch
 from artel.objectives import Batch
-from artel.training.prefetch import Prefetcher
+from artel.training.prefetch import BatchThread
 def make(step):
     time.sleep(0.01)
     return [Batch({"input_ids": torch.randn(64, 64) @ torch.randn(64, 64)}, 1, 1)]
-ahead = Prefetcher(make, 0, 10**9, torch.device("cpu"))
+ahead = BatchThread(make, 0, 10**9, torch.device("cpu"))
 ahead.take(0)
 %s
 """
@@ -159,6 +159,7 @@ class Cycle:
 
 
 def test_garbage_is_collected_when_told_and_not_before():
+    gc.unfreeze()  # what conftest.py froze
     with gc_between_steps(every=10) as collect:
         assert not gc.isenabled()
         assert gc.get_freeze_count() > 0

@@ -17,7 +17,7 @@ from artel.launching.local import _failed
 from artel.parallel.process_group import threads_of
 from artel.storage import lock
 from artel.training import RunFolder
-from artel.training.faults.watchdog import _Overseer
+from artel.training.faults.watchdog import _WatchdogProcess
 from artel.training.faults.watchdog_process import IGNORED
 from support import WORKERS
 from support.runs import ENVIRONMENT, artel, end, metrics, start, wait_for_step, workers_of, write_run
@@ -93,7 +93,7 @@ def test_neither_who_is_slow_nor_who_was_stopped_hangs(alone):
 @pytest.mark.processes
 def test_an_overseer_that_is_interrupted_while_it_starts_goes_on(tmp_path):
     """Ctrl-C reaches all processes of a terminal; this one would write a traceback of its imports."""
-    overseer = _Overseer(0, 60.0, 1.0, tmp_path)
+    overseer = _WatchdogProcess(0, 60.0, 1.0, tmp_path)
     for number in IGNORED:
         os.kill(overseer._process.pid, number)
     overseer._process.stdin.close()  # as when the process has ended
@@ -125,7 +125,7 @@ def test_a_run_of_which_one_process_hangs_is_started_again(tmp_path, undisturbed
     assert name.endswith("-process-0.txt")
     assert re.match(r"process 0 on \S+: got no further for \d+ s after step \d+; what it did last: \w+", text)
     assert "training/loop.py" in text
-    assert "going on after step" in told
+    assert "resuming from step" in told
     assert weights(run) == undisturbed
 
 
@@ -314,7 +314,7 @@ def test_two_runs_never_write_one_folder_at_the_same_time(tmp_path, undisturbed)
         if second is not None:
             end(second)
     assert second.returncode == 0, told
-    assert "going on after step" in told
+    assert "resuming from step" in told
     steps = [line["step"] for line in metrics(tmp_path / "run")]
     assert steps == sorted({*steps})
     assert weights(run) == undisturbed

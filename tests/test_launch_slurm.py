@@ -207,7 +207,7 @@ def test_a_job_of_two_nodes_is_warned_saves_is_queued_again_and_completes(tmp_pa
         wait_until(lambda: job(cluster, number).get("JobState") == "COMPLETED", logged)
     finally:
         subprocess.run(["scancel", number], timeout=LIMIT, env={**os.environ, **cluster})
-    assert "going on after step" in log.read_text()
+    assert "resuming from step" in log.read_text()
     assert largest_difference(reference, losses(folder)) < 1e-5
 
 

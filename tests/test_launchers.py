@@ -204,7 +204,7 @@ def test_two_launchers_meet_and_start_again_what_was_killed(tmp_path, reference)
     assert [process.returncode for process in both] == [0, 0], told
     together = "".join(told)
     assert re.search(r"process \d on \S+: lost the others: .*[Cc]onnection", together), together
-    assert together.count("going on after step") == 1
+    assert together.count("resuming from step") == 1
     assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
 
 

@@ -136,7 +136,7 @@ def test_data_parallel_by_threads_is_run_as_ddp_with_a_word(caplog):
 
 
 def test_neighbours_share_what_is_spoken_of_most():
-    grid = read_parallel_dims(ParallelConfig(data="hsdp", tensor=2, pipeline=2), world_size=16, here=4)
-    assert grid.sizes == (2, 2, 2, 1, 2)  # pipeline, copies, shard, context, tensor
+    grid = read_parallel_dims(ParallelConfig(data="hsdp", tensor=2, pipeline=2), world_size=16, on_host=4)
+    assert grid.sizes == (2, 2, 2, 1, 2)  # pipeline, dp_replicate, dp_shard, context, tensor
     assert [grid.dp_rank(rank) for rank in range(16)] == [0, 0, 1, 1, 2, 2, 3, 3] * 2
     assert [rank for rank in range(16) if grid.is_reporting_rank(rank)] == [0, 2, 4, 6]

@@ -52,7 +52,7 @@ def test_a_run_of_another_length_is_the_run_that_began_so_long(tmp_path, schedul
         shutil.rmtree(folder / "model")
     done = artel("train", changed, f"train.steps={longer}")
     assert done.returncode == 0, done.stderr
-    assert f"going on after step {kept}" in done.stderr
+    assert f"resuming from step {kept}" in done.stderr
     assert artel("train", whole).returncode == 0
     assert losses(folder) == losses(other)
     assert weights(folder) == weights(other)
@@ -84,7 +84,7 @@ def test_a_validation_at_the_end_alone_does_not_count_toward_patience(tmp_path):
                           step=5, length=SimpleNamespace(steps=5))  # fmt: skip
     counts = []
     for is_due in (True, False):
-        Validate()._compare(run, {"loss": 2.0}, is_due)
+        Validate(None, None)._compare(run, {"loss": 2.0}, is_due)
         counts.append(progress.validations_since_best)
     assert counts == [2, 2]
 

@@ -263,7 +263,7 @@ def test_blocks_are_all_alike(tmp_path, objective):
     made = objective_of(run, prepared.tokenizer())
     samples = made.dataset(prepared.open().train)
     assert longest_sample(made, samples) == (0, 32)
-    assert micro_batch.copies(made, samples, 0, 3).tensors["input_ids"].shape == (3, 32)
+    assert micro_batch.repeat_sample(made, samples, 0, 3).tensors["input_ids"].shape == (3, 32)
 
 
 def test_of_samples_that_stand_alone_the_one_with_the_largest_batch_counts(tmp_path):
@@ -276,7 +276,7 @@ def test_of_samples_that_stand_alone_the_one_with_the_largest_batch_counts(tmp_p
     assert len(samples.read(2).ids) > len(samples.read(1).ids)
     index, tokens = longest_sample(objective, samples)
     assert index == 1
-    batch = micro_batch.copies(objective, samples, index, 3)
+    batch = micro_batch.repeat_sample(objective, samples, index, 3)
     assert batch.tensors["input_ids"].numel() == 3 * tokens
     assert batch.targets == 3
     torch.manual_seed(0)
@@ -284,7 +284,7 @@ def test_of_samples_that_stand_alone_the_one_with_the_largest_batch_counts(tmp_p
 
     def attempt(rows, how):
         recompute(model, how)
-        objective.loss(model, micro_batch.copies(objective, samples, index, rows))[0].backward()
+        objective.loss(model, micro_batch.repeat_sample(objective, samples, index, rows))[0].backward()
         model.zero_grad()
 
     key = cache_key(objective.run, model, 4, tokens, CPU, 1)

@@ -58,7 +58,7 @@ def test_killed_and_resumed_ends_bit_equal(tmp_path, name):
         kill(process)
     done = artel("train", broken)
     assert done.returncode == 0, done.stderr
-    assert "going on after step" in done.stderr
+    assert "resuming from step" in done.stderr
     expected, found = (load_file(run.with_suffix("") / "model" / "model.safetensors") for run in (whole, broken))
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[key], found[key]) for key in expected)

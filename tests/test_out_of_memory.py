@@ -84,7 +84,7 @@ class Nothing:
     """A callback: once a single row is run with all computed again, nothing is left for the step after."""
 
     def __call__(self, run):
-        if run.found == MicroBatchPlan(1, "full"):
+        if run.batch_plan == MicroBatchPlan(1, "full"):
             layer = repeated_layers(run.strategy.model)[0]
             layer.register_forward_pre_hook(lambda module, inputs: self.leave_nothing(run))
 
@@ -141,7 +141,7 @@ def test_a_process_alone_goes_on_with_less(tmp_path):
         assert said[-1].startswith("Ended")
         again = "\n".join(found[f"{size} again"])
         assert f"micro-batches of {after}, not {before}: memory ran out" in again
-        assert "going on after step 4" in again
+        assert "resuming from step 4" in again
         # Same global batches, and nothing counted twice.
         assert largest_difference(losses(tmp_path / "whole"), losses(tmp_path / f"{size}")) < 1e-5
     said = "\n".join(found["deep"])
@@ -184,7 +184,7 @@ def test_of_several_processes_all_start_again_with_less(tmp_path):
     assert "goes on with micro-batches of 16" in second[0]
     after = "\n".join(str(line) for line in first[first.index("lost the other") :])
     assert "micro-batches of 16, not 32" in after
-    assert "going on after step 2" in after
+    assert "resuming from step 2" in after
     (remembered,) = (tmp_path / "two" / "micro_batches").glob("limit-*.json")
     assert json.loads(remembered.read_bytes())["size"] == 16
     assert sorted(losses(tmp_path / "two")) == [1, 2, 3, 4, 5, 6]

@@ -180,7 +180,7 @@ def difference(layout, wanted, batches, judged, whole=None):
     if judged:
         rows = [np.arange(len(batch.tensors.get("there", batch.tensors["input_ids"]))) for batch in batches]
         indexed = [(batch, 3 * number + rows[number]) for number, batch in enumerate(batches)]
-        (here, outputs), (there, wanted_outputs) = layout.judge(indexed, 99), wanted.judge(indexed, 99)
+        (here, outputs), (there, wanted_outputs) = layout.evaluate(indexed, 99), wanted.evaluate(indexed, 99)
         found["judged"] = max(abs(here[name] - there[name]) / max(1.0, abs(there[name])) for name in there)
         found["outputs"] = float(
             np.abs(outputs - wanted_outputs).max(initial=0) / np.abs(wanted_outputs).max(initial=1)

@@ -12,7 +12,7 @@ from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training import loop
 from artel.training.metrics.profile_table import time_table
-from artel.training.metrics.profiler import Profile
+from artel.training.profile import Profile
 from support.runs import artel, write_run
 
 TRAINING = ("matrix products", "attention", "loss", "elementwise and norms", "optimizer and clipping")
@@ -96,7 +96,7 @@ def test_a_run_writes_a_trace_and_a_table_that_adds_up(tmp_path, watched):
 def products_once_in_a_while(file):
     """Milliseconds of each matrix product that the trace has outside of the steps' own work."""
     events = json.loads((file.with_suffix("") / "profile" / "trace.json").read_bytes())["traceEvents"]
-    ranges = [(each["ts"], each["ts"] + each["dur"]) for each in events if each["name"] == "artel: once in a while"]
+    ranges = [(each["ts"], each["ts"] + each["dur"]) for each in events if each["name"] == "artel: callbacks"]
     products = [each for each in events if each["name"] in ("aten::mm", "aten::addmm")]
     return [each["dur"] / 1e3 for each in products if any(first <= each["ts"] < last for first, last in ranges)]
 
@@ -110,7 +110,7 @@ def test_a_validation_within_is_told_apart(tmp_path, watched):
     products = products_once_in_a_while(judged)
     assert products_once_in_a_while(alone) == []
     assert len(products) > 0
-    once = by_kind(read(judged)[0])["once in a while (log, validate, save)"]
+    once = by_kind(read(judged)[0])["callbacks (log, validate, save)"]
     assert once >= sum(products) / 3  # of a step, of three
 
 
@@ -211,7 +211,7 @@ def test_on_a_gpu_time_is_the_kernels_by_their_launcher_and_idle_is_told_apart()
         host("aten::bmm", 215, 5, ENGINE, **{"External id": 14}),
         host("artel: optimizer", 300, 50, category=note),
         host("aten::mm", 310, 5, **{"External id": 15}),  # Muon's
-        host("artel: once in a while", 850, 150, category=note),
+        host("artel: callbacks", 850, 150, category=note),
         on_gpu("ampere_sgemm_128x64_tn", 150, 100, 11),  # hides the first half of an all-reduce
         on_gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 200, 100, stream=9),
         on_gpu("Memcpy HtoD (Pinned -> Device)", 240, 30, stream=11, category="gpu_memcpy"),
@@ -234,7 +234,7 @@ def test_on_a_gpu_time_is_the_kernels_by_their_launcher_and_idle_is_told_apart()
             "communication: all-reduce": 0.030,
             "copies": 0.020,
             "waiting for data": 0.100,
-            "once in a while (log, validate, save)": 0.150,
+            "callbacks (log, validate, save)": 0.150,
             "the host's own time": 0.275,
         }
     )

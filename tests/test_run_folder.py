@@ -253,7 +253,7 @@ def test_a_folder_that_is_gone_while_a_run_is_at_work_ends_it(artel, what):
 def test_a_host_that_did_not_see_the_mark_leaves_looking_to_the_others(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.claim()
-    Run.check_folder(SimpleNamespace(folder=folder, mark=""))
-    Run.check_folder(SimpleNamespace(folder=folder, mark=folder.identity()))
+    Run.check_folder(SimpleNamespace(folder=folder, folder_identity=""))
+    Run.check_folder(SimpleNamespace(folder=folder, folder_identity=folder.identity()))
     with pytest.raises(WorkError, match="was removed or moved"):
-        Run.check_folder(SimpleNamespace(folder=folder, mark="another"))
+        Run.check_folder(SimpleNamespace(folder=folder, folder_identity="another"))

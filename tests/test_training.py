@@ -74,7 +74,7 @@ def test_killed_at_five_random_steps_ends_bit_equal(tmp_path):
         kill(process)
     done = artel("train", broken, "--json")
     assert done.returncode == 0, done.stderr
-    assert "going on after step" in done.stderr
+    assert "resuming from step" in done.stderr
     assert json.loads(done.stdout)["steps"] == 60
     expected, found = (load_file(run.with_suffix("") / "model" / "model.safetensors") for run in (whole, broken))
     assert expected.keys() == found.keys()
@@ -199,7 +199,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path):
     done = artel("train", run)
     assert done.returncode == 0, done.stderr
     assert "step-000000006 is damaged" in done.stderr
-    assert "going on after step 4" in done.stderr
+    assert "resuming from step 4" in done.stderr
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "roberta", "mistral"])

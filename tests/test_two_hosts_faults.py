@@ -121,7 +121,7 @@ def test_goes_on_after_a_workers_sigkill(begin, reference):
     os.kill(worker, signal.SIGKILL)
     first.await_told("lost the others")
     seconds(since, "a worker killed, the other told of it")
-    first.await_told("going on after step")
+    first.await_told("resuming from step")
     seconds(since, "a worker killed, training again")
     assert (first.end(), second.end()) == (0, 0), first.told() + second.told()
     same(reference, folder, STEPS)
@@ -161,7 +161,7 @@ def test_goes_on_after_the_cable_was_cut_for_a_minute(begin, reference):
     wait_for_step(first.process, folder, step + 1)
     seconds(since, "the cable whole again, the next step")
     assert (first.end(), second.end()) == (0, 0), first.told() + second.told()
-    assert "going on after step" not in first.told() + second.told()  # nothing was started again
+    assert "resuming from step" not in first.told() + second.told()  # nothing was started again
     same(reference, folder, STEPS)
 
 
@@ -195,5 +195,5 @@ def test_the_host_of_the_rendezvous_is_lost_and_the_same_commands_go_on(begin, r
     for host in (first, second):
         host.start()
     assert (first.end(), second.end()) == (0, 0), first.told() + second.told()
-    assert "going on after step" in first.told()
+    assert "resuming from step" in first.told()
     same(reference, folder, STEPS)

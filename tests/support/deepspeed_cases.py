@@ -70,7 +70,7 @@ def bare_objective():
 def batch_of_step(step, number):
     """Rows with a few to many targets: no two micro-batches have equally many."""
     from artel.objectives import Batch
-    from artel.objectives.per_token import target_tensors
+    from artel.objectives.collate import target_tensors
 
     source = np.random.default_rng((step, number))
     ids = source.integers(0, 101, (ROWS, 17))

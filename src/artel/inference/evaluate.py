@@ -20,7 +20,7 @@ from artel.parallel import DataParallel, World
 from artel.preparing import prepare
 from artel.registry import FORMATS
 from artel.training.evaluation import News, Validation, micro_batch_size
-from artel.training.reference_log_probs import judged_before
+from artel.training.reference_log_probs import reference_outputs
 
 Tell = Callable[[str], None]
 # Tokens in a block where neither the run nor the data say: long enough that the first tokens, which have little
@@ -79,11 +79,11 @@ def evaluate(
         compute_in(untrained, precision)
         reference = DataParallel(untrained, objective, world, precision)
         size, news = micro_batch_size(run, world), News(tell, "evaluating the model before training:")
-        log_probs = judged_before(objective, store.validation, reference, world, size, news)
+        log_probs = reference_outputs(objective, store.validation, reference, world, size, news)
         objective.set_reference(log_probs.numpy(), validation=True)
     started = time.monotonic()
     size, news = micro_batch_size(run, world), News(tell, f"evaluating {opened.name}:")
-    figures, outputs = validation.judge(strategy, size, run.validate_.blocks, news)
+    figures, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
     part = store.validation
     return EvaluationResult(
         opened.name, run.objective, figures, len(outputs), part.documents, part.tokens, time.monotonic() - started,

@@ -176,7 +176,7 @@ def _lead(
     quiet_libraries()
     from artel.planning import Check, Start, check_run
     from artel.preparing import remember
-    from artel.training.run_folder import check_same_run
+    from artel.training.same_run import check_same_run
 
     restart, from_deepspeed = options.restart, options.from_deepspeed
     if from_deepspeed is not None and not restart and any(folder.checkpoints.glob("step-*")):

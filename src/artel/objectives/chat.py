@@ -16,7 +16,8 @@ from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Turns, Unfit
 from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading
-from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, predicted, target_tensors, token_metrics
+from artel.objectives.collate import predicted, target_tensors
+from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, token_metrics
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, WholeSamples

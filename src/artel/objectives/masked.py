@@ -17,8 +17,9 @@ from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, Objective, Reading, Reply
-from artel.objectives.per_token import SUMS, target_tensors, token_metrics, token_sums
-from artel.objectives.texts import Texts, document_tensors, inputs_of
+from artel.objectives.collate import document_tensors, target_tensors
+from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
+from artel.objectives.texts import Texts
 from artel.tokens import Rows, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.sampling.blocks import document_numbers
 

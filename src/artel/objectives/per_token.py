@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Reading
+from artel.objectives.base import Batch
 
 if TYPE_CHECKING:
     import torch
@@ -17,27 +14,16 @@ if TYPE_CHECKING:
 SUMS = ("loss", "targets", "right")
 BALANCED_SUMS = (*SUMS, "balance")
 
-# Where fewer positions than this share have a target, the others are left out before the head.
-_FEW = 0.9
 
+def inputs_of(model: PreTrainedModel, batch: Batch, *, causal: bool) -> dict[str, Any]:
+    """The model's arguments: the ids and, if the batch has documents, the mask that keeps them apart."""
+    tensors = batch.tensors
+    inputs = {"input_ids": tensors["input_ids"]}
+    if "documents" in tensors:
+        from artel.models.document_mask import document_inputs
 
-def target_tensors(targets: np.ndarray) -> dict[str, torch.Tensor]:
-    """`targets` int64 (rows, length), and where few positions have one, `places`: which, int64 (targets,).
-
-    The places are counted here, on the host: to find them on a GPU the host would have to wait for it.
-    """
-    import torch
-
-    places = np.flatnonzero(targets != IGNORED)
-    tensors = {"targets": torch.from_numpy(targets)}
-    if len(places) < _FEW * targets.size:
-        tensors["places"] = torch.from_numpy(places)
-    return tensors
-
-
-def predicted(ids: np.ndarray, targets: np.ndarray, name: str = "") -> Reading:
-    """Of a sequence each token of which is predicted from those before it: `targets` (tokens - 1,) or more."""
-    return Reading(ids, np.append(IGNORED, targets)[: len(ids)], name)
+        inputs |= document_inputs(model, tensors["documents"], tensors["positions"], causal=causal)
+    return inputs
 
 
 def token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> torch.Tensor:

@@ -22,7 +22,7 @@ from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Unfit
 from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading
 from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
-from artel.objectives.per_token import predicted
+from artel.objectives.collate import predicted
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, WholeSamples
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import Problem
-from artel.objectives.base import Batch, DocumentSamples, Objective
+from artel.objectives.base import DocumentSamples, Objective
 from artel.text import Document
 from artel.tokens import Sample, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.sampling.packing import PackedBlocks
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 
@@ -65,25 +64,3 @@ def keeps_apart(run: RunConfig) -> bool:
     """True if tokens see only their own document."""
     mask = run.data.document_mask
     return run.data.packing == "best_fit" if mask is None else mask
-
-
-def document_tensors(numbers: np.ndarray) -> dict[str, torch.Tensor]:
-    """`documents` (the numbers, int64 (rows, length)) and `positions`: of each token in its document, from 0."""
-    import torch
-
-    columns = np.arange(numbers.shape[1])
-    begins = np.zeros_like(numbers)
-    begins[:, 1:] = np.where(numbers[:, 1:] != numbers[:, :-1], columns[1:], 0)
-    positions = columns - np.maximum.accumulate(begins, axis=1)
-    return {"documents": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
-
-
-def inputs_of(model: PreTrainedModel, batch: Batch, *, causal: bool) -> dict[str, Any]:
-    """The model's arguments: the ids and, if the batch has documents, the mask that keeps them apart."""
-    tensors = batch.tensors
-    inputs = {"input_ids": tensors["input_ids"]}
-    if "documents" in tensors:
-        from artel.models.document_mask import document_inputs
-
-        inputs |= document_inputs(model, tensors["documents"], tensors["positions"], causal=causal)
-    return inputs

@@ -45,18 +45,18 @@ def _count(experts: nn.Module) -> int:
 
 def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
     """Why a model's experts cannot be shared out over `size` processes; it may be on the meta device."""
-    kind, found = model.config.model_type, experts_of(model)
-    if not found:
+    kind, layers = model.config.model_type, experts_of(model)
+    if not layers:
         what = f"{kind} has no experts that are held in one tensor a layer"
         return [Problem(_KEY, what, f"write {_KEY}: 1, or take a mixture of experts (qwen3_moe, mixtral, …)")]
     problems = []
-    for count in sorted({_count(module) for module in found.values()}):
+    for count in sorted({_count(module) for module in layers.values()}):
         if count % size:
-            divisors = ", ".join(str(each) for each in range(1, count + 1) if count % each == 0)
+            divisors = ", ".join(str(divisor) for divisor in range(1, count + 1) if count % divisor == 0)
             what = f"{kind} has {count} experts a layer, no multiple of {size}"
             problems.append(Problem(_KEY, what, f"write one of: {divisors}"))
-    for name, module in found.items():
-        shared = [key for key, each in module.named_parameters() if "." in key or each.shape[0] != _count(module)]
+    for name, module in layers.items():
+        shared = [key for key, tensor in module.named_parameters() if "." in key or tensor.shape[0] != _count(module)]
         if shared:
             what = f"{kind}: {', '.join(shared)} of {name} is not held expert by expert"
             problems.append(Problem(_KEY, what, f"write {_KEY}: 1"))
@@ -67,21 +67,21 @@ def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
 def expert_meshes(mesh: DeviceMesh, size: int) -> tuple[DeviceMesh, DeviceMesh]:
     """(The 1-D mesh `expert` of those that share experts, the mesh of those that hold the same ones), for this process.
 
-    `mesh` has the grid's five dimensions; `size` divides copies x shard. Those that share experts are neighbours in
-    copies and shard. Those that hold the same ones share the weights in dimension `shard`, in which context is
-    contained, or have copies of them (`copies`, `shard`); every process must ask at the same time.
+    `mesh` has the five dimensions; `size` divides dp_replicate x dp_shard. Ranks that share experts are neighbours in
+    these two. Ranks that hold the same experts share their weights in dimension `dp_shard`, which here contains
+    context, or replicate them (`dp_replicate`). Every process must call this at the same time.
     """
-    pipeline, copies, shards, context, tensor = mesh.shape
+    pipeline, replicas, shards, context, tensor = mesh.shape
     if shards % size == 0:
         shards //= size
-    else:  # a group reaches over several copies
-        copies, shards = copies * shards // size, 1
-    ranks = mesh.mesh.reshape(pipeline, copies, shards, size, context, tensor).transpose(3, 4)
-    names = ("pipeline", "copies", "shard", "expert", "tensor")
+    else:  # a group reaches over several replicas
+        replicas, shards = replicas * shards // size, 1
+    ranks = mesh.mesh.reshape(pipeline, replicas, shards, size, context, tensor).transpose(3, 4)
+    names = ("pipeline", "dp_replicate", "dp_shard", "expert", "tensor")
     whole = DeviceMesh(
-        mesh.device_type, ranks.reshape(pipeline, copies, shards * context, size, tensor), mesh_dim_names=names
+        mesh.device_type, ranks.reshape(pipeline, replicas, shards * context, size, tensor), mesh_dim_names=names
     )
-    return whole["expert"], whole["shard"] if copies == 1 else whole["copies", "shard"]
+    return whole["expert"], whole["dp_shard"] if replicas == 1 else whole["dp_replicate", "dp_shard"]
 
 
 def split_experts(model: PreTrainedModel, mesh: DeviceMesh) -> str:
@@ -90,15 +90,15 @@ def split_experts(model: PreTrainedModel, mesh: DeviceMesh) -> str:
     `mesh` is the 1-D mesh `expert`. Parameters become DTensors, shared out by expert; they may be on the meta device.
     The model's code sees tokens and results as before. `expert_problems` must have found none.
     """
-    found = experts_of(model)
-    for module in found.values():
+    layers = experts_of(model)
+    for module in layers.values():
         for name, whole in module.named_parameters(recurse=False):
-            part = whole.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
-            shared = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
-            module.register_parameter(name, nn.Parameter(shared, requires_grad=whole.requires_grad))
+            local_shard = whole.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
+            sharded = DTensor.from_local(local_shard, mesh, [Shard(0)], run_check=False)
+            module.register_parameter(name, nn.Parameter(sharded, requires_grad=whole.requires_grad))
         module.forward = partial(_forward, module, mesh)
-    counts = sorted({_count(module) // mesh.size() for module in found.values()})
-    return f"{' or '.join(map(str, counts))} experts of each of {len(found)} layers a process"
+    counts = sorted({_count(module) // mesh.size() for module in layers.values()})
+    return f"{' or '.join(map(str, counts))} experts of each of {len(layers)} layers a process"
 
 
 # Not compiled: how many tokens go where is known only when it is computed.
@@ -179,6 +179,6 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(rows: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    found = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
-    return found
+    arrived = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+    return arrived

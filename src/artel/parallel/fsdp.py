@@ -21,11 +21,10 @@ from torch.distributed.tensor import Shard
 from transformers import PreTrainedModel
 
 from artel.models.compile import repeated_layers
-from artel.models.device import autocast_dtype
 from artel.models.router_aux_loss import router_aux_loss_of
 from artel.objectives import Batch, Objective
+from artel.parallel.base import Strategy
 from artel.parallel.context.context import exchanging, sees_before_alone, split_batch
-from artel.parallel.data_parallel import DataParallel
 from artel.parallel.grad_norm import norm_of_shards
 from artel.parallel.mesh import ParallelDims
 from artel.parallel.process_group import World
@@ -33,12 +32,12 @@ from artel.parallel.tensor.apply import shard_dimension
 
 
 def batch_mesh(mesh: DeviceMesh, dims: ParallelDims) -> DeviceMesh:
-    """The processes whose gradients are summed: in one dimension that shares weights, or with one of copies before."""
-    name = "shard"
+    """The processes whose gradients are summed: those that share weights, with a dimension of replicas before them."""
+    name = "dp_shard"
     if dims.context > 1:  # those that share a sequence share the weights too
-        name = "shard_context"
-        mesh["shard", "context"]._flatten(name)
-    return mesh[name] if dims.copies == 1 and dims.mode != "ddp" else mesh["copies", name]
+        name = "dp_shard_context"
+        mesh["dp_shard", "context"]._flatten(name)
+    return mesh[name] if dims.dp_replicate == 1 and dims.mode != "ddp" else mesh["dp_replicate", name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class SharedSequences:
         return exchanging(self._model, self._group, self._how)
 
 
-class FullyShardedDataParallel(DataParallel):
+class FullyShardedDataParallel(Strategy):
     """No process holds the whole model, or not all of it for itself; `model` has been through `shard`."""
 
     def __init__(
@@ -128,12 +127,8 @@ class FullyShardedDataParallel(DataParallel):
         dims: ParallelDims,
         shared: SharedSequences | None = None,
     ) -> None:
-        self.dims = dims
+        super().__init__(model, objective, world, precision, dims)
         self._shared = shared
-        self.model = model
-        self._objective = objective
-        self._world = world
-        self._dtype = autocast_dtype(precision)
 
     @property
     def can_probe_memory(self) -> bool:
@@ -153,17 +148,14 @@ class FullyShardedDataParallel(DataParallel):
     def norm(self) -> torch.Tensor:
         return norm_of_shards(self.model.parameters(), self._world.size, self._world.device)
 
-    def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
+    def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         with self._gathered(), self._exchanging():
-            return super().judge(batches, count)
+            return super().evaluate(batches, count)
 
     @contextmanager
     def generating(self) -> Iterator[bool]:
         with self._gathered():
             yield True  # a forward pass gathers weights from all
-
-    def _learn(self, batch: Batch) -> torch.Tensor:
-        return self._objective.loss(self.model, batch)
 
     def _local_batch(self, batch: Batch) -> Batch:
         return super()._local_batch(batch if self._shared is None else self._shared.part(batch))
@@ -172,12 +164,9 @@ class FullyShardedDataParallel(DataParallel):
         """Whatever is computed of parts of sequences, forward and backward, is computed in this."""
         return nullcontext() if self._shared is None else self._shared.exchanging()
 
-    def _count_once(self, found: torch.Tensor) -> torch.Tensor:
-        # Those that share the matrices of a layer all find the same.
-        return found if self._world.rank % self.dims.tensor == 0 else torch.zeros_like(found)
-
-    def _loss_multiplier(self, targets: float) -> float:
-        return 1.0 / targets
+    def _count_once(self, sums: torch.Tensor) -> torch.Tensor:
+        # Ranks that share the matrices of a layer all have the same sums.
+        return sums if self._world.rank % self.dims.tensor == 0 else torch.zeros_like(sums)
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
         root, mode = self.model, self.dims.mode

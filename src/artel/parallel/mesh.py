@@ -1,13 +1,14 @@
-"""The processes of a run as a grid of named dimensions: which of them share what.
+"""The processes of a run as a mesh of named dimensions: which of them share what.
 
-    pipeline   stages of the model, one after another
-    copies     whole copies of what follows, each with a batch of its own (ddp; across hosts under hsdp)
-    shard      processes that share one copy of weights, gradients and optimizer state, each with a batch of its own
-    context    processes that share each sequence
-    tensor     processes that share each layer's matrices
+    pipeline       stages of the model, one after another
+    dp_replicate   replicas of what follows, each with its share of the batch (ddp; across hosts under hsdp)
+    dp_shard       processes that share one replica's weights, gradients and optimizer state; each has its share of the
+                   batch
+    context        processes that share each sequence
+    tensor         processes that share each layer's matrices
 
-The first varies slowest: neighbours in the last dimension, which speak most, are on one host. Experts are shared by
-`expert` neighbours among those that share the batch (copies and shard).
+The first varies slowest: neighbours in the last dimension, which communicate most, are on one host. Experts are shared
+by `expert` neighbours among those that share the batch (dp_replicate and dp_shard).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError, Problem
 
 Mode = Literal["ddp", "zero1", "zero2", "fsdp", "hsdp"]
-NAMES = ("pipeline", "copies", "shard", "context", "tensor")
+NAMES = ("pipeline", "dp_replicate", "dp_shard", "context", "tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class ParallelDims:
 
     mode: Mode
     pipeline: int = 1
-    copies: int = 1
-    shard: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
     context: int = 1
     tensor: int = 1
     expert: int = 1
@@ -48,12 +49,12 @@ class ParallelDims:
     @property
     def dp_degree(self) -> int:
         """Processes among which a global batch is shared out."""
-        return self.copies * self.shard
+        return self.dp_replicate * self.dp_shard
 
     @property
     def is_plain(self) -> bool:
         """Whether each process holds the whole model: alone, or as DistributedDataParallel."""
-        return self.mode == "ddp" and self.copies == self.world_size
+        return self.mode == "ddp" and self.dp_replicate == self.world_size
 
     def dp_rank(self, rank: int) -> int:
         """Which share of a global batch a process takes."""
@@ -68,44 +69,43 @@ class ParallelDims:
         return init_device_mesh(device, self.sizes, mesh_dim_names=NAMES)
 
 
-def read_parallel_dims(wanted: ParallelConfig, world_size: int, here: int) -> ParallelDims:
-    """The grid of `world` processes, `here` of them on each host. Raises InputError where they do not divide."""
-    fixed = wanted.pipeline * wanted.context * wanted.tensor
-    problems = []
+def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) -> ParallelDims:
+    """The dimensions of `world_size` processes, `on_host` of them on each host.
+
+    Raises InputError where the numbers do not divide one another, or do not go together.
+    """
+    fixed = config.pipeline * config.context * config.tensor
     if world_size % fixed:
-        named = [f"{name} {getattr(wanted, name)}" for name in ("pipeline", "context", "tensor")]
-        problems.append(
-            Problem("parallel", f"{world_size} processes are no multiple of {' x '.join(named)} = {fixed}",
-                    f"start {fixed * max(1, round(world_size / fixed))} processes, or write smaller numbers")
-        )  # fmt: skip
-        raise InputError(problems)
+        named = [f"{name} {getattr(config, name)}" for name in ("pipeline", "context", "tensor")]
+        what = f"{world_size} processes are no multiple of {' x '.join(named)} = {fixed}"
+        fix = f"start {fixed * max(1, round(world_size / fixed))} processes, or write smaller numbers"
+        raise InputError.at("parallel", what, fix)
+    problems = []
     dp_degree = world_size // fixed
-    mode: Mode = "ddp" if isinstance(wanted.data, int) or wanted.data == "auto" else wanted.data
-    if wanted.data == "auto" and (wanted.expert > 1 or wanted.offload != "none"):
+    mode: Mode = "ddp" if isinstance(config.data, int) or config.data == "auto" else config.data
+    if config.data == "auto" and (config.expert > 1 or config.offload != "none"):
         mode = "fsdp"
     shard = {"ddp": 1, "hsdp": 0}.get(mode, dp_degree)
     if mode == "hsdp":
-        on_host = max(1, here // (wanted.context * wanted.tensor))
-        shard = min(on_host, dp_degree) if wanted.shard == "auto" else wanted.shard
+        ranks_on_host = max(1, on_host // (config.context * config.tensor))
+        shard = min(ranks_on_host, dp_degree) if config.shard == "auto" else config.shard
         if dp_degree % shard:
-            problems.append(
-                Problem("parallel.shard", f"{dp_degree} processes that share the batch are no multiple of {shard}",
-                        f"write one of: {_divisors(dp_degree)}")
-            )  # fmt: skip
-    elif wanted.shard != "auto":
+            what = f"{dp_degree} processes that share the batch are no multiple of {shard}"
+            problems.append(Problem("parallel.shard", what, f"write one of: {_divisors(dp_degree)}"))
+    elif config.shard != "auto":
         problems.append(Problem("parallel.shard", f"{mode} has no copies of a shard", "write data: hsdp with it"))
-    if wanted.offload != "none" and mode == "ddp":
+    if config.offload != "none" and mode == "ddp":
         problems.append(
-            Problem("parallel.offload", f"{wanted.offload} needs weights in shards", "write data: fsdp with it")
+            Problem("parallel.offload", f"{config.offload} needs weights in shards", "write data: fsdp with it")
         )
-    if wanted.expert > 1 and mode == "ddp":
+    if config.expert > 1 and mode == "ddp":
         problems.append(Problem("parallel.expert", "needs weights in shards", "write data: fsdp with it"))
-    if wanted.expert > 1 and not problems and dp_degree % wanted.expert:
-        what = f"{dp_degree} processes that share the batch are no multiple of {wanted.expert}"
+    if config.expert > 1 and not problems and dp_degree % config.expert:
+        what = f"{dp_degree} processes that share the batch are no multiple of {config.expert}"
         problems.append(Problem("parallel.expert", what, f"write one of: {_divisors(dp_degree)}"))
     if problems:
         raise InputError(problems)
-    return ParallelDims(mode, wanted.pipeline, dp_degree // shard, shard, wanted.context, wanted.tensor, wanted.expert)
+    return ParallelDims(mode, config.pipeline, dp_degree // shard, shard, config.context, config.tensor, config.expert)
 
 
 def _divisors(number: int) -> str:

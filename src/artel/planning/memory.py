@@ -26,13 +26,13 @@ _QUANTIZED = {"int8": 1.0, "nf4": 0.5}
 def check_memory(model: PreTrainedModel, run: RunConfig, dims: ParallelDims, on_host: int) -> None:
     """Raise InputError where a run cannot fit into this machine's memory, with the numbers.
 
-    `model` may be on the meta device; `on_host` processes of the `grid` run here. With GPUs each has one of its own.
+    `model` may be on the meta device; `on_host` processes of `dims` run here. With GPUs each has one of its own.
     """
     device = local_device()
     trained, frozen = _parameters(model, run)
     state = state_bytes(model, run.train) if trained else 0
     held = trained * 2 * _WEIGHT[run.train.weights] + state + int(frozen * _for_frozen(model, run, device))
-    needed = held // (dims.world_size // dims.copies)  # the least that any way of sharing leaves to a process
+    needed = held // (dims.world_size // dims.dp_replicate)  # the least that any way of sharing leaves to a process
     if device.type == "cuda" and run.parallel.offload == "none":
         room = max(torch.cuda.get_device_properties(number).total_memory for number in range(torch.cuda.device_count()))
         who, place = "a process", f"the largest GPU here has {in_gib(room)}"

@@ -1,6 +1,6 @@
-"""What happens once in a while: small objects with one method, called after every step, each deciding for itself.
+"""Callbacks: small objects that the loop calls after every step, each deciding for itself whether it is due.
 
-The order in which the loop calls them matters: figures are logged before a validation is, and both before a save.
+A callback that reads what the newest step did asks the guard first: the verdict on a step is read late.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
 from artel.models.flops import tokens_a_second, utilization
 from artel.models.generate import Sampling
+from artel.training.evaluation import Validation
+from artel.training.faults.bad_steps import Guard
 from artel.training.metrics.jsonl import Lines
-
-if TYPE_CHECKING:
-    from artel.training.loop import Run
+from artel.training.run import IntervalClock, Run
 
 
 class Callback(Protocol):
@@ -25,13 +25,16 @@ class Callback(Protocol):
 
 
 class Log:
-    """A line of figures every `log.every` steps and at the end: means over the good steps since the line before."""
+    """A line of metrics every `log.every` steps and at the end: means over the good steps since the line before."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
 
     def __call__(self, run: Run) -> None:
         run.trackers.step(run.step)
-        if not (run.step % run.config.log.every == 0 or run.is_over):
+        if not (run.step % run.config.log.every == 0 or run.finished):
             return
-        run.guard.settle(run)
+        self._guard.rewound(run)
         sums = run.strategy.all_reduce_sum(run.window.double().tolist())
         totals = dict(zip(run.objective.sums, sums, strict=True))
         if not totals["targets"]:  # bad steps alone: bad_steps.jsonl has them
@@ -42,7 +45,7 @@ class Log:
         tokens, run.window_tokens = run.window_tokens, 0
         run.progress.train_loss = totals["loss"] / totals["targets"]
         speed = tokens_a_second(tokens, seconds)
-        used = utilization(run.flops, speed, run.peak, run.world.size)
+        used = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)
         balance = totals.get("balance", 0.0) / totals["targets"]
         run.trackers.training(
             {
@@ -60,38 +63,39 @@ class Log:
 
 
 class Validate:
-    """The objective's figures on the validation part, at `validate.every` and at the end; do they still improve?"""
+    """The objective's metrics on the validation split, at `validate.every` and at the end; stops after `patience`."""
 
-    def __init__(self) -> None:
-        self._clock = Clock()
+    def __init__(self, guard: Guard, validation: Validation) -> None:
+        self._guard, self._validation = guard, validation
+        self._clock = IntervalClock()
 
     def __call__(self, run: Run) -> None:
-        wanted = run.config.validate_
-        if len(run.validation.samples) == 0:
+        config = run.config.validate_
+        if len(self._validation.samples) == 0:
             return
-        is_due = run.is_due(wanted.every, self._clock)
-        if not (is_due or run.is_over):
+        is_due = self._clock.is_due(run, config.every)
+        if not (is_due or run.finished):
             return
-        run.guard.settle(run)
+        self._guard.rewound(run)
         run.trackers.busy("evaluating", 0.0)
         progress = partial(run.trackers.busy, "evaluating")
-        figures, _ = run.validation.judge(run.strategy, run.micro_batch, wanted.blocks, progress)
-        run.progress.validation = figures
+        metrics, _ = self._validation.evaluate(run.strategy, run.batch_plan.size, config.blocks, progress)
+        run.progress.validation = metrics
         run.newest_validation = run.step
         run.check_folder()
-        self._compare(run, figures, is_due)
+        self._compare(run, metrics, is_due)
         run.trackers.validation(
-            {"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "validation": figures}
+            {"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "validation": metrics}
         )
 
-    def _compare(self, run: Run, figures: dict[str, float], is_due: bool) -> None:
-        """One at the end alone does not count toward `patience`: a run made longer later would not have had it."""
+    def _compare(self, run: Run, metrics: dict[str, float], is_due: bool) -> None:
+        """A validation that only the run's end caused does not count toward `patience`: a longer run lacks it."""
         name, progress = run.config.checkpoint.best, run.progress
-        if name is None or name not in figures:
+        if name is None or name not in metrics:
             return
         higher = run.objective.better[name] == "higher"
-        if progress.best is None or (figures[name] > progress.best if higher else figures[name] < progress.best):
-            progress.best, progress.best_step, progress.best_validation = figures[name], run.step, figures
+        if progress.best is None or (metrics[name] > progress.best if higher else metrics[name] < progress.best):
+            progress.best, progress.best_step, progress.best_validation = metrics[name], run.step, metrics
             progress.validations_since_best = 0
             return
         progress.validations_since_best += is_due
@@ -102,7 +106,7 @@ class Validate:
 
 
 class ShowSamples:
-    """What the model makes of `validate.prompts`, kept in samples.jsonl; only the first process writes."""
+    """What the model makes of `validate.prompts` after each validation; the first rank writes it to samples.jsonl."""
 
     def __call__(self, run: Run) -> None:
         if run.newest_validation != run.step:
@@ -122,71 +126,59 @@ class ShowSamples:
 
 
 class Save:
-    """A checkpoint at `checkpoint.every`, at the end, and when a stop was asked for; `best` after each validation."""
+    """A checkpoint at `checkpoint.every`, at the end, on a requested stop, and after a validation that is the best."""
 
-    def __init__(self) -> None:
-        self._clock = Clock()
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._clock = IntervalClock()
         self._started = False
 
     def __call__(self, run: Run) -> None:
-        wanted = run.config.checkpoint
+        every = run.config.checkpoint.every
         better = run.newest_validation == run.step == run.progress.best_step
-        if not self._started and wanted.every != Interval():  # not never
+        if not self._started and every != Interval():  # not never
             run.saver.touch_memory()
         self._started = True
-        if not (better or run.stop_asked or run.is_over or run.is_due(wanted.every, self._clock)):
+        if not (better or run.stop_requested or run.finished or self._clock.is_due(run, every)):
             return
-        run.guard.settle(run)
+        self._guard.rewound(run)
         run.check_folder()
-        last = run.stop_asked or run.is_over
+        last = run.stop_requested or run.finished
         if last:
             run.trackers.busy("writing the checkpoint")
-        saved = run.saver.save(run.progress_now(), last=last)
+        saved = run.saver.save(run.progress_so_far(), last=last)
         if last and run.strategy.all_reduce_sum([float(not saved)])[0]:
             lines = run.saver.failures or ["the checkpoint could not be written"]
             raise WorkError([Problem(f"step {run.step}", line) for line in lines])
 
 
 class StopOnSignal:
-    """SIGTERM, Ctrl-C and Slurm's warning SIGUSR1 end the run after this step, saved; a second Ctrl-C at once."""
+    """Ends the run after this step, saved, on SIGTERM, Ctrl-C or Slurm's SIGUSR1; at once on a second Ctrl-C."""
 
     # One Ctrl-C can arrive twice: from the terminal, and passed on by a launcher. Two within a second are one.
     _SAME = 1.0
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
+        """True once this process was asked to stop."""
         self._when = 0.0
-        heard = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-        self._before = {number: signal.signal(number, self._on_signal) for number in heard}
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+        self._before = {number: signal.signal(number, self._on_signal) for number in signals}
 
     def _on_signal(self, number: int, frame: object) -> None:
         now = time.monotonic()
-        if self.asked and number == signal.SIGINT and now - self._when > self._SAME:
+        if self.requested and number == signal.SIGINT and now - self._when > self._SAME:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
-        if not self.asked:
+        if not self.requested:
             self._when = now
-        self.asked = True
+        self.requested = True
 
     def __call__(self, run: Run) -> None:
-        if run.stop_asked and not run.is_over:
-            raise Interrupted.at(
-                "", f"stopped and saved after step {run.step} of {run.length.steps}", "the same command goes on"
-            )
+        if run.stop_requested and not run.finished:
+            what = f"stopped and saved after step {run.step} of {run.length.steps}"
+            raise Interrupted.at("", what, "the same command goes on")
 
     def close(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-
-class Clock:
-    """When an occasion that goes by time last came due, on the clock that all processes share."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-
-    def is_due(self, every: float, now: float) -> bool:
-        due = now - self._last >= every
-        if due:
-            self._last = now
-        return due

@@ -1,4 +1,4 @@
-"""Judging a model on a part of a store: while it is trained, and afterwards."""
+"""Evaluates a model on a split of a store: while it is trained, and afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from artel.config import RunConfig
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World
 from artel.tokens import StoreSplit, evaluation_rows
-from artel.training.faults.watchdog import beat
+from artel.training.heartbeat import heartbeat
 
 # What a micro-batch holds when the run file says auto: 4,096 tokens keep two CPU cores busy and stay in their caches'
 # reach; 32,768 fill a GPU's matrix units and need a few GiB for the logits of a 50k vocabulary.
@@ -43,35 +43,35 @@ def micro_batch_size(config: RunConfig, world: World) -> int:
 
 
 class Validation:
-    """A part of a store as an objective sees it, and its figures for a model."""
+    """A split of a store as an objective sees it, and its metrics for a model."""
 
     def __init__(self, objective: Objective, part: StoreSplit) -> None:
         self.part = part
         self.samples = objective.dataset(part)
         self._objective = objective
 
-    def judge(
+    def evaluate(
         self,
         strategy: ParallelStrategy,
         micro_batch: int,
         most: int | None = None,
         progress: Callable[[float], None] = lambda _: None,
     ) -> tuple[dict[str, float], np.ndarray]:
-        """(figures, outputs of each sample) over the first `most` samples; the ranks share them.
+        """(metrics, outputs of each sample) over the first `most` samples; the ranks share them.
 
-        `progress` hears the share that is done, from 0 to 1, before each batch.
+        `progress` is called with the fraction that is done, from 0 to 1, before each batch.
         """
         count = min(len(self.samples), most or len(self.samples))
-        totals, outputs = strategy.judge(self._batches(strategy, micro_batch, count, progress), count)
+        totals, outputs = strategy.evaluate(self._batches(strategy, micro_batch, count, progress), count)
         return self._objective.metrics(totals, outputs, self.part), outputs
 
     def _batches(
         self, strategy: ParallelStrategy, micro_batch: int, count: int, progress: Callable[[float], None]
     ) -> Iterator[tuple[Batch, np.ndarray]]:
-        ranks = strategy.dims.dp_degree
+        ranks = strategy.dp_degree
         mine = np.arange(strategy.dp_rank, count, ranks)
         for start in range(0, -(-count // ranks), micro_batch):  # all alike: some may have only filler in the last
             indices = mine[start : start + micro_batch]
-            beat("a validation batch")
+            heartbeat("a validation batch")
             progress(start * ranks / count)
             yield self._objective.batch(evaluation_rows(self.samples, indices, micro_batch)), indices

@@ -35,16 +35,13 @@ def check_blocks(samples: Samples, part: StoreSplit, validation: Validation, con
     problems = []
     block = config.data.block
     if len(samples) == 0:
-        problems.append(
-            Problem("data.block", f"the training text has {part.tokens:,} tokens, less than a block of {block:,} needs",
-                    f"write data.block: {max(2, part.tokens - 1)} or less, or give more text")
-        )  # fmt: skip
+        what = f"the training text has {part.tokens:,} tokens, less than a block of {block:,} needs"
+        fix = f"write data.block: {max(2, part.tokens - 1)} or less, or give more text"
+        problems.append(Problem("data.block", what, fix))
     if validation.part.samples and len(validation.samples) == 0:
-        problems.append(
-            Problem("data.validation",
-                    f"the validation text has {validation.part.tokens:,} tokens, less than a block of {block:,} needs",
-                    "write a larger data.validation, a smaller data.block, or data.validation: 0")
-        )  # fmt: skip
+        what = f"the validation text has {validation.part.tokens:,} tokens, less than a block of {block:,} needs"
+        fix = "write a larger data.validation, a smaller data.block, or data.validation: 0"
+        problems.append(Problem("data.validation", what, fix))
     if config.validate_.patience is not None and not validation.part.samples:
         problems.append(Problem("validate.patience", "there is no validation part to go by", "give data.validation"))
     if problems:

@@ -1,4 +1,4 @@
-"""What a model says of each sample before it is trained, for objectives that compare with it: computed once, kept."""
+"""The untrained model's outputs for each sample (for DPO its log-probabilities): computed once, kept in the run."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def set_reference(
     world: World,
     micro_batch: int,
     file: Path,
-    resumed: bool,
+    resumes: bool,
     tell: Callable[[str], None],
 ) -> None:
-    """Tell an objective that compares what the untrained model of `layout` says of each sample.
+    """Give an objective that needs a reference the untrained model's outputs for each sample.
 
-    When the run is `resumed`, `file` knows it; that of a run which never reached a checkpoint may be of another model.
-    It holds `train` and `validation`, float64 (samples, len(objective.outputs)), and the store's digest.
+    When the run `resumes`, `file` has them; a file of a run which never reached a checkpoint may be of another model.
+    The file holds `train` and `validation`, float64 (samples, len(objective.outputs)), and the store's digest.
     """
     if not objective.needs_reference:
         return
-    known = _read(file, store.digest) if resumed and file.is_file() else None
+    known = _read(file, store.digest) if resumes and file.is_file() else None
     world.barrier()  # all look before the first one writes
     if known is None:
         what = "computing what the model says of each answer before training"
         tell(what)
         parts = {"train": store.train, "validation": store.validation}
         known = {
-            name: judged_before(objective, part, strategy, world, micro_batch, News(tell, f"{what} ({name}):"))
+            name: reference_outputs(objective, part, strategy, world, micro_batch, News(tell, f"{what} ({name}):"))
             for name, part in parts.items()
             if part.samples
         }
@@ -53,11 +53,11 @@ def set_reference(
         objective.set_reference(outputs.numpy(), validation=_NAMES[name])
 
 
-def judged_before(
+def reference_outputs(
     objective: Objective, part: StoreSplit, strategy: ParallelStrategy, world: World, micro_batch: int, news: News
 ) -> torch.Tensor:
-    """What the model of `layout` says of each sample of a part, float64 (samples, len(objective.outputs))."""
-    return torch.from_numpy(Validation(objective, part).judge(strategy, micro_batch, None, news)[1])
+    """The model's outputs for each sample of a split, float64 (samples, len(objective.outputs))."""
+    return torch.from_numpy(Validation(objective, part).evaluate(strategy, micro_batch, None, news)[1])
 
 
 def _read(file: Path, digest: str) -> dict[str, torch.Tensor] | None:

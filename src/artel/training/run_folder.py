@@ -1,4 +1,4 @@
-"""The folder of a run: the names of what is written there, in one place, and whether it may be gone on with."""
+"""The folder of a run: the names of what is written there, in one place, and whether a run file still describes it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 
 import orjson
 
-from artel.config import RunConfig, dump_run, load_run, result_differences
+from artel.config import RunConfig, load_run, result_differences
 from artel.errors import InputError, Problem
-from artel.preparing import Prepared
 from artel.preparing.claim import (
     check_claim,
     check_model_is_artels,
@@ -23,7 +22,7 @@ from artel.preparing.claim import (
     identity,
     note_model,
 )
-from artel.storage import disk_errors, remove_leftovers, write_file
+from artel.storage import disk_errors, remove_leftovers
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,37 +183,15 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def check_same_run(config: RunConfig, prepared: Prepared) -> None:
-    """Refuse to go on with a run whose file has changed in what shapes the result, and show the difference.
-
-    Its length may change where what is done stays what it is (`lengthening.py`): a complete run then is none any more.
-    Also writes RUN/config.yaml, and clears away what a killed start was just writing beside it. Called once, by the
-    first process, before the others start.
-    """
-    folder = RunFolder(Path(config.run))
-    if folder.config.is_file() and (folder.is_complete or written_checkpoints(folder.checkpoints)):
-        before = load_run(str(folder.config))
-        if _differs_in_length(before, config):
-            from artel.training.lengthening import change_length
-
-            folder.check_model_is_artels()
-            if change_length(folder.config, before, config, prepared, folder.model):
-                folder.result.unlink(missing_ok=True)
-        else:
-            check_same(folder.config, config, "choose another folder (run=…)")
-    remove_leftovers(folder.path)
-    write_file(folder.config, dump_run(config))
-
-
 def is_done(config: RunConfig) -> bool:
     """Whether the run is complete, as long as `config` says."""
     folder = RunFolder(Path(config.run))
     return folder.is_complete and not (
-        folder.config.is_file() and _differs_in_length(load_run(str(folder.config)), config)
+        folder.config.is_file() and differs_in_length(load_run(str(folder.config)), config)
     )
 
 
-def _differs_in_length(before: RunConfig, config: RunConfig) -> bool:
+def differs_in_length(before: RunConfig, config: RunConfig) -> bool:
     """Whether how long the run is differs, and nothing else that shapes the result."""
     changed = {line.partition(":")[0] for line in result_differences(before, config)}
     return bool(changed) and changed <= {"train.epochs", "train.steps", "train.tokens"}

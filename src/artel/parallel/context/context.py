@@ -25,7 +25,7 @@ from artel.models.document_mask import MASKED, first_position
 from artel.models.loss import output_head
 from artel.models.targets import IGNORED
 from artel.objectives import Batch
-from artel.objectives.per_token import target_tensors
+from artel.objectives.collate import target_tensors
 from artel.parallel.context.chunks import Part
 from artel.parallel.context.gather_ulysses import Gather, Ulysses
 from artel.parallel.context.ring import Ring
@@ -56,14 +56,14 @@ def exchanging(model: PreTrainedModel, group: dist.ProcessGroup, how: str) -> It
 def _positions(part: Part, first: int) -> Any:
     """A hook that tells the model where its tokens stand, unless its caller has (documents that are kept apart)."""
 
-    def told(_: PreTrainedModel, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def add_positions(_: PreTrainedModel, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         ids = kwargs["input_ids"]
         if kwargs.get("position_ids") is None:
             places = part.places(ids.shape[1], ids.device) + first
             kwargs = kwargs | {"position_ids": places.expand(ids.shape[0], -1)}
         return args, kwargs
 
-    return told
+    return add_positions
 
 
 def sees_before_alone(model: PreTrainedModel) -> bool:
@@ -99,10 +99,10 @@ def split_batch(batch: Batch, rank: int, size: int, causal: bool) -> Batch:
     return Batch(tensors, targets, tokens)
 
 
-def exchange_choice(model: PreTrainedModel, size: int, asked: str, *, tensor: int = 1) -> Choice:
+def exchange_choice(model: PreTrainedModel, size: int, exchange: str, *, tensor: int = 1) -> Choice:
     """`gather`, `ulysses` or `ring`, and why; `tensor` processes share the heads of each layer."""
-    if asked != "auto":
-        return Choice(asked, f"parallel.exchange: {asked}")
+    if exchange != "auto":
+        return Choice(exchange, f"parallel.exchange: {exchange}")
     heads, key_heads = (count // tensor for count in _heads(model))
     if heads % size:
         return Choice("gather", f"{heads} heads are no multiple of {size} processes")

@@ -93,16 +93,16 @@ class _Gathered(torch.autograd.Function):
     """(1, …) of each process -> (size, …); each gets the sum of the gradients by what it gave."""
 
     @staticmethod
-    def forward(ctx: Any, mine: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    def forward(ctx: Any, local: torch.Tensor, size: int, group: str) -> torch.Tensor:
         ctx.size, ctx.group = size, group
-        found = torch.ops._c10d_functional.all_gather_into_tensor(mine.contiguous(), size, group)
-        return torch.ops._c10d_functional.wait_tensor(found)
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(local.contiguous(), size, group)
+        return torch.ops._c10d_functional.wait_tensor(gathered)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, None, None]:
-        given = grad_outputs[0].contiguous()
-        found = torch.ops._c10d_functional.reduce_scatter_tensor(given, "sum", ctx.size, ctx.group)
-        return torch.ops._c10d_functional.wait_tensor(found), None, None
+        grad_output = grad_outputs[0].contiguous()
+        gathered = torch.ops._c10d_functional.reduce_scatter_tensor(grad_output, "sum", ctx.size, ctx.group)
+        return torch.ops._c10d_functional.wait_tensor(gathered), None, None
 
 
 class _Exchanged(torch.autograd.Function):

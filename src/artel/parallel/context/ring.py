@@ -71,46 +71,46 @@ class _Ring(torch.autograd.Function):
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: _Round) -> torch.Tensor:
         length, copies = query.shape[2], query.shape[1] // key.shape[1]
         query = query.contiguous()
-        mixed = torch.zeros(*query.shape[:3], value.shape[-1], dtype=torch.float32, device=query.device)
+        result = torch.zeros(*query.shape[:3], value.shape[-1], dtype=torch.float32, device=query.device)
         total = torch.full(query.shape[:3], -torch.inf, device=query.device)  # log-sum-exp of the scores so far
         block = [key.contiguous(), value.contiguous()]
         for step in range(ring.part.size):
-            coming = [_sent(each, ring) for each in block] if step < ring.part.size - 1 else []
+            coming = [_sent(tensor, ring) for tensor in block] if step < ring.part.size - 1 else []
             queries, keys, causal = ring.seen(step, length)
-            this_key, this_value = (repeated(each[:, :, keys], copies) for each in block)
-            found, share, random = _forward(query[:, :, queries], this_key, this_value, causal, ring.scale)
+            this_key, this_value = (repeated(tensor[:, :, keys], copies) for tensor in block)
+            output, share, random = _forward(query[:, :, queries], this_key, this_value, causal, ring.scale)
             before = total[:, :, queries]
             after = torch.logaddexp(before, share)
-            kept = mixed[:, :, queries] * (before - after).exp()[..., None]
-            mixed[:, :, queries] = kept + found * (share - after).exp()[..., None]
+            scaled = result[:, :, queries] * (before - after).exp()[..., None]
+            result[:, :, queries] = scaled + output * (share - after).exp()[..., None]
             total[:, :, queries] = after
-            block = [_arrived(each) for each in coming]
-        found = mixed.to(query.dtype)
-        ctx.save_for_backward(query, key, value, found, total, *random)
+            block = [_arrived(tensor) for tensor in coming]
+        output = result.to(query.dtype)
+        ctx.save_for_backward(query, key, value, output, total, *random)
         ctx.ring = ring
-        return found
+        return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        query, key, value, mixed, total, *random = ctx.saved_tensors
+        query, key, value, result, total, *random = ctx.saved_tensors
         ring: _Round = ctx.ring
         length, copies = query.shape[2], query.shape[1] // key.shape[1]
         grad_output = grad_outputs[0].contiguous()
         of_query = torch.zeros_like(query, dtype=torch.float32)
         block = [key.contiguous(), value.contiguous()]
         # Gradients go round with the keys and values that they belong to, and are at home after a whole round.
-        of_block = [torch.zeros_like(each, dtype=torch.float32) for each in block]
+        of_block = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in block]
         for step in range(ring.part.size):
-            coming = [_sent(each, ring) for each in block] if step < ring.part.size - 1 else []
+            coming = [_sent(tensor, ring) for tensor in block] if step < ring.part.size - 1 else []
             queries, keys, causal = ring.seen(step, length)
-            this_key, this_value = (repeated(each[:, :, keys], copies) for each in block)
-            mine = [each[:, :, queries] for each in (grad_output, query, mixed, total)]
-            found = _backward(mine, this_key, this_value, causal, ring.scale, random)
-            of_query[:, :, queries] += found[0]
-            for sums, part in zip(of_block, found[1:], strict=True):
+            this_key, this_value = (repeated(tensor[:, :, keys], copies) for tensor in block)
+            of_queries = [tensor[:, :, queries] for tensor in (grad_output, query, result, total)]
+            gradients = _backward(of_queries, this_key, this_value, causal, ring.scale, random)
+            of_query[:, :, queries] += gradients[0]
+            for sums, part in zip(of_block, gradients[1:], strict=True):
                 sums[:, :, keys] += part.unflatten(1, (-1, copies)).sum(2, dtype=torch.float32)
-            of_block = [_arrived(_sent(each, ring)) for each in of_block]
-            block = [_arrived(each) for each in coming]
+            of_block = [_arrived(_sent(tensor, ring)) for tensor in of_block]
+            block = [_arrived(tensor) for tensor in coming]
         of_key, of_value = of_block
         return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None
 
@@ -137,12 +137,12 @@ def _forward(
     if query.device.type == "cpu":
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         return *kernel(query, key, value, 0.0, causal, scale=scale), []
-    found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
-    return found[0], found[1], list(found[6:8])
+    outputs = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+    return outputs[0], outputs[1], list(outputs[6:8])
 
 
 def _backward(
-    mine: list[torch.Tensor],
+    of_queries: list[torch.Tensor],
     key: torch.Tensor,
     value: torch.Tensor,
     causal: bool,
@@ -151,13 +151,13 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The share of these keys and values in the gradients of queries, keys and values.
 
-    `mine`: of the queries the gradient by the result, themselves, the result and the log-sum-exp over all keys.
+    `of_queries`: of the queries the gradient by the result, themselves, the result and the log-sum-exp over all keys.
     """
-    grad_output, query, mixed, total = mine
-    given = grad_output, query, key, value, mixed, total.contiguous()
+    grad_output, query, result, total = of_queries
+    inputs = grad_output, query, key, value, result, total.contiguous()
     if query.device.type == "cpu":
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return kernel(*given, 0.0, causal, scale=scale)
+        return kernel(*inputs, 0.0, causal, scale=scale)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
     # All sequences are of one length, so that their ends need not be told.
-    return kernel(*given, None, None, query.shape[2], key.shape[2], 0.0, causal, *random, scale=scale)
+    return kernel(*inputs, None, None, query.shape[2], key.shape[2], 0.0, causal, *random, scale=scale)

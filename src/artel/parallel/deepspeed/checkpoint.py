@@ -36,11 +36,11 @@ def model_files(folder: Path) -> list[Path]:
     latest = folder / "latest"
     if latest.is_file():
         folder = folder / latest.read_text().strip()
-    found = sorted(folder.glob("*_model_states.pt"), key=_rank)
-    if not found:
+    files = sorted(folder.glob("*_model_states.pt"), key=_rank)
+    if not files:
         fix = "name the folder that DeepSpeed saved in, with its file `latest`"
         raise InputError.at(str(folder), "holds no checkpoint of DeepSpeed's", fix)
-    return found
+    return files
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,16 @@ class ZeroCheckpoint:
         if not self.states:  # without ZeRO, or saved without an optimizer
             return {name: tensor.float() for name, tensor in model["module"].items()}
         buffers = {name: tensor for name, tensor in model["module"].items() if name in set(model["buffer_names"])}
-        found = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
+        weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()}
         if self._stage == 3:
-            found |= self._of_parameters([state["fp32_flat_groups"] for state in self.states])
+            weights |= self._of_parameters([state["fp32_flat_groups"] for state in self.states])
             frozen = [each.get("frozen_param_fragments") or {} for each in self.models]
             for name, shape in (model.get("frozen_param_shapes") or {}).items():
-                found[name] = _whole([fragments[name].flatten() for fragments in frozen], shape).float()
+                weights[name] = _whole([fragments[name].flatten() for fragments in frozen], shape).float()
         else:
-            found |= self._of_parameters([state["single_partition_of_fp32_groups"] for state in self.states])
-            found |= {name: tensor.float() for name, tensor in (model.get("frozen_param_fragments") or {}).items()}
-        return found
+            weights |= self._of_parameters([state["single_partition_of_fp32_groups"] for state in self.states])
+            weights |= {name: tensor.float() for name, tensor in (model.get("frozen_param_fragments") or {}).items()}
+        return weights
 
     def adam(self) -> tuple[dict[str, torch.Tensor], int]:
         """Adam's state, `NAME|exp_avg`, `NAME|exp_avg_sq`, `NAME|step`, float32; and the step that it is of.
@@ -90,21 +90,21 @@ class ZeroCheckpoint:
         Steps that were skipped, for too large a loss scale, are not in `NAME|step`. Raises InputError for the
         checkpoint of another optimizer, and for one without ZeRO.
         """
-        kept = [
+        states = [
             state.get("optimizer_state_dict" if self._stage == 3 else "base_optimizer_state") for state in self.states
         ]
-        groups = [list(each["state"].values()) if isinstance(each, dict) else [] for each in kept]
+        groups = [list(each["state"].values()) if isinstance(each, dict) else [] for each in states]
         if not groups or not all(key in group for own in groups for group in own or [{}] for key in AVERAGES):
             fix = f"make a model of it, and begin from that: artel export {self.folder} FOLDER; then model.from: FOLDER"
             raise InputError.at(str(self.folder), "holds no averages of Adam in the pieces of ZeRO", fix)
-        found: dict[str, torch.Tensor] = {}
+        state: dict[str, torch.Tensor] = {}
         for key in AVERAGES:
             of_key = self._of_parameters([[group[key] for group in own] for own in groups])
-            found |= {f"{name}|{key}": tensor.float() for name, tensor in of_key.items()}
+            state |= {f"{name}|{key}": tensor.float() for name, tensor in of_key.items()}
         step = int(self.models[0]["global_steps"])
         stepped = torch.tensor(float(step - self.models[0]["skipped_steps"]))
-        names = {name.rpartition("|")[0] for name in found}
-        return found | {f"{name}|step": stepped.clone() for name in names}, step
+        names = {name.rpartition("|")[0] for name in state}
+        return state | {f"{name}|step": stepped.clone() for name in names}, step
 
     @property
     def _stage(self) -> int:
@@ -122,24 +122,24 @@ def _behind_one_another(
     flat: list[list[torch.Tensor]], shapes: list[dict[str, torch.Size]], paddings: list[list[int]] | None
 ) -> dict[str, torch.Tensor]:
     """Stages 1 and 2: the processes' pieces of a group, joined, hold its parameters one behind another."""
-    found = {}
+    tensors = {}
     for number, group in enumerate(shapes):
         joined, start = torch.cat([pieces[number] for pieces in flat]), 0
         for place, (name, shape) in enumerate(group.items()):
             size = math.prod(shape)
-            found[name] = joined[start : start + size].reshape(shape).clone()
+            tensors[name] = joined[start : start + size].reshape(shape).clone()
             start += size + (paddings[number][place] if paddings else 0)
-    return found
+    return tensors
 
 
 def _dealt_out(flat: list[list[torch.Tensor]], shapes: list[dict[str, torch.Size]]) -> dict[str, torch.Tensor]:
     """Stage 3: each parameter is dealt out in equal pieces, and the processes' pieces of all lie behind one another."""
-    joined, found, start = [torch.cat([piece.flatten() for piece in pieces]) for pieces in flat], {}, 0
+    joined, tensors, start = [torch.cat([piece.flatten() for piece in pieces]) for pieces in flat], {}, 0
     for name, shape in ((name, shape) for group in shapes for name, shape in group.items()):
         size = math.ceil(math.prod(shape) / len(joined))
-        found[name] = _whole([piece[start : start + size] for piece in joined], shape)
+        tensors[name] = _whole([piece[start : start + size] for piece in joined], shape)
         start += size
-    return found
+    return tensors
 
 
 def _whole(pieces: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
@@ -164,11 +164,11 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def _plain_classes() -> list[Any]:
-    found: list[Any] = []
+    classes: list[Any] = []
     with contextlib.suppress(ImportError):  # then the loader names what it would need
         from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
         from deepspeed.runtime.zero.config import ZeroStageEnum
         from deepspeed.utils.tensor_fragment import fragment_address
 
-        found += [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
-    return found
+        classes += [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+    return classes

@@ -187,8 +187,11 @@ class _Reading:
     def _check_run(self) -> None:
         """What of the run file does not go with DeepSpeed at all."""
         parallel, train = self._run.parallel, self._run.train
-        split = [f"{name}: {getattr(parallel, name)}" for name in ("tensor", "pipeline", "context", "expert")
-                 if getattr(parallel, name) > 1]  # fmt: skip
+        split = [
+            f"{name}: {getattr(parallel, name)}"
+            for name in ("tensor", "pipeline", "context", "expert")
+            if getattr(parallel, name) > 1
+        ]
         if isinstance(parallel.data, str) and parallel.data not in ("auto", "ddp"):
             split.append(f"data: {parallel.data}")
         if parallel.offload != "none":
@@ -214,8 +217,11 @@ class _Reading:
             found.problem("zero_optimization", f"is {given!r}", 'write {"stage": 1}, 2 or 3')
             given = {}
         zero = dict(given)
-        for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_params", "offload_param"),
-                         ("cpu_offload_param", "offload_param")):  # fmt: skip
+        for old, new in (
+            ("cpu_offload", "offload_optimizer"),
+            ("cpu_offload_params", "offload_param"),
+            ("cpu_offload_param", "offload_param"),
+        ):
             if zero.pop(old, False) is True:
                 zero.setdefault(new, {"device": "cpu"})
         waits = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
@@ -287,8 +293,10 @@ class _Reading:
             if rows is None:
                 rows = math.ceil(share / accumulation)
             if math.ceil(share / rows) != accumulation:
-                what = (f"is {accumulation}, and a process's {share} rows of a batch of {train.batch} on {self._world} "
-                        f"process(es) are {math.ceil(share / rows)} micro-batches of {rows}")  # fmt: skip
+                what = (
+                    f"is {accumulation}, and a process's {share} rows of a batch of {train.batch} on {self._world} "
+                    f"process(es) are {math.ceil(share / rows)} micro-batches of {rows}"
+                )
                 found.problem("gradient_accumulation_steps", what, 'write "auto"')
         if rows is None and stage == 3:
             found.note("train_micro_batch_size_per_gpu", "is 1: under stage 3 none can be tried; write a number")

@@ -18,16 +18,17 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from artel.errors import InputError
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
 from artel.models.device import autocast_dtype
 from artel.models.loading.materialize import WeightLoader
 from artel.models.loss import output_head
-from artel.objectives import Batch, Objective
-from artel.parallel.data_parallel import DataParallel
-from artel.parallel.deepspeed.config import Resolved
+from artel.objectives import Objective
+from artel.parallel.base import InForward, Strategy
+from artel.parallel.deepspeed.config import Resolved, read_deepspeed
 from artel.parallel.deepspeed.state import full_state, full_weights, load_state, load_weights
 from artel.parallel.mesh import ParallelDims
-from artel.parallel.process_group import World
+from artel.parallel.process_group import World, local_device
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
@@ -36,23 +37,64 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Learner(nn.Module):
-    """A module around the model, within whose forward pass all work with it is done: only within that of what DeepSpeed
-    wraps does it gather a weight that is used outside of its own layer, as the output head's is."""
+class DeepSpeedPlan:
+    """A user's DeepSpeed file as a plan; see `ParallelPlan`."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
+    can_compile = False  # the engine takes hold of the layers as they are
+    whole_matrices = True  # the file's own check refuses an optimizer that DeepSpeed does not step
+    splits_layers = False
+    splits_sequences = False
 
-    def forward(self, work: Callable[[PreTrainedModel], T]) -> T:
-        return work(self.model)
+    def __init__(self, resolved: Resolved) -> None:
+        self._resolved = resolved
+        self.precision = resolved.precision
+        self.micro_batch = resolved.micro_batch
+        self.notes = resolved.notes
+
+    @classmethod
+    def read(cls, run: RunConfig, world_size: int, on_host: int) -> DeepSpeedPlan:
+        """The plan for `world_size` processes. Raises InputError with all that the file and the run disagree on."""
+        file = run.parallel.deepspeed
+        assert file is not None
+        problems = []
+        steps_itself, fix = "DeepSpeed's engine steps by itself", "leave it out, or leave parallel.deepspeed out"
+        if run.train.on_bad_step != "stop":
+            problems.append(Problem("train.on_bad_step", f"{run.train.on_bad_step}: {steps_itself}", fix))
+        if run.train.spike is not None:
+            problems.append(Problem("train.spike", f"{run.train.spike:g}: {steps_itself}", fix))
+        try:
+            resolved = read_deepspeed(file, run, world_size, local_device())
+        except InputError as error:
+            raise InputError([*error.problems, *problems]) from None
+        if problems:
+            raise InputError(problems)
+        return cls(resolved)
+
+    @property
+    def shards_weights(self) -> bool:
+        return self._resolved.stage == 3
+
+    def problems(self, model: PreTrainedModel, *, block: int, objective: str, documents: bool) -> list[Problem]:
+        return []
+
+    def parallelize(
+        self,
+        model: PreTrainedModel,
+        objective: Objective,
+        world: World,
+        precision: str,
+        *,
+        load_weights: WeightLoader | None,
+        tell: Callable[[str], None],
+    ) -> DeepSpeedStrategy:
+        return DeepSpeedStrategy(model, objective, world, self._resolved, load_weights)
 
 
-class DeepSpeedStrategy(DataParallel):
+class DeepSpeedStrategy(Strategy):
     """Every process takes a share of each global batch, and of the model what ZeRO's stage says.
 
-    Until `start` it holds the model as it was given: that is when micro-batches are tried, layers wrapped and compiled.
-    A model on the meta device, for stage 3, is then given its weights by `fill`, and shared out as they come.
+    Until `own_optimizer` is called it holds the model as it came: micro-batches are tried then, and layers wrapped. A
+    model on the meta device, for stage 3, is then given its weights by `fill`, and sharded as they come.
     """
 
     engine: DeepSpeedEngine
@@ -65,25 +107,25 @@ class DeepSpeedStrategy(DataParallel):
         resolved: Resolved,
         fill: WeightLoader | None = None,
     ) -> None:
-        self.dims = ParallelDims("ddp", copies=world.size)
-        self.model = model
-        self._objective = objective
-        self._world = world
+        super().__init__(model, objective, world, resolved.precision, ParallelDims("ddp", dp_replicate=world.size))
         self._resolved = resolved
-        self._dtype = autocast_dtype(resolved.precision)
         self._fill = fill
-        self._learner = _Learner(model)
+        self._module = InForward(model)
         self._started = False
+
+    @property
+    def can_run_full_model(self) -> bool:
+        return self._started or self._fill is None
 
     @property
     def can_probe_memory(self) -> bool:
         # In stage 3 the whole model is meant not to fit. Once the engine has it, a backward pass speaks to the others.
         return self._resolved.stage < 3 and not self._started
 
-    def start(
-        self, make_optimizer: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int
+    def own_optimizer(
+        self, make: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int
     ) -> DeepSpeedOptimizer:
-        """Hand the model and what `make_optimizer` makes to DeepSpeed for a run of `steps`; what steps from then.
+        """Hand the model and the optimizer that `make` makes to DeepSpeed's engine, which steps from then on.
 
         Raises InputError where the file asks for what DeepSpeed or its model cannot do.
         """
@@ -91,11 +133,11 @@ class DeepSpeedStrategy(DataParallel):
         _prepare(self._world)
         if self._fill is not None:
             self._share_out(self._fill, settings)
-        optimizer = make_optimizer()
+        optimizer = make()
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
         optimizer.state.clear()  # what was made ahead belongs to parameters that DeepSpeed replaces
-        self.engine = _opened(self._resolved.file, self._learner, optimizer, settings)
+        self.engine = _opened(self._resolved.file, self._module, optimizer, settings)
         self._started = True
         self._dtype = None  # DeepSpeed holds the weights themselves in the precision
         self.with_full_model(output_head)  # here, not within the first step
@@ -123,26 +165,13 @@ class DeepSpeedStrategy(DataParallel):
 
         fill(self.model, device=self._world.device, on_parameter=share, read_values=self._world.first)
 
-    def _learn(self, batch: Batch) -> torch.Tensor:
-        return self._asked(batch, "loss")
-
-    def _survey_of(self, batch: Batch) -> torch.Tensor:
-        return self._asked(batch, "survey")
-
-    def _judgement(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._asked(batch, "judge")
-
     def with_full_model(self, work: Callable[[PreTrainedModel], T]) -> T:
-        # In a tuple: what a forward pass gives is looked through for tensors, for which it must be of a few kinds.
-        return self._run(lambda model: (work(model),))[0]
+        # In a tuple: DeepSpeed searches what a forward pass returns for tensors, and knows only a few kinds of it.
+        return self._on_model(lambda model: (work(model),))[0]
 
-    def _asked(self, batch: Batch, what: str) -> Any:
-        return self._run(lambda model: getattr(self._objective, what)(model, batch))
-
-    def _run(self, work: Callable[[PreTrainedModel], T]) -> T:
-        """What work with the model finds, through the engine once there is one."""
-        found: T = (self.engine if self._started else self._learner)(work)
-        return found
+    def _on_model(self, work: Callable[[PreTrainedModel], T]) -> T:
+        result: T = (self.engine if self._started else self._module)(work)
+        return result
 
     def _backward(self, loss: torch.Tensor) -> None:
         self.engine.backward(loss, scale_wrt_gas=False)
@@ -254,10 +283,10 @@ def _refusals(file: str) -> Iterator[None]:
 
 
 def _opened(
-    file: str, learner: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
+    file: str, module: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
 ) -> DeepSpeedEngine:
     import deepspeed
 
     with _refusals(file):
-        engine: DeepSpeedEngine = deepspeed.initialize(model=learner, optimizer=optimizer, config=settings)[0]
+        engine: DeepSpeedEngine = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)[0]
     return engine

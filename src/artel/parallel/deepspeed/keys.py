@@ -113,22 +113,22 @@ class Findings:
         if self.problems:
             raise InputError(self.problems)
 
-    def unknown(self, where: str, given: Collection[str], known: Collection[str]) -> None:
+    def unknown(self, where: str, keys: Collection[str], known: Collection[str]) -> None:
         """A problem for each key that is not known, with the nearest that is."""
-        for key in given:
+        for key in keys:
             if key not in known:
                 near = difflib.get_close_matches(key, sorted(known), 1)
                 fix = f"did you mean {near[0]}?" if near else "leave it out"
                 self.problem(f"{where}.{key}" if where else key, "is no key of DeepSpeed's", fix)
 
-    def compare(self, where: str, given: dict[str, Any], ours: dict[str, tuple[str, Any]]) -> None:
+    def compare(self, where: str, block: dict[str, Any], ours: dict[str, tuple[str, Any]]) -> None:
         """A problem for each of the file's values that is not artel's; `ours` is name and value by the file's key."""
-        for key, value in given.items():
+        for key, value in block.items():
             path = f"{where}.{key}" if where else key
             if key in ours:
-                name, wanted = ours[key]
-                if value not in (AUTO, wanted) and not _close(value, wanted):
-                    what = f"is {json.dumps(value)}, and {name} is {json.dumps(wanted)}"
+                name, ours_value = ours[key]
+                if value not in (AUTO, ours_value) and not _close(value, ours_value):
+                    what = f"is {json.dumps(value)}, and {name} is {json.dumps(ours_value)}"
                     self.problem(path, what, f'write "auto", or change {name}')
             elif value:
                 near = difflib.get_close_matches(key, sorted(ours), 1)
@@ -149,7 +149,7 @@ def is_off(block: object) -> bool:
     return not block or block == AUTO or (isinstance(block, int) and not isinstance(block, bool) and block == 1)
 
 
-def check_block(found: Findings, where: str, model: type[BaseModel], block: dict[str, Any]) -> None:
+def check_block(findings: Findings, where: str, model: type[BaseModel], block: dict[str, Any]) -> None:
     """What DeepSpeed's own model of a block says against it."""
     try:
         model(**block)
@@ -158,12 +158,12 @@ def check_block(found: Findings, where: str, model: type[BaseModel], block: dict
             path = [str(part) for part in each["loc"]]
             owner = _model_at(model, path[:-1])
             if each["type"] == "extra_forbidden" and owner is not None:
-                found.unknown(".".join([where, *path[:-1]]), path[-1:], _names(owner))
+                findings.unknown(".".join([where, *path[:-1]]), path[-1:], _names(owner))
             else:
                 what = f"is {each['input']!r}: {each['msg'][:1].lower()}{each['msg'][1:]}"
-                found.problem(".".join([where, *path]), what, "write another value, or leave it out")
+                findings.problem(".".join([where, *path]), what, "write another value, or leave it out")
     except AssertionError as error:
-        found.problem(where, str(error), "change what it names")
+        findings.problem(where, str(error), "change what it names")
 
 
 def integers(model: type[BaseModel], block: dict[str, Any]) -> dict[str, Any]:

@@ -28,18 +28,20 @@ def full_weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
-    model, found, holders = engine.module.model, {}, _holders(engine)
+    model, weights, holders = engine.module.model, {}, _holders(engine)
     for name, parameter in _trained(engine):
         if engine.zero_optimization_stage() == 3:
             whole = safe_get_full_fp32_param(parameter)
         else:
             whole = _gathered(holders[parameter], parameter)
         if dist.get_rank() == 0:
-            found[name] = whole.detach().to("cpu", copy=True)
-    kept = model.state_dict().keys()  # without buffers that are computed anew
+            weights[name] = whole.detach().to("cpu", copy=True)
+    persistent = model.state_dict().keys()  # without buffers that are computed anew
     if dist.get_rank() == 0:
-        found |= {name: buffer.detach().to("cpu", copy=True) for name, buffer in model.named_buffers() if name in kept}
-    return found
+        weights |= {
+            name: buffer.detach().to("cpu", copy=True) for name, buffer in model.named_buffers() if name in persistent
+        }
+    return weights
 
 
 def load_weights(engine: DeepSpeedEngine, weights: dict[str, torch.Tensor]) -> None:
@@ -71,7 +73,7 @@ def full_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer) -> dic
     """
     from deepspeed.utils import safe_get_full_optimizer_state
 
-    found, holders = {}, _holders(engine)
+    state, holders = {}, _holders(engine)
     for name, parameter in _trained(engine):
         for key, value in optimizer.state.get(holders[parameter], {}).items():
             if value is None:
@@ -82,12 +84,12 @@ def full_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer) -> dic
                 at_3 = engine.zero_optimization_stage() == 3
                 value = safe_get_full_optimizer_state(parameter, key) if at_3 else _gathered(value, parameter)
             if dist.get_rank() == 0:
-                found[f"{name}|{key}"] = value.detach().to("cpu", copy=True)
+                state[f"{name}|{key}"] = value.detach().to("cpu", copy=True)
     if dist.get_rank() == 0 and _scales(engine):
         scaler = engine.optimizer.loss_scaler
-        found[_SCALE] = torch.tensor(float(scaler.cur_scale))
-        found[_GOOD_STEPS] = torch.tensor(scaler.cur_iter - scaler.last_overflow_iter - 1, dtype=torch.int32)
-    return found
+        state[_SCALE] = torch.tensor(float(scaler.cur_scale))
+        state[_GOOD_STEPS] = torch.tensor(scaler.cur_iter - scaler.last_overflow_iter - 1, dtype=torch.int32)
+    return state
 
 
 def load_state(engine: DeepSpeedEngine, optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:

@@ -33,11 +33,10 @@ from torch.distributed.pipelining import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from artel.models.device import autocast_dtype
 from artel.models.profiler_ranges import profiler_range
 from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
 from artel.objectives import Batch, Objective
-from artel.parallel.data_parallel import DataParallel
+from artel.parallel.base import Strategy
 from artel.parallel.grad_norm import norm_of_shards
 from artel.parallel.mesh import ParallelDims
 from artel.parallel.pipeline.stages import Stage, Task, stages_in_all
@@ -53,12 +52,12 @@ _ORDERS: dict[str, Any] = {
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class PipelineParallel(DataParallel):
+class PipelineParallel(Strategy):
     """Each process holds one stage of the model, or two; `model` holds the parameters of its stages.
 
     `stages` are those that `cut` gave for this process's place in the pipeline, in order, on its device. Where
     processes share the batch, each has been through fully_shard as a whole (layer by layer, and then the Stage itself),
-    set to sum gradients and not to average them. `mesh` is the dimension `pipeline` of the grid's.
+    set to sum gradients and not to average them. `mesh` is the dimension `pipeline` of the whole mesh.
     """
 
     def __init__(
@@ -72,12 +71,8 @@ class PipelineParallel(DataParallel):
         mesh: DeviceMesh,
         schedule: str,
     ) -> None:
-        self.model = model
-        self.dims = dims
+        super().__init__(model, objective, world, precision, dims)
         self._stages = stages
-        self._objective = objective
-        self._world = world
-        self._dtype = autocast_dtype(precision)
         self._schedule = schedule
         self._group = mesh.get_group()
         self._count = stages_in_all(dims.pipeline, schedule)
@@ -89,12 +84,24 @@ class PipelineParallel(DataParallel):
         self._counted = 0
         self._sums = torch.zeros(0)
 
+    @property
+    def stages(self) -> int:
+        return self.dims.pipeline
+
+    @property
+    def can_run_full_model(self) -> bool:
+        return False
+
+    @property
+    def can_generate(self) -> bool:
+        return False
+
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
         self._scale = self._loss_multiplier(targets) * (1.0 if loss_scale is None else loss_scale)
         # Else the same masks of dropout would be drawn in all stages.
         torch.manual_seed(torch.initial_seed() + self._stages[0].index)
         if self._objective.needs_global_statistics:
-            self._survey(batches)
+            self._objective.set_global_statistics(self._global_statistics(batches))
         self._sums = torch.zeros(len(self._objective.sums), device=self._world.device)
         batches = [self._local_batch(batch) for batch in batches]
         # One order for the whole step: where weights are in shards, a new one forgets gradients when it first runs.
@@ -110,14 +117,14 @@ class PipelineParallel(DataParallel):
         self._measure()
         batch, device = self._local_batch(batch), self._world.device
         self._scale, self._sums = 1.0, torch.zeros(len(self._objective.sums), device=device)
-        found = []
+        outputs = []
         for stage in self._stages:
             stage.size = None
             for _ in range(1 if self._schedule == "sequential" else self._count - stage.index):
                 stage.tasks.append(self._learning(stage, batch, counted=True))
-                found.append(stage(*self._example(stage, _largest([batch]), device.type)))
-        for each in found:
-            each.backward(torch.zeros_like(each))
+                outputs.append(stage(*self._example(stage, _largest([batch]), device.type)))
+        for output in outputs:
+            output.backward(torch.zeros_like(output))
         for stage in self._stages:
             stage.zero_grad(set_to_none=True)
 
@@ -131,38 +138,34 @@ class PipelineParallel(DataParallel):
         owners = self._world.size // self.dims.pipeline
         return norm_of_shards(self.model.parameters(), owners, self._world.device, spared)
 
-    def judge(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
-        names = self._objective.sums
-        totals = torch.zeros(len(names), dtype=torch.float64)
+    def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
+        totals = torch.zeros(len(self._objective.sums), dtype=torch.float64)
         outputs = torch.zeros(count, len(self._objective.outputs), dtype=torch.float64)
         coming = iter(batches)
         with self._judging():
-            while some := list(islice(coming, self._count)):  # enough to keep all stages busy
-                found = self._look([batch for batch, _ in some], self._objective.evaluate_batch)
-                for (sums, rows), (_, indices) in zip(found, some, strict=False):  # none but of the last stage
+            while chunk := list(islice(coming, self._count)):  # enough to keep all stages busy
+                results = self._look([batch for batch, _ in chunk], self._objective.evaluate_batch)
+                for (sums, rows), (_, indices) in zip(results, chunk, strict=False):  # none but of the last stage
                     totals += self._count_once(sums).double().cpu()
                     outputs[indices] = self._count_once(rows[: len(indices)]).double().cpu()
-        if outputs.numel():
-            dist.all_reduce(outputs)  # each sample is one process's; the others have zeros in its place
-        return dict(zip(names, self.all_reduce_sum(totals.tolist()), strict=True)), outputs.numpy()
+        return self._over_all_ranks(totals, outputs)
 
     @contextmanager
     def generating(self) -> Iterator[bool]:
         yield False  # no process can write: a token would have to go through all stages
 
-    def _survey(self, batches: list[Batch]) -> None:
-        found = [self._count_once(each) for each in self._look(batches, self._objective.batch_statistics)]
+    def _global_statistics(self, batches: list[Batch]) -> list[float]:
+        statistics = [
+            self._count_once(statistic) for statistic in self._look(batches, self._objective.batch_statistics)
+        ]
         # Only the last stage knows how many numbers there are.
-        width = -self.all_reduce_min(-len(found[0]) if found else 0)
-        total = torch.stack(found).sum(dim=0).double().tolist() if found else [0.0] * width
-        self._objective.set_global_statistics(self.all_reduce_sum(total))
+        width = -self.all_reduce_min(-len(statistics[0]) if statistics else 0)
+        total = torch.stack(statistics).sum(dim=0).double().tolist() if statistics else [0.0] * width
+        return self.all_reduce_sum(total)
 
-    def _loss_multiplier(self, targets: float) -> float:
-        return 1.0 / targets
-
-    def _count_once(self, found: torch.Tensor) -> torch.Tensor:
-        # Those that share the matrices of a layer all find the same.
-        return found if self._world.rank % self.dims.tensor == 0 else torch.zeros_like(found)
+    def _count_once(self, sums: torch.Tensor) -> torch.Tensor:
+        # Ranks that share the matrices of a layer all have the same sums.
+        return sums if self._world.rank % self.dims.tensor == 0 else torch.zeros_like(sums)
 
     # One pass through the pipeline
 
@@ -178,16 +181,16 @@ class PipelineParallel(DataParallel):
         with profiler_range("artel: pipeline"):
             order.step(target=torch.arange(len(batches)))
 
-    def _look(self, batches: list[Batch], what: Callable[[PreTrainedModel, Batch], Any]) -> list[Any]:
+    def _look(self, batches: list[Batch], work: Callable[[PreTrainedModel, Batch], Any]) -> list[Any]:
         """What the objective finds of each micro-batch, forward only, on the last stage; on others nothing."""
-        found: list[Any] = []
+        results: list[Any] = []
         batches = [self._local_batch(batch) for batch in batches]
         nothing = torch.zeros(len(self._objective.sums), device=self._world.device)
 
         def looking(batch: Batch) -> Task:
             def call(model: PreTrainedModel) -> torch.Tensor:
                 with self._autocast():
-                    found.append(what(model, batch))
+                    results.append(work(model, batch))
                 return nothing
 
             return Task(call)
@@ -197,17 +200,17 @@ class PipelineParallel(DataParallel):
             for stage in self._stages:
                 stage.tasks.extend(looking(batch) for batch in batches)
             order.step()
-        return found
+        return results
 
     def _learning(self, stage: Stage, batch: Batch, *, counted: bool) -> Task:
         """The forward pass of a micro-batch; its sums count, or it is there to make up the number."""
 
         def call(model: PreTrainedModel) -> torch.Tensor:
             with profiler_range("artel: forward"), self._autocast():
-                found = self._objective.loss(model, batch)
+                sums = self._objective.loss(model, batch)
             if counted:
-                self._sums += found.detach()
-            return found
+                self._sums += sums.detach()
+            return sums
 
         balance = None if stage.is_last else router_aux_loss_of(stage.model)  # the last stage's objective adds it
         if balance is None or "balance" not in self._objective.sums:
@@ -218,14 +221,14 @@ class PipelineParallel(DataParallel):
                 return hidden
             with balance.recording() as logits:  # within the objective's own watch: what its routers have given so far
                 pass
-            found = balance.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))
+            sums = balance.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))
             if counted:
-                self._sums[self._objective.sums.index("balance")] += found.detach()
-            return attach_loss(hidden, found * (self._scale if counted else 0.0))
+                self._sums[self._objective.sums.index("balance")] += sums.detach()
+            return attach_loss(hidden, sums * (self._scale if counted else 0.0))
 
         return Task(call, hand_on)
 
-    def _loss(self, sums: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    def _last_loss(self, sums: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """What the backward pass of a micro-batch begins with, on the last stage."""
         return sums[0] * (self._scale if int(number) < self._counted else 0.0)
 
@@ -265,7 +268,7 @@ class PipelineParallel(DataParallel):
             kind = ScheduleGPipe  # PyTorch's 1F1B refuses so few, with which it would hold no less
         one = kind in (ScheduleGPipe, Schedule1F1B)
         # Gradients are not divided by the number of micro-batches: the loss is by the targets already.
-        loss = self._loss if training else None
+        loss = self._last_loss if training else None
         return kind(engines[0] if one else engines, count, loss_fn=loss, scale_grads=False)
 
     def _engine(self, stage: Stage, size: tuple[int, int]) -> PipelineStage:
@@ -299,25 +302,25 @@ class PipelineParallel(DataParallel):
         if self._sent:
             return
         config = self.model.config.get_text_config()
-        device, mine = self._world.device, {stage.index: stage for stage in self._stages}
+        device, local_stages = self._world.device, {stage.index: stage for stage in self._stages}
         ids = (torch.arange(3, 7, device=device) % config.vocab_size)[None]
 
         def call(model: PreTrainedModel) -> torch.Tensor:
             with self._autocast():
-                found: torch.Tensor = model(input_ids=ids).logits
-            return found
+                logits: torch.Tensor = model(input_ids=ids).logits
+            return logits
 
         with self._judging(), torch.no_grad():
             for index in range(self._count - 1):
-                told = torch.zeros(2, dtype=torch.int64, device=device)
-                if index in mine:
-                    stage = mine[index]
+                header = torch.zeros(2, dtype=torch.int64, device=device)
+                if index in local_stages:
+                    stage = local_stages[index]
                     stage.size = None
                     stage.tasks.append(Task(call))
                     hidden = stage(*self._example(stage, (1, 4), device.type))
-                    told = torch.tensor([_DTYPES.index(hidden.dtype), hidden.shape[-1]], device=device)
-                dist.broadcast(told, group=self._group, group_src=index % self.dims.pipeline)
-                number, width = told.tolist()
+                    header = torch.tensor([_DTYPES.index(hidden.dtype), hidden.shape[-1]], device=device)
+                dist.broadcast(header, group=self._group, group_src=index % self.dims.pipeline)
+                number, width = header.tolist()
                 self._sent.append((_DTYPES[number], width))
 
     @contextmanager

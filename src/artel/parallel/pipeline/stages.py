@@ -53,15 +53,15 @@ def stages_problems(model: PreTrainedModel, processes: int, schedule: str) -> li
         anatomy = examine(model)
     except NotSequential as reason:
         return [Problem(where, f"{kind} cannot be cut into stages: {reason}", "write 1, and parallel.data: fsdp")]
-    wanted = stages_in_all(processes, schedule)
-    if wanted > anatomy.layers:
-        most = anatomy.layers // (wanted // processes)
+    stages = stages_in_all(processes, schedule)
+    if stages > anatomy.layers:
+        most = anatomy.layers // (stages // processes)
         fix = f"write {most} or less" if most > 1 else "write 1"
-        if wanted > processes and processes <= anatomy.layers:
+        if stages > processes and processes <= anatomy.layers:
             fix += "; or parallel.schedule: 1f1b"
-        what = f"{kind} has {anatomy.layers} layers, fewer than the {wanted} stages of {processes} processes"
+        what = f"{kind} has {anatomy.layers} layers, fewer than the {stages} stages of {processes} processes"
         return [Problem(where, f"{what} ({schedule})", fix)]
-    if wanted > processes and anatomy.everywhere:
+    if stages > processes and anatomy.everywhere:
         name = min(anatomy.everywhere)
         what = f"interleaved: all layers of {kind} need {name}, which a process cannot hold for two stages"
         return [Problem("parallel.schedule", what, "write 1f1b")]
@@ -112,16 +112,16 @@ class Stage(nn.Module):
         entry.received, entry.hand_on, entry.used = received[0] if received else None, task.hand_on, self.is_first
         self._fill_in(entry.received)
         try:
-            found = task.call(self.model)
+            output = task.call(self.model)
             if not self.is_last:
                 raise RuntimeError(f"stage {self.index} has passed its last layer")
         except _Left as left:
-            found = self._filled_up(left.hidden)
+            output = self._filled_up(left.hidden)
         finally:
             entry.received = entry.hand_on = None
         if not entry.used:  # a layer that is left out at random (layerdrop)
             raise RuntimeError(f"stage {self.index} has not taken what it was sent")
-        return found
+        return output
 
     def _filled_up(self, hidden: torch.Tensor) -> torch.Tensor:
         rows, length = self.size or hidden.shape[:2]
@@ -159,12 +159,12 @@ def cut(model: PreTrainedModel, indices: Sequence[int], stages: int) -> list[Sta
         return [Stage(model, indices[0], stages, shares[indices[0]], plan)]
     twins = [_twin(model, "", plan.held[index]) for index in indices]
     share_router_aux_loss(model, twins)
-    found = [Stage(twin, index, stages, shares[index], plan) for twin, index in zip(twins, indices, strict=True)]
+    result = [Stage(twin, index, stages, shares[index], plan) for twin, index in zip(twins, indices, strict=True)]
     _absent(model, frozenset().union(*(plan.held[index] for index in indices)))
     stack = model.get_submodule(anatomy.stack)
     for place in set(range(anatomy.layers)) - {place for index in indices for place in shares[index]}:
         stack._modules[str(place)] = _StandIn(_layer(model, anatomy, place), _Entry(stack, FORMS[anatomy.form]))
-    return found
+    return result
 
 
 # What stands where the layers of other stages stood
@@ -280,21 +280,21 @@ def _planned(model: PreTrainedModel, anatomy: Anatomy, shares: list[range]) -> _
 
 def _tied(model: PreTrainedModel) -> Iterable[list[str]]:
     """The names of each parameter: several where it is tied; first the one that `named_parameters` gives it."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        found.setdefault(id(parameter), []).append(name)
-    return found.values()
+        names.setdefault(id(parameter), []).append(name)
+    return names.values()
 
 
 def _absent(model: PreTrainedModel, held: frozenset[str]) -> list[tuple[nn.Module, str, torch.Size]]:
     """Take away what is not `held`: (module, name in it, shape) of each parameter."""
-    found = []
+    removed = []
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and (f"{prefix}.{name}" if prefix else name) not in held:
                 del module._parameters[name]
-                found.append((module, name, parameter.shape))
-    return found
+                removed.append((module, name, parameter.shape))
+    return removed
 
 
 def _twin(module: Any, prefix: str, held: frozenset[str]) -> Any:

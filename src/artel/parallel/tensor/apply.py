@@ -134,8 +134,8 @@ def _sizes(model: PreTrainedModel, plan: Plan, size: int) -> list[Problem]:
         "key-value heads": getattr(config, "num_key_value_heads", None),
     }
     numbers: dict[str, int] = {}
-    for label, found in heads.items():
-        for number in found if isinstance(found, list | tuple) else [found]:
+    for label, count in heads.items():
+        for number in count if isinstance(count, list | tuple) else [count]:
             if number:
                 numbers.setdefault(f"{number} {label}", number)
     for name, module in model.named_modules():
@@ -149,10 +149,10 @@ def _sizes(model: PreTrainedModel, plan: Plan, size: int) -> list[Problem]:
     if not wrong:
         return []
     # Heads first; matrices that are made of them say nothing new.
-    told = [label for label in wrong if label.endswith("heads")] or wrong[:3]
+    named = [label for label in wrong if label.endswith("heads")] or wrong[:3]
     common = math.gcd(*numbers.values())
     fits = ", ".join(str(each) for each in range(1, common + 1) if common % each == 0)
-    what = f"{model.config.model_type} has {' and '.join(told)}, no multiple of {size}"
+    what = f"{model.config.model_type} has {' and '.join(named)}, no multiple of {size}"
     return [Problem(_KEY, what, f"write one of: {fits}")]
 
 
@@ -296,14 +296,14 @@ def _split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh) -> bool:
     """
     ends: dict[Any, Any] = {Embedding: model.get_input_embeddings(), Head: model.get_output_embeddings()}
     # A stage of a pipeline has one of them, or none.
-    found: dict[Any, Any] = {
+    weighted: dict[Any, Any] = {
         style: module for style, module in ends.items() if getattr(module, "weight", None) is not None
     }
     plain = {Embedding: nn.Embedding, Head: nn.Linear}
     chosen: dict[type[ParallelStyle], Any] = {
-        style: module for style, module in found.items() if type(module) is plain[style]
+        style: module for style, module in weighted.items() if type(module) is plain[style]
     }
-    refused = {id(module.weight) for style, module in found.items() if style not in chosen}
+    refused = {id(module.weight) for style, module in weighted.items() if style not in chosen}
     rows = {module.weight.shape[0] for module in chosen.values()}
     size, done = mesh.size(), False
     if any(-(-count // size) * (size - 1) >= count for count in rows):

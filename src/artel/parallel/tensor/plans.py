@@ -46,13 +46,16 @@ class Plan:
 
 
 _STYLES = {
-    "colwise": Cut.COLUMNS, "rowwise": Cut.ROWS,
-    "colwise_gather_output": Cut.GATHERED, "colwise_rep": Cut.GATHERED,
-    "rowwise_split_input": Cut.CHOSEN, "rowwise_rep": Cut.CHOSEN,
+    "colwise": Cut.COLUMNS,
+    "rowwise": Cut.ROWS,
+    "colwise_gather_output": Cut.GATHERED,
+    "colwise_rep": Cut.GATHERED,
+    "rowwise_split_input": Cut.CHOSEN,
+    "rowwise_rep": Cut.CHOSEN,
     "packed_colwise": Cut.FUSED,
     "replicated_with_grad_allreduce": Cut.SUMMED,
     "moe_tp_experts": Cut.EXPERTS,
-}  # fmt: skip
+}
 _WHOLE = {"replicate", "embedding_rowwise"}  # embeddings are split by vocabulary, whatever the plan says of them
 _PACKED = 2  # gate and up
 
@@ -116,11 +119,11 @@ def read_plan(model: PreTrainedModel) -> Plan:
 
 
 def _of_transformers(model: PreTrainedModel, modules: dict[str, nn.Module]) -> Plan:
-    asked = dict(model._tp_plan or {})
+    styles = dict(model._tp_plan or {})
     cuts: dict[str, Cut] = {}
     unknown = set()
     for name, module in modules.items():
-        style = asked.get(wildcards(name))
+        style = styles.get(wildcards(name))
         if style is None or style in _WHOLE or module is model.get_output_embeddings():
             continue
         if style in _STYLES:

@@ -164,12 +164,12 @@ class Embedding(ParallelStyle):
 
 def _look_up(module: Any, ids: torch.Tensor) -> torch.Tensor:
     rows, first, padding = module.weight.to_local(), first_row(module.weight), module.padding_idx
-    place = ids - first
-    here = (place >= 0) & (place < rows.shape[0])
+    row = ids - first
+    is_local = (row >= 0) & (row < rows.shape[0])
     if padding is not None:
         padding = padding - first if 0 <= padding - first < rows.shape[0] else None
-    found = F.embedding(place.where(here, 0), rows, padding)
-    return summed(found.masked_fill(~here[..., None], 0.0), module.weight.device_mesh)
+    embedded = F.embedding(row.where(is_local, 0), rows, padding)
+    return summed(embedded.masked_fill(~is_local[..., None], 0.0), module.weight.device_mesh)
 
 
 def first_row(weight: DTensor) -> int:
@@ -204,13 +204,15 @@ def _own_experts(mesh: DeviceMesh) -> Callable[..., torch.Tensor]:
         count = experts.num_experts
         tokens, shares = copied(hidden_states, mesh), copied(top_k_weights, mesh)
         place = top_k_index - mesh.get_local_rank() * count
-        here = (place >= 0) & (place < count)
-        found = type(experts).forward(experts, tokens, place.where(here, count), shares.masked_fill(~here, 0.0))
-        if not found.requires_grad and torch.is_grad_enabled():
+        is_local = (place >= 0) & (place < count)
+        output = type(experts).forward(
+            experts, tokens, place.where(is_local, count), shares.masked_fill(~is_local, 0.0)
+        )
+        if not output.requires_grad and torch.is_grad_enabled():
             # No token came here. Its gradients are zero, but the others wait for them.
             weights = [getattr(experts, name) for name in experts._parameters]
-            found = found + 0.0 * sum(each.sum() for each in (tokens, shares, *weights))
-        return summed(found, mesh)
+            output = output + 0.0 * sum(tensor.sum() for tensor in (tokens, shares, *weights))
+        return summed(output, mesh)
 
     return forward
 

@@ -23,11 +23,10 @@ from torch.distributed.tensor import DTensor
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
 from artel.host import memory
-from artel.parallel import World
+from artel.parallel import OptimizerProtocol, World
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_shared, write_whole
 from artel.training.checkpoint.retention import commit
 from artel.training.checkpoint.s3_mirror import copy_checkpoints
-from artel.training.optim.optimizer import OptimizerProtocol
 
 # Of the memory that is free when copies are first made, they may take half.
 _SHARE = 0.5
@@ -43,17 +42,17 @@ class Saver:
         folder: Path,
         optimizer: OptimizerProtocol,
         world: World,
-        wanted: CheckpointConfig,
+        config: CheckpointConfig,
         run_file: str,
         *,
-        shared: bool,
+        sharded: bool,
         tell: Callable[[str], None],
     ) -> None:
-        """`shared`: each process has pieces of the model, and writes them; otherwise the first has it whole."""
+        """`sharded`: every rank writes the shards that it has; otherwise the first rank has, and writes, all."""
         self._folder, self._optimizer, self._world = folder, optimizer, world
-        self._wanted, self._run_file, self._shared, self._tell = wanted, run_file, shared, tell
+        self._config, self._run_file, self._sharded, self._tell = config, run_file, sharded, tell
         # Of its own, so that what its thread says to its peers does not mix with what the loop says.
-        self._group = dist.new_group(backend="gloo") if shared else None
+        self._group = dist.new_group(backend="gloo") if sharded else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._pending: Future[bool] | None = None
         self._copies: Tensors | None = None
@@ -95,14 +94,14 @@ class Saver:
 
     @property
     def _writes(self) -> bool:
-        return self._shared or self._world.first
+        return self._sharded or self._world.first
 
     def _is_asynchronous(self) -> bool:
         """Whether there is room for the copies, decided once."""
-        if not self._wanted.asynchronous or self._optimizer.saves_collectively:
+        if not self._config.asynchronous or self._optimizer.saves_collectively:
             return False
         if self._has_room is None:
-            needed = sum(_here(tensor).nbytes for tensor in self._tensors().values())
+            needed = sum(_local(tensor).nbytes for tensor in self._tensors().values())
             self._has_room = sys.platform != "linux" or needed <= _SHARE * memory().free / self._world.on_host
             if not self._has_room:
                 copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of what is free"
@@ -120,52 +119,52 @@ class Saver:
         """The same tensors in host memory, which training does not touch."""
         if self._copies is None:
             self._copies = {}
-        found = {}
+        copied = {}
         for name, tensor in tensors.items():
-            here = _here(tensor)
+            local = _local(tensor)
             copy = self._copies.get(name)
-            if copy is None or copy.shape != here.shape or copy.dtype != here.dtype:
+            if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
                 copy = self._copies[name] = _empty_like(tensor)
-            copy.copy_(here, non_blocking=True)
-            found[name] = DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
+            copy.copy_(local, non_blocking=True)
+            copied[name] = DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
         if self._world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        return found
+        return copied
 
     def _write(self, content: Content) -> bool:
         """Whether it was written; a copy elsewhere that fails is said, and made with the next checkpoint."""
         step = content.progress.step
         path = checkpoint_path(self._folder, step)
         try:
-            if self._shared:
+            if self._sharded:
                 write_shared(path, content, first=self._world.first, group=self._group)
             else:
                 write_whole(path, content)
             if self._world.first:
-                commit(self._folder, content.progress, self._wanted)
+                commit(self._folder, content.progress, self._config)
         except ArtelError as error:
             self._failed(f"the checkpoint of step {step} could not be written: {error.in_a_line}")
             return False
-        if self._world.first and self._wanted.copy_to is not None:
+        if self._world.first and self._config.copy_to is not None:
             try:
-                copy_checkpoints(self._folder, self._wanted)
+                copy_checkpoints(self._folder, self._config)
             except ArtelError as error:
                 self._failed(
-                    f"the checkpoint of step {step} could not be copied to {self._wanted.copy_to}: {error.in_a_line}"
+                    f"the checkpoint of step {step} could not be copied to {self._config.copy_to}: {error.in_a_line}"
                 )
         return True
 
-    def _failed(self, told: str) -> None:
-        self.failures.append(told)
-        self._tell(told)
+    def _failed(self, message: str) -> None:
+        self.failures.append(message)
+        self._tell(message)
 
 
-def _here(tensor: torch.Tensor) -> torch.Tensor:
+def _local(tensor: torch.Tensor) -> torch.Tensor:
     """What this process has of a tensor."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
     """In host memory; where it comes from a GPU, pinned, so that it is copied without a stop in between."""
-    here = _here(tensor)
-    return torch.empty(here.shape, dtype=here.dtype, device="cpu", pin_memory=here.is_cuda)
+    local = _local(tensor)
+    return torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda)

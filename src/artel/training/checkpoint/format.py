@@ -35,10 +35,11 @@ from transformers import PreTrainedModel
 
 import artel
 from artel.errors import ArtelError, InputError, Problem, WorkError
+from artel.parallel import OptimizerProtocol
 from artel.storage import check_regular_in, checksum, new_folder, remove_leftovers
 from artel.training.checkpoint.sharded_files import piece_shapes, read_pieces, told_by_first, write_pieces
 from artel.training.optim.local_shards import trained_tensors
-from artel.training.optim.optimizer import Optimizer, OptimizerProtocol
+from artel.training.optim.optimizer import Optimizer
 from artel.training.run_folder import written_checkpoints
 
 _MODEL, _OPTIMIZER, _STATE, SUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
@@ -118,8 +119,12 @@ def write_shared(path: Path, content: Content, *, first: bool, group: dist.Proce
 def _close(partial: Path, content: Content) -> None:
     (partial / _STATE).write_bytes(orjson.dumps(asdict(content.progress), option=orjson.OPT_INDENT_2))
     (partial / RUN_FILE).write_text(content.run_file, encoding="utf-8")
-    versions = {"artel": artel.__version__, "python": platform.python_version(), "torch": torch.__version__,
-                "transformers": transformers.__version__}  # fmt: skip
+    versions = {
+        "artel": artel.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
     (partial / _VERSIONS).write_bytes(orjson.dumps(versions, option=orjson.OPT_INDENT_2))
     sums = {file.name: checksum(file) for file in sorted(partial.iterdir())}
     (partial / SUMS).write_bytes(orjson.dumps(sums, option=orjson.OPT_INDENT_2))

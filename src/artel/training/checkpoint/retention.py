@@ -17,7 +17,7 @@ from artel.training.optim.local_shards import trained_tensors
 from artel.training.optim.optimizer import state_bytes
 
 
-def commit(folder: Path, progress: Progress, wanted: CheckpointConfig) -> None:
+def commit(folder: Path, progress: Progress, config: CheckpointConfig) -> None:
     """What comes after a checkpoint has its name: the pointers move, and old ones go.
 
     Done again when a run goes on: a kill may have come between the name and this.
@@ -25,24 +25,24 @@ def commit(folder: Path, progress: Progress, wanted: CheckpointConfig) -> None:
     point(folder / "latest", checkpoint_path(folder, progress.step))
     if progress.best_step is not None and (best := checkpoint_path(folder, progress.best_step)).is_dir():
         point(folder / "best", best)
-    retain(folder, wanted)
+    retain(folder, config)
 
 
-def retain(folder: Path, wanted: CheckpointConfig) -> None:
+def retain(folder: Path, config: CheckpointConfig) -> None:
     """Remove checkpoints beyond those to be kept; what `latest` and `best` point to is never among them."""
-    spared = {(folder / name).resolve() for name in ("latest", "best")}
-    found = [path for path in list_checkpoints(folder) if path.resolve() not in spared]
-    newest = set(list_checkpoints(folder)[-wanted.keep :])
-    stay = []
-    for path in found:
-        if path in newest or is_for_good(path.name, wanted.keep_every):
-            stay.append(path)
+    pointed_to = {(folder / name).resolve() for name in ("latest", "best")}
+    checkpoints = [path for path in list_checkpoints(folder) if path.resolve() not in pointed_to]
+    newest = set(list_checkpoints(folder)[-config.keep :])
+    retained = []
+    for path in checkpoints:
+        if path in newest or is_for_good(path.name, config.keep_every):
+            retained.append(path)
         else:
             discard(path)
-    if wanted.budget is not None:
+    if config.budget is not None:
         sizes = {path: folder_bytes(path) for path in list_checkpoints(folder)}
-        for path in stay:  # oldest first
-            if sum(sizes.values()) <= wanted.budget:
+        for path in retained:  # oldest first
+            if sum(sizes.values()) <= config.budget:
                 break
             discard(path)
             del sizes[path]

@@ -18,20 +18,20 @@ from artel.training.checkpoint.retention import is_for_good
 from artel.training.run_folder import check_same
 
 
-def copy_checkpoints(folder: Path, wanted: CheckpointConfig) -> None:
+def copy_checkpoints(folder: Path, config: CheckpointConfig) -> None:
     """Make the copies those checkpoints that are in `folder`: the new ones go there, then old ones go.
 
     Those that are kept for good stay there: a machine that went on for another has none of them in its folder.
     Raises InputError or WorkError as push_folder does.
     """
-    assert wanted.copy_to is not None
-    here = {path.name: path for path in list_checkpoints(folder)}
-    there = set(_copies(wanted.copy_to))
-    for name in sorted(here.keys() - there):
-        push_folder(here[name], f"{wanted.copy_to}/{name}", SUMS)
-    for name in there - here.keys():
-        if not is_for_good(name, wanted.keep_every):
-            remove_remote_folder(f"{wanted.copy_to}/{name}", SUMS)
+    assert config.copy_to is not None
+    local = {path.name: path for path in list_checkpoints(folder)}
+    remote = set(_copies(config.copy_to))
+    for name in sorted(local.keys() - remote):
+        push_folder(local[name], f"{config.copy_to}/{name}", SUMS)
+    for name in remote - local.keys():
+        if not is_for_good(name, config.keep_every):
+            remove_remote_folder(f"{config.copy_to}/{name}", SUMS)
 
 
 def fetch_newest(folder: Path, config: RunConfig, tell: Callable[[str], None]) -> None:

@@ -49,8 +49,8 @@ def read_pieces(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 def piece_shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Shape and type of each tensor stored in a folder, whole or in pieces."""
-    found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: (stored.size, stored.properties.dtype) for name, stored in found.items()}  # type: ignore[union-attr]
+    stored_tensors = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {name: (stored.size, stored.properties.dtype) for name, stored in stored_tensors.items()}  # type: ignore[union-attr]
 
 
 def _told(folder: Path, error: BaseException) -> WorkError:

@@ -1,6 +1,6 @@
 """A process that gets no further writes down where it stands and ends, so that its launcher can start the run again.
 
-Whoever gets further in the loop tells it (`beat`). A thread watches that this goes on. It needs Python's lock (the
+Whoever gets further in the loop calls `heartbeat`. A thread watches that this goes on. It needs Python's lock (the
 GIL), which a call that hangs may hold: for that case a small program, watchdog_process.py, watches the thread.
 
 Time in which the watcher did not run does not count, or a machine that slept, a job that Slurm suspended, a program
@@ -21,13 +21,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from artel.storage import report_bus_errors
 from artel.training.faults.watchdog_process import IGNORED, LATEST, SIGNAL, TICK, headline, stacks_file, tell, write
-
-if TYPE_CHECKING:
-    from artel.training.loop import Run
+from artel.training.heartbeat import listen
+from artel.training.run import Run
 
 HUNG = 77  # exit status; of BSD's sysexits.h it is EX_NOPERM, which nothing here means
 # Others that hang with this process began to wait at another moment, and lose their peer when it ends: so long it
@@ -39,22 +38,13 @@ _WRITE_SECONDS = 30.0
 _LONGER_SECONDS = 300.0
 _A_YEAR = 365 * 24 * 3600.0
 
-_watching: _Watchdog | None = None
-
-
-def beat(done: str) -> None:
-    """This process got further: `done` is what it did last. Of no consequence where nobody watches."""
-    if _watching is not None:
-        _watching.newest = (done,)
-
 
 @contextmanager
-def watched(run: Run) -> Iterator[None]:
-    """Within the block this process ends with status HUNG when there was no `beat` for `train.hang_timeout` seconds.
+def watchdog(run: Run) -> Iterator[None]:
+    """Within the block this process ends with status HUNG after `train.hang_timeout` seconds without a `heartbeat`.
 
-    Where it stands, the Python stacks of all its threads, is then in RUN/hangs/TIME-process-RANK.txt.
+    The Python stacks of all its threads are then in RUN/hangs/TIME-process-RANK.txt.
     """
-    global _watching  # one process, one loop
     seconds = run.config.train.hang_timeout
     run.world.wait_at_most(_A_YEAR if seconds is None else seconds + _LONGER_SECONDS)
     if seconds is None:
@@ -63,38 +53,42 @@ def watched(run: Run) -> Iterator[None]:
     if not faulthandler.is_enabled():
         faulthandler.enable()  # nccl's own watchdog aborts: then the stacks are on standard error at least
         report_bus_errors()
-    _watching = _Watchdog(run, seconds)
+    thread = _Watchdog(run, seconds)
+    listen(thread.hear)
     try:
         yield
     finally:
-        _watching.close()
-        _watching = None
+        listen(None)
+        thread.close()
 
 
 class _Watchdog:
-    """The thread that watches, and the overseer that watches the thread."""
+    """The thread that watches, and the process that watches the thread."""
 
     def __init__(self, run: Run, seconds: float) -> None:
         self.newest = ("begin the loop",)
-        """What was done last: another tuple at each beat."""
+        """What was done last: another tuple at each heartbeat."""
         self._run, self._seconds, self._tick = run, seconds, min(TICK, seconds / 10)
         self._rank, self._folder = run.world.rank, run.folder.hangs.absolute()
-        self._overseer = _Overseer(self._rank, seconds, self._tick, self._folder)
+        self._process = _WatchdogProcess(self._rank, seconds, self._tick, self._folder)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
+    def hear(self, done: str) -> None:
+        self.newest = (done,)
+
     def close(self) -> None:
         self._over.set()
         self._thread.join()
-        self._overseer.close()
+        self._process.close()
 
     def _watch(self) -> None:
         seen, waited, before = self.newest, 0.0, time.monotonic()
         while not self._over.wait(self._tick):
             now = time.monotonic()
             waited, before = waited + min(now - before, LATEST * self._tick), now
-            self._overseer.tell()
+            self._process.tell()
             if self.newest is not seen:
                 seen, waited = self.newest, 0.0
             elif waited > self._seconds:
@@ -114,17 +108,17 @@ class _Watchdog:
             faulthandler.dump_traceback(stacks, all_threads=True)  # holds Python's lock: not onto a disk that may hang
             write(file, line, stacks.fileno())
         telling.join(1)
-        self._overseer.tell()  # which would else soon take this end for another hang
+        self._process.tell()  # which would else soon take this end for another hang
         if self._run.world.size > 1:
             time.sleep(_OTHERS_SECONDS)
         os._exit(HUNG)
 
 
-class _Overseer:
+class _WatchdogProcess:
     """watchdog_process.py at work: it reads that the thread lives, and ends this process by SIGNAL when it does not."""
 
     def __init__(self, rank: int, seconds: float, tick: float, folder: Path) -> None:
-        self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the overseer
+        self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the process
         faulthandler.register(SIGNAL, self._stacks, all_threads=True, chain=True)
         program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog_process.py"))]
         about = [os.getpid(), rank, seconds, tick, self._stacks.fileno(), folder]

@@ -41,11 +41,11 @@ def main(process: int, rank: int, seconds: float, tick: float, stacks: int, fold
         signal.signal(number, signal.SIG_IGN)
     silent, before = 0.0, time.monotonic()
     while silent <= seconds + _LONGER * tick:
-        told = _read(tick)
-        if told == b"" or os.getppid() != process:
+        received = _read(tick)
+        if received == b"" or os.getppid() != process:
             return
         now = time.monotonic()
-        if told is not None:
+        if received is not None:
             silent = 0.0
         elif not _is_stopped(process):
             silent += min(now - before, LATEST * tick)

@@ -63,33 +63,33 @@ class MemoryLimit:
         """`run` is the folder, `key` all that the limit depends on, as in `find_micro_batch`."""
         self._file, self._key = run / f"limit-{_digest(key)}.json", key
 
-    def keep(self, found: MicroBatchPlan, agree: Callable[[int], int]) -> MicroBatchPlan:
-        """`found`, or less where the limit is lower; `agree` gives the smallest of all processes' numbers."""
+    def keep(self, plan: MicroBatchPlan, agree: Callable[[int], int]) -> MicroBatchPlan:
+        """`plan`, or less where the limit is lower; `agree` gives the smallest of all processes' numbers."""
         known = _remembered(self._file, ("none", "selective", "full"))
-        least = agree(min(_appetite(each) for each in (found, known) if each is not None))
-        if least == _appetite(found):
-            return found
-        return MicroBatchPlan(least // 2, found.recompute if least % 2 else "full")
+        least = agree(min(_appetite(each) for each in (plan, known) if each is not None))
+        if least == _appetite(plan):
+            return plan
+        return MicroBatchPlan(least // 2, plan.recompute if least % 2 else "full")
 
-    def lower(self, found: MicroBatchPlan) -> None:
-        """Remember that no more than `found` may be asked from now on. Raises WorkError or InputError of the disk."""
-        _remember([self._file], found, self._key)
+    def lower(self, plan: MicroBatchPlan) -> None:
+        """Remember that no more than `plan` may be asked from now on. Raises WorkError or InputError of the disk."""
+        _remember([self._file], plan, self._key)
 
 
-def _appetite(found: MicroBatchPlan) -> int:
+def _appetite(plan: MicroBatchPlan) -> int:
     """A number in whose order micro-batches take memory: by rows, of equal ones those with all computed again less."""
-    return 2 * found.size + (found.recompute != "full")
+    return 2 * plan.size + (plan.recompute != "full")
 
 
-def next_smaller(found: MicroBatchPlan, share: int) -> MicroBatchPlan | None:
-    """What is left to try when memory has run out with `found`: half the rows; of a single one, all computed again.
+def next_smaller(plan: MicroBatchPlan, share: int) -> MicroBatchPlan | None:
+    """What is left to try when memory has run out with `plan`: half the rows; of a single one, all computed again.
 
     `share` is this process's share of a global batch, in rows: it is cut into equal micro-batches.
     """
-    rows = -(-share // -(-share // found.size))
+    rows = -(-share // -(-share // plan.size))
     if rows > 1:
-        return MicroBatchPlan(-(-rows // 2), found.recompute)
-    return None if found.recompute == "full" else MicroBatchPlan(1, "full")
+        return MicroBatchPlan(-(-rows // 2), plan.recompute)
+    return None if plan.recompute == "full" else MicroBatchPlan(1, "full")
 
 
 def find_micro_batch(
@@ -120,7 +120,7 @@ def find_micro_batch(
     """
     name = f"{_digest(key)}.json"
     files = [folder / name for folder in (run, cache_folder() / "micro_batches")]
-    known = next((found for file in files if (found := _remembered(file, modes)) is not None), None)
+    known = next((plan for file in files if (plan := _remembered(file, modes)) is not None), None)
     number = -1 if known is None else known.size * len(modes) + modes.index(known.recompute)
     lowest, highest = agree(number), -agree(-number)  # hosts with caches of their own may remember differently
     if known is not None and lowest == highest:
@@ -129,11 +129,11 @@ def find_micro_batch(
     sizes = [most] if exactly else sizes_to_try(most, row_tokens, device)
     trials = _Trials(attempt, device, reserve, agree)
     enough_tokens = enough_tokens or _ENOUGH_TOKENS.get(device.type, 1)
-    found = trials.search(sizes, modes, -(-enough_tokens // row_tokens))
-    if found is None:
+    plan = trials.search(sizes, modes, -(-enough_tokens // row_tokens))
+    if plan is None:
         raise _nothing_fits(modes, row_tokens, sizes[0])
-    _remember(files, found, key)
-    return found
+    _remember(files, plan, key)
+    return plan
 
 
 def sizes_to_try(most: int, row_tokens: int, device: torch.device) -> list[int]:
@@ -163,11 +163,11 @@ def longest_sample(objective: Objective, samples: Samples) -> tuple[int, int]:
     candidates = np.zeros(1, dtype=np.int64)
     if isinstance(samples, WholeSamples):
         candidates = np.argsort(np.diff(samples.split.ends().astype(np.int64), prepend=0))[-_LOOKED_AT:]
-    tokens = [copies(objective, samples, int(index), 1).tensors["input_ids"].numel() for index in candidates]
+    tokens = [repeat_sample(objective, samples, int(index), 1).tensors["input_ids"].numel() for index in candidates]
     return int(candidates[int(np.argmax(tokens))]), max(tokens)
 
 
-def copies(objective: Objective, samples: Samples, index: int, rows: int) -> Batch:
+def repeat_sample(objective: Objective, samples: Samples, index: int, rows: int) -> Batch:
     """A micro-batch of so many rows, each of them the same sample."""
     return objective.batch(evaluation_rows(samples, np.full(rows, index), rows))
 
@@ -176,10 +176,11 @@ def cache_key(
     config: RunConfig, model: PreTrainedModel, most: int, row_tokens: int, device: torch.device, world: int
 ) -> dict[str, Any]:
     """All that decides how large a micro-batch fits: the key under which the answer is remembered."""
-    data, train, wanted = config.data, config.train, config.model
+    data, train = config.data, config.train
+    lora, quantize, frozen = config.model.lora, config.model.quantize, config.model.freeze
     return {
         "model": {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"},
-        "trained": [wanted.lora and wanted.lora.model_dump(mode="json"), wanted.quantize, wanted.freeze],
+        "trained": [lora and lora.model_dump(mode="json"), quantize, frozen],
         "objective": [config.objective, OBJECTIVES[config.objective].settings(config)],
         "data": [data.block, data.packing, data.document_mask, most, row_tokens],
         "train": [train.micro_batch, train.activation_checkpointing, train.precision, train.weights, train.optimizer],
@@ -200,17 +201,17 @@ def _digest(key: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(key, str, _JSON))
 
 
-def _remember(files: Sequence[Path], found: MicroBatchPlan, key: Mapping[str, Any]) -> None:
+def _remember(files: Sequence[Path], plan: MicroBatchPlan, key: Mapping[str, Any]) -> None:
     for file in files:
-        if _remembered(file, [found.recompute]) != found:
-            write_file(file, orjson.dumps({"size": found.size, "recompute": found.recompute, "for": key}, str, _JSON))
+        if _remembered(file, [plan.recompute]) != plan:
+            write_file(file, orjson.dumps({"size": plan.size, "recompute": plan.recompute, "for": key}, str, _JSON))
 
 
 def _remembered(file: Path, modes: Sequence[Recompute]) -> MicroBatchPlan | None:
     """What an earlier search found; nothing where the file is not there or not what it should be."""
     try:
-        found = orjson.loads(file.read_bytes())
-        size, mode = int(found["size"]), found["recompute"]
+        stored = orjson.loads(file.read_bytes())
+        size, mode = int(stored["size"]), stored["recompute"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return MicroBatchPlan(size, mode) if size >= 1 and mode in modes else None
@@ -221,8 +222,8 @@ def _nothing_fits(modes: Sequence[Recompute], row_tokens: int, rows: int) -> Inp
     if rows > 1:
         return InputError.at("train.micro_batch", what, "write auto, or a smaller number")
     if modes[-1] != "full":
-        told = f"{what} with {modes[-1]}"
-        return InputError.at("train.activation_checkpointing", told, "write auto, or full")
+        message = f"{what} with {modes[-1]}"
+        return InputError.at("train.activation_checkpointing", message, "write auto, or full")
     fix = "write a smaller data.block, train.optimizer: adamw8bit, train.weights: bf16 or model.lora"
     return InputError.at("data.block", f"{what}, though all within their layers is computed again", fix)
 
@@ -240,9 +241,9 @@ class _Trials:
         """The first mode in which `enough` rows fit, or the largest of the ascending `sizes`; of the last, any."""
         for mode in modes:
             last = mode == modes[-1]
-            wanted = [size for size in sizes if last or size >= enough or size == sizes[-1]]
+            candidates = [size for size in sizes if last or size >= enough or size == sizes[-1]]
             try:
-                size = self._largest(self._within_host_memory(wanted, mode), mode)
+                size = self._largest(self._within_host_memory(candidates, mode), mode)
             except NotSelective:
                 if last:
                     raise

@@ -42,11 +42,11 @@ def drop_lines_after(path: Path, step: int) -> None:
     """Drop the lines of steps after `step`, which a resumed run does again, and what a kill left torn."""
     if not path.exists():
         return
-    kept = []
+    lines = []
     for line in path.read_bytes().splitlines():
         try:
             if orjson.loads(line)["step"] <= step:
-                kept.append(line)
+                lines.append(line)
         except (ValueError, KeyError, TypeError):
             continue
-    write_file(path, b"".join(line + b"\n" for line in kept))
+    write_file(path, b"".join(line + b"\n" for line in lines))

@@ -28,11 +28,11 @@ OPTIMIZER = "optimizer and clipping"
 COMMUNICATION = "communication"
 COPIES = "copies"
 DATA = "waiting for data"
-ONCE = "once in a while (log, validate, save)"
+ONCE = "callbacks (log, validate, save)"
 HOST = "the host's own time"
 
-RANGES = {"artel: data": DATA, "artel: loss": LOSS, "artel: optimizer": OPTIMIZER, "artel: once in a while": ONCE}
-"""Ranges that the step is `profiler_range` with; one that is missing costs its kind only its precision."""
+RANGES = {"artel: data": DATA, "artel: loss": LOSS, "artel: optimizer": OPTIMIZER, "artel: callbacks": ONCE}
+"""Ranges of the step, by `profiler_range`; one that is missing costs its kind only its precision."""
 
 _STEP = "ProfilerStep#"
 _LISTED = 20
@@ -265,8 +265,8 @@ def _kind_by_name(name: str) -> str:
 
 
 def _collective(name: str) -> str:
-    found = next((kind for kind, pattern in _COLLECTIVES.items() if pattern.search(name)), "other")
-    return f"{COMMUNICATION}: {found}"
+    kind = next((kind for kind, pattern in _COLLECTIVES.items() if pattern.search(name)), "other")
+    return f"{COMMUNICATION}: {kind}"
 
 
 _Counted = tuple[float, float, int, str]
@@ -374,8 +374,11 @@ def _operators(used: list[_Used], scale: float, steps: int) -> list[Operator]:
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for name, kind, microseconds in used:
         times[name, kind].append(microseconds)
-    found = [Operator(name, kind, sum(each) * scale, len(each) / steps) for (name, kind), each in times.items()]
-    return sorted(found, key=lambda operator: (-operator.milliseconds, operator.name))[:_LISTED]
+    operators = [
+        Operator(name, kind, sum(durations) * scale, len(durations) / steps)
+        for (name, kind), durations in times.items()
+    ]
+    return sorted(operators, key=lambda operator: (-operator.milliseconds, operator.name))[:_LISTED]
 
 
 def _shortened(name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -58,30 +57,6 @@ def state_bytes(model: PreTrainedModel, train: TrainConfig) -> int:
     per_number = spec.state_bytes(train)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return round(sum(p.numel() * (spec.matrix_bytes if p in matrices else per_number) for p in trained))
-
-
-class OptimizerProtocol(Protocol):
-    """What the loop and a checkpoint ask of what steps a model: `Optimizer`, or an engine of another's."""
-
-    @property
-    def loss_factor(self) -> torch.Tensor | None: ...
-
-    def clip_and_step(
-        self, rate: float, norm: torch.Tensor, *, guarded: bool = False, spike: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-    @property
-    def saves_collectively(self) -> bool:
-        """Whether `weights` and `state` are collected from all processes: whole, and on the first one alone."""
-        ...
-
-    def weights(self) -> dict[str, torch.Tensor]: ...
-
-    def load_weights(self, weights: dict[str, torch.Tensor]) -> None: ...
-
-    def state(self) -> dict[str, torch.Tensor]: ...
-
-    def load(self, state: dict[str, torch.Tensor]) -> None: ...
 
 
 def plain_optimizer(model: PreTrainedModel, train: TrainConfig, seed: int) -> Callable[[], torch.optim.Optimizer]:
@@ -146,19 +121,19 @@ class Optimizer:
             self.step(rate, clip_divisor(norm, self._clip), (~good).float() if guarded else None)
             return norm, good
         norm = norm / self.loss_scale.scale
-        found = self.loss_scale.found_infinite(norm)
-        self.step(rate, self.loss_scale.divisor(clip_divisor(norm, self._clip)), found.clamp(min=float(spike)))
-        self.loss_scale.update(found)
+        overflow = self.loss_scale.found_infinite(norm)
+        self.step(rate, self.loss_scale.divisor(clip_divisor(norm, self._clip)), overflow.clamp(min=float(spike)))
+        self.loss_scale.update(overflow)
         return norm, ~self.loss_scale.has_collapsed() & (not spike)
 
-    def step(self, rate: float, divisor: torch.Tensor | None = None, found: torch.Tensor | None = None) -> None:
+    def step(self, rate: float, divisor: torch.Tensor | None = None, overflow: torch.Tensor | None = None) -> None:
         """One step at `rate` times the peak learning rate; the gradients are gone afterwards.
 
         Gradients are divided by `divisor` (float32, a scalar on the device) as they are used: within the kernels of
-        adamw and sgd, in a pass of their own for the others. Where `found` is 1.0, not 0.0, nothing changes, neither
+        adamw and sgd, in a pass of their own for the others. Where `overflow` is 1.0, not 0.0, nothing changes, neither
         parameters nor state; adamw and sgd see to that on the device, for the others the host waits to read it.
         """
-        if found is not None and not all(map(_heeds, self._parts)) and bool(found):
+        if overflow is not None and not all(map(_heeds, self._parts)) and bool(overflow):
             self._forget_gradients()
             return
         for piece in self._pieces:
@@ -167,7 +142,7 @@ class Optimizer:
             for group in part.param_groups:
                 group["lr"] = group["peak"] * rate
             if _divides(part):
-                part.grad_scale, part.found_inf = divisor, found  # type: ignore[attr-defined]
+                part.grad_scale, part.found_inf = divisor, overflow  # type: ignore[attr-defined]
             elif divisor is not None:
                 gradients = [p.grad for group in part.param_groups for p in group["params"] if p.grad is not None]
                 torch._foreach_div_(gradients, divisor)
@@ -190,27 +165,27 @@ class Optimizer:
 
     def state(self) -> dict[str, torch.Tensor]:
         """`parameter name|state name` -> tensor. What an optimizer keeps as a number becomes a float64 tensor."""
-        found = {}
+        tensors = {}
         for part in self._parts:
             for parameter, values in part.state.items():
                 for key, value in values.items():
                     if value is not None and key not in _TABLES:
                         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
                         piece = self._by_stepped[parameter]  # type: ignore[index]  # the keys are parameters
-                        found[f"{piece.name}|{key}"] = piece.to_save(tensor)
-        return found if self.loss_scale is None else found | self.loss_scale.state()
+                        tensors[f"{piece.name}|{key}"] = piece.to_save(tensor)
+        return tensors if self.loss_scale is None else tensors | self.loss_scale.state()
 
     def places(self, shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> dict[str, torch.Tensor]:
         """Where this process's pieces of a state with such tensors are to be read into: what `load` then takes."""
         pieces = {piece.name: piece for piece in self._pieces}
-        found = {}
+        tensors = {}
         for name, (shape, dtype) in shapes.items():
             parameter_name, _, key = name.rpartition("|")
             if key and parameter_name in pieces:
-                found[name] = pieces[parameter_name].place(shape, dtype)
+                tensors[name] = pieces[parameter_name].place(shape, dtype)
             elif self.loss_scale is not None and name in self.loss_scale.state():
-                found[name] = torch.empty(shape, dtype=dtype)
-        return found
+                tensors[name] = torch.empty(shape, dtype=dtype)
+        return tensors
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         """The inverse of `state`, for the same model and optimizer; of a whole state this process's part is taken.
@@ -284,8 +259,8 @@ def _parts(
     shares = layer_shares(model, train.layer_decay)
 
     def groups(parameters: list[nn.Parameter], peak: float) -> Groups:
-        found = parameter_groups(parameters, shares, peak, train.weight_decay)
-        return [{**group, "params": [stepped[parameter] for parameter in group["params"]]} for group in found]
+        of_shares = parameter_groups(parameters, shares, peak, train.weight_decay)
+        return [{**group, "params": [stepped[parameter] for parameter in group["params"]]} for group in of_shares]
 
     of_layers = [parameter for parameter in stepped if parameter in matrices]
     rest = [parameter for parameter in stepped if parameter not in matrices]

@@ -13,6 +13,7 @@ from artel.config import RunConfig, run_from
 from artel.parallel import join_world
 from artel.preparing import prepare
 from artel.training import loop
+from artel.training.run import Run
 
 if TYPE_CHECKING:
     from artel.diagnostics.bench.training.contestant import AfterStep, Work
@@ -69,7 +70,7 @@ class _AfterStep:
     def __init__(self, after_step: AfterStep) -> None:
         self._after_step = after_step
 
-    def __call__(self, run: loop.Run) -> None:
+    def __call__(self, run: Run) -> None:
         # No line is ever logged here, so the sums since the last one are ours to read and begin anew.
         sums = run.window.clone()
         run.window.zero_()

@@ -10,7 +10,6 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
 import torch
@@ -18,9 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from artel.storage import new_folder, write_file
 from artel.training.metrics.profile_table import TimeTable, time_table
-
-if TYPE_CHECKING:
-    from artel.training.loop import Run
+from artel.training.run import Run
 
 _SKIPPED = 5  # steps that compile, fill caches and warm up
 _RECORDED = 3
@@ -53,7 +50,7 @@ class Profile:
     def __call__(self, run: Run) -> None:
         if self._profiler is None:
             self._start_if_due()
-        elif run.step >= self._last or run.is_over:
+        elif run.step >= self._last or run.finished:
             self._wait_for_device()
             self.close()
         else:

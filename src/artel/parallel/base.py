@@ -1,0 +1,213 @@
+"""What all strategies share: the loops over micro-batches, and sums over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import PreTrainedModel
+
+from artel.models.attention import preferred_kernels
+from artel.models.device import autocast_dtype
+from artel.models.profiler_ranges import profiler_range
+from artel.objectives import Batch, Objective
+from artel.parallel.grad_norm import norm_here
+from artel.parallel.mesh import ParallelDims
+from artel.parallel.process_group import World
+from artel.parallel.strategy import OptimizerProtocol
+
+T = TypeVar("T")
+
+
+class InForward(nn.Module):
+    """A module around the model, within whose forward pass all work with the model is done.
+
+    What wraps it (DDP, DeepSpeed's engine) hooks into that forward pass: it sees the backward pass of the loss, and
+    gathers a weight that is used outside of its own layer, as the output head's is.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[PreTrainedModel], T]) -> T:
+        return work(self.model)
+
+
+class Strategy:
+    """A base class for strategies; see `ParallelStrategy` for what its public methods promise.
+
+    As it stands it runs micro-batches one after another on a model that this process holds whole. A strategy overrides
+    what differs.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, objective: Objective, world: World, precision: str, dims: ParallelDims
+    ) -> None:
+        self.model = model
+        self.dims = dims
+        self._objective = objective
+        self._world = world
+        self._dtype = autocast_dtype(precision)
+        self._forward: Callable[[Callable[[PreTrainedModel], Any]], Any] = self._on_model
+        """Runs work with the model that a backward pass follows; DistributedDataParallel hooks in here."""
+
+    @property
+    def dp_rank(self) -> int:
+        return self.dims.dp_rank(self._world.rank)
+
+    @property
+    def dp_degree(self) -> int:
+        return self.dims.dp_degree
+
+    @property
+    def is_reporting_rank(self) -> bool:
+        return self.dims.is_reporting_rank(self._world.rank)
+
+    @property
+    def holds_full_model(self) -> bool:
+        return False
+
+    @property
+    def stages(self) -> int:
+        return 1
+
+    @property
+    def can_run_full_model(self) -> bool:
+        return True
+
+    @property
+    def can_generate(self) -> bool:
+        return True
+
+    @property
+    def can_probe_memory(self) -> bool:
+        return True
+
+    def all_reduce_sum(self, numbers: list[float]) -> list[float]:
+        if self._world.size == 1:
+            return numbers
+        total = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def all_reduce_min(self, number: int) -> int:
+        if self._world.size == 1:
+            return number
+        smallest = torch.tensor(number)
+        dist.all_reduce(smallest, dist.ReduceOp.MIN)
+        return int(smallest)
+
+    def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
+        multiplier = self._loss_multiplier(targets) * (1.0 if loss_scale is None else loss_scale)
+        if self._objective.needs_global_statistics:
+            self._objective.set_global_statistics(self._global_statistics(batches))
+        total = []
+        for number, batch in enumerate(batches):
+            with self._gradient_sync(last=number == len(batches) - 1):
+                with profiler_range("artel: forward"), self._autocast():
+                    sums = self._loss(self._local_batch(batch))
+                with profiler_range("artel: backward"):
+                    self._backward(sums[0] * multiplier)
+            total.append(self._count_once(sums.detach()))
+        return torch.stack(total).sum(dim=0)
+
+    def probe_memory(self, batch: Batch) -> None:
+        with self._autocast():
+            loss = self._objective.loss(self.model, self._local_batch(batch))[0]
+        loss.backward()
+        self.model.zero_grad(set_to_none=True)
+
+    def norm(self) -> torch.Tensor:
+        return norm_here([parameter.grad for parameter in self.model.parameters() if parameter.grad is not None])
+
+    def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
+        names = self._objective.sums
+        totals = torch.zeros(len(names), dtype=torch.float64)
+        outputs = torch.zeros(count, len(self._objective.outputs), dtype=torch.float64)
+        self.model.eval()
+        with torch.no_grad():
+            for batch, indices in batches:
+                with self._autocast():
+                    sums, rows = self._evaluate_batch(self._local_batch(batch))
+                totals += self._count_once(sums).double().cpu()
+                outputs[indices] = self._count_once(rows[: len(indices)]).double().cpu()
+        self.model.train()
+        return self._over_all_ranks(totals, outputs)
+
+    @contextmanager
+    def generating(self) -> Iterator[bool]:
+        yield self._world.first
+
+    def with_full_model(self, work: Callable[[PreTrainedModel], T]) -> T:
+        with self.generating():  # weights that are gathered for it are let go again
+            return self._on_model(work)
+
+    def own_optimizer(
+        self, make: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int
+    ) -> OptimizerProtocol | None:
+        return None
+
+    # What a strategy overrides
+
+    def _on_model(self, work: Callable[[PreTrainedModel], T]) -> T:
+        """What `work` returns for the model, run so that all of its weights are there."""
+        return work(self.model)
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """The objective's sums, from which the backward pass begins."""
+        sums: torch.Tensor = self._forward(lambda model: self._objective.loss(model, batch))
+        return sums
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        """The backward pass of a micro-batch."""
+        loss.backward()
+
+    def _local_batch(self, batch: Batch) -> Batch:
+        """This rank's part of a micro-batch, on its device."""
+        return batch.to(self._world.device)
+
+    def _count_once(self, sums: torch.Tensor) -> torch.Tensor:
+        """What this rank adds to the sums over all ranks: zeros where another rank adds the same."""
+        return sums
+
+    def _loss_multiplier(self, targets: float) -> float:
+        """What a micro-batch's summed loss is multiplied by, so that gradients are those of the mean."""
+        return 1.0 / targets
+
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
+        """The context of a micro-batch's forward and backward; gradients are exchanged with the step's last one."""
+        return nullcontext()
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        """The context of a forward pass: its precision, and the order among kernels of attention."""
+        device = self._world.device
+        with preferred_kernels(device), torch.autocast(device.type, self._dtype, enabled=self._dtype is not None):
+            yield
+
+    # Shared by strategies that run whole batches in their own way
+
+    def _global_statistics(self, batches: list[Batch]) -> list[float]:
+        """What the objective wants to know of the global batch before its first loss."""
+        statistics = []
+        with torch.no_grad(), self._autocast():
+            for batch in batches:
+                statistics.append(self._count_once(self._batch_statistics(self._local_batch(batch))))
+        return self.all_reduce_sum(torch.stack(statistics).sum(dim=0).double().tolist())
+
+    def _batch_statistics(self, batch: Batch) -> torch.Tensor:
+        return self._on_model(lambda model: self._objective.batch_statistics(model, batch))
+
+    def _evaluate_batch(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._on_model(lambda model: self._objective.evaluate_batch(model, batch))
+
+    def _over_all_ranks(self, totals: torch.Tensor, outputs: torch.Tensor) -> tuple[dict[str, float], np.ndarray]:
+        if self._world.size > 1 and outputs.numel():
+            dist.all_reduce(outputs)  # each sample is one rank's; the others have zeros in its place
+        return dict(zip(self._objective.sums, self.all_reduce_sum(totals.tolist()), strict=True)), outputs.numpy()

@@ -1,0 +1,79 @@
+"""Ends a run: the final model, and the result."""
+
+from __future__ import annotations
+
+import resource
+import shlex
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from artel.models.flops import tokens_a_second
+from artel.models.loading.save import save_model
+from artel.storage import write_file
+from artel.training.checkpoint.format import Progress, checkpoint_path, full_weights, load_weights, read_progress
+from artel.training.run import Run
+
+
+def finish(run: Run) -> dict[str, Any]:
+    """Write RUN/model and RUN/result.json; called when the last step is saved. Returns the result.
+
+    Where validations stopped improving, the model is the best one, not the last.
+    """
+    run.check_folder()
+    for failure in run.saver.failures:
+        run.tell(failure)
+    progress = run.progress_so_far()
+    saved, model_step = _final_checkpoint(run, progress)
+    result = {
+        "run": str(run.folder.path),
+        "steps": progress.step,
+        "model_step": model_step,
+        "tokens": progress.tokens,
+        "train_loss": progress.train_loss,
+        "validation": progress.validation,
+        "tokens_per_second": tokens_a_second(progress.tokens, progress.train_seconds),
+        "wall_seconds": progress.seconds,
+        "peak_memory_gib": _peak_memory(run.world.device) / 2**30,
+    }
+    if run.world.first:
+        # A rank that holds the full model has the final weights already; else they are read from the checkpoint.
+        weights = None if run.strategy.holds_full_model else full_weights(saved)
+        save_model(
+            run.strategy.model,
+            run.tokenizer,
+            run.folder.model,
+            weights,
+            kept=run.folder.foreign_in_model(),
+            note=run.folder.note_model,
+        )
+        write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
+        name = shlex.quote(str(run.folder.path))
+        run.trackers.close()  # the progress bar ends before the last messages
+        run.tell(f"{run.folder.path}: {progress.step:,} steps are done, the model is in {run.folder.model}; next:")
+        run.tell(f"    {run.objective.command(name)}")
+        for hint in run.trackers.hints:
+            run.tell(f"    {hint}")
+    run.world.barrier()
+    return result
+
+
+def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
+    """The checkpoint that becomes the final model, and its step; `progress` gets the metrics of that step."""
+    best = run.folder.checkpoints / "best"
+    if not progress.stopped_early or not best.exists():  # on a full disk there may be no best
+        return checkpoint_path(run.folder.checkpoints, progress.step), progress.step
+    if run.strategy.holds_full_model:
+        load_weights(best, run.strategy.model)
+    saved = read_progress(best)  # an earlier step than the best, where the disk was full when the best was to be saved
+    progress.validation = saved.best_validation
+    return best, saved.step
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes: of the device where there is one, else the largest resident size this process has had."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,31 @@
+"""Whether a run file describes the run that its folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from artel.config import RunConfig, dump_run, load_run
+from artel.preparing import Prepared
+from artel.storage import remove_leftovers, write_file
+from artel.training.lengthening import change_length
+from artel.training.run_folder import RunFolder, check_same, differs_in_length, written_checkpoints
+
+
+def check_same_run(config: RunConfig, prepared: Prepared) -> None:
+    """Refuse to resume a run whose file has changed in what shapes the result, and show the difference.
+
+    The length may change where the steps done stay what they are (`lengthening.py`): a complete run is then incomplete
+    again. Also writes RUN/config.yaml, and clears away what a killed start was just writing beside it. Called once, by
+    the first process, before the others start. Raises InputError.
+    """
+    folder = RunFolder(Path(config.run))
+    if folder.config.is_file() and (folder.is_complete or written_checkpoints(folder.checkpoints)):
+        before = load_run(str(folder.config))
+        if differs_in_length(before, config):
+            folder.check_model_is_artels()
+            if change_length(folder.config, before, config, prepared, folder.model):
+                folder.result.unlink(missing_ok=True)
+        else:
+            check_same(folder.config, config, "choose another folder (run=…)")
+    remove_leftovers(folder.path)
+    write_file(folder.config, dump_run(config))

@@ -1,0 +1,131 @@
+"""Opens a run: token store, model, strategy, optimizer; resumes from a checkpoint if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from artel.config import RunConfig, dump_run
+from artel.models.compile import try_compiled
+from artel.models.flops import device_name, flops_a_token, peak_flops
+from artel.objectives import objective_of
+from artel.parallel import World
+from artel.preparing import Prepared
+from artel.training.checkpoint.async_saver import Saver
+from artel.training.checkpoint.format import Progress, list_checkpoints, load_checkpoint
+from artel.training.checkpoint.retention import check_space, checkpoint_bytes, commit
+from artel.training.checkpoint.s3_mirror import fetch_newest
+from artel.training.evaluation import Validation
+from artel.training.first_step import check_blocks, check_same_step, check_same_store
+from artel.training.metrics.trackers import Trackers
+from artel.training.model_setup import set_up_model
+from artel.training.prefetch import local_batches
+from artel.training.reference_log_probs import set_reference
+from artel.training.run import Run
+from artel.training.run_folder import RunFolder
+from artel.training.schedule import run_length
+
+
+def open_run(
+    config: RunConfig, prepared: Prepared, world: World, tell: Callable[[str], None]
+) -> tuple[Run, Validation]:
+    """The run, ready for its next step, and its validation split. Raises InputError.
+
+    Messages of the first rank alone go to `tell`.
+    """
+    if not world.first:
+        tell = _silent
+    folder = RunFolder(Path(config.run))
+    store, tokenizer = prepared.open(), prepared.tokenizer()
+    objective = objective_of(config, tokenizer)
+    if world.first:
+        folder.claim()
+    samples, validation = objective.dataset(store.train), Validation(objective, store.validation)
+    check_blocks(samples, store.train, validation, config)
+    objective.fit_statistics(store.train)
+    length = run_length(config, samples, store.train)
+
+    if config.checkpoint.copy_to is not None:
+        if world.first:
+            fetch_newest(folder.checkpoints, config, tell)
+        world.barrier()
+    tell("loading the model")
+    model = set_up_model(config, tokenizer, objective, samples, world, length.steps, tell)
+    strategy, optimizer = model.strategy, model.optimizer
+    resumes = bool(list_checkpoints(folder.checkpoints))
+    set_reference(objective, store, strategy, world, model.batch_plan.size, folder.before, resumes, tell)
+    progress = load_checkpoint(folder.checkpoints, optimizer, tell) or Progress(store=store.digest)
+    check_same_store(progress, store.digest)
+    if progress.warmup is None:
+        progress.warmup = config.train.warmup.of(length.steps)
+    if world.first:
+        if progress.step:
+            commit(folder.checkpoints, progress, config.checkpoint)
+        check_space(folder.checkpoints, checkpoint_bytes(strategy.model, config.train, strategy.stages), tell)
+    check_same_step(progress, strategy, world)
+
+    tell(
+        f"{len(samples):,} samples of up to {config.data.block} tokens · {length.steps:,} steps of "
+        f"{config.train.batch} · {model.summary}"
+    )
+    if progress.step:
+        tell(f"resuming from step {progress.step:,} of {length.steps:,}")
+    peak = peak_flops(device_name(world.device), model.precision)
+    flops_per_token = None
+    if peak is not None:
+        flops_per_token = flops_a_token(strategy.model.config, objective.auto_class, config.data.block)
+    run = Run(
+        config=config,
+        folder=folder,
+        folder_identity=folder.identity(),  # after the first rank has made it: all have met since
+        world=world,
+        tokenizer=tokenizer,
+        objective=objective,
+        samples=samples,
+        order=objective.order(store.train, len(samples)),
+        length=length,
+        batch_plan=model.batch_plan,
+        memory_limit=model.memory_limit,
+        strategy=strategy,
+        optimizer=optimizer,
+        saver=Saver(
+            folder.checkpoints,
+            optimizer,
+            world,
+            config.checkpoint,
+            dump_run(config),
+            sharded=not (strategy.holds_full_model or optimizer.saves_collectively),
+            tell=tell,
+        ),
+        trackers=Trackers(
+            config if world.first else config.model_copy(update={"track": []}),
+            folder,
+            step=progress.step,
+            steps=length.steps,
+        ),
+        progress=progress,
+        tell=tell,
+        flops_per_token=flops_per_token,
+        peak_flops=peak,
+        window=torch.zeros(len(objective.sums), device=world.device),
+        norm=torch.zeros((), device=world.device),
+    )
+    if model.compiled and not run.finished:
+        _compile(run)
+    return run, validation
+
+
+def _compile(run: Run) -> None:
+    """Compile the layers now, rather than in the first step; where that fails they run as they are."""
+    run.tell("compiling the layers")
+    run.trackers.busy("compiling")
+    batch = local_batches(run, run.step)[0]
+    failure = try_compiled(run.strategy.model, lambda: run.strategy.probe_memory(batch))
+    if failure is not None:
+        run.tell(f"the layers cannot be compiled, so they run as they are: {failure}")
+
+
+def _silent(message: str) -> None:
+    pass
