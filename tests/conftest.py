@@ -43,9 +43,9 @@ def shared_data() -> Path:
     return folder
 
 
-@pytest.fixture
-def in_tmp_path(tmp_path, monkeypatch):
-    """The working folder is tmp_path: write_run then writes relative paths, as users do."""
+@pytest.fixture(autouse=True)
+def _in_tmp_path(tmp_path, monkeypatch):
+    """The working folder of every test is tmp_path: runs are written and named by relative paths, as users do."""
     monkeypatch.chdir(tmp_path)
 
 

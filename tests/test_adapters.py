@@ -21,6 +21,7 @@ from artel.models.loading.save import save_model
 from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.runs import ENVIRONMENT, artel, kill, largest_difference, losses, start, torchrun, wait_for_step, write_run
+from support.waiting import LIMIT
 
 CASES = WORKERS / "train_cases.py"
 CAUSAL = "AutoModelForCausalLM"
@@ -65,7 +66,9 @@ def runs(base, tmp_path_factory) -> Path:
         write("nf4", quantize="nf4"),
         write("frozen", lora=None, freeze=["*wte*", "*wpe*", "transformer.h.0.*"]),
     ]
-    done = subprocess.run([sys.executable, CASES, *alone], env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, CASES, *alone], env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     done = torchrun(2, CASES, write("lora-2", 32), write("nf4-2", 8, quantize="nf4"))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -247,7 +250,7 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
     run = write_tuning(tmp_path / "run.yaml", base, model=model)
     program = f"import sys; sys.modules[{package!r}] = None; from artel.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, "train", run], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program, "train", run], env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 2, done.stderr
     assert remedy in done.stderr

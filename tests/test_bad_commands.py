@@ -58,7 +58,6 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[:60])
 def test_what_a_command_line_means(command, tmp_path, capfd, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
     write_run(tmp_path / "run.yaml")

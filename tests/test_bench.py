@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 def bench(tmp_path, *arguments, status=0, **environment):
     env = {"ARTEL_CACHE": str(tmp_path / "cache"), **environment}
-    done = artel("bench", "prepare", "--rounds", "1", "--json", *arguments, env=env, timeout=280)
+    done = artel("bench", "prepare", "--rounds", "1", "--json", *arguments, env=env)
     assert done.returncode == status, done.stderr
     if status:
         return done.stderr

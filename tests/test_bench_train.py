@@ -61,7 +61,7 @@ def bench(folder, *arguments, status=0):
     (folder / "peers.py").write_text(PEERS)
     # One thread and nothing compiled: cores are shared with other tests, and compiling takes longer than they do.
     env = {"ARTEL_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
-    done = artel("bench", "train", "--json", *arguments, env=env, timeout=290, cwd=folder)
+    done = artel("bench", "train", "--json", *arguments, env=env, cwd=folder)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     if status:
@@ -126,7 +126,6 @@ def test_wrong_options_are_told_together(tmp_path, monkeypatch):
                                          "--optimizer: there is no 'muon'"))  # fmt: skip
     assert "write one of: causal, masked" in told
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
     device = "cpu" if torch.cuda.is_available() else "cuda"
     with pytest.raises(InputError) as raised:
         measure_train(

@@ -208,12 +208,12 @@ def test_a_minute_of_identity_and_it_knows_its_name(shared_data, tmp_path):
         train={"steps": 150, "batch": 16, "learning_rate": 3e-3, "warmup": 10, "optimizer": "muon"},
         validate={"every": "never"}, log={"every": 10},
     )  # fmt: skip
-    assert artel("train", run, "train.steps=1", f"run={tmp_path / 'before'}", timeout=300).returncode == 0
+    assert artel("train", run, "train.steps=1", f"run={tmp_path / 'before'}").returncode == 0
     done = artel("train", run, timeout=600)
     assert done.returncode == 0, done.stderr
     answers = {}
     for name in ("before", "identity"):
-        told = artel("chat", tmp_path / name, "--script", script, "--temperature", "0", timeout=300)
+        told = artel("chat", tmp_path / name, "--script", script, "--temperature", "0")
         assert told.returncode == 0, told.stderr
         answers[name] = told.stdout
     assert "Artemon" in answers["identity"]

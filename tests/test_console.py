@@ -13,8 +13,6 @@ from artel.training.run_folder import RunFolder
 from support.runs import artel, write_run
 from support.waiting import Screen
 
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
-
 FIGURES = {"loss": 3.25, "tokens_per_second": 1234.0}
 
 

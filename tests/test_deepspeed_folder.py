@@ -19,6 +19,7 @@ from artel.tokens import load_tokenizer, train_tokenizer
 from support.deepspeed_cases import gpt2_config
 from support.ranks import run_ranks
 from support.runs import DEEPSPEED, artel, merged, write_run
+from support.waiting import LIMIT
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("deepspeed_beside")]
 
@@ -112,7 +113,7 @@ def test_a_run_goes_on_where_trainer_stood(folder, tmp_path, stage):
     convert = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
     convert += ["--input_folder", checkpoint / "global_step2", "--output_folder", tmp_path / "universal"]
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(DEEPSPEED)]))
-    subprocess.run(convert, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL, timeout=200)
+    subprocess.run(convert, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT)
     run = run_from(folder, tmp_path / "run.yaml")
     done = artel("train", run, "--from-deepspeed", checkpoint)
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ from artel.host import core_quota, memory
 from artel.models.device import bf16_is_native
 from artel.planning.machine import Disk, host_address
 from support.runs import ENVIRONMENT, artel, write_run
+from support.waiting import LIMIT
 
 SOURCES = Path(__file__).parents[1] / "src"
 CPU = torch.device("cpu")
@@ -59,7 +60,7 @@ def test_it_tells_this_machine_and_no_secret_and_writes_and_asks_nothing(tmp_pat
     }
     done = subprocess.run(
         [sys.executable, "-B", "-m", "artel", "doctor", run, "--json"],
-        capture_output=True, text=True, timeout=120, cwd=folders["here"],
+        capture_output=True, text=True, timeout=LIMIT, cwd=folders["here"],
         env=kept | {name: str(value) for name, value in variables.items()},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -99,7 +100,7 @@ def test_an_extra_that_is_missing_is_told_with_the_command_that_installs_it(tmp_
         "from artel.cli.main import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=LIMIT,
         env={name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -43,8 +43,7 @@ def test_of_a_pretrained_folder_and_of_the_default(tmp_path):
      ("span_qa", {"format": "dummy", "kind": "questions"}), ("chat", {"format": "chat", "path": "t.jsonl"}),
      ("preference", {"format": "preference", "path": "t.jsonl"})],
 )  # fmt: skip
-def test_of_each_objective_it_is_a_run_that_can_start(objective, source, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_of_each_objective_it_is_a_run_that_can_start(objective, source, tmp_path):
     (tmp_path / "t.jsonl").write_text("{}\n")
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump({"objective": objective, "data": {"sources": [source]}}))
@@ -63,12 +62,12 @@ def test_what_it_says():
 @pytest.mark.processes
 def test_a_layout_is_tried_and_a_wrong_one_refused(tmp_path):
     run = write_run(tmp_path / "run.yaml", parallel={"data": "fsdp"})
-    done = artel("doctor", run, "--parallel", "--json", timeout=300)
+    done = artel("doctor", run, "--parallel", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["processes"] == 2
     assert found["agrees"] is True
     assert max(found["loss_difference"], found["gradient_norm_difference"]) < 1e-5
-    refused = artel("doctor", run, "--parallel", "parallel.expert=2", timeout=300)
+    refused = artel("doctor", run, "--parallel", "parallel.expert=2")
     assert refused.returncode == 2
     assert "has no experts" in refused.stderr

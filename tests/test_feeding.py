@@ -141,7 +141,7 @@ ahead.take(0)
 )
 def test_never_closed_python_ends_all_the_same(ending, code):
     command = [sys.executable, "-c", FORGOTTEN % ending]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
     assert done.returncode == code, done.stderr
     assert "terminate called" not in done.stderr
 
@@ -149,7 +149,7 @@ def test_never_closed_python_ends_all_the_same(ending, code):
 def test_ctrl_c_reaches_who_waits_for_a_batch():
     waits = "import _thread, threading; threading.Timer(0.5, _thread.interrupt_main).start()\nahead.take(1)"
     command = [sys.executable, "-c", FORGOTTEN.replace("0.01", "2.0 if step else 0") % waits]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
     assert "KeyboardInterrupt" in done.stderr
 
 

@@ -176,8 +176,7 @@ def test_one_long_text_is_cut_so_that_a_share_of_it_is_held_out(tmp_path):
         ({"a.jsonl": 30_000, "b.html": 30_000}, {}, []),
     ],
 )
-def test_which_texts_are_long(tmp_path, monkeypatch, files, settings, cut):
-    monkeypatch.chdir(tmp_path)
+def test_which_texts_are_long(tmp_path, files, settings, cut):
     for name, size in {"b.txt": 10, **files}.items():
         written(tmp_path, name, "x" * size)
     source = {"path": list(files), **({"document": settings["document"]} if "document" in settings else {})}

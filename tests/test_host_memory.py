@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from artel.training.memory.cpu_allocator import retained_host_memory
+from support.waiting import LIMIT
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc is told to keep memory")
 
@@ -45,7 +46,7 @@ def resident() -> int:
 def measured(**environment: str) -> dict:
     """Page faults and memory before, within and after the block, in a process of its own."""
     command = [sys.executable, __file__]
-    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

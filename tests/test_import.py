@@ -282,7 +282,6 @@ def test_other_files_that_are_none_are_refused(tokenizer, tmp_path):
     assert len(error.value.problems) == 2
 
 
-@pytest.mark.usefixtures("in_tmp_path")
 def test_a_run_trains_from_what_was_imported(tokenizer):
     random = np.random.default_rng(0)
     documents = [np.append(random.integers(0, 300, 50), end_of(tokenizer)) for _ in range(100)]

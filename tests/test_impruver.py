@@ -165,8 +165,7 @@ def test_splits(split, rows, is_told):
     assert ("datasets.0.split" in told(left)) == is_told
 
 
-def test_data_sets_that_lie_here_are_paths(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_data_sets_that_lie_here_are_paths(tmp_path):
     (tmp_path / "mine").mkdir()
     text = "datasets: [{name: mine}, {name: OWNER/NAME}, {name: ./gone}]\nmodel: {name: m}\ntrainer: {}\n"
     run, left = converted(text)
@@ -329,7 +328,7 @@ def test_a_converted_configuration_trains(shared_data, tmp_path):
     assert "n_ctx" in converted.stderr
     run = tmp_path / "run.yaml"
     run.write_text(converted.stdout)
-    done = artel("train", run, f"data.store={tmp_path / 'stores'}", f"run={tmp_path / 'run'}", timeout=300)
+    done = artel("train", run, f"data.store={tmp_path / 'stores'}", f"run={tmp_path / 'run'}")
     assert done.returncode == 0, done.stderr
     trained = [line["loss"] for line in metrics(tmp_path / "run") if "loss" in line]
     assert len(trained) == 6

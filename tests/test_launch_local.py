@@ -23,7 +23,7 @@ def in_folder(folder, *arguments):
     """The command, with its temporary files and its stores beside the working folder."""
     beside = folder.parent
     places = {"TMPDIR": str(beside / "temporary"), "ARTEL_CACHE": str(beside / "cache")}
-    done = artel(*arguments, env=places, timeout=400)
+    done = artel(*arguments, env=places)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -16,8 +16,6 @@ from artel.training.lengthening import _refused, _why_not
 from artel.training.schedule import Length
 from support.runs import artel, losses, write_run
 
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
-
 SHORT = {"batch": 8, "compile": "off"}
 
 

@@ -121,7 +121,7 @@ def test_from_scratch_it_learns_and_the_folder_fills_masks_in_transformers(tmp_p
                     data={"block": 64, "sources": [{"format": "dummy", "documents": 1500}]},
                     train={"steps": 260, "batch": 16, "optimizer": "muon", "learning_rate": 4e-3},
                     validate={"prompts": ["Count: one, two,<mask>, four."]})  # fmt: skip
-    done = artel("train", run, f"model.config={json.dumps(MODERNBERT)}", timeout=280)
+    done = artel("train", run, f"model.config={json.dumps(MODERNBERT)}")
     assert done.returncode == 0, done.stderr
     folder = run.with_suffix("")
     figures = metrics(folder)[-1]["validation"]
@@ -249,7 +249,7 @@ def test_commas_are_learned_from_plain_sentences(tmp_path):
                     data={"block": 200, "validation": 0.2, "sources": [
                         {"format": "dummy", "documents": 400, "pairs": "commas"}]},
                     train={"steps": 100, "batch": 16, "learning_rate": 3e-3})  # fmt: skip
-    done = artel("train", run, f"model.config={json.dumps(MODERNBERT)}", timeout=200)
+    done = artel("train", run, f"model.config={json.dumps(MODERNBERT)}")
     assert done.returncode == 0, done.stderr
     figures = metrics(run.with_suffix(""))[-1]["validation"]
     assert figures["f1"] > 0.8

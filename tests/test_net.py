@@ -13,6 +13,7 @@ import pytest
 
 from artel.cli.main import main
 from support.runs import ENVIRONMENT, TEXT_ALONE, write_run
+from support.waiting import LIMIT
 
 ULIMIT = {"memory": resource.RLIMIT_AS, "file": resource.RLIMIT_FSIZE, "open": resource.RLIMIT_NOFILE}
 
@@ -26,7 +27,13 @@ def command(*arguments, shell: str = "", limits=(), cwd=None, **variables) -> su
             resource.setrlimit(ULIMIT[name], (value, value))
 
     return subprocess.run(
-        words, capture_output=True, text=True, timeout=400, cwd=cwd, env={**ENVIRONMENT, **variables}, preexec_fn=limit
+        words,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        cwd=cwd,
+        env={**ENVIRONMENT, **variables},
+        preexec_fn=limit,
     )
 
 
@@ -142,7 +149,7 @@ def test_an_environment_of_ascii_alone(tmp_path):
     ascii_alone = {"PYTHONUTF8": "0", "LC_ALL": "C"}
     done = subprocess.run(
         [sys.executable, "-m", "artel", "recipes", "cat", "tolstoy-scratch", "--nö"],
-        capture_output=True, timeout=400, env={**ENVIRONMENT, **ascii_alone},
+        capture_output=True, timeout=LIMIT, env={**ENVIRONMENT, **ascii_alone},
     )  # fmt: skip
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr

@@ -2,7 +2,6 @@
 after any kill; and what it holds of each set adds up."""
 
 import json
-import os
 import random
 from collections import Counter
 from functools import partial
@@ -152,7 +151,6 @@ def test_a_worker_that_is_killed_is_told(tmp_path):
         rows = [json.dumps({"number": number * 30 + row}) for row in range(30)]
         (tmp_path / f"{number}.jsonl").write_text("\n".join(rows))
         sources.append({"path": str(tmp_path / f"{number}.jsonl"), "format": "chat", "converter": "kill_once:talk"})
-    os.chdir(tmp_path)
     run = run_of(tmp_path, data={"sources": sources}, objective="chat", prepare={"workers": 2})
     with pytest.raises(WorkError, match=r"prepare\.workers: a process that prepares text was ended by SIGKILL"):
         prepare(run)

@@ -56,8 +56,7 @@ def test_globs_match_what_they_matched(tmp_path):
         assert sorted(item.text for item in items(tmp_path / pattern)) == sorted(names), pattern
 
 
-def test_only_regular_files_are_read(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_only_regular_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("socket.txt")  # a socket's name has 108 bytes at most
@@ -79,7 +78,6 @@ def test_only_regular_files_are_read(tmp_path, monkeypatch):
 
 def test_homes(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     written(tmp_path, "a.txt", "a")
     template = written(tmp_path, "a.jinja", "{{ messages }}")
     assert read_texts("~/a.txt")[0] == ["a"]
@@ -127,8 +125,7 @@ OVERLAPS = {
 
 
 @pytest.mark.parametrize("case", OVERLAPS)
-def test_output_in_input_and_input_in_output_are_refused(tmp_path, monkeypatch, case):
-    monkeypatch.chdir(tmp_path)
+def test_output_in_input_and_input_in_output_are_refused(tmp_path, case):
     texts(tmp_path)
     written(tmp_path, "texts/a.jsonl", '{"text": "a"}')
     (tmp_path / "link").symlink_to(tmp_path / "texts")
@@ -145,8 +142,7 @@ def test_output_in_input_and_input_in_output_are_refused(tmp_path, monkeypatch, 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_lies_beside_one_another_is_not_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_lies_beside_one_another_is_not_refused(tmp_path):
     texts(tmp_path)
     written(tmp_path, "a.txt", "a")
     for path in ("*.txt", "texts/*.txt", "texts/one.txt", "{stdlib}/this.py", "tex*/*/*.txt"):
@@ -173,7 +169,6 @@ def test_a_cache_among_the_texts_is_refused(tmp_path):
     assert not (folder / "cache").exists()
 
 
-def test_text_that_belongs_to_no_run_may_lie_in_the_working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_text_that_belongs_to_no_run_may_lie_in_the_working_folder(tmp_path):
     written(tmp_path, "a.txt", "a")
     check_texts(run_of(tmp_path, run="", data={"sources": [{"path": "a.txt"}]}))

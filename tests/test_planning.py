@@ -92,7 +92,6 @@ def said(arguments, capfd, monkeypatch):
 @pytest.mark.parametrize("name", WRONG)
 def test_every_verb_says_the_same_of_a_wrong_run(name, tmp_path, capfd, monkeypatch):
     wrong, says, *verbs = WRONG[name]
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(merged(TINY, {"run": "run"}), wrong)))
     verbs = [*(verbs[0] if verbs else WHEREVER), *(["prepare"] if name in PREPARED else [])]
@@ -119,8 +118,7 @@ def test_a_right_run_passes_and_so_does_one_for_a_cluster(tmp_path, monkeypatch)
     check_run(described(config(**HUGE) | {"parallel": {"data": "fsdp"}}))  # over as many machines as it takes
 
 
-def test_what_train_refuses_later_is_said_before(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_train_refuses_later_is_said_before(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "metrics.jsonl").write_text("{}")
     for wrong, says in [
@@ -136,7 +134,6 @@ def test_what_train_refuses_later_is_said_before(tmp_path, monkeypatch):
 
 def test_memory_is_said_of_no_layout_that_is_wrong_itself(tmp_path, capfd, monkeypatch):
     """Nor of this machine by a verb that starts the run elsewhere."""
-    monkeypatch.chdir(tmp_path)
     wrong = merged(TINY, config(**HUGE) | {"parallel": {"data": "fspd"}})
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(wrong))
     assert not any("GiB" in line for line in said(["config", "check", "run.yaml"], capfd, monkeypatch))

@@ -210,12 +210,12 @@ def test_dpo_on_real_preferences_raises_the_margin(shared_data, tmp_path):
         data={"sources": [source], "block": 768, "validation": 0.0}, model={"config": {"model_type": "llama", **MODEL}},
         train={"steps": 10, "batch": 8, "learning_rate": 2e-3, "warmup": 2},
     )  # fmt: skip
-    done = artel("train", run, timeout=280)
+    done = artel("train", run)
     assert done.returncode == 0, done.stderr
     trained = [line["loss"] for line in metrics(tmp_path / "dpo") if "loss" in line]
     assert trained[0] == pytest.approx(math.log(2), abs=1e-4)
     assert trained[-1] < 0.6
-    judged = artel("evaluate", tmp_path / "dpo", "--data", source["path"], "--json", timeout=280)
+    judged = artel("evaluate", tmp_path / "dpo", "--data", source["path"], "--json")
     assert judged.returncode == 0, judged.stderr
     figures = json.loads(judged.stdout)["models"][0]["figures"]
     assert figures["margin"] > 0.1

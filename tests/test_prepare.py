@@ -15,7 +15,7 @@ from artel.storage import lock
 from artel.text import Ledger, read_documents
 from support.runs import artel, kill, start, write_run
 from support.stores import run_of
-from support.waiting import wait_until
+from support.waiting import LIMIT, wait_until
 
 
 @pytest.fixture
@@ -231,6 +231,6 @@ def test_ctrl_c_while_processes_are_started_is_not_lost(tmp_path):
         "sys.argv = ['artel', 'prepare', 'run.yaml']\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr

@@ -56,7 +56,6 @@ def test_messages_have_only_the_lines_of_their_own(capfd):
 
 
 def test_a_name_of_a_file_and_a_json_key_forge_no_line(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
     name = FORGED + ".jsonl"
     (tmp_path / name).write_text(json.dumps({FORGED: "x"}) + "\n")
     file = write_run(tmp_path / "run.yaml")

@@ -158,7 +158,7 @@ def test_without_profile_nothing_is_started_and_nothing_written(tmp_path, watche
 @pytest.mark.processes
 def test_of_two_processes_the_first_writes_and_names_what_they_say(tmp_path):
     file = write_run(tmp_path / "run.yaml", train={"steps": 10}, validate={"every": "never"})
-    done = artel("train", file, "--nproc", 2, "profile=true", timeout=240)
+    done = artel("train", file, "--nproc", 2, "profile=true")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("profile: 3 step(s)") == 1
     assert "USDT" not in done.stderr
@@ -170,7 +170,7 @@ def test_of_two_processes_the_first_writes_and_names_what_they_say(tmp_path):
 def test_compiled_layers_are_told_by_what_they_call(tmp_path):
     changes = {"train": {"steps": 9, "compile": "on"}, "model": {"config": {"n_layer": 1}}}
     file = write_run(tmp_path / "run.yaml", **changes, validate={"every": "never"})
-    done = artel("train", file, "profile=true", timeout=240)
+    done = artel("train", file, "profile=true")
     assert done.returncode == 0, done.stderr
     table, _ = read(file)
     assert all(by_kind(table)[kind] > 0 for kind in TRAINING), table

@@ -20,8 +20,6 @@ from artel.training.checkpoint.retention import retain
 from artel.training.loop import train
 from support.runs import artel, small_disk, write_run
 
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
-
 pytest_plugins = ["support.services"]
 
 ALONE = World(0, 1, 0, torch.device("cpu"))

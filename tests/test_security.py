@@ -33,6 +33,7 @@ from artel.storage import checksum, fetch
 from artel.tokens import Sample, StoreWriter, TokenStore, train_tokenizer
 from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_whole
 from support.runs import write_run
+from support.waiting import LIMIT
 
 TINY = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
 
@@ -364,7 +365,7 @@ def test_no_library_downloads_kernels_or_says_that_it_lacks_one(tmp_path):
         "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])),
     }
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "not there\nFalse\n"

@@ -13,7 +13,6 @@ from support.reading import PROMPT, read, rows_of, sides, turns
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_rows.py").write_text(
         "number = 3\n"

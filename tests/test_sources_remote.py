@@ -18,6 +18,7 @@ from artel.text import source_fingerprint
 from artel.text.records import Record
 from support.reading import checked, items, read_texts
 from support.servers import LINES, TEXTS, sample_parquet
+from support.waiting import LIMIT
 
 pytest_plugins = ["support.services"]
 
@@ -123,7 +124,7 @@ print(json.dumps(told))
             "no_proxy": "127.0.0.1"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", program, *paths], env=os.environ | ours | environment, capture_output=True,
-        text=True, check=False, timeout=100,
+        text=True, check=False, timeout=LIMIT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -21,8 +21,6 @@ from artel.text import Ledger, read_documents
 from artel.tokens import Rows, load_tokenizer
 from support.runs import artel, losses, metrics, write_run
 
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
-
 BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 128, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}  # fmt: skip
 QUESTIONS = {"data": {"sources": [{"format": "dummy", "kind": "questions", "documents": 400}], "block": 96},

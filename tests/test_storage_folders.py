@@ -12,6 +12,7 @@ import pytest
 from artel.errors import InputError, WorkError
 from artel.storage import checksum, exists, list_remote, pull_folder, push_folder, read_bytes
 from support.servers import BODY, killed_when_held
+from support.waiting import LIMIT
 
 pytest_plugins = ["support.services"]
 
@@ -171,7 +172,7 @@ def test_memory_does_not_grow_with_the_files(bucket, tmp_path):
     peak = "; print([line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')][0])"
     for program, one, other in ((PUSH, "store", "s3://texts/store"), (PULL, "s3://texts/store", "copy")):
         command = [sys.executable, "-c", program + peak, one, other]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=200)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=LIMIT)
         assert int(done.stdout) < 300 << 10
 
 

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 
 from support import WORKERS
 from support.runs import artel, kill, largest_difference, losses, metrics, start, torchrun, wait_for_step, write_run
-
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
+from support.waiting import LIMIT
 
 CASES = WORKERS / "train_cases.py"
 
@@ -94,7 +93,7 @@ def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
     process = start("train", broken)
     wait_for_step(process, folder, 10)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=LIMIT)
     assert process.returncode == 130, told
     assert "stopped and saved after step" in told
     done = artel("train", broken, "--nproc", "2", "--json")
@@ -128,7 +127,7 @@ def test_ctrl_c_on_two_processes_saves_and_exits_130(tmp_path):
     process = start("train", run, "--nproc", "2")
     wait_for_step(process, run.with_suffix(""), 5)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=LIMIT)
     assert process.returncode == 130, told
     step = max(losses(run.with_suffix("")))
     assert (run.with_suffix("") / "checkpoints" / "latest").resolve().name == f"step-{step:09d}"
