@@ -14,7 +14,6 @@ os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="artel-tests-hub-")
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 
 import pytest  # noqa: E402
-import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from support.runs import DEEPSPEED  # noqa: E402
@@ -55,6 +54,8 @@ def one_thread():
 
     40 s instead of 1 were seen. A module asks for it by `pytestmark = pytest.mark.usefixtures("one_thread")`.
     """
+    import torch  # which the process that only hands out tests need not import
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -17,7 +17,6 @@ from transformers import (
 )
 
 from artel.config import load_run
-from artel.models import flops as speed
 from artel.models.flops import device_name, flops_a_token, peak_flops, tokens_a_second, utilization
 from artel.parallel import join_world
 from artel.preparing import prepare
@@ -124,8 +123,8 @@ def test_peaks_and_utilisation():
 
 def test_a_run_logs_its_mfu_where_the_devices_peak_is_known(tmp_path, monkeypatch):
     """A processor's is not known; here one of 0.1 TFLOP/s is made up for it."""
-    for peaks in ({}, {"cpu": {"fp32": 0.1}}):
-        monkeypatch.setattr(speed, "_TERAFLOPS", peaks)
+    for peaks in ({}, {"fp32": 0.1}):
+        monkeypatch.setattr("artel.models.flops.data_sheet", lambda name, peaks=peaks: peaks)
         name = f"run{len(peaks)}"
         run = load_run(str(write_run(tmp_path / f"{name}.yaml")))
         with join_world(1) as processes:

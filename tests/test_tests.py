@@ -124,23 +124,17 @@ CHECKS = {
     "patches a private name or constant of artel: give the code a parameter": private_patches,
 }
 
-# Files that still do one of these: mend them and take them off.
-TO_DO = {
-    "test_speed.py",
-}
-
 
 def test_no_test_sleeps_compares_clocks_or_patches_what_is_private():
-    problems: dict[str, list[str]] = {}
+    problems = []
     for file in sorted(TESTS.rglob("*.py")):
         if file.name == "waiting.py":
             continue
         tree = ast.parse(file.read_text())
         for problem, check in CHECKS.items():
             for line in check(tree):
-                problems.setdefault(file.name, []).append(f"{file.relative_to(TESTS)}:{line} {problem}")
-    assert not [line for name, lines in problems.items() if name not in TO_DO for line in lines]
-    assert problems.keys() >= TO_DO, "what is mended leaves TO_DO"
+                problems.append(f"{file.relative_to(TESTS)}:{line} {problem}")
+    assert problems == []
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,13 @@ def peak_flops(name: str, precision: str) -> float | None:
     white papers "GA102" (RTX 3090, A6000), "Ada" (RTX 4090, 6000 Ada) and "RTX Blackwell" (RTX 5090); AMD's data sheet
     of the MI300X. Names match as a whole: a laptop's RTX 4090, a slice of an H100 (MIG) and a CPU are unknown.
     """
-    teraflops = _TERAFLOPS.get(name.removeprefix("NVIDIA "), {}).get(precision)
+    teraflops = data_sheet(name).get(precision)
     return None if teraflops is None else teraflops * 1e12
+
+
+def data_sheet(name: str) -> dict[str, float]:
+    """The most TFLOP/s of a device, by precision; empty where it is unknown."""
+    return _TERAFLOPS.get(name.removeprefix("NVIDIA "), {})
 
 
 def _on_meta(config: PreTrainedConfig, auto_class: str, attention: str) -> PreTrainedModel:
