@@ -226,7 +226,7 @@ def test_frozen_weights_and_adapters_take_no_gradients(monkeypatch):
 def test_a_models_folder_is_asked_without_its_weights_being_read(tmp_path, monkeypatch):
     """config.json and the files' headers tell positions, memory and names; the hub is not asked where not wished."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    folder = tmp_path / "model"
+    folder = tmp_path / "tiny"
     sizes = {"n_positions": 16, "n_layer": 1, "n_embd": 8, "n_head": 1, "vocab_size": 50}
     GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder)
     taken = {"model": {"config": None, "from": str(folder)}, "tokenizer": {"train": None}}

@@ -289,7 +289,7 @@ def test_secrets_in_addresses_are_written_nowhere(guarded, tmp_path, monkeypatch
                     tokenizer={"train": {"vocab": 280}})  # fmt: skip
     status, said = run_artel(monkeypatch, capfd, "train", run)
     assert status == 0, said
-    assert "write ${NAME} in their place" in said
+    assert "write ${NAME} instead" in said
     run.unlink()
     for place in ("run", "stores", "cache"):
         assert (tmp_path / place).is_dir()
