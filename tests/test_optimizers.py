@@ -134,7 +134,7 @@ def rates(model, **changes) -> dict[str, float]:
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {
         names[parameter]: group["peak"]
-        for part in optimizer._parts
+        for part in optimizer._optimizers
         for group in part.param_groups
         for parameter in group["params"]
     }
@@ -156,7 +156,7 @@ def test_each_layer_takes_its_share_of_the_learning_rate():
 def test_layer_decay_and_weight_decay_together():
     model = model_of()
     optimizer = Optimizer(model, TrainConfig(learning_rate=1.0, layer_decay=0.5, weight_decay=0.3))
-    for group in optimizer._parts[0].param_groups:
+    for group in optimizer._optimizers[0].param_groups:
         assert {parameter.ndim >= 2 for parameter in group["params"]} == {group["weight_decay"] == 0.3}
     give_gradients(model, 0, size=0.0)
     before = weights(model)

@@ -176,7 +176,7 @@ def _load(path: Path, optimizer: OptimizerProtocol) -> None:
     else:
         assert isinstance(optimizer, Optimizer)
         read_pieces(path, optimizer.weights())
-        state = optimizer.places(piece_shapes(path))
+        state = optimizer.allocate_state(piece_shapes(path))
         read_pieces(path, state)
     optimizer.load(state)
 

@@ -31,7 +31,7 @@ def rounded_to_bf16(numbers: torch.Tensor, generator: torch.Generator) -> torch.
     """bf16 of the same shape: one of the two neighbours of each float32 number, whose mean it is.
 
     bf16 is the upper half of float32: a random number of 16 bits, added to the lower half, carries into the upper one
-    with just the probability that is wanted, away from zero for either sign.
+    with just the right probability, away from zero for either sign.
     """
     noise = torch.randint(0, 1 << 16, numbers.shape, generator=generator, device=numbers.device, dtype=torch.int32)
     return ((numbers.view(torch.int32) + noise) & -65536).view(torch.float32).to(torch.bfloat16)

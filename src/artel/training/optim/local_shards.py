@@ -1,7 +1,7 @@
-"""What an optimizer steps: a parameter, or the piece of it that this process holds.
+"""What an optimizer steps: a parameter, or this rank's shard of it.
 
-An optimizer's kernels know nothing of DTensors, and need not: AdamW and SGD treat each number for itself. So they are
-given this process's pieces as parameters of their own, which share memory with the shards.
+The kernels of an optimizer do not take DTensors, and need not: AdamW and SGD update each number by itself. They are
+given the local shards as parameters, which share memory with the DTensors.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 
-class Piece:
-    """A named parameter, and what an optimizer holds in its place."""
+class LocalShard:
+    """A named parameter, and the tensor that an optimizer steps in its place."""
 
-    def __init__(self, name: str, parameter: nn.Parameter, *, whole: bool) -> None:
-        """`whole`: the optimizer itself knows what to do with a DTensor."""
+    def __init__(self, name: str, parameter: nn.Parameter, *, takes_dtensor: bool) -> None:
+        """`takes_dtensor`: the optimizer itself steps a DTensor."""
         self.name = name
         self.parameter = parameter
-        self.is_shard = isinstance(parameter, DTensor) and not whole
+        self.is_shard = isinstance(parameter, DTensor) and not takes_dtensor
         self.stepped = nn.Parameter(_local(parameter)) if self.is_shard else parameter
 
-    def take(self) -> None:
-        """Look again where the piece lies, and at its gradient: fully_shard may move a shard to fill it up."""
+    def refresh(self) -> None:
+        """Take the shard and its gradient from the parameter again: fully_shard may have moved them."""
         if self.is_shard:
             self.stepped.data = _local(self.parameter)
-            # A process can be left without a piece: 3 rows over 4 processes.
+            # A rank can have an empty shard: 3 rows over 4 ranks.
             has_any = self.parameter.grad is not None and self.stepped.numel() > 0
             self.stepped.grad = _local(self.parameter.grad) if has_any else None
 
-    def forget_gradient(self) -> None:
+    def clear_grad(self) -> None:
         self.parameter.grad = self.stepped.grad = None
 
-    def to_save(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor of the optimizer's state with its place among all processes' pieces."""
+    def to_global(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor of the optimizer's state as a DTensor, laid out as the parameter is."""
         if not self.is_shard or value.shape != self.stepped.shape:
             return value
         whole = self.parameter
@@ -43,14 +43,14 @@ class Piece:
             value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
         )
 
-    def place(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for a tensor of the state that is of such a shape in all: for this process's piece of it."""
+    def allocate(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for this rank's shard of a tensor of the state, whose global shape this is."""
         if isinstance(self.parameter, DTensor) and shape == self.parameter.shape:
             return torch.empty_like(self.parameter, dtype=dtype, requires_grad=False)
         return torch.empty(shape, dtype=dtype)
 
-    def to_hold(self, value: torch.Tensor) -> torch.Tensor:
-        """The inverse of `to_save`."""
+    def to_local_value(self, value: torch.Tensor) -> torch.Tensor:
+        """The inverse of `to_global`."""
         return _local(value) if self.is_shard and isinstance(value, DTensor) else value
 
 

@@ -31,9 +31,9 @@ class LossScale:
         """1.0 where the gradient norm is infinite or NaN and the step must be left out, else 0.0; on the device."""
         return (~torch.isfinite(norm)).float()
 
-    def update(self, overflow: torch.Tensor) -> None:
-        """The scale of the next step, after a step for which `found_infinite` gave `overflow`."""
-        torch._amp_update_scale_(self.scale, self._good_steps, overflow, _GROWTH, _BACKOFF, _GROWTH_EVERY)
+    def update(self, found_inf: torch.Tensor) -> None:
+        """The scale of the next step, after a step for which `found_infinite` gave `found_inf`."""
+        torch._amp_update_scale_(self.scale, self._good_steps, found_inf, _GROWTH, _BACKOFF, _GROWTH_EVERY)
 
     def has_collapsed(self) -> torch.Tensor:
         """Whether the scale has fallen below 1, a bool on the device: not fp16's narrow range but the run is at fault.

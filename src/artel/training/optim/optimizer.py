@@ -15,7 +15,7 @@ from artel.errors import InputError, Problem, missing_extra
 from artel.models.compile import repeated_layers
 from artel.registry import OPTIMIZERS
 from artel.training.optim.bf16_adamw import RoundedAdamW
-from artel.training.optim.local_shards import Piece, trained_tensors
+from artel.training.optim.local_shards import LocalShard, trained_tensors
 from artel.training.optim.loss_scaler import LossScale
 from artel.training.optim.muon import iteration_dtype
 from artel.training.optim.parameter_groups import layer_shares, parameter_groups
@@ -92,17 +92,17 @@ class Optimizer:
         self._model = model
         matrices = _matrices(model, OPTIMIZERS[train.optimizer])
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._pieces = [Piece(name, parameter, whole=parameter in matrices) for name, parameter in trained]
-        self._by_stepped = {piece.stepped: piece for piece in self._pieces}
-        stepped = {piece.parameter: piece.stepped for piece in self._pieces}
-        self._parts = _parts(model, train, seed, matrices, stepped, precision)
-        for part in self._parts:
-            for group in part.param_groups:
+        self._shards = [LocalShard(name, parameter, takes_dtensor=parameter in matrices) for name, parameter in trained]
+        self._by_stepped = {shard.stepped: shard for shard in self._shards}
+        stepped = {shard.parameter: shard.stepped for shard in self._shards}
+        self._optimizers = _optimizers(model, train, seed, matrices, stepped, precision)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
                 group["peak"] = group["lr"]
 
     @property
     def loss_factor(self) -> torch.Tensor | None:
-        """What the loss must be multiplied by before the backward pass: a scalar on the device, or None."""
+        """What the loss is multiplied by before the backward pass: a scalar on the device, or None."""
         return None if self.loss_scale is None else self.loss_scale.scale
 
     def clip_and_step(
@@ -110,8 +110,8 @@ class Optimizer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One step at `rate` times the peak learning rate, with clipped gradients; `norm` is theirs as they are.
 
-        (their norm without the loss factor, whether the step was good), scalars on the device. A step whose norm is not
-        finite is bad, and so is one that is told to be a `spike`; where `guarded`, a bad step changes nothing.
+        Returns (their norm without the loss factor, whether the step was good), scalars on the device. A step is bad if
+        its norm is not finite, or if the caller calls it a `spike`; if `guarded`, a bad step changes nothing.
 
         With a loss scale a step whose norm is infinite is left out and the scale halved; it counts as good until that
         does not help. A spike is left out too, and leaves the scale as it is.
@@ -121,40 +121,40 @@ class Optimizer:
             self.step(rate, clip_divisor(norm, self._clip), (~good).float() if guarded else None)
             return norm, good
         norm = norm / self.loss_scale.scale
-        overflow = self.loss_scale.found_infinite(norm)
-        self.step(rate, self.loss_scale.divisor(clip_divisor(norm, self._clip)), overflow.clamp(min=float(spike)))
-        self.loss_scale.update(overflow)
+        found_inf = self.loss_scale.found_infinite(norm)
+        self.step(rate, self.loss_scale.divisor(clip_divisor(norm, self._clip)), found_inf.clamp(min=float(spike)))
+        self.loss_scale.update(found_inf)
         return norm, ~self.loss_scale.has_collapsed() & (not spike)
 
-    def step(self, rate: float, divisor: torch.Tensor | None = None, overflow: torch.Tensor | None = None) -> None:
+    def step(self, rate: float, divisor: torch.Tensor | None = None, found_inf: torch.Tensor | None = None) -> None:
         """One step at `rate` times the peak learning rate; the gradients are gone afterwards.
 
         Gradients are divided by `divisor` (float32, a scalar on the device) as they are used: within the kernels of
-        adamw and sgd, in a pass of their own for the others. Where `overflow` is 1.0, not 0.0, nothing changes, neither
-        parameters nor state; adamw and sgd see to that on the device, for the others the host waits to read it.
+        adamw and sgd, in a pass of their own for the others. If `found_inf` is 1.0, not 0.0, neither parameters nor
+        state change; adamw and sgd see to that on the device, for the others the host waits to read it.
         """
-        if overflow is not None and not all(map(_heeds, self._parts)) and bool(overflow):
-            self._forget_gradients()
+        if found_inf is not None and not all(map(_honors_found_inf, self._optimizers)) and bool(found_inf):
+            self._clear_grads()
             return
-        for piece in self._pieces:
-            piece.take()
-        for part in self._parts:
-            for group in part.param_groups:
+        for shard in self._shards:
+            shard.refresh()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * rate
-            if _divides(part):
-                part.grad_scale, part.found_inf = divisor, overflow  # type: ignore[attr-defined]
+            if _divides_by_grad_scale(optimizer):
+                optimizer.grad_scale, optimizer.found_inf = divisor, found_inf  # type: ignore[attr-defined]
             elif divisor is not None:
-                gradients = [p.grad for group in part.param_groups for p in group["params"] if p.grad is not None]
+                gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
                 torch._foreach_div_(gradients, divisor)
-            part.step()
-        self._forget_gradients()
+            optimizer.step()
+        self._clear_grads()
 
-    def _forget_gradients(self) -> None:
-        for piece in self._pieces:
-            piece.forget_gradient()
+    def _clear_grads(self) -> None:
+        for shard in self._shards:
+            shard.clear_grad()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """What is trained and saved of the model, by name: this process's pieces, where processes share it."""
+        """The trained parameters and saved buffers by name; DTensors if ranks share the model."""
         return trained_tensors(self._model)
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
@@ -165,48 +165,51 @@ class Optimizer:
 
     def state(self) -> dict[str, torch.Tensor]:
         """`parameter name|state name` -> tensor. What an optimizer keeps as a number becomes a float64 tensor."""
-        tensors = {}
-        for part in self._parts:
-            for parameter, values in part.state.items():
+        state = {}
+        for optimizer in self._optimizers:
+            for parameter, values in optimizer.state.items():
                 for key, value in values.items():
                     if value is not None and key not in _TABLES:
                         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64)
-                        piece = self._by_stepped[parameter]  # type: ignore[index]  # the keys are parameters
-                        tensors[f"{piece.name}|{key}"] = piece.to_save(tensor)
-        return tensors if self.loss_scale is None else tensors | self.loss_scale.state()
+                        shard = self._by_stepped[parameter]  # type: ignore[index]  # the keys are parameters
+                        state[f"{shard.name}|{key}"] = shard.to_global(tensor)
+        return state if self.loss_scale is None else state | self.loss_scale.state()
 
-    def places(self, shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> dict[str, torch.Tensor]:
-        """Where this process's pieces of a state with such tensors are to be read into: what `load` then takes."""
-        pieces = {piece.name: piece for piece in self._pieces}
-        tensors = {}
+    def allocate_state(self, shapes: dict[str, tuple[torch.Size, torch.dtype]]) -> dict[str, torch.Tensor]:
+        """Memory for this rank's shards of a state with tensors of these shapes, to be filled and given to `load`."""
+        shards = {shard.name: shard for shard in self._shards}
+        state = {}
         for name, (shape, dtype) in shapes.items():
             parameter_name, _, key = name.rpartition("|")
-            if key and parameter_name in pieces:
-                tensors[name] = pieces[parameter_name].place(shape, dtype)
+            if key and parameter_name in shards:
+                state[name] = shards[parameter_name].allocate(shape, dtype)
             elif self.loss_scale is not None and name in self.loss_scale.state():
-                tensors[name] = torch.empty(shape, dtype=dtype)
-        return tensors
+                state[name] = torch.empty(shape, dtype=dtype)
+        return state
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """The inverse of `state`, for the same model and optimizer; of a whole state this process's part is taken.
+        """The inverse of `state`, for the same model and optimizer; of a full state this rank's shards are taken.
 
         What was there before is gone, also where `state` has nothing in its place.
         """
         state = dict(state)
-        for part in self._parts:
-            part.state.clear()
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
         if self.loss_scale is not None:
             self.loss_scale.load(state)
-        pieces = {piece.name: piece for piece in self._pieces}
+        shards = {shard.name: shard for shard in self._shards}
         owner = {
-            parameter: part for part in self._parts for group in part.param_groups for parameter in group["params"]
+            parameter: optimizer
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
         }
         for name, tensor in state.items():
             parameter_name, _, key = name.rpartition("|")
-            if parameter_name not in pieces:  # of another stage of a pipeline
+            if parameter_name not in shards:  # of another stage of a pipeline
                 continue
-            piece = pieces[parameter_name]
-            parameter, tensor = piece.stepped, piece.to_hold(tensor)
+            shard = shards[parameter_name]
+            parameter, tensor = shard.stepped, shard.to_local_value(tensor)
             values = owner[parameter].state[parameter]
             if tensor.dtype == torch.float64 and tensor.ndim == 0:
                 values[key] = int(tensor)
@@ -214,30 +217,30 @@ class Optimizer:
                 values[key] = tensor  # PyTorch keeps its step count on the CPU unless the optimizer is fused
             else:
                 values[key] = tensor.to(parameter.device)
-        for part in self._parts:
-            _add_tables(part)
+        for optimizer in self._optimizers:
+            _add_tables(optimizer)
 
 
 # What 8-bit codes mean: bitsandbytes keeps one table for all parameters and refers to it in the state of each.
 _TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
 
 
-def _add_tables(part: torch.optim.Optimizer) -> None:
-    for parameter, values in part.state.items():
+def _add_tables(optimizer: torch.optim.Optimizer) -> None:
+    for parameter, values in optimizer.state.items():
         if "absmax1" in values:
             for key, table in _TABLES.items():
-                part.name2qmap[table] = part.name2qmap[table].to(parameter.device)  # type: ignore[attr-defined]
-                values[key] = part.name2qmap[table]  # type: ignore[attr-defined]
+                optimizer.name2qmap[table] = optimizer.name2qmap[table].to(parameter.device)  # type: ignore[attr-defined]
+                values[key] = optimizer.name2qmap[table]  # type: ignore[attr-defined]
 
 
-def _divides(part: torch.optim.Optimizer) -> bool:
+def _divides_by_grad_scale(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer divides gradients by its `grad_scale`, by PyTorch's own mark."""
-    return getattr(part, "_step_supports_amp_scaling", False)
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
-def _heeds(part: torch.optim.Optimizer) -> bool:
+def _honors_found_inf(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it also heeds its `found_inf`, as PyTorch's own with that mark do."""
-    return _divides(part) and not isinstance(part, RoundedAdamW)
+    return _divides_by_grad_scale(optimizer) and not isinstance(optimizer, RoundedAdamW)
 
 
 def _matrices(model: PreTrainedModel, spec: OptimizerSpec) -> set[torch.Tensor]:
@@ -247,7 +250,7 @@ def _matrices(model: PreTrainedModel, spec: OptimizerSpec) -> set[torch.Tensor]:
     return {parameter for layer in repeated_layers(model) for parameter in layer.parameters() if parameter.ndim == 2}
 
 
-def _parts(
+def _optimizers(
     model: PreTrainedModel,
     train: TrainConfig,
     seed: int,
@@ -259,15 +262,15 @@ def _parts(
     shares = layer_shares(model, train.layer_decay)
 
     def groups(parameters: list[nn.Parameter], peak: float) -> Groups:
-        of_shares = parameter_groups(parameters, shares, peak, train.weight_decay)
-        return [{**group, "params": [stepped[parameter] for parameter in group["params"]]} for group in of_shares]
+        groups_of_model = parameter_groups(parameters, shares, peak, train.weight_decay)
+        return [{**group, "params": [stepped[parameter] for parameter in group["params"]]} for group in groups_of_model]
 
     of_layers = [parameter for parameter in stepped if parameter in matrices]
     rest = [parameter for parameter in stepped if parameter not in matrices]
-    parts: list[torch.optim.Optimizer] = []
+    optimizers: list[torch.optim.Optimizer] = []
     if rest:
-        parts.append(spec.build(groups(rest, train.learning_rate), train, seed))
+        optimizers.append(spec.build(groups(rest, train.learning_rate), train, seed))
     if of_layers and spec.build_for_matrices is not None:
         dtype = iteration_dtype(precision, of_layers[0].device)
-        parts.append(spec.build_for_matrices(groups(of_layers, train.muon_learning_rate), dtype))
-    return parts
+        optimizers.append(spec.build_for_matrices(groups(of_layers, train.muon_learning_rate), dtype))
+    return optimizers
