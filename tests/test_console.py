@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from artel.config import RunConfig
-from artel.training.evaluation import Progress
+from artel.training.evaluation import News
 from artel.training.metrics.trackers import ConsoleTracker
 from artel.training.run_folder import RunFolder
 from support.runs import artel, write_run
@@ -79,7 +79,7 @@ def test_without_a_terminal_there_are_lines(tmp_path):
 def test_news_come_now_and_then():
     told = []
     now = iter([0.0, 9.9, 10.0, 19.9, 20.0])
-    news = Progress(told.append, "evaluating", clock=lambda: next(now))
+    news = News(told.append, "evaluating", clock=lambda: next(now))
     for share in (0.1, 0.4, 0.5, 0.8):
         news(share)
     assert told == ["evaluating 40%", "evaluating 80%"]

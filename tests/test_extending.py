@@ -60,8 +60,8 @@ def of(*headings):
 
 
 def test_there_is_an_example_of_each_and_none_is_long():
-    assert list(EXAMPLES) == ["A format", "An objective", "A metric", "An optimizer", "A schedule", "A tracker",
-                              "A callback", "An exporter", "A verb"]  # fmt: skip
+    assert list(EXAMPLES) == ["A format", "An objective", "A metric", "An optimizer", "A schedule",
+                              "A parallel strategy", "A tracker", "A callback", "An exporter", "A verb"]  # fmt: skip
     for heading, (_, code, keys) in EXAMPLES.items():
         assert code.count("\n") + len(yaml.safe_dump(keys, default_flow_style=None).splitlines()) <= LONGEST, heading
 
@@ -107,6 +107,16 @@ def test_every_process_has_the_plugins(trained):
     done = artel("train", "mine.yaml", "run=two", "parallel.data=2", "prepare.workers=2")
     assert done.returncode == 0, done.stderr
     assert largest_difference(losses(trained), losses(Path("two"))) < 1e-4
+
+
+@pytest.mark.processes
+@of("A parallel strategy")
+def test_a_parallel_strategy(trained):
+    done = artel("train", "mine.yaml", "run=two", "--nproc", "2")
+    assert done.returncode == 0, done.stderr
+    plain = artel("train", "mine.yaml", "run=plain", "parallel.data=ddp", "--nproc", "2")
+    assert plain.returncode == 0, plain.stderr
+    assert 0 < largest_difference(losses(Path("plain")), losses(Path("two"))) < 1e-2  # gradients were rounded
 
 
 @of("A schedule")

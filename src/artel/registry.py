@@ -110,6 +110,17 @@ SCHEDULES = Registry(
         "wsd": "artel.training.schedule:warmup_stable_decay",
     },
 )
+STRATEGIES = Registry(
+    "parallel.data",
+    {
+        "auto": "artel.parallel.parallelize:MeshPlan",
+        "ddp": "artel.parallel.parallelize:MeshPlan",
+        "zero1": "artel.parallel.parallelize:MeshPlan",
+        "zero2": "artel.parallel.parallelize:MeshPlan",
+        "fsdp": "artel.parallel.parallelize:MeshPlan",
+        "hsdp": "artel.parallel.parallelize:MeshPlan",
+    },
+)
 TRACKERS = Registry(
     "track",
     {

@@ -21,7 +21,7 @@ class DataParallel(Strategy):
         super().__init__(
             model.to(world.device), objective, world, precision, ParallelDims("ddp", dp_replicate=world.size)
         )
-        self._ddp: DistributedDataParallel | None = None
+        self.ddp: DistributedDataParallel | None = None
         if world.size > 1:
             module: nn.Module = InForward(model)
             # Buffers are computed alike on every rank (masks, rotary angles): nothing to send at each forward. Nor are
@@ -30,8 +30,8 @@ class DataParallel(Strategy):
             alike += [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, alike)
             devices = [world.device] if world.device.type == "cuda" else None
-            self._ddp = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
-            self._forward = self._ddp
+            self.ddp = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
+            self._forward = self.ddp
 
     @property
     def holds_full_model(self) -> bool:
@@ -41,4 +41,4 @@ class DataParallel(Strategy):
         return self._world.size / targets  # DDP divides gradients by the number of processes
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
-        return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
+        return nullcontext() if last or self.ddp is None else self.ddp.no_sync()

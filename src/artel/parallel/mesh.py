@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError, Problem
 
-Mode = Literal["ddp", "zero1", "zero2", "fsdp", "hsdp"]
 NAMES = ("pipeline", "dp_replicate", "dp_shard", "context", "tensor")
 
 
@@ -30,7 +28,8 @@ NAMES = ("pipeline", "dp_replicate", "dp_shard", "context", "tensor")
 class ParallelDims:
     """How many processes each dimension has, and what those that share the batch do with weights."""
 
-    mode: Mode
+    mode: str
+    """As in the run file: ddp, zero1, zero2, fsdp or hsdp; a plugin's name shards as fsdp does."""
     pipeline: int = 1
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -82,7 +81,7 @@ def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) ->
         raise InputError.at("parallel", what, fix)
     problems = []
     dp_degree = world_size // fixed
-    mode: Mode = "ddp" if isinstance(config.data, int) or config.data == "auto" else config.data
+    mode = "ddp" if isinstance(config.data, int) or config.data == "auto" else config.data
     if config.data == "auto" and (config.expert > 1 or config.offload != "none"):
         mode = "fsdp"
     shard = {"ddp": 1, "hsdp": 0}.get(mode, dp_degree)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from artel.config import RunConfig
 from artel.parallel.deepspeed.engine import DeepSpeedPlan
-from artel.parallel.parallelize import MeshPlan
 from artel.parallel.strategy import ParallelPlan
+from artel.registry import STRATEGIES
 
 
 def plan_parallelism(run: RunConfig, world_size: int, on_host: int) -> ParallelPlan:
@@ -13,5 +13,8 @@ def plan_parallelism(run: RunConfig, world_size: int, on_host: int) -> ParallelP
 
     Raises InputError where they cannot.
     """
-    plan = MeshPlan if run.parallel.deepspeed is None else DeepSpeedPlan
-    return plan.read(run, world_size, on_host)
+    if run.parallel.deepspeed is not None:
+        return DeepSpeedPlan.read(run, world_size, on_host)
+    name = run.parallel.data
+    plan: ParallelPlan = STRATEGIES[name if isinstance(name, str) else "ddp"].read(run, world_size, on_host)
+    return plan

@@ -7,6 +7,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from artel.config import RunConfig, SourceConfig
+from artel.tokens.sampling.order import splitmix64
 
 WEIGHT, BUDGET = "weight", "budget"
 """Reasons in the ledger for which a document is dropped."""
@@ -59,10 +60,7 @@ def over_budget(
 def chances(digests: NDArray, seed: int, purpose: str) -> NDArray[np.float64]:
     """float64 (documents,), uniform in [0, 1): splitmix64 (Steele et al. 2014) of digest and seed."""
     salt = np.uint64(xxhash.xxh3_64_intdigest(f"{purpose} {seed}".encode()))
-    mixed = digests["low"].astype(np.uint64) ^ salt
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (mixed ^ (mixed >> np.uint64(31))) / 2.0**64
+    return splitmix64(digests["low"].astype(np.uint64) ^ salt) / 2.0**64
 
 
 def _weights(source: SourceConfig) -> dict[str, float]:

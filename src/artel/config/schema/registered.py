@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from artel.registry import CALLBACKS, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS, Registry
+from artel.registry import CALLBACKS, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, STRATEGIES, TRACKERS, Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +36,5 @@ FormatName = Annotated[str, _NameOf(FORMATS)]
 ObjectiveName = Annotated[str, _NameOf(OBJECTIVES)]
 OptimizerName = Annotated[str, _NameOf(OPTIMIZERS)]
 ScheduleName = Annotated[str, _NameOf(SCHEDULES)]
+StrategyName = Annotated[str, _NameOf(STRATEGIES)]
 TrackerName = Annotated[str, _NameOf(TRACKERS)]

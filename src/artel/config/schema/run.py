@@ -32,7 +32,14 @@ from artel.config.schema.quantities import (
     Threads,
     Warmup,
 )
-from artel.config.schema.registered import CallbackName, ObjectiveName, OptimizerName, ScheduleName, TrackerName
+from artel.config.schema.registered import (
+    CallbackName,
+    ObjectiveName,
+    OptimizerName,
+    ScheduleName,
+    StrategyName,
+    TrackerName,
+)
 from artel.plugins import load_plugin
 
 
@@ -197,9 +204,7 @@ def _without_threads(value: object) -> object:
 
 
 class ParallelConfig(Section):
-    data: Annotated[
-        Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"] | ProcessCount, BeforeValidator(_without_threads)
-    ] = free(
+    data: Annotated[StrategyName | ProcessCount, BeforeValidator(_without_threads)] = free(
         "auto",
         "How processes share each global batch: ddp (each holds the whole model); zero1, zero2, fsdp (they share the "
         "optimizer's state, also the gradients, also the weights); hsdp (fsdp within a host, copies across). A number: "
