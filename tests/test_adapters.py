@@ -239,6 +239,7 @@ def test_wrong_adapters_are_refused_before_any_text_is_read(base, tmp_path):
     assert "leave freeze out" in done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("package", "model", "remedy"),
     [

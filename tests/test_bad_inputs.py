@@ -284,6 +284,7 @@ def test_broken_run_files(text, says, tmp_path, capfd, monkeypatch):
     assert "run.yaml" in told
 
 
+@pytest.mark.processes
 def test_several_problems_are_reported_together(tmp_path):
     run = write_run(tmp_path / "run.yaml", trian={"x": 1}, train={"batch": "x", "clip": -1}, data={"blok": 1})
     done = artel("train", run)

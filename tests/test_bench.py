@@ -44,6 +44,7 @@ def value(told, name):
     return found
 
 
+@pytest.mark.processes
 def test_each_component_alone(tmp_path):
     told = bench(tmp_path, "--size", "3M", "--only", "html,jsonl_zst,read_back")
     names = ["html", "jsonl_zst", "jsonl_zst_ascii", "read_back", "read_back_tenth", "read_back_constancy"]
@@ -90,6 +91,7 @@ def test_near_and_memory(tmp_path):
         assert value(told, "memory_growth") == value(told, "memory_40") / value(told, "memory_10")
 
 
+@pytest.mark.processes
 def test_wrong_options_are_told_together(tmp_path):
     told = bench(tmp_path, "--only", "html,speed", "--size", "much", "--workers", "0", status=2)
     assert all(text in told for text in ("--only: measures no speed", "--size: 'much' is not a number", "--workers: 0"))

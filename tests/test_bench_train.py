@@ -120,6 +120,7 @@ def test_masked_with_too_little_time_and_peers_that_fail(tmp_path):
     assert losses[TRAINER + "default"] == pytest.approx(losses["artel"], abs=2e-6)
 
 
+@pytest.mark.processes
 def test_wrong_options_are_told_together(tmp_path, monkeypatch):
     told = bench(tmp_path, "--objective", "both", "--only", "artel,others", "--optimizer", "muon", status=2)
     assert all(text in told for text in ("--objective: there is no 'both'", "--only: there is no contestant others",

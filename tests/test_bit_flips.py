@@ -125,7 +125,7 @@ def test_a_run_goes_on_over_both_as_if_nothing_had_been(trained, tmp_path, monke
     shutil.rmtree(folder / "model")
     (folder / "result.json").unlink()
     flip(folder / "checkpoints" / "step-000000006" / "optimizer.safetensors", Random(1))
-    (tokens,) = (tmp_path / "stores").glob("*/train/00000.tokens")
+    (tokens,) = Path("stores").glob("*/train/00000.tokens")  # relative, as the message names it
     flip(tokens, Random(2))
     file = write_run(tmp_path / "run.yaml", **RUN)
     monkeypatch.setattr(sys, "argv", ["artel", "train", str(file)])
@@ -133,6 +133,11 @@ def test_a_run_goes_on_over_both_as_if_nothing_had_been(trained, tmp_path, monke
         main()
     said = capfd.readouterr().err
     assert ended.value.code == 0, said
-    for part in (f"{tokens} does not have the checksum", "made again", "step-000000006 is damaged", "after step 4"):
+    for part in (
+        f"{tokens} does not have the checksum",
+        "made again",
+        "step-000000006 is damaged",
+        "resuming from step 4",
+    ):
         assert part in said
     assert (folder / "model" / "model.safetensors").read_bytes() == expected

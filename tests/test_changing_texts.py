@@ -106,6 +106,7 @@ def test_other_outputs_of_pairs_make_another_store(tmp_path):
     assert second.folder != first.folder
 
 
+@pytest.mark.processes
 def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
     """Line breaks without end, packed: no document comes of them, for a minute and a half."""
     monkeypatch.setattr("artel.preparing.run_tokenizer.reporting", partial(reporting, seconds=0.02))

@@ -44,6 +44,7 @@ def chat_here(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.processes
 def test_a_script_of_messages_and_commands(with_marks, tmp_path):
     script = tmp_path / "script.txt"
     saved_to = tmp_path / "with space.jsonl"

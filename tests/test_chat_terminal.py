@@ -68,6 +68,8 @@ def terminal():
         one.close()
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(endless, tmp_path, terminal):
     file = tmp_path / "talk.jsonl"
     seen = terminal("chat", endless, "--new-tokens", "500000", "--temperature", "0")
@@ -111,6 +113,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(endless, tmp_path, terminal):
     assert all(len(message["content"]) > 10 for message in messages[1::2])
 
 
+@pytest.mark.processes
 def test_the_prompt_is_not_written_into_a_file(with_marks, tmp_path, terminal):
     with (tmp_path / "out.txt").open("wb") as out:
         seen = terminal("chat", with_marks, "--temperature", "0", "--repetition-penalty", "1", stdout=out)

@@ -68,6 +68,7 @@ def test_with_the_layers_the_loss_is_one_loop(monkeypatch):
     assert len(called) == 1
 
 
+@pytest.mark.processes
 def test_without_a_working_compiler_the_run_goes_on_and_says_why(tmp_path):
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho no compiler here >&2; exit 1\n")

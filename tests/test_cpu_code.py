@@ -40,6 +40,7 @@ def test_without_a_working_compiler_the_operators_do_it_and_the_reason_is_said_o
     assert not list(tmp_path.glob("cache/built/*"))
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 def test_processes_that_build_it_at_once_do_not_see_each_other_s_half(tmp_path, monkeypatch):
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))

@@ -37,6 +37,7 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.g
 """
 
 
+@pytest.mark.processes
 def test_it_tells_this_machine_and_no_secret_and_writes_and_asks_nothing(tmp_path):
     """Without HF_HUB_OFFLINE, for a model of the hub that is not here, and without a compiler on the PATH."""
     folders = {name: tmp_path / name for name in ("cache", "home", "temporary", "here", "network")}
@@ -87,6 +88,7 @@ def test_it_tells_this_machine_and_no_secret_and_writes_and_asks_nothing(tmp_pat
     assert all(problem["what"] and problem["fix"] for problem in told["warnings"])
 
 
+@pytest.mark.processes
 def test_an_extra_that_is_missing_is_told_with_the_command_that_installs_it(tmp_path):
     """Packages are seen through a folder of links in which one is left out."""
     links = tmp_path / "packages"

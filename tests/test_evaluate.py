@@ -72,6 +72,7 @@ def test_data_of_another_run_leaves_that_runs_folder_alone(trained):
     listed.unlink()
 
 
+@pytest.mark.processes
 def test_tasks_of_the_harness_run_on_files_of_your_own(trained, tmp_path):
     """A multiple-choice task made of two lines; the harness's own results come out as JSON."""
     lines = [{"question": f"Count: one, two, three, {word}", "choices": [" four.", " river."], "answer": 0}

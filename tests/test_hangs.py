@@ -323,6 +323,8 @@ def test_two_runs_never_write_one_folder_at_the_same_time(tmp_path, undisturbed)
 # Without a network --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_a_whole_training_needs_no_network(tmp_path):
     """Not even loopback is up: whatever would speak to anyone, about the run or about itself, fails."""
     apart = ["unshare", "--net"]

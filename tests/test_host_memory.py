@@ -69,6 +69,7 @@ def test_it_lies_in_large_pages():
     assert measured()["large"] > 0.8 * (MEGABYTES << 20)
 
 
+@pytest.mark.processes
 def test_address_space_that_is_limited_is_not_taken_ahead():
     free, limited = measured(), measured(LIMITED="1")
     assert free["taken"] > 1 << 30

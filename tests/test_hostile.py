@@ -91,6 +91,7 @@ def verdicts():
     return {verdict.case: verdict for verdict in judge_all(cases, 4, patience=2, seconds=60)}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("another_status", "status"), ("wrong_in_silence", "in silence"), ("a_file_removed", "lost"),

@@ -178,6 +178,7 @@ def test_a_pattern_that_goes_back_and_forth(whole, tmp_path, capfd):
     assert "panicked" not in capfd.readouterr().err
 
 
+@pytest.mark.processes
 def test_prompts_that_are_no_text(whole, tmp_path):
     (tmp_path / "context.txt").write_bytes(b"\xff\xfe words")
     with pytest.raises(InputError, match=r"context\.txt is not UTF-8"):

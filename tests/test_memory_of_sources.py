@@ -42,6 +42,7 @@ def peak(folder, file, tokenizer=None, **source):
     return int(words[words.index("peak") + 1]), int(words[-1]), done.stderr
 
 
+@pytest.mark.processes
 def test_a_page_of_tags_alone_is_no_text(tmp_path):
     (tmp_path / "a.html").write_bytes(b"<div>" * 20_000_000)
     memory, status, told = peak(tmp_path, tmp_path / "a.html")

@@ -52,6 +52,8 @@ def everything(tmp_path):
     return run
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_parts_and_processes_do_not_show(tmp_path, everything, monkeypatch):
     monkeypatch.setattr("artel.preparing.selection.Selection", partial(Selection, shard_tokens=3000))
     made = {}
@@ -226,6 +228,7 @@ def test_repeated_digests_are_found_in_ranges():
         assert repeated(arrays, at_once).tolist() == expected
 
 
+@pytest.mark.processes
 def test_from_s3_to_s3(tmp_path, bucket, s3_server, monkeypatch):
     """Sources from a real S3 server and the store to it; another machine takes the store from there."""
     for name, seed in (("one", 3), ("two", 4)):

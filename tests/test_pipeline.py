@@ -110,7 +110,7 @@ def objectives():
         "five": SpanQA(run("span_qa", span_qa={"heads": "five", "question": 4}), framed),
     }
     for name in ("dpo", "kto"):
-        found[name].remember(np.linspace(-30, -20, 300).reshape(100, 3), judged=False)
+        found[name].set_reference(np.linspace(-30, -20, 300).reshape(100, 3), validation=False)
     return found
 
 

@@ -116,6 +116,8 @@ def test_forgotten_work_is_removed_and_work_in_use_is_not(tmp_path):
     assert (forgotten.exists(), used.exists()) == (False, True)
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_the_command_imports_no_torch_and_is_refused_beside_its_text(tmp_path):
     """It takes seconds to import, and with it half of transformers: a process of its own checks the model."""
     (tmp_path / "a.txt").write_text("\n\n".join(f"Document {number} of a text." for number in range(50)))
@@ -161,6 +163,7 @@ def test_a_run_that_says_nothing_of_training_needs_no_process_beside(tmp_path):
         shutil.rmtree(tmp_path / "stores")
 
 
+@pytest.mark.processes
 def test_what_is_wrong_with_text_and_model_is_said_together(tmp_path):
     lines = [json.dumps({"text": f"words {number}"} if number % 2 else {"other": number}) for number in range(60)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
@@ -182,6 +185,7 @@ def test_what_is_wrong_with_text_and_model_is_said_together(tmp_path):
     assert "must be divisible by num_heads" in done.stderr
 
 
+@pytest.mark.processes
 def test_nothing_in_the_working_folder_is_imported(tmp_path):
     """Not by the command, and not by the processes that it starts."""
     (tmp_path / "a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))

@@ -164,6 +164,8 @@ def test_a_disk_too_small_for_a_checkpoint_is_refused_before_the_start(tmp_path,
         trained(file)
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 def test_a_copy_on_s3_outlives_the_machine(tmp_path, bucket):
     pytest.importorskip("s3fs")
     copies = {"every": 2, "keep": 2, "copy_to": "s3://texts/runs/one"}
@@ -208,6 +210,7 @@ def damage(bucket, copy: str) -> None:
     bucket.put_object(**weights, Body=bytes(body))
 
 
+@pytest.mark.processes
 def test_copies_outlive_a_machine_without_those_that_it_never_had(tmp_path, bucket):
     """Those kept for good stay; a damaged one is named, and the one before it fetched; --restart removes all."""
     pytest.importorskip("s3fs")
@@ -238,6 +241,7 @@ def test_copies_outlive_a_machine_without_those_that_it_never_had(tmp_path, buck
     assert copied(bucket, "two") == {2}
 
 
+@pytest.mark.processes
 def test_a_run_goes_on_without_a_damaged_copy_of_the_best(tmp_path, bucket):
     pytest.importorskip("s3fs")
     wanted = {"every": 2, "keep": 1, "best": "loss", "copy_to": "s3://texts/three"}

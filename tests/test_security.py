@@ -343,6 +343,8 @@ def test_what_counts_as_a_secret(text, shown):
     assert text in (shown, "") or text not in str(Problem(text, text, text))
 
 
+@pytest.mark.ci
+@pytest.mark.processes
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 def test_no_library_downloads_kernels_or_says_that_it_lacks_one(tmp_path):
     """bitsandbytes asks the package `kernels` for code of a hub while it is imported, on processors with bf16."""

@@ -160,6 +160,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(bucket, tmp_path):
     assert not list(tmp_path.rglob("outside"))
 
 
+@pytest.mark.processes
 def test_memory_does_not_grow_with_the_files(bucket, tmp_path):
     """A file of 360 MiB goes there and back within 300 MiB: the libraries, and 64 MiB on the way and their copies."""
     folder = tmp_path / "store"

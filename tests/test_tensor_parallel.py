@@ -84,7 +84,7 @@ def build(config, *, auto=AutoModelForCausalLM, adapters=False, one_expert=False
         model.set_experts_implementation("eager")  # which computes no expert that has no token
     use_for_training(model)
     if adapters:
-        add_adapters(model, LoraConfig(rank=4), base="", generates=True, anew=[], seed=0)
+        add_adapters(model, LoraConfig(rank=4), base="", generates=True, new_modules=[], seed=0)
         for name, parameter in model.named_parameters():
             if "lora_B" in name:  # zeros at first, behind which lora_A has no gradient
                 torch.manual_seed(len(name))
@@ -343,7 +343,7 @@ def test_what_cannot_be_split_is_refused_with_what_would_do(config, size, sequen
 def test_adapters_that_cannot_be_split_are_refused():
     for options, key in ((LoraConfig(dora=True), "model.lora"), (LoraConfig(save=["down_proj"]), "model.lora.save")):
         model = build(CAUSAL["llama"])
-        add_adapters(model, options, base="", generates=True, anew=[], seed=0)
+        add_adapters(model, options, base="", generates=True, new_modules=[], seed=0)
         assert [problem.where for problem in tensor_problems(model, 2, sequence=False)] == [key]
 
 
