@@ -23,6 +23,7 @@ REGISTRIES = {
     "objective": OBJECTIVES, "format": FORMATS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "track": TRACKERS,
     "exporter": EXPORTERS, "callbacks": CALLBACKS,
 }  # fmt: skip
+SPLITS = ("pipeline", "tensor", "context", "expert", "mode")  # how a strategy splits a model: nobody else's affair
 TRANSLATORS = ("config/converters/", "parallel/deepspeed/config.py", "parallel/deepspeed/keys.py")
 SOURCES = {str(file.relative_to(PACKAGE)): ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
 OTHERS = {name: tree for name, tree in SOURCES.items() if name != "registry.py" and not name.startswith(TRANSLATORS)}
@@ -84,6 +85,21 @@ def test_no_other_room_asks_of_which_class_an_objective_is():
         if not name.startswith("objectives/")
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and last_name(node.func) == "isinstance" and last_name(node.args[1]) in classes
+    ]
+    assert found == []
+
+
+def test_no_other_room_asks_which_strategy_it_has():
+    """The loop and the setup ask a strategy, or its plan, what they must know (`holds_full_model`, `can_generate`)."""
+    strategies = {"DeepSpeedStrategy", "FullyShardedDataParallel", "PipelineParallel", "SharedSequences", "Strategy"}
+    found = [
+        f"{name}:{node.lineno}"
+        for name, tree in OTHERS.items()
+        if not name.startswith("parallel/")
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Name | ast.Attribute) and last_name(node) in strategies)
+        or (isinstance(node, ast.Attribute) and node.attr == "dims" and last_name(node.value) == "strategy")
+        or (isinstance(node, ast.Attribute) and last_name(node.value) == "dims" and node.attr in SPLITS)
     ]
     assert found == []
 

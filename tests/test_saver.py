@@ -260,7 +260,7 @@ def test_a_run_goes_on_without_a_damaged_copy_of_the_best(tmp_path, bucket):
     shutil.rmtree(tmp_path / "run")
     damage(bucket, "three/step-000000002")
     result, said = trained(file)
-    assert any("step-000000002, the best, is damaged" in line and "goes on without it" in line for line in said)
+    assert any("step-000000002, the best, is damaged" in line and "continues without it" in line for line in said)
     assert any(line.startswith("resuming from step 4 of") for line in said)
     assert result["steps"] == 6
     assert not (tmp_path / "run" / "checkpoints" / "step-000000002").exists()

@@ -1,4 +1,4 @@
-"""Signals at odd moments: what was asked to stop stops soon, in words, and the same command goes on."""
+"""Signals at odd moments: what was asked to stop stops soon, in words, and the same command resumes."""
 
 from __future__ import annotations
 

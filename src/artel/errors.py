@@ -84,7 +84,7 @@ class OutOfMemory(WorkError):
 
 
 class Interrupted(ArtelError):
-    """Stopped by a signal after everything was saved; the same command goes on. Exit status 130."""
+    """Stopped by a signal after everything was saved; the same command resumes. Exit status 130."""
 
     exit_code = 130
 

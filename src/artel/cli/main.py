@@ -1,6 +1,6 @@
 """The command `artel`: its verbs, and how errors become messages and exit statuses.
 
-0 done, 1 the work failed, 2 the input was wrong, 130 interrupted (the same command goes on). Verbs import what they
+0 done, 1 the work failed, 2 the input was wrong, 130 interrupted (the same command resumes). Verbs import what they
 need when they run, so that `artel --help` does not wait for torch.
 """
 

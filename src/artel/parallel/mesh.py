@@ -51,7 +51,7 @@ class ParallelDims:
         return self.dp_replicate * self.dp_shard
 
     @property
-    def is_plain(self) -> bool:
+    def holds_full_model(self) -> bool:
         """Whether each process holds the whole model: alone, or as DistributedDataParallel."""
         return self.mode == "ddp" and self.dp_replicate == self.world_size
 

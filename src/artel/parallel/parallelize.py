@@ -49,11 +49,11 @@ class MeshPlan:
 
     @property
     def shards_weights(self) -> bool:
-        return not self.dims.is_plain
+        return not self.dims.holds_full_model
 
     @property
     def whole_matrices(self) -> bool:
-        return self.dims.is_plain
+        return self.dims.holds_full_model
 
     @property
     def splits_layers(self) -> bool:
@@ -96,7 +96,7 @@ class MeshPlan:
         tell: Callable[[str], None],
     ) -> ParallelStrategy:
         dims, config, device = self.dims, self.config, world.device
-        if dims.is_plain:
+        if dims.holds_full_model:
             return DataParallel(model, objective, world, precision)
         mesh = dims.mesh(device.type)
         experts: dict[nn.Module, DeviceMesh] = {}

@@ -167,15 +167,16 @@ def _check_memory(run: RunConfig, outline: Callable[[], PreTrainedModel | None],
 
 def _dims(run: RunConfig, start: Start) -> ParallelDims | None:
     """How processes share the run; None where that is not known yet, or is DeepSpeed's to say, or is wrong."""
-    world_size = start.world_size
-    if world_size is None and run.parallel.data in ("auto", "ddp", 1):
-        world_size = 1 if _fewest(run.parallel) == 1 else None
-    if world_size is None or run.parallel.deepspeed is not None:
+    if run.parallel.deepspeed is not None:
         return None
+    world_size = start.world_size or _fewest(run.parallel)
     try:
-        return read_parallel_dims(run.parallel, world_size, start.on_host or world_size)
+        dims = read_parallel_dims(run.parallel, world_size, start.on_host or world_size)
     except InputError:  # said by the check of the layout
         return None
+    if start.world_size is None and not (world_size == 1 and dims.holds_full_model):
+        return None
+    return dims
 
 
 def _check_layout(run: RunConfig, auto_class: str, start: Start) -> None:

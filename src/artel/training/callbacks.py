@@ -177,7 +177,7 @@ class StopOnSignal:
     def __call__(self, run: Run) -> None:
         if run.stop_requested and not run.finished:
             what = f"stopped and saved after step {run.step} of {run.length.steps}"
-            raise Interrupted.at("", what, "the same command goes on")
+            raise Interrupted.at("", what, "the same command resumes")
 
     def close(self) -> None:
         for number, handler in self._before.items():

@@ -70,7 +70,7 @@ def _fetch_best(
     if path.name in copies and not path.exists():
         fault = _fetch(folder, path.name, config)
         if fault is not None:
-            tell(f"{config.checkpoint.copy_to}/{path.name}, the best, {fault}: the run goes on without it")
+            tell(f"{config.checkpoint.copy_to}/{path.name}, the best, {fault}: the run continues without it")
 
 
 def remove_copies(address: str) -> None:

@@ -151,7 +151,7 @@ def _rewind(run: Run) -> Progress | None:
     step = -1 if back is None else back.step
     if run.strategy.all_reduce_sum([float(step)]) != [float(step * run.world.size)]:
         what = f"process {run.world.rank} found step {step}, others found another"
-        raise WorkError.at(str(run.folder.checkpoints), what, "the same command goes on")
+        raise WorkError.at(str(run.folder.checkpoints), what, "the same command resumes")
     return back
 
 
@@ -171,6 +171,6 @@ def _stopped(step: int, what: str, named: str) -> WorkError:
     message = f"{what}; nothing of this step was saved. Documents: {named}"
     fix = (
         "lower train.learning_rate, lengthen train.warmup, write train.on_bad_step: skip or rewind, or look at these "
-        "documents; the same command goes on from the last checkpoint"
+        "documents; the same command resumes from the last checkpoint"
     )
     return WorkError.at(f"step {step}", message, fix)

@@ -46,7 +46,7 @@ def use_less_memory(run: Run) -> None:
     if run.world.size > 1 or run.optimizer.saves_collectively:
         run.memory_limit.lower(smaller)
         what = f"out of memory on process {run.world.rank} with micro-batches of {before.size}"
-        raise OutOfMemory.at(where, what, f"the same command goes on with {_in_words(smaller)}")
+        raise OutOfMemory.at(where, what, f"the same command resumes with {_in_words(smaller)}")
     run.strategy.model.zero_grad(set_to_none=True)
     if smaller.recompute != before.recompute:
         if recompute(run.strategy.model, smaller.recompute).startswith("none"):
@@ -68,5 +68,5 @@ def _in_words(plan: MicroBatchPlan) -> str:
 
 
 def _nothing_smaller(where: str, why: str) -> WorkError:
-    fix = f"write a smaller data.block, {_SMALLER_MODEL}; the same command goes on from the last checkpoint"
+    fix = f"write a smaller data.block, {_SMALLER_MODEL}; the same command resumes from the last checkpoint"
     return WorkError.at(where, f"out of memory with a single sample in a micro-batch, {why}", fix)
