@@ -117,7 +117,11 @@ DATA = {"sources": [{"format": "dummy", "documents": 300}], "block": 32, "packin
 OPTIMIZERS = {"sgd": {"optimizer": "sgd", "learning_rate": 0.3}, "adamw": {"optimizer": "adamw", "learning_rate": 2e-3}}
 # At 0.3 SGD is chaotic with adapters: one process parts from itself. The rows of one process in both tables show it.
 OF_ADAPTERS = OPTIMIZERS | {"sgd": {"optimizer": "sgd", "learning_rate": 0.1}}
-TABLES = ("layouts", "adapters", "objectives")
+# A global batch that no number of processes divides: some take a row less, and fill it up.
+UNEVEN = {name: train | {"batch": 61} for name, train in OPTIMIZERS.items()}
+SHARE_THE_BATCH = ("ddp-2", "ddp-4", "zero1-2", "zero2-2", "fsdp-4", "hsdp-2x2", "fsdp-tensor-2x2", "fsdp-context-2x2",
+                   "expert-fsdp-2x2", "pipeline-ddp-2x2", "pipeline-fsdp-2x2", "deepspeed-3")  # fmt: skip
+TABLES = ("layouts", "uneven", "adapters", "objectives")
 
 
 Cells = dict[tuple[str, str], tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]]
@@ -261,6 +265,9 @@ def main() -> None:
         asked: dict[str, tuple[Cells, dict[str, dict[str, Any]]]] = {}
         if "layouts" in wanted.tables:
             asked["Layouts"] = (cells(models, wanted.layouts.split(",")), OPTIMIZERS)
+        if "uneven" in wanted.tables:
+            layouts = [layout for layout in wanted.layouts.split(",") if layout in SHARE_THE_BATCH]
+            asked["A global batch of 61 rows"] = (cells(models, layouts), UNEVEN)
         if "adapters" in wanted.tables:
             those = adapted(folder, models)
             asked |= {"Adapters": (those, OF_ADAPTERS), "Adapters with SGD at 0.3": (those, OPTIMIZERS)}

@@ -29,8 +29,12 @@ def pytest_collection_finish() -> None:
 
 
 # By default an example that takes over 0.2 s fails, or ten whose making takes over 1 s: on a busy machine any does.
-settings.register_profile("artel", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("artel")
+# The same examples in every run: chance must not fail a change that it has nothing to do with. To search on:
+# HYPOTHESIS_PROFILE=search.
+quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("artel", derandomize=True, **quiet)
+settings.register_profile("search", **quiet)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "artel"))
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,15 @@ def without_lines(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
     if len(kept) == len(lines):
         return text
     changed["lines_dropped"] += len(lines) - len(kept)
-    return without_spare_space("\n".join(kept)) if rules.whitespace else "\n".join(kept)
+    text = without_spare_space("\n".join(kept)) if rules.whitespace else "\n".join(kept)
+    if not rules.mojibake:
+        return text
+    # ftfy judges a text as a whole: without the dropped lines it may see mojibake in what is left.
+    again: Counter[str] = Counter()
+    text = clean(text, rules, again)
+    if again and not changed["mojibake_repaired"]:
+        changed += again
+    return without_lines(text, rules, changed)
 
 
 def without_spare_space(text: str) -> str:
