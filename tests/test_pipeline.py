@@ -243,7 +243,7 @@ def with_shards(rank, world):
         (GPT2, "ddp", ["zero_bubble"]),
     ):
         wanted = one_process(model_of(config, made["chat"]), made["chat"])
-        sizes = {"pipeline": 2, "shard" if mode == "fsdp" else "copies": 2}
+        sizes = {"pipeline": 2, "dp_shard" if mode == "fsdp" else "dp_replicate": 2}
         for schedule in schedules:
             model = model_of(config, made["chat"])
             layout = pipelined(model, made["chat"], rank, world, schedule, shard_out, mode=mode, **sizes)

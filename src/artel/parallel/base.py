@@ -71,7 +71,7 @@ class Strategy:
 
     @property
     def holds_full_model(self) -> bool:
-        return False
+        return True
 
     @property
     def stages(self) -> int:

@@ -33,10 +33,6 @@ class DataParallel(Strategy):
             self.ddp = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
             self._forward = self.ddp
 
-    @property
-    def holds_full_model(self) -> bool:
-        return True
-
     def _loss_multiplier(self, targets: float) -> float:
         return self._world.size / targets  # DDP divides gradients by the number of processes
 

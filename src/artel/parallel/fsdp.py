@@ -131,6 +131,10 @@ class FullyShardedDataParallel(Strategy):
         self._shared = shared
 
     @property
+    def holds_full_model(self) -> bool:
+        return False
+
+    @property
     def can_probe_memory(self) -> bool:
         # On a GPU memory runs out on all alike. On a CPU it hardly does, and each trial costs its communication.
         return self._world.device.type == "cuda"

@@ -1,6 +1,6 @@
 """From a whole model to what each process holds of it, by the dimensions of a mesh.
 
-The ways of splitting stand inside one another in this order: matrices, sequences, experts, then weights.
+A model is split in this order: experts, stages, matrices, weights; then its weights are loaded, and sequences shared.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
 from artel.preparing import check_claim, check_from_store, check_texts
+from artel.registry import STRATEGIES
 from artel.training.metrics.trackers import check_trackers
 from artel.training.model_setup import check_layout
 from artel.training.optim.optimizer import check_optimizer
@@ -166,8 +167,9 @@ def _check_memory(run: RunConfig, outline: Callable[[], PreTrainedModel | None],
 
 
 def _dims(run: RunConfig, start: Start) -> ParallelDims | None:
-    """How processes share the run; None where that is not known yet, or is DeepSpeed's to say, or is wrong."""
-    if run.parallel.deepspeed is not None:
+    """How processes share the run; None where that is not known yet, or DeepSpeed or a plugin decides, or is wrong."""
+    name = run.parallel.data
+    if run.parallel.deepspeed is not None or (isinstance(name, str) and STRATEGIES.module_of(name)):
         return None
     world_size = start.world_size or _fewest(run.parallel)
     try:

@@ -1,6 +1,7 @@
 """Callbacks: small objects that the loop calls after every step, each deciding for itself whether it is due.
 
-A callback that reads what the newest step did asks the guard first: the verdict on a step is read late.
+The verdict on a step is read late: those here that need it ask the guard first. A user's own callback runs before them,
+so under `train.on_bad_step: stop` it may see the weights of a bad step, after which the run ends.
 """
 
 from __future__ import annotations

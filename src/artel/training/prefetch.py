@@ -58,7 +58,6 @@ class Prefetcher:
             self.close()
             self._plan = run.batch_plan
         if self._newest is None or self._newest[0] != run.step:
-            self._newest = None  # its memory goes before the next is taken
             self._newest = run.step, self._make(run.step)
         return self._newest[1]
 

@@ -19,6 +19,7 @@ from artel.training.checkpoint.retention import check_space, checkpoint_bytes, c
 from artel.training.checkpoint.s3_mirror import fetch_newest
 from artel.training.evaluation import Validation
 from artel.training.first_step import check_blocks, check_same_step, check_same_store
+from artel.training.metrics.jsonl import drop_lines_after
 from artel.training.metrics.trackers import Trackers
 from artel.training.model_setup import set_up_model
 from artel.training.prefetch import local_batches
@@ -65,6 +66,8 @@ def open_run(
             commit(folder.checkpoints, progress, config.checkpoint)
         check_space(folder.checkpoints, checkpoint_bytes(strategy.model, config.train, strategy.stages), tell)
     check_same_step(progress, strategy, world)
+    if world.first:
+        drop_lines_after(folder.bad_steps, progress.step)
 
     tell(
         f"{len(samples):,} samples of up to {config.data.block} tokens · {length.steps:,} steps of "

@@ -114,6 +114,10 @@ class DeepSpeedStrategy(Strategy):
         self._started = False
 
     @property
+    def holds_full_model(self) -> bool:
+        return False
+
+    @property
     def can_run_full_model(self) -> bool:
         return self._started or self._fill is None
 

@@ -85,6 +85,10 @@ class PipelineParallel(Strategy):
         self._sums = torch.zeros(0)
 
     @property
+    def holds_full_model(self) -> bool:
+        return False
+
+    @property
     def stages(self) -> int:
         return self.dims.pipeline
 

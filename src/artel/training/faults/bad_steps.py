@@ -20,7 +20,7 @@ from artel.errors import InputError, WorkError
 from artel.tokens import step_numbers
 from artel.training.checkpoint.format import Progress, load_checkpoint
 from artel.training.faults.async_scalar import AsyncScalar
-from artel.training.metrics.jsonl import Lines, drop_lines_after
+from artel.training.metrics.jsonl import Lines
 from artel.training.run import Run
 
 # A spike is measured against the mean loss of the newest 100 good steps, once there are 20: fewer say little, and the
@@ -52,11 +52,8 @@ class Guard:
     """Takes the optimizer's steps of a run and handles the bad ones, on all ranks alike."""
 
     def __init__(self, run: Run) -> None:
-        """On the first rank, RUN/bad_steps.jsonl loses the lines of steps that are done again after a resume."""
         self._train = run.config.train
         self._pending: _Pending | None = None
-        if run.world.first:
-            drop_lines_after(run.folder.bad_steps, run.step)
 
     def optimizer_step(self, run: Run, sums: torch.Tensor) -> None:
         """Clip the gradients, set the learning rate, step, and add this rank's `sums` to those of the log window.

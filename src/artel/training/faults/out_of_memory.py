@@ -1,8 +1,8 @@
 """When memory runs out in the middle of a run, the step is done again with smaller micro-batches.
 
-The global batch stays what it is; it is cut into more micro-batches. A process that trains alone goes on by itself. One
-of several cannot call the others back from the collectives in which they wait for it: it writes the smaller size into
-the run's folder and ends, so that a launcher starts all of them again.
+The global batch stays what it is; it is cut into more micro-batches. A process that trains alone continues by itself,
+unless DeepSpeed's engine has the model. One of several cannot call the others back from the collectives in which they
+wait for it: it writes the smaller size into the run's folder and ends, so that a launcher starts all of them again.
 """
 
 from __future__ import annotations

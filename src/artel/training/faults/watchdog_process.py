@@ -30,7 +30,7 @@ LATEST = 5
 SIGNAL = signal.SIGVTALRM
 """Of a timer that nobody uses; a process that does not expect it dies of it."""
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
-"""They are meant for the process, with which the overseer ends."""
+"""They are meant for the process, with which the watchdog process ends."""
 # A look at the thread comes after the thread's own of the same moment: it is given so many ticks to end by itself.
 _LONGER = 3
 _DIES_SECONDS = 10
