@@ -164,20 +164,20 @@ def test_an_environment_of_ascii_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limits", "says"),
+    ("verb", "limits", "says"),
     [
-        ([("file", 2000)], "may not become that large"),
-        ([("open", 16)], "limit on open files"),
-        ([("memory", 300 << 20)], "the system has no more"),
+        ("prepare", [("file", 2000)], "may not become that large"),
+        ("prepare", [("open", 16)], "limit on open files"),
+        ("train", [("memory", 300 << 20)], "the system has no more"),  # which is just enough for the text alone
     ],
 )
-def test_limits_of_a_process_are_told(tmp_path, limits, says):
+def test_limits_of_a_process_are_told(tmp_path, verb, limits, says):
     variables = {
         "ARTEL_CACHE": str(tmp_path / "cache"),
         "PYTHONDONTWRITEBYTECODE": "1",  # Python 3.11 would leave its compiled files as short as the limit makes them
         "OPENBLAS_NUM_THREADS": "1",  # its threads take memory by the core, and it ends the process itself
     }
-    done = command("prepare", write_run(tmp_path / "run.yaml", TEXT_ALONE), limits=limits, **variables)
+    done = command(verb, write_run(tmp_path / "run.yaml", TEXT_ALONE), limits=limits, **variables)
     assert (done.returncode, says in done.stderr) == (1, True), done.stderr
     assert "Traceback" not in done.stderr
     assert "fault of artel" not in done.stderr
