@@ -40,7 +40,7 @@ class MeshPlan:
     precision: None = None
     micro_batch: None = None
     notes: tuple[str, ...] = ()
-    can_compile: bool = True
+    not_compiled_because: None = None
 
     @classmethod
     def read(cls, run: RunConfig, world_size: int, on_host: int) -> MeshPlan:

@@ -167,8 +167,8 @@ class ParallelPlan(Protocol):
         ...
 
     @property
-    def can_compile(self) -> bool:
-        """False when the strategy takes hold of the layers as they are."""
+    def not_compiled_because(self) -> str | None:
+        """The key that keeps layers from being compiled, since the strategy takes hold of them; None otherwise."""
         ...
 
     @property

@@ -128,8 +128,8 @@ def set_up_model(
         tell(f"micro-batches of {batch_plan.size}, not {fitting.size}: memory ran out in an earlier step of this run")
     recomputed = _recompute(model, config, batch_plan)
     compiled = compile_choice(config.train.compile, world.device, steps)
-    if not plan.can_compile:
-        compiled = Choice(OFF, "parallel.deepspeed")
+    if plan.not_compiled_because is not None:
+        compiled = Choice(OFF, plan.not_compiled_because)
     if compiled.value != OFF:
         compile_layers(model, fixed=objective.packs_text)
     make_plain = plain_optimizer(model, config.train, config.seed)

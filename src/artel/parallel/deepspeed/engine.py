@@ -40,7 +40,7 @@ T = TypeVar("T")
 class DeepSpeedPlan:
     """A user's DeepSpeed file as a plan; see `ParallelPlan`."""
 
-    can_compile = False  # the engine takes hold of the layers as they are
+    not_compiled_because = "parallel.deepspeed"  # the engine takes hold of the layers as they are
     whole_matrices = True  # the file's own check refuses an optimizer that DeepSpeed does not step
     splits_layers = False
     splits_sequences = False
