@@ -14,9 +14,10 @@ from transformers import AutoModel, AutoModelForQuestionAnswering, AutoTokenizer
 from artel.config import DataConfig, Overrides, RunConfig, SourceConfig
 from artel.inference import open_model
 from artel.objectives import SpanQA
-from artel.objectives.answers import CLASSES, average_precision, exact_match, trimmed, word_f1
 from artel.objectives.base import DocumentSamples
-from artel.objectives.span_qa import best_spans, window_starts
+from artel.objectives.span_qa.answers import CLASSES, average_precision, exact_match, trimmed, word_f1
+from artel.objectives.span_qa.heads import best_spans
+from artel.objectives.span_qa.windows import window_starts
 from artel.text import Ledger, read_documents
 from artel.tokens import Rows, load_tokenizer
 from support.runs import artel, losses, metrics, write_run
@@ -247,7 +248,7 @@ def test_the_five_losses_are_what_they_are_said_to_be(trained, class_loss):
         expected = 0.0
         for row in range(2):
             shown = torch.tensor(ids[row : row + 1, : lengths[row]])
-            types = (torch.arange(lengths[row]) >= 6).long()[None] * objective._frame.second_type
+            types = (torch.arange(lengths[row]) >= 6).long()[None] * objective.tokenizer.frame(pair=True).second_type
             output = model(input_ids=shown, token_type_ids=types, output_hidden_states=True)
             first = output.hidden_states[-1][:, 0]
             start, end, kind = numbers[row, 3:]

@@ -86,7 +86,7 @@ OBJECTIVES = Registry(
     {
         "causal": "artel.objectives.causal:Causal",
         "masked": "artel.objectives.masked:Masked",
-        "span_qa": "artel.objectives.span_qa:SpanQA",
+        "span_qa": "artel.objectives.span_qa.objective:SpanQA",
         "chat": "artel.objectives.chat:Chat",
         "preference": "artel.objectives.preference:PreferenceOptimization",
     },

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from artel.objectives.insertion_tagging import InsertionTagging
     from artel.objectives.masked import Masked
     from artel.objectives.preference import PreferenceOptimization
-    from artel.objectives.span_qa import SpanQA
+    from artel.objectives.span_qa.objective import SpanQA
 
 _FILE_OF = {
     "Causal": "causal",
@@ -27,7 +27,7 @@ _FILE_OF = {
     "InsertionTagging": "insertion_tagging",
     "Masked": "masked",
     "PreferenceOptimization": "preference",
-    "SpanQA": "span_qa",
+    "SpanQA": "span_qa.objective",
     "fill_masks": "fill_mask",
 }
 
