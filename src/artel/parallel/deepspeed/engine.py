@@ -25,7 +25,8 @@ from artel.models.loading.materialize import WeightLoader
 from artel.models.loss import output_head
 from artel.objectives import Objective
 from artel.parallel.base import InForward, Strategy
-from artel.parallel.deepspeed.config import Resolved, read_deepspeed
+from artel.parallel.deepspeed.config.read import read_deepspeed
+from artel.parallel.deepspeed.config.resolved import Resolved
 from artel.parallel.deepspeed.state import full_state, full_weights, load_state, load_weights
 from artel.parallel.mesh import ParallelDims
 from artel.parallel.process_group import World, local_device

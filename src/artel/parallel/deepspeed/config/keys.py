@@ -95,7 +95,7 @@ def read_tree(file: str) -> dict[str, Any]:
 
 
 class Findings:
-    """What was found out about a file: problems to be told together, and notes for the log."""
+    """Problems of a file, to be reported together, and notes for the log."""
 
     def __init__(self, file: str) -> None:
         self.file = file

@@ -1,0 +1,1 @@
+"""A DeepSpeed file, checked against the run file and completed from it."""
