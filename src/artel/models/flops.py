@@ -148,6 +148,8 @@ _TERAFLOPS: dict[str, dict[str, float]] = {
     "H200 NVL": _HOPPER_NVL,
     "H100 80GB HBM3": _HOPPER_SXM,
     "H100 NVL": _HOPPER_NVL,
+    # 96 GB of HBM2e at 500 W; its peak is between those of SXM and NVL: torchtitan, llama3_h100_202412_torchtitan.md.
+    "H100": _HOPPER_NVL,
     "H100 PCIe": {"fp32": 51.0, "tf32": 756 / 2, "bf16": 1513 / 2, "fp16": 1513 / 2, "fp8": 3026 / 2},
     "A100-SXM4-40GB": _A100,
     "A100-SXM4-80GB": _A100,
