@@ -68,7 +68,7 @@ class TimedSave(Save):
     def _save(self, run: loop.Run) -> None:
         if not self._savers:
             wanted = run.config.checkpoint.model_copy(update={"asynchronous": False})
-            other = Saver(run.folder.checkpoints, run.optimizer, run.world, wanted, dump_run(run.config),
+            other = Saver(run.folder.checkpoints, run.items, run.world, wanted, dump_run(run.config),
                           sharded=False, tell=run.tell)  # fmt: skip
             self._savers = {True: run.saver, False: other}
         asynchronous = len(saves) % 2 == 0

@@ -6,14 +6,17 @@ import json
 import math
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import orjson
 import pytest
+import torch
 import typer
 import yaml
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from artel.config import SourceConfig, load_run
@@ -61,7 +64,8 @@ def of(*headings):
 
 def test_there_is_an_example_of_each_and_none_is_long():
     assert list(EXAMPLES) == ["A format", "An objective", "A metric", "An optimizer", "A schedule",
-                              "A parallel strategy", "A tracker", "A callback", "An exporter", "A verb"]  # fmt: skip
+                              "A parallel strategy", "A tracker", "A callback", "A checkpoint item", "An exporter",
+                              "A verb"]  # fmt: skip
     for heading, (_, code, keys) in EXAMPLES.items():
         assert code.count("\n") + len(yaml.safe_dump(keys, default_flow_style=None).splitlines()) <= LONGEST, heading
 
@@ -135,6 +139,20 @@ def test_a_tracker(trained):
 @of("A callback")
 def test_a_callback(trained):
     assert [line.split()[0] for line in (trained / "norms.txt").read_text().splitlines()] == ["2", "4", "6"]
+
+
+@of("A checkpoint item")
+def test_a_checkpoint_item(trained):
+    weights, averages = load_file(trained / "model/model.safetensors"), load_file(trained / "average.safetensors")
+    assert not torch.equal(averages["transformer.wte.weight"], weights["transformer.wte.weight"])
+    shutil.rmtree(trained / "checkpoints/step-000000006")
+    for name in ("average.safetensors", "result.json"):
+        (trained / name).unlink()
+    done = artel("train", "mine.yaml")
+    assert "resuming from step 4 of 6" in done.stderr, done.stderr
+    again = load_file(trained / "average.safetensors")
+    assert again.keys() == averages.keys()
+    assert all(torch.equal(again[name], average) for name, average in averages.items())
 
 
 @of("An exporter")

@@ -32,6 +32,7 @@ from artel.secrets import hide_secrets
 from artel.storage import checksum, fetch
 from artel.tokens import Sample, StoreWriter, TokenStore, train_tokenizer
 from artel.training.checkpoint.format import Content, Progress, load_checkpoint, write_whole
+from artel.training.checkpoint.items import CheckpointItems
 from support.runs import write_run
 from support.waiting import LIMIT
 
@@ -99,7 +100,9 @@ class _Nothing:
 
 @pytest.mark.parametrize("name", ["../step-000000001/state.json", "/etc/hostname", "a/state.json"])
 def test_names_in_a_checkpoint_stay_in_it(tmp_path, name):
-    content = Content({"w": torch.zeros(2)}, {"w|m": torch.zeros(2)}, Progress(step=2), "run: x\n")
+    content = Content(
+        {"model": {"w": torch.zeros(2)}, "optimizer": {"w|m": torch.zeros(2)}}, Progress(step=2), "run: x\n"
+    )
     path = tmp_path / "step-000000002"
     write_whole(path, content)
     shutil.copytree(path, tmp_path / "step-000000001")
@@ -111,7 +114,7 @@ def test_names_in_a_checkpoint_stay_in_it(tmp_path, name):
     (path / "checksums.json").write_text(json.dumps({**sums, name: checksum(target)}))
     shutil.rmtree(tmp_path / "step-000000001")
     with pytest.raises(InputError, match="which is no file of it"):
-        load_checkpoint(tmp_path, _Nothing(), lambda _: None)
+        load_checkpoint(tmp_path, CheckpointItems(_Nothing()), lambda _: None)
 
 
 @pytest.mark.parametrize("place", ["index", "config"])

@@ -41,12 +41,13 @@ def train(
 ) -> dict[str, Any]:
     """Train, or resume, the run that `config` describes. Returns the result, as in result.json.
 
-    `callbacks` are called after every step, before those that are always there.
+    `callbacks` are called after every step, before those that are always there. One that has `state_dict` and
+    `load_state_dict` is saved in every checkpoint and resumes with the run.
 
     Raises InputError before the first step, WorkError when the work fails, Interrupted when asked to stop.
     """
     signals = StopOnSignal()
-    run, validation = open_run(config, prepared, world, tell)
+    run, validation = open_run(config, prepared, world, tell, callbacks)
     guard, profile = Guard(run), Profile(run)
     # The order matters: metrics are logged before a validation, and both come before a save. The profile is last, so
     # that it sees each step together with what callbacks do after it.

@@ -16,6 +16,7 @@ from artel.parallel import OptimizerProtocol, ParallelStrategy, World
 from artel.tokens import BalancedOrder, Order, Samples, Tokenizer
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress
+from artel.training.checkpoint.items import CheckpointItems
 from artel.training.memory.micro_batch import MemoryLimit, MicroBatchPlan
 from artel.training.metrics.trackers import Trackers
 from artel.training.run_folder import RunFolder
@@ -44,6 +45,7 @@ class Run:
     memory_limit: MemoryLimit
     strategy: ParallelStrategy
     optimizer: OptimizerProtocol
+    items: CheckpointItems
     saver: Saver
     trackers: Trackers
     progress: Progress

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from artel.parallel import World
 from artel.preparing import Prepared
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress, list_checkpoints, load_checkpoint
+from artel.training.checkpoint.items import CheckpointItems
 from artel.training.checkpoint.retention import check_space, checkpoint_bytes, commit
 from artel.training.checkpoint.s3_mirror import fetch_newest
 from artel.training.evaluation import Validation
@@ -30,11 +31,15 @@ from artel.training.schedule import run_length
 
 
 def open_run(
-    config: RunConfig, prepared: Prepared, world: World, tell: Callable[[str], None]
+    config: RunConfig,
+    prepared: Prepared,
+    world: World,
+    tell: Callable[[str], None],
+    callbacks: Sequence[object] = (),
 ) -> tuple[Run, Validation]:
     """The run, ready for its next step, and its validation split. Raises InputError.
 
-    Messages of the first rank alone go to `tell`.
+    Messages of the first rank alone go to `tell`. Those of `callbacks` that have a state resume with the run.
     """
     if not world.first:
         tell = _silent
@@ -55,9 +60,10 @@ def open_run(
     tell("loading the model")
     model = set_up_model(config, tokenizer, objective, samples, world, length.steps, tell)
     strategy, optimizer = model.strategy, model.optimizer
+    items = CheckpointItems(optimizer, callbacks)
     resumes = bool(list_checkpoints(folder.checkpoints))
     set_reference(objective, store, strategy, world, model.batch_plan.size, folder.before, resumes, tell)
-    progress = load_checkpoint(folder.checkpoints, optimizer, tell) or Progress(store=store.digest)
+    progress = load_checkpoint(folder.checkpoints, items, tell) or Progress(store=store.digest)
     check_same_store(progress, store.digest)
     if progress.warmup is None:
         progress.warmup = config.train.warmup.of(length.steps)
@@ -93,9 +99,10 @@ def open_run(
         memory_limit=model.memory_limit,
         strategy=strategy,
         optimizer=optimizer,
+        items=items,
         saver=Saver(
             folder.checkpoints,
-            optimizer,
+            items,
             world,
             config.checkpoint,
             dump_run(config),

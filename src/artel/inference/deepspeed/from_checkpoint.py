@@ -26,6 +26,7 @@ from artel.registry import OPTIMIZERS
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.training import RunFolder
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_whole
+from artel.training.checkpoint.items import MODEL, OPTIMIZER
 from artel.training.optim.local_shards import trained_tensors
 from artel.training.schedule import run_length
 
@@ -95,7 +96,7 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[
     weights, state = _of_run(opened.model, saved.weights(), state, folder)
     checkpoints = RunFolder(Path(run.run)).checkpoints
     checkpoints.mkdir(parents=True, exist_ok=True)
-    content = Content(weights, state, Progress(step=step, store=store.digest), dump_run(run))
+    content = Content({MODEL: weights, OPTIMIZER: state}, Progress(step=step, store=store.digest), dump_run(run))
     write_whole(checkpoint_path(checkpoints, step), content)
     tell(f"step {step:,} of {folder} is this run's: weights, averages, count of steps; the order of samples is its own")
 

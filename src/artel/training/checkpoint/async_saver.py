@@ -23,15 +23,14 @@ from torch.distributed.tensor import DTensor
 from artel.config.schema.run import CheckpointConfig
 from artel.errors import ArtelError
 from artel.host import memory
-from artel.parallel import OptimizerProtocol, World
+from artel.parallel import World
 from artel.training.checkpoint.format import Content, Progress, checkpoint_path, write_shared, write_whole
+from artel.training.checkpoint.items import CheckpointItems, Tensors
 from artel.training.checkpoint.retention import commit
 from artel.training.checkpoint.s3_mirror import copy_checkpoints
 
 # Of the memory that is free when copies are first made, they may take half.
 _SHARE = 0.5
-
-Tensors = dict[str, torch.Tensor]
 
 
 class Saver:
@@ -40,7 +39,7 @@ class Saver:
     def __init__(
         self,
         folder: Path,
-        optimizer: OptimizerProtocol,
+        items: CheckpointItems,
         world: World,
         config: CheckpointConfig,
         run_file: str,
@@ -49,13 +48,13 @@ class Saver:
         tell: Callable[[str], None],
     ) -> None:
         """`sharded`: every rank writes the shards that it has; otherwise the first rank has, and writes, all."""
-        self._folder, self._optimizer, self._world = folder, optimizer, world
+        self._folder, self._items, self._world = folder, items, world
         self._config, self._run_file, self._sharded, self._tell = config, run_file, sharded, tell
         # Of its own, so that what its thread says to its peers does not mix with what the loop says.
         self._group = dist.new_group(backend="gloo") if sharded else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._pending: Future[bool] | None = None
-        self._copies: Tensors | None = None
+        self._copies: dict[str, Tensors] = {}
         self._has_room: bool | None = None
         self.failures: list[str] = []
         """What is known of checkpoints that could not be written."""
@@ -63,21 +62,20 @@ class Saver:
     def touch_memory(self) -> None:
         """Make the memory that copies will lie in, aside; called when the optimizer has its state."""
         if self._writes and self._is_asynchronous():
-            tensors = self._tensors()
-            self._pending = self._thread.submit(self._make_copies, tensors)
+            self._pending = self._thread.submit(self._make_copies, self._items.state())
 
     def save(self, progress: Progress, *, last: bool) -> bool:
         """Begin to write a checkpoint; with `last` end it, too. False where that was seen to fail."""
         self.wait()
-        if not (self._writes or self._optimizer.saves_collectively):
+        if not (self._writes or self._items.optimizer.saves_collectively):
             return True
-        weights, state = self._optimizer.weights(), self._optimizer.state()
+        items = self._items.state()
         if not self._writes:
             return True
         behind = not last and self._is_asynchronous()
         if behind:
-            weights, state = self._copied(weights), self._copied(state)
-        content = Content(weights, state, deepcopy(progress), self._run_file)
+            items = self._copied(items)
+        content = Content(items, deepcopy(progress), self._run_file)
         self._pending = self._thread.submit(self._write, content)
         return behind or self.wait()
 
@@ -98,35 +96,28 @@ class Saver:
 
     def _is_asynchronous(self) -> bool:
         """Whether there is room for the copies, decided once."""
-        if not self._config.asynchronous or self._optimizer.saves_collectively:
+        if not self._config.asynchronous or self._items.optimizer.saves_collectively:
             return False
         if self._has_room is None:
-            needed = sum(_local(tensor).nbytes for tensor in self._tensors().values())
+            items = self._items.state().values()
+            needed = sum(_local(tensor).nbytes for tensors in items for tensor in tensors.values())
             self._has_room = sys.platform != "linux" or needed <= _SHARE * memory().free / self._world.on_host
             if not self._has_room:
                 copy = f"a copy in host memory, {needed / 1e9:.1f} GB, would take more than half of what is free"
                 self._tell(f"checkpoints are written while training waits: {copy}")
         return self._has_room
 
-    def _tensors(self) -> Tensors:
-        return self._optimizer.weights() | self._optimizer.state()
-
-    def _make_copies(self, tensors: Tensors) -> bool:
-        self._copies = {name: _empty_like(tensor).zero_() for name, tensor in tensors.items()}
+    def _make_copies(self, items: dict[str, Tensors]) -> bool:
+        for item, tensors in items.items():
+            self._copies[item] = {name: _empty_like(tensor).zero_() for name, tensor in tensors.items()}
         return True
 
-    def _copied(self, tensors: Tensors) -> Tensors:
+    def _copied(self, items: dict[str, Tensors]) -> dict[str, Tensors]:
         """The same tensors in host memory, which training does not touch."""
-        if self._copies is None:
-            self._copies = {}
         copied = {}
-        for name, tensor in tensors.items():
-            local = _local(tensor)
-            copy = self._copies.get(name)
-            if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
-                copy = self._copies[name] = _empty_like(tensor)
-            copy.copy_(local, non_blocking=True)
-            copied[name] = DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
+        for item, tensors in items.items():
+            copies = self._copies.setdefault(item, {})
+            copied[item] = {name: _copy(tensor, name, copies) for name, tensor in tensors.items()}
         if self._world.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         return copied
@@ -162,6 +153,16 @@ class Saver:
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """What this process has of a tensor."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _copy(tensor: torch.Tensor, name: str, copies: Tensors) -> torch.Tensor:
+    """Copy a tensor into the memory that `copies` has under its name; where none fits, it gets new memory."""
+    local = _local(tensor)
+    copy = copies.get(name)
+    if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
+        copy = copies[name] = _empty_like(tensor)
+    copy.copy_(local, non_blocking=True)
+    return DTensor(copy, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else copy
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
     checkpoints/step-000001500/model.safetensors       trained parameters and buffers by name, tied ones once
                                optimizer.safetensors   `parameter|state` by name
                                shard-*.safetensors     in place of both, where processes share them: each one's pieces
+                               callbacks.safetensors   `callbacks/class/name`, of callbacks that have a state
                                state.json              step, best figure, time spent, digest of the token store
                                run.yaml                the run file, every key of it
                                versions.json           of artel, Python, torch and transformers
@@ -37,13 +38,14 @@ import artel
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.parallel import OptimizerProtocol
 from artel.storage import check_regular_in, checksum, new_folder, remove_leftovers
+from artel.training.checkpoint.items import CALLBACKS, MODEL, OPTIMIZER, CheckpointItems, Tensors, is_of_callback
 from artel.training.checkpoint.sharded_files import piece_shapes, read_pieces, told_by_first, write_pieces
 from artel.training.optim.local_shards import trained_tensors
 from artel.training.optim.optimizer import Optimizer
 from artel.training.run_folder import written_checkpoints
 
-_MODEL, _OPTIMIZER, _STATE, SUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
-RUN_FILE, _VERSIONS = "run.yaml", "versions.json"
+_MODEL, _OPTIMIZER, _CALLBACKS = f"{MODEL}.safetensors", f"{OPTIMIZER}.safetensors", f"{CALLBACKS}.safetensors"
+_STATE, SUMS, RUN_FILE, _VERSIONS = "state.json", "checksums.json", "run.yaml", "versions.json"
 
 
 @dataclass(slots=True)
@@ -78,9 +80,8 @@ class Progress:
 class Content:
     """What a checkpoint is made of."""
 
-    weights: dict[str, torch.Tensor]
-    state: dict[str, torch.Tensor]
-    """Of the optimizer: `parameter|state`."""
+    items: dict[str, Tensors]
+    """Item -> its tensors by name; the names of all items differ (the optimizer's are `parameter|state`)."""
     progress: Progress
     run_file: str
 
@@ -88,15 +89,16 @@ class Content:
 def write_whole(path: Path, content: Content) -> None:
     """Write a checkpoint from one process, which has all of it. Raises WorkError or InputError of the disk."""
     with new_folder(path, replace=True) as partial:
-        save_file(_contiguous(content.weights), partial / _MODEL)
-        save_file(_contiguous(content.state), partial / _OPTIMIZER)
+        for item, tensors in content.items.items():
+            save_file(_contiguous(tensors), partial / f"{item}.safetensors")
         _close(partial, content)
 
 
 def write_shared(path: Path, content: Content, *, first: bool, group: dist.ProcessGroup | None) -> None:
-    """Write a checkpoint of which each process has pieces; all of a group call it.
+    """Write a checkpoint of whose model and optimizer each process has pieces; all of a group call it.
 
-    Raises WorkError or InputError of the disk on every process, except where the first one alone fails at its end.
+    Of the callbacks' states those of the first process are written. Raises WorkError or InputError of the disk on
+    every process, except where the first one alone fails at its end.
     """
     with ExitStack() as stack:
         refused: ArtelError | None = None
@@ -111,8 +113,10 @@ def write_shared(path: Path, content: Content, *, first: bool, group: dist.Proce
             raise refused
         if place is None:
             raise WorkError.at(str(path), "the first process could not make the folder")
-        write_pieces(Path(place), content.weights | content.state, group)
+        write_pieces(Path(place), content.items[MODEL] | content.items[OPTIMIZER], group)
         if first:
+            if CALLBACKS in content.items:
+                save_file(_contiguous(content.items[CALLBACKS]), Path(place) / _CALLBACKS)
             _close(Path(place), content)
 
 
@@ -130,8 +134,8 @@ def _close(partial: Path, content: Content) -> None:
     (partial / SUMS).write_bytes(orjson.dumps(sums, option=orjson.OPT_INDENT_2))
 
 
-def load_checkpoint(folder: Path, optimizer: OptimizerProtocol, tell: Callable[[str], None]) -> Progress | None:
-    """The newest whole checkpoint, put into the optimizer and its model; None where there is none.
+def load_checkpoint(folder: Path, items: CheckpointItems, tell: Callable[[str], None]) -> Progress | None:
+    """The newest whole checkpoint, put into the model, the optimizer and the callbacks; None where there is none.
 
     A damaged one is named and the one before it taken. Raises InputError when checkpoints exist and none is good.
     """
@@ -144,14 +148,19 @@ def load_checkpoint(folder: Path, optimizer: OptimizerProtocol, tell: Callable[[
                 progress = read_progress(path)
                 if path.name != f"step-{progress.step:09d}":
                     raise ValueError(f"{_STATE} is of step {progress.step}")
-                _load(path, optimizer)
-                return progress
+                of_callbacks = load_file(path / _CALLBACKS) if (path / _CALLBACKS).is_file() else {}
+                _load(path, items.optimizer)
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # with its checksums, and yet not what is written: each reader's own kinds
-                if optimizer.saves_collectively:  # all processes load it together: it may be that one of them is gone
+                if (
+                    items.optimizer.saves_collectively
+                ):  # all processes load it together: it may be that one of them is gone
                     raise
                 fault = f"is damaged ({' '.join(str(error).split())[:300] or type(error).__name__})"
+            else:
+                items.load_callbacks(of_callbacks)
+                return progress
         tell(f"{path} {fault}: the checkpoint before it is taken")
         problems.append(Problem(str(path), fault))
     if problems:
@@ -189,16 +198,17 @@ def load_weights(path: Path, model: PreTrainedModel) -> None:
             tensor.copy_(weights[name])
 
 
-def full_weights(path: Path) -> dict[str, torch.Tensor]:
+def full_weights(path: Path) -> Tensors:
     """A checkpoint's weights, whole, in the memory of one process, whatever layout wrote it."""
     return load_file(path / _MODEL) if (path / _MODEL).is_file() else _whole(path)[0]
 
 
-def _whole(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def _whole(path: Path) -> tuple[Tensors, Tensors]:
     """All weights and all of the optimizer's state, whole."""
     if (path / _MODEL).is_file():
         return load_file(path / _MODEL), load_file(path / _OPTIMIZER)
-    both = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in piece_shapes(path).items()}
+    shapes = {name: stored for name, stored in piece_shapes(path).items() if not is_of_callback(name)}
+    both = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
     read_pieces(path, both)
     weights = {name: tensor for name, tensor in both.items() if "|" not in name}
     return weights, {name: tensor for name, tensor in both.items() if "|" in name}
@@ -237,9 +247,9 @@ def fault_of(path: Path) -> str | None:
     return None
 
 
-def _has_pieces(tensors: dict[str, torch.Tensor]) -> bool:
+def _has_pieces(tensors: Tensors) -> bool:
     return any(isinstance(tensor, DTensor) for tensor in tensors.values())
 
 
-def _contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _contiguous(tensors: Tensors) -> Tensors:
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}

@@ -141,7 +141,7 @@ def _rewind(run: Run) -> Progress | None:
     run.saver.wait()  # the newest may still be being written
     run.world.barrier()
     try:
-        back = load_checkpoint(run.folder.checkpoints, run.optimizer, run.tell)
+        back = load_checkpoint(run.folder.checkpoints, run.items, run.tell)
     except InputError as error:  # all are damaged: once it has started, that is no longer wrong input
         raise WorkError(error.problems) from None
     run.strategy.model.zero_grad(set_to_none=True)

@@ -1,0 +1,88 @@
+"""What a checkpoint holds: the model, the optimizer, and what callbacks keep; whole or in pieces."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from artel.config import TrainConfig
+from artel.errors import InputError, WorkError
+from artel.training.checkpoint.format import Content, Progress, full_weights, load_checkpoint, write_shared, write_whole
+from artel.training.checkpoint.items import CheckpointItems
+from artel.training.optim.optimizer import Optimizer
+
+
+class Counts:
+    """A callback with a state."""
+
+    def __init__(self, value: object = None) -> None:
+        self.value = value
+
+    def __call__(self, run) -> None: ...
+
+    def state_dict(self) -> dict:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.value = state["value"]
+
+
+@pytest.fixture
+def optimizer():
+    """With a state, of a GPT-2 that was stepped once."""
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16, n_positions=8))
+    optimizer = Optimizer(model, TrainConfig())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step(1.0)
+    return optimizer
+
+
+@pytest.fixture
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_callbacks_state_is_saved_and_loaded(tmp_path, optimizer, group, in_pieces):
+    counts = Counts(torch.tensor([1.0, 2.0]))
+    content = Content(CheckpointItems(optimizer, [counts, print]).state(), Progress(step=3), "run: x\n")
+    path = tmp_path / "step-000000003"
+    if in_pieces:
+        write_shared(path, content, first=True, group=None)
+    else:
+        write_whole(path, content)
+    weights = {name: tensor.detach().clone() for name, tensor in optimizer.weights().items()}
+    optimizer.load_weights({name: tensor + 1 for name, tensor in weights.items()})
+    counts.value = torch.zeros(2)
+    assert load_checkpoint(tmp_path, CheckpointItems(optimizer, [counts]), print).step == 3
+    assert counts.value.tolist() == [1.0, 2.0]
+    assert all(torch.equal(optimizer.weights()[name], tensor) for name, tensor in weights.items())
+    assert full_weights(path).keys() == weights.keys()  # a callback's tensors are no weights
+
+
+def test_a_callback_that_a_checkpoint_does_not_know_begins_anew(tmp_path, optimizer):
+    write_whole(tmp_path / "step-000000003", Content(CheckpointItems(optimizer).state(), Progress(step=3), "run: x\n"))
+    counts = Counts("as it was")
+    load_checkpoint(tmp_path, CheckpointItems(optimizer, [counts]), print)
+    assert counts.value == "as it was"
+
+
+def test_an_error_of_a_callback_is_not_taken_for_a_damaged_checkpoint(tmp_path, optimizer):
+    class Fails(Counts):
+        def load_state_dict(self, state: dict) -> None:
+            raise KeyError("its own")
+
+    items = CheckpointItems(optimizer, [Fails(torch.ones(1))])
+    write_whole(tmp_path / "step-000000003", Content(items.state(), Progress(step=3), "run: x\n"))
+    with pytest.raises(KeyError, match="its own"):
+        load_checkpoint(tmp_path, items, print)
+
+
+def test_a_state_that_cannot_be_saved_is_refused(optimizer):
+    with pytest.raises(WorkError, match=r"callbacks: Counts: value of its state_dict is of type int"):
+        CheckpointItems(optimizer, [Counts(3)]).state()
+    with pytest.raises(InputError, match="two callbacks are named Counts"):
+        CheckpointItems(optimizer, [Counts(), Counts()])
