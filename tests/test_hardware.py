@@ -17,7 +17,7 @@ def test_every_accelerator_has_all_figures_and_a_source() -> None:
         assert peaks.get("fp16"), name  # all train in 16 bits; those before Ampere have no bf16
         assert min(row.memory_bandwidth, row.link_bandwidth, row.network_bandwidth, row.watts) > 0, name
         assert row.source, name
-        # What PyTorch sees is a little less than the number in the name, which counts GiB on some boards and GB on others.
+        # PyTorch sees a little less than the number in the name, which counts GiB on some boards and GB on others.
         gigabytes = [int(word.removesuffix("gb")) for word in name.split("-") if word.endswith("gb")]
         assert all(0.88 < row.gib / size <= 1 for size in gigabytes), name
         assert row.link_bandwidth < row.memory_bandwidth, name
