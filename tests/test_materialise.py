@@ -10,6 +10,8 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     GPT2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
     RobertaConfig,
     RobertaForMaskedLM,
 )
@@ -23,7 +25,7 @@ from artel.models.loading.init_weights import canonical_names, initial_values
 from artel.models.loading.materialize import materialize
 from artel.models.loading.request import ModelRequest
 from artel.tokens import train_tokenizer
-from support.saved_models import ANSWERS, CAUSAL, MASKED, SCRATCH, as_binary, gpt2, qwen3_moe, saved_model
+from support.saved_models import ANSWERS, CAUSAL, MASKED, SCRATCH, as_binary, as_fp8, gpt2, qwen3_moe, saved_model
 
 # Every name that architectures have for a size; each is given those that it knows.
 SIZES = {
@@ -201,6 +203,20 @@ def test_frozen_parameters_stay_frozen_and_what_cannot_be_read_in_parts_says_why
     assert "lora" in must_load_whole(ModelConfig.model_validate({"from": "x", "lora": {"rank": 2}}))
     nf4 = {"from": "x", "lora": {"rank": 2}, "quantize": "nf4"}
     assert "quantize" in must_load_whole(ModelConfig.model_validate(nf4))
+
+
+def test_quantized_weights_are_loaded_whole(tokenizer, tmp_path):
+    """Read in shards, float8 numbers would come without their scales: 448 where 0.08 was saved."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=300, **sizes))
+    as_fp8(model, tmp_path)
+    assert "quantized" in must_load_whole(saved_model(tmp_path))
+    request = ModelRequest(saved_model(tmp_path), CAUSAL, block=8, seed=1)
+    with pytest.raises(AssertionError):
+        build_model(request, tokenizer, on_meta=True)
+    for name, parameter in build_model(request, tokenizer).model.named_parameters():
+        expected = model.get_parameter(name)
+        assert torch.allclose(parameter, expected, rtol=0.07, atol=1e-4), name  # float8 has 3 bits of mantissa
 
 
 def test_values_that_no_rule_can_draw_are_refused(tokenizer):

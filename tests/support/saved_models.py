@@ -1,9 +1,11 @@
 """Small models, saved and from scratch, that are built without their weights and filled afterwards."""
 
+import json
 import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from artel.config import ModelConfig
@@ -35,6 +37,21 @@ def as_binary(model, folder):
     folder.mkdir(exist_ok=True)
     model.config.save_pretrained(folder)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
+
+
+def as_fp8(model, folder):
+    """As DeepSeek-V3 is saved: matrices of layers in float8, with a scale for each 128 by 128 block."""
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if "proj" in name]:
+        matrix = tensors[name]
+        scale = matrix.abs().max() / torch.finfo(torch.float8_e4m3fn).max
+        tensors[name] = (matrix / scale).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scale.expand([-(-size // 128) for size in matrix.shape]).contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    values = json.loads((folder / "config.json").read_text())
+    values["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(values))
 
 
 SCRATCH = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -13,6 +13,7 @@ from artel.errors import InputError
 from artel.models.adapters import add_adapters, freeze, load_adapter, merge_adapter, read_adapter
 from artel.models.loading.check import check_positions
 from artel.models.loading.materialize import WeightSource, materialize
+from artel.models.loading.model_folder import is_quantized, read_config
 from artel.models.loading.pretrained import load_pretrained, plan_pretrained
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.structure import from_scratch
@@ -20,11 +21,13 @@ from artel.tokens import Tokenizer
 
 
 def must_load_whole(config: ModelConfig) -> str | None:
-    """Why a model must be built whole before it is sharded; None where it need not be."""
+    """Why a model must be built whole before it is sharded; None where it need not be. Raises InputError."""
     if config.quantize != "none":
         return "model.quantize: weights are quantized while they are loaded whole"
     if config.lora is not None:
         return "model.lora: adapters are put into the whole model"
+    if config.from_ is not None and is_quantized(read_config(config.from_, runs_code=config.runs_code)[0]):
+        return "model.from: its weights are quantized, and transformers unpacks them while it loads them whole"
     return None
 
 

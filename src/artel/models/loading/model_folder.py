@@ -47,6 +47,11 @@ def read_config(name: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig
         raise cannot_load(name, error) from None
 
 
+def is_quantized(config: PreTrainedConfig) -> bool:
+    """Whether a model is saved quantized: its tensors then have other names, shapes or scales than its parameters."""
+    return getattr(config, "quantization_config", None) is not None
+
+
 _WRONG_TYPE = re.compile(r"Field '(\w+)' expected (.+?), got \w+ \(value: (.*?)\)")
 """The message of a configuration about a value of the wrong type."""
 

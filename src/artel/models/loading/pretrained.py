@@ -23,7 +23,7 @@ from artel.models.loading.heads import model_class
 from artel.models.loading.init_weights import initialize_again
 from artel.models.loading.materialize import WeightSource
 from artel.models.loading.missing_weights import check_complete, check_vocabulary, has_embeddings
-from artel.models.loading.model_folder import cannot_load
+from artel.models.loading.model_folder import cannot_load, is_quantized
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.safetensors_files import TensorFiles, check_shapes, find_files
 from artel.models.loading.structure import pretrained_config, without_weights
@@ -90,7 +90,7 @@ def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer) -> BuiltModel:
 
 def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_training: bool) -> None:
     """Raise InputError where a folder lacks weights of a class of models. No number is read."""
-    if getattr(config, "quantization_config", None) is not None:
+    if is_quantized(config):
         return  # packed weights have their own names and shapes: loading them shows what is missing
     with _refusing(name):
         model = _untied(config, model_type)
