@@ -157,9 +157,13 @@ class ChatSession:
             self._tell(f"the model takes {self._window:,} tokens: room for {new_tokens:,} of an answer is left")
         settings = self.settings
         sampling = Sampling(
-            new_tokens, settings.temperature, settings.top_k, settings.top_p, settings.seed + self._written,
+            new_tokens,
+            settings.temperature,
+            settings.top_k,
+            settings.top_p,
+            settings.seed + self._written,
             settings.repetition_penalty,
-        )  # fmt: skip
+        )
         self._written += 1
         exchange = Exchange(message)
         self.exchanges = [*before, exchange]

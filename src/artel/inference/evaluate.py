@@ -86,9 +86,15 @@ def evaluate(
     figures, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
     part = store.validation
     return EvaluationResult(
-        opened.name, run.objective, figures, len(outputs), part.documents, part.tokens, time.monotonic() - started,
+        opened.name,
+        run.objective,
+        figures,
+        len(outputs),
+        part.documents,
+        part.tokens,
+        time.monotonic() - started,
         objective.predictions_file(outputs, part),
-    )  # fmt: skip
+    )
 
 
 def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]) -> RunConfig:

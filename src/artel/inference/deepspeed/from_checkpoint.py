@@ -129,17 +129,24 @@ def _named_as(model: PreTrainedModel, saved: dict[str, torch.Tensor], folder: Pa
     lacking = [name for name, tensor in own.items() if name not in weights and id(tensor) not in present]
     # Buffers of older versions of transformers (GPT-2's masks), which the model ignores when it loads weights.
     ignored = model._keys_to_ignore_on_load_unexpected or []
-    beside = [name for name in saved if name.removeprefix(prefix) not in own
-              and not any(re.search(pattern, name) for pattern in ignored)]  # fmt: skip
+    beside = [
+        name
+        for name in saved
+        if name.removeprefix(prefix) not in own and not any(re.search(pattern, name) for pattern in ignored)
+    ]
     unlike = [name for name in weights.keys() & own.keys() if weights[name].shape != own[name].shape]
     whose = f"this {type(model).__name__}"
-    wrong = {"has no weights for {} of {}": lacking, "has {} that are not of {}": beside,
-             "has {} in other shapes than {}": unlike}  # fmt: skip
+    wrong = {
+        "has no weights for {} of {}": lacking,
+        "has {} that are not of {}": beside,
+        "has {} in other shapes than {}": unlike,
+    }
     fix = "give the config.json of the model that was trained, and transformers in its version"
     problems = [
         Problem(str(folder), what.format(f"{len(names)} tensors ({sorted(names)[0]} …)", whose), fix)
-        for what, names in wrong.items() if names
-    ]  # fmt: skip
+        for what, names in wrong.items()
+        if names
+    ]
     if problems:
         raise InputError(problems)
     return {name: weights[name] for name in own if name in weights}

@@ -58,9 +58,17 @@ def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder
     """Write a checkpoint of `run` into `folder`, some parameters at a time. Raises InputError where the disk fails."""
     progress = read_progress(checkpoint)
     step = progress.step
-    counts = {"global_steps": step, "global_samples": step * run.train.batch, "skipped_steps": 0,
-              "dp_world_size": 1, "mp_world_size": 1, "ds_version": _VERSION, "buffer_names": [], "module": {},
-              "lr_scheduler": _scheduler(step)}  # fmt: skip
+    counts = {
+        "global_steps": step,
+        "global_samples": step * run.train.batch,
+        "skipped_steps": 0,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "ds_version": _VERSION,
+        "buffer_names": [],
+        "module": {},
+        "lr_scheduler": _scheduler(step),
+    }
     groups = [{"lr": _next_rate(run, prepared, step, progress.warmup)}]
     count = torch.tensor(float(step))
     with disk_errors(folder):
@@ -75,8 +83,11 @@ def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder
                 _save({"param": tensor}, place / f"{key}.pt")
             _save(count, place / "step.pt")
         # ZeRO stages 1 and 2 pair these groups with their own, whatever their number; stage 3 reads the first.
-        shared = {"param_groups": groups * parameters, "ds_version": _VERSION,
-                  "optimizer_state_dict": {"state": {0: {"step": count}}, "param_groups": groups}}  # fmt: skip
+        shared = {
+            "param_groups": groups * parameters,
+            "ds_version": _VERSION,
+            "optimizer_state_dict": {"state": {0: {"step": count}}, "param_groups": groups},
+        }
         _save(shared, zero / "optimizer_state.pt")
         for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
             _save(counts, whole / name)

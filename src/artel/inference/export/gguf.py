@@ -52,8 +52,10 @@ def find_gguf_tools(type_: str, llama_cpp: str | None) -> GgufTools:
     if converter is None and folder:
         raise InputError.at(option, f"{folder} holds no {_SCRIPT}", "give llama.cpp's own folder, as cloned")
     if converter is None:
-        fix = ("git clone https://github.com/ggml-org/llama.cpp, pip install -r its requirements.txt, "
-               "then --llama-cpp FOLDER or LLAMA_CPP=FOLDER")  # fmt: skip
+        fix = (
+            "git clone https://github.com/ggml-org/llama.cpp, pip install -r its requirements.txt, "
+            "then --llama-cpp FOLDER or LLAMA_CPP=FOLDER"
+        )
         raise InputError.at("--gguf", f"llama.cpp's {_SCRIPT} is not on PATH, nor named", fix)
     quantize = None
     if weights_type in _QUANTIZED:

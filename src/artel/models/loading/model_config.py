@@ -57,9 +57,12 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
     vocabulary = keys.get("vocab_size", tokenizer.vocabulary)
     if not isinstance(vocabulary, int) or vocabulary < tokenizer.vocabulary:
         problems.append(
-            Problem("model.config.vocab_size", f"{vocabulary} is less than the tokenizer's {tokenizer.vocabulary}",
-                    "leave it out: the tokenizer's size is taken")
-        )  # fmt: skip
+            Problem(
+                "model.config.vocab_size",
+                f"{vocabulary} is less than the tokenizer's {tokenizer.vocabulary}",
+                "leave it out: the tokenizer's size is taken",
+            )
+        )
     if problems:
         raise InputError(problems)
     ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], known)

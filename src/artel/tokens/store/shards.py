@@ -144,8 +144,16 @@ class StoreWriter:
 
 def no_samples() -> dict[str, Any]:
     """The manifest's entry of a split without samples."""
-    return {"tokens": 0, "samples": 0, "documents": 0, "bytes": 0, "flags": None, "numbers": 0, "files": {},
-            "shards": []}  # fmt: skip
+    return {
+        "tokens": 0,
+        "samples": 0,
+        "documents": 0,
+        "bytes": 0,
+        "flags": None,
+        "numbers": 0,
+        "files": {},
+        "shards": [],
+    }
 
 
 def origin_line(origin: str) -> bytes:

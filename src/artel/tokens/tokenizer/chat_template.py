@@ -127,11 +127,12 @@ def prompt_ids(tokenizer: Tokenizer, template: str, messages: list[dict[str, str
     protected = [
         {
             name: _broken(text, special if message["role"] == "assistant" else {*special, *written}, mark)
-            if name != "role" else text
+            if name != "role"
+            else text
             for name, text in message.items()
         }
         for message in messages
-    ]  # fmt: skip
+    ]
     pieces = render(tokenizer, template, protected, True).split(mark)
     encoded = tokenizer.encode_with_offsets([piece for piece in pieces if piece], control=True)
     return [token for piece in encoded for token in piece.ids.tolist()]
