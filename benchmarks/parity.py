@@ -132,7 +132,7 @@ def cells(models: list[str], layouts: list[str]) -> Cells:
     found: Cells = {}
     for layout in layouts:
         world, parallel = LAYOUTS[layout]
-        # A ring has no masks: its rows are joined texts without filler.
+        # A ring has no masks: its rows are joined texts without padding.
         data = {"data": {"packing": "concatenate"}} if parallel.get("exchange") == "ring" else {}
         layers = 8 if "pipeline" in parallel else 4  # four processes with two stages each
         found |= {(layout, model): (world, deep(MODELS[model], layers) | data, parallel, {}) for model in models}

@@ -77,7 +77,7 @@ def batch_of(kind, length=LENGTH):
     targets[chance.random((2, length)) < (0.7 if kind == "answers" else 0.05)] = IGNORED
     tensors = {"input_ids": torch.from_numpy(ids)}
     if kind == "documents":
-        numbers = np.repeat([[1, 2, 3, 0], [1, 2, 3, 4]], [13, 1, 9, length - 23], axis=1)  # 0: filler
+        numbers = np.repeat([[1, 2, 3, 0], [1, 2, 3, 4]], [13, 1, 9, length - 23], axis=1)  # 0: padding
         targets[numbers == 0] = IGNORED
         tensors |= document_tensors(numbers)
     return Batch(tensors | target_tensors(targets), int((targets != IGNORED).sum()), 2 * length - 3)
@@ -219,7 +219,7 @@ def test_a_batch_is_split_with_every_target_once(kind):
             assert part.tensors["documents"].shape[1] == filled
 
 
-def test_conversations_and_rows_of_filler_are_split():
+def test_conversations_and_rows_of_padding_are_split():
     flags = np.array([[0, 0, 1, 1, 0, 1, 0], [1] * 7], dtype=np.uint8)
     ids = np.arange(14).reshape(2, 7) + 5
     valid = np.array([True, False])
@@ -230,8 +230,8 @@ def test_conversations_and_rows_of_filler_are_split():
     assert sum(part.tokens for part in parts) == batch.tokens == 6
 
 
-def test_filler_that_would_be_seen_is_refused():
-    with pytest.raises(ValueError, match="filler would be seen"):
+def test_padding_that_would_be_attended_to_is_refused():
+    with pytest.raises(ValueError, match="padding would be attended to"):
         split_batch(batch_of("answers"), 0, 2, False)
 
 

@@ -223,7 +223,7 @@ def pieces_with_targets(sample):
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_masked_loss_is_that_of_the_documents_alone_and_filler_is_never_seen(tokenizer, tmp_path, apart):
+def test_masked_loss_is_that_of_the_documents_alone_and_padding_is_never_attended_to(tokenizer, tmp_path, apart):
     run = RunConfig.model_validate(
         {"objective": "masked", "data": {"block": 26, "packing": "best_fit", "document_mask": apart}}
     )

@@ -52,16 +52,16 @@ def model_of(kind: str, **more: Any) -> PreTrainedModel:
     return model.train()
 
 
-def batch_of(rows: range, length: int, *, filled: bool = True) -> Batch:
-    """Rows of a text that is the same however it is cut; with `filled` the rows end in filler, one of them at once."""
+def batch_of(rows: range, length: int, *, padded: bool = True) -> Batch:
+    """Rows of a text that is the same however it is cut; with `padded` the rows end in padding, one of them at once."""
     chance = torch.Generator().manual_seed(5)
     ids = torch.randint(0, 64, (16, 32), generator=chance)[rows.start : rows.stop]
     ends = torch.randint(6, 12, (16,), generator=chance)[rows.start : rows.stop]
     real = torch.arange(length)[None] < ends[:, None]
     targets = torch.where(real, ids[:, 1 : length + 1], -100)
     targets[:, :2] = -100
-    targets[[row for row in range(len(rows)) if rows[row] == 3]] = -100  # a filler row, as it were
-    tensors = {"input_ids": ids[:, :length], "targets": targets} | ({"real": real} if filled else {})
+    targets[[row for row in range(len(rows)) if rows[row] == 3]] = -100  # a padding row, as it were
+    tensors = {"input_ids": ids[:, :length], "targets": targets} | ({"real": real} if padded else {})
     return Batch(tensors, int((targets != -100).sum()), int(real.sum()))
 
 
@@ -144,7 +144,7 @@ def test_balance_of_what_is_computed_again_or_compiled_or_judged() -> None:
     assert sums_of(model.eval(), batches[0])[3] == 0
 
 
-def test_filler_is_told() -> None:
+def test_padding_is_reported() -> None:
     """Of conversations of unequal length, and of blocks that documents do not fill."""
     ids, numbers = np.ones((2, 6), dtype=np.int64), np.empty((2, 0), dtype=np.int64)
     lengths, valid, indices = np.array([6, 3]), np.array([True, True]), np.arange(2)

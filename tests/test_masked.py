@@ -218,7 +218,7 @@ def test_labels_stand_at_the_tokens_of_the_input_and_padding_is_never_trained_on
     assert changed[1].sum() == 0
     words = tokenizer.decode(shown[0][: int(changed[0].nonzero()[0]) + 1].tolist())
     assert words == "<s>семьи похожи"
-    assert (targets[2] == IGNORED).all()  # filler
+    assert (targets[2] == IGNORED).all()  # padding
     assert batch.targets == len(inputs[0]) + len(inputs[1])
 
 

@@ -80,7 +80,7 @@ AS_ON_A_GPU = {"device": torch.device("meta"), "enough_tokens": 8}
         (5, 64, MicroBatchPlan(4, "full")),
         (1, 64, MicroBatchPlan(1, "full")),
         (8 * 7, 7, MicroBatchPlan(7, "none")),  # the whole share, though less than 8
-        (8 * 15, 60, MicroBatchPlan(15, "none")),  # a divisor: no row is filler
+        (8 * 15, 60, MicroBatchPlan(15, "none")),  # a divisor: no row is padding
         (8 * 4, 7, MicroBatchPlan(7, "selective")),
     ],
 )

@@ -68,7 +68,7 @@ def test_packed_blocks_predict_each_token_that_begins_no_document_once(tmp_path_
         sample = blocks.read(index)
         numbers, wanted = document_numbers(sample.flags), may_be_predicted(sample.flags)
         assert len(sample.ids) == len(sample.flags) == length + 1
-        assert ((sample.ids > 0) == (numbers > 0)).all()  # filler has number 0
+        assert ((sample.ids > 0) == (numbers > 0)).all()  # padding has number 0
         for at in np.flatnonzero(wanted[1:]) + 1:
             token = int(sample.ids[at])
             predicted.append(token)
@@ -106,7 +106,7 @@ def test_without_lookahead_each_token_is_in_one_block_and_only_long_documents_ar
     assert blocks.left_over == 0
 
 
-def test_packing_is_the_same_each_time_and_nearly_without_filler(tmp_path):
+def test_packing_is_the_same_each_time_and_nearly_without_padding(tmp_path):
     lengths = np.maximum(2, np.random.default_rng(0).lognormal(3.5, 1.2, 10_000).astype(int))
     part = part_of(tmp_path / "store", [np.arange(length) for length in lengths], shard_tokens=10**6)
     one, again = PackedBlocks(part, 128, 1), PackedBlocks(part, 128, 1)
@@ -157,7 +157,7 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
                 assert largest_difference(reference, figures) < 1e-5, other
 
 
-def test_train_with_packing_counts_no_filler(tmp_path):
+def test_train_with_packing_counts_no_padding(tmp_path):
     """One epoch sees the tokens of the part but for those that are only predicted; joined it sees other blocks."""
     train = {"steps": None, "epochs": 1, "batch": 4}
     packed = write_run(tmp_path / "packed.yaml", data={"packing": "best_fit", "block": 64}, train=train)

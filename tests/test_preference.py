@@ -38,7 +38,8 @@ def models(tokenizer):
 
 def batch_of(objective, part, reference):
     """All pairs as one batch, with what the reference says of them."""
-    rows = evaluation_rows(objective.dataset(part), np.arange(len(objective.dataset(part))), 4)  # one of them is filler
+    dataset = objective.dataset(part)
+    rows = evaluation_rows(dataset, np.arange(len(dataset)), 4)  # one of them is padding
     with torch.no_grad():
         outputs = objective.evaluate_batch(reference, objective.batch(rows))[1][: part.samples]
     objective.set_reference(outputs.numpy(), validation=True)

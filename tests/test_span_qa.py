@@ -232,7 +232,7 @@ def test_a_question_is_answered_from_a_text(trained):
 
 @pytest.mark.parametrize("class_loss", ["cross_entropy", "focal", "smooth"])
 def test_the_five_losses_are_what_they_are_said_to_be(trained, class_loss):
-    """Each term computed anew from the model's outputs, for a batch with filler and a window without the answer."""
+    """Each term computed anew from the model's outputs, for a batch with padding and a window without the answer."""
     weights = {"start": 2.0, "end": 0.5, "start_position": 3.0, "end_position": 0.7, "answer_class": 1.5}
     opened = open_model(str(trained))
     run = config(heads="five", class_loss=class_loss, weights=weights, focal_alpha=0.25, smoothing=0.2)

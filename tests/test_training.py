@@ -47,7 +47,7 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
 @pytest.mark.ci
 @pytest.mark.processes
 def test_a_batch_that_no_number_of_processes_divides(tmp_path):
-    """7 rows on 1 and on 3 processes, the last step shorter: filler rows change nothing, none is skipped."""
+    """7 rows on 1 and on 3 processes, the last step shorter: padding rows change nothing, none is skipped."""
     train = {"steps": None, "epochs": 0.2, "batch": 7, "micro_batch": 2}
     one, three = (write_run(tmp_path / f"{name}.yaml", train=train) for name in ("one", "three"))
     assert artel("train", one).returncode == 0

@@ -21,7 +21,8 @@ def evaluate(
         typer.Argument(metavar="MODEL...", help="Runs, model folders, hub ids; and overrides, as data.block=256."),
     ],
     data: Annotated[
-        str | None, typer.Option(help="What to judge on: a file, folder or glob, all of it; or a run file's own part.")
+        str | None,
+        typer.Option(help="What to evaluate on: a file, folder or glob, all of it; or a run file's own part."),
     ] = None,
     predictions: Annotated[
         Path | None, typer.Option(help="Questions: write the answers here, in SQuAD's or NQ's official format.")
@@ -31,7 +32,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task at most.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge models by their objective's figures: on their run's validation part, or on any source.
+    """Evaluate models by their objective's figures: on their run's validation part, or on any source.
 
     Example: artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt
     """
@@ -41,7 +42,7 @@ def evaluate(
     quiet_libraries()
     from artel.config import Overrides
     from artel.errors import InputError
-    from artel.inference import evaluate as judge
+    from artel.inference import evaluate as evaluate_model
     from artel.inference import open_model
     from artel.launching import check_worker, choose_interface_of_process
     from artel.parallel import join_world
@@ -59,35 +60,35 @@ def evaluate(
     check_worker()
     choose_interface_of_process()
     with join_world(None) as world:
-        judged = [judge(open_model(name), data, Overrides.parse(words), world, tell) for name in models]
+        results = [evaluate_model(open_model(name), data, Overrides.parse(words), world, tell) for name in models]
         if predictions is not None and world.first:
-            _write_predictions(judged[0], predictions)
-    tell(*_table(judged))
+            _write_predictions(results[0], predictions)
+    tell(*_table(results))
     if as_json:
-        print_json({"models": [result.to_json() for result in judged]})
+        print_json({"models": [result.to_json() for result in results]})
 
 
-def _write_predictions(judged: EvaluationResult, file: Path) -> None:
+def _write_predictions(result: EvaluationResult, file: Path) -> None:
     from artel.errors import InputError
     from artel.storage import write_file
 
-    if judged.predictions is None:
-        raise InputError.at("--predictions", f"{judged.model} answers no questions", "leave it out")
-    write_file(file, json.dumps(judged.predictions, ensure_ascii=False, indent=1))
-    tell(f"answers to {judged.documents:,} questions: {file}")
+    if result.predictions is None:
+        raise InputError.at("--predictions", f"{result.model} answers no questions", "leave it out")
+    write_file(file, json.dumps(result.predictions, ensure_ascii=False, indent=1))
+    tell(f"answers to {result.documents:,} questions: {file}")
 
 
-def _table(judged: list[EvaluationResult]) -> list[str]:
+def _table(results: list[EvaluationResult]) -> list[str]:
     """A row for each model, a column for each metric; below it the amount of data."""
-    columns = list(dict.fromkeys(name for result in judged for name in result.figures))
+    columns = list(dict.fromkeys(name for result in results for name in result.figures))
     rows = [["model", *(name.replace("_", " ") for name in columns)]]
     rows += [
         [result.model, *(f"{result.figures[name]:,.4f}" if name in result.figures else "-" for name in columns)]
-        for result in judged
+        for result in results
     ]
     widths = [max(len(row[at]) for row in rows) for at in range(len(columns) + 1)]
     lines = ["  ".join([f"{row[0]:<{widths[0]}}", *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    first = judged[0]
+    first = results[0]
     lines.append(f"{first.documents:,} documents, {first.samples:,} samples, {first.tokens:,} tokens")
     return lines
 

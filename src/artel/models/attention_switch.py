@@ -62,7 +62,7 @@ def _needs_no_mask(model: PreTrainedModel) -> bool:
 
     It needs shapes alone, so it is run on the meta device, which takes no time. Where that cannot be (code that looks
     at what it is given, quantized layers, which keep what they see) it is run where it is; a model that does not run
-    at all is judged by its layers' types.
+    at all is classified by its layers' types.
     """
     before = model.config._attn_implementation
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}

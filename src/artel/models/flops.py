@@ -9,7 +9,7 @@ and the optimizer. Activation checkpointing does not count: it is work of the im
 second term under a causal mask, which PaLM counts in full. N are the weights that a token is multiplied with: all but
 lookup tables. The output head is one of them, also where it is tied to the input embeddings.
 
-**tokens/s**: input tokens, without padding and filler, over elapsed seconds of wall-clock time.
+**tokens/s**: input tokens, without padding, over elapsed seconds of wall-clock time.
 
 **MFU**, model FLOPs utilization: FLOPs a token x tokens/s over the peak of the devices, in the precision that layers
 compute in (PaLM, appendix B).
@@ -50,7 +50,7 @@ def flops_a_token(config: PreTrainedConfig, auto_class: str, length: int) -> flo
 
 
 def tokens_a_second(tokens: int, seconds: float) -> float | None:
-    """Input tokens, without padding and filler, over elapsed seconds; None where no time passed."""
+    """Input tokens, without padding, over elapsed seconds; None where no time passed."""
     return tokens / seconds if seconds > 0 else None
 
 

@@ -83,7 +83,7 @@ class RouterAuxLoss:
         """The loss of each row of a micro-batch times its number of targets, summed: a scalar, float32.
 
         `logits` are those recorded. targets int64 (rows, length), `IGNORED` where there is none: a row without targets
-        (a filler row) adds nothing. real bool (rows, length): where rows have tokens; None: everywhere. With `context`
+        (a padding row) adds nothing. real bool (rows, length): where rows have tokens; None: everywhere. With `context`
         all are of this process's part of each row, and so is the result: the sum over the processes is the loss.
         Raises InputError for a router whose output has another form.
         """

@@ -1,4 +1,4 @@
-"""What is learned: record to samples, batch to loss, and the figures that judge the model.
+"""What is learned: record to samples, batch to loss, and the metrics of the model.
 
 An objective is imported when it is first used, so a run imports only its own.
 """

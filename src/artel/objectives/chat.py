@@ -137,7 +137,7 @@ class Chat(Objective):
         return [predicted(ids, self.batch(rows).tensors["targets"][0].numpy())]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        # Filler stands on the right: with a causal mask no real token sees it, and no attention mask is needed.
+        # Padding stands on the right: with a causal mask no real token sees it, and no attention mask is needed.
         inputs = {"input_ids": batch.tensors["input_ids"], "use_cache": False}
         return balanced_token_sums(model, inputs, batch)
 

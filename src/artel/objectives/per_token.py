@@ -41,9 +41,9 @@ def token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> 
 def balanced_token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: Batch) -> torch.Tensor:
     """`BALANCED_SUMS` of a batch, float32 (4,): as `token_sums`, and the loss that keeps experts equally busy.
 
-    That is a sum like the loss, to be divided by the targets; it is 0 where the model has none, or is only judged. The
-    gradient of the first is that of both together, while its value stays that of the tokens. Where rows have filler
-    the batch says so: `real`, bool (rows, length).
+    That is a sum like the loss, to be divided by the targets. It is 0 where the model has no experts, and in
+    evaluation. The gradient of the first is that of both together, while its value stays that of the tokens. Where rows
+    have padding the batch says so: `real`, bool (rows, length).
     """
     import torch
 

@@ -92,7 +92,7 @@ def read_parallel_dims(config: ParallelConfig, world_size: int, on_host: int) ->
             what = f"{dp_degree} processes that share the batch are no multiple of {shard}"
             problems.append(Problem("parallel.shard", what, f"write one of: {_divisors(dp_degree)}"))
     elif config.shard != "auto":
-        problems.append(Problem("parallel.shard", f"{mode} has no copies of a shard", "write data: hsdp with it"))
+        problems.append(Problem("parallel.shard", f"{mode} does not replicate shards", "write data: hsdp with it"))
     if config.offload != "none" and mode == "ddp":
         problems.append(
             Problem("parallel.offload", f"{config.offload} needs weights in shards", "write data: fsdp with it")

@@ -70,7 +70,7 @@ class Validation:
     ) -> Iterator[tuple[Batch, np.ndarray]]:
         ranks = strategy.dp_degree
         mine = np.arange(strategy.dp_rank, count, ranks)
-        for start in range(0, -(-count // ranks), micro_batch):  # all alike: some may have only filler in the last
+        for start in range(0, -(-count // ranks), micro_batch):  # all alike: some may have only padding in the last
             indices = mine[start : start + micro_batch]
             heartbeat("a validation batch")
             progress(start * ranks / count)

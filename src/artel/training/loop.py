@@ -67,9 +67,9 @@ def train(
                     # All ranks learn how many targets the global batch has, by which every loss is divided (law 2).
                     synchronize(run, batches, signals.requested)
                     sums = forward_backward(run, batches)
-                    # The previous step is judged only now: the device is busy with this one, and nothing waits. When
-                    # memory ran out, or that step was bad and the weights went back to a checkpoint, this step is
-                    # done again.
+                    # The result of the previous step is read only now: the device is busy with this one, and nothing
+                    # waits. When memory ran out, or that step was bad and the weights went back to a checkpoint, this
+                    # step is done again.
                     if sums is None or guard.rewound(run):
                         continue
                     with profiler_range("artel: optimizer"), optimizer_memory():

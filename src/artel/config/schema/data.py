@@ -263,7 +263,7 @@ class DataConfig(Section):
     packing: Literal["concatenate", "best_fit"] = Field(
         "concatenate",
         description="How documents fill blocks (causal, masked): joined and cut every `block` tokens; or best_fit, "
-        "several whole documents to a block where they fit, the rest filler (Ding et al. 2024).",
+        "several whole documents to a block where they fit, the rest padding (Ding et al. 2024).",
     )
     document_mask: bool | None = Field(
         None,

@@ -74,7 +74,7 @@ def sees_before_alone(model: PreTrainedModel) -> bool:
 def split_batch(batch: Batch, rank: int, size: int, causal: bool) -> Batch:
     """The part of a micro-batch that process `rank` of the `size` that share each sequence takes.
 
-    Every tensor (rows, length, …) is cut along the sequence, filled up to a multiple of 2 x `size` where `causal` and
+    Every tensor (rows, length, …) is cut along the sequence, padded to a multiple of 2 x `size` where `causal` and
     of `size` where not. `documents` stay whole: a mask needs those of all tokens. `targets` are those of the part,
     `tokens` an even share: both add up to the batch's. The batch must be on the host.
     """
@@ -82,7 +82,7 @@ def split_batch(batch: Batch, rank: int, size: int, causal: bool) -> Batch:
     rows, length = batch.tensors["input_ids"].shape
     missing = -length % part.multiple
     if missing and not causal and "documents" not in batch.tensors:
-        raise ValueError(f"rows of {length} tokens are no multiple of {size}, and filler would be seen")
+        raise ValueError(f"rows of {length} tokens are no multiple of {size}, and padding would be attended to")
     places = part.places((length + missing) // size)
     tensors = {}
     for name, tensor in batch.tensors.items():
@@ -90,9 +90,9 @@ def split_batch(batch: Batch, rank: int, size: int, causal: bool) -> Batch:
             continue
         if tensor.shape[:2] != (rows, length):
             raise ValueError(f"{name} {tuple(tensor.shape)} has no place for each token of {rows} x {length}")
-        filler = IGNORED if name == "targets" else 0
-        filled = F.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, missing), value=filler)
-        tensors[name] = filled if name == "documents" else filled[:, places]
+        value = IGNORED if name == "targets" else 0
+        padded = F.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, missing), value=value)
+        tensors[name] = padded if name == "documents" else padded[:, places]
     tensors |= target_tensors(tensors["targets"].numpy())
     targets = int((tensors["targets"] != IGNORED).sum())
     tokens = batch.tokens * (rank + 1) // size - batch.tokens * rank // size

@@ -95,7 +95,7 @@ class DeepSpeedStrategy(Strategy):
     """Every process takes a share of each global batch, and of the model what ZeRO's stage says.
 
     Until `own_optimizer` is called it holds the model as it came: micro-batches are tried then, and layers wrapped. A
-    model on the meta device, for stage 3, is then given its weights by `fill`, and sharded as they come.
+    model on the meta device, for stage 3, is then given its weights by `weight_loader`, and sharded as they come.
     """
 
     engine: DeepSpeedEngine
@@ -106,11 +106,11 @@ class DeepSpeedStrategy(Strategy):
         objective: Objective,
         world: World,
         resolved: Resolved,
-        fill: WeightLoader | None = None,
+        weight_loader: WeightLoader | None = None,
     ) -> None:
         super().__init__(model, objective, world, resolved.precision, ParallelDims("ddp", dp_replicate=world.size))
         self._resolved = resolved
-        self._fill = fill
+        self._weight_loader = weight_loader
         self._module = InForward(model)
         self._started = False
 
@@ -120,7 +120,7 @@ class DeepSpeedStrategy(Strategy):
 
     @property
     def can_run_full_model(self) -> bool:
-        return self._started or self._fill is None
+        return self._started or self._weight_loader is None
 
     @property
     def can_probe_memory(self) -> bool:
@@ -136,8 +136,8 @@ class DeepSpeedStrategy(Strategy):
         """
         settings = self._resolved.complete(self.model.config, steps, micro_batch)
         _prepare(self._world)
-        if self._fill is not None:
-            self._share_out(self._fill, settings)
+        if self._weight_loader is not None:
+            self._share_out(self._weight_loader, settings)
         optimizer = make()
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -148,7 +148,7 @@ class DeepSpeedStrategy(Strategy):
         self.with_full_model(output_head)  # here, not within the first step
         return DeepSpeedOptimizer(self.engine, optimizer, self._world.device)
 
-    def _share_out(self, fill: WeightLoader, settings: dict[str, Any]) -> None:
+    def _share_out(self, load_weights: WeightLoader, settings: dict[str, Any]) -> None:
         """Bring the weights, each shared out over the processes before the next one comes.
 
         DeepSpeed's zero.Init is made for models that draw their own weights when they are built. Here it is given each
@@ -168,7 +168,7 @@ class DeepSpeedStrategy(Strategy):
                 deepspeed.zero.Init(module=nn.ParameterList([parameter]), config_dict_or_path=settings)
             shared.append(parameter)
 
-        fill(self.model, device=self._world.device, on_parameter=share, read_values=self._world.first)
+        load_weights(self.model, device=self._world.device, on_parameter=share, read_values=self._world.first)
 
     def with_full_model(self, work: Callable[[PreTrainedModel], T]) -> T:
         # In a tuple: DeepSpeed searches what a forward pass returns for tensors, and knows only a few kinds of it.

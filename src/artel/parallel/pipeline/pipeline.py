@@ -146,7 +146,7 @@ class PipelineParallel(Strategy):
         totals = torch.zeros(len(self._objective.sums), dtype=torch.float64)
         outputs = torch.zeros(count, len(self._objective.outputs), dtype=torch.float64)
         coming = iter(batches)
-        with self._judging():
+        with self._eval_mode():
             while chunk := list(islice(coming, self._count)):  # enough to keep all stages busy
                 results = self._look([batch for batch, _ in chunk], self._objective.evaluate_batch)
                 for (sums, rows), (_, indices) in zip(results, chunk, strict=False):  # none but of the last stage
@@ -314,7 +314,7 @@ class PipelineParallel(Strategy):
                 logits: torch.Tensor = model(input_ids=ids).logits
             return logits
 
-        with self._judging(), torch.no_grad():
+        with self._eval_mode(), torch.no_grad():
             for index in range(self._count - 1):
                 header = torch.zeros(2, dtype=torch.int64, device=device)
                 if index in local_stages:
@@ -328,7 +328,7 @@ class PipelineParallel(Strategy):
                 self._sent.append((_DTYPES[number], width))
 
     @contextmanager
-    def _judging(self) -> Iterator[None]:
+    def _eval_mode(self) -> Iterator[None]:
         """Without dropout; weights that were gathered for forward passes alone are let go."""
         for stage in self._stages:
             stage.eval()

@@ -28,10 +28,10 @@ OPTIMIZER = "optimizer and clipping"
 COMMUNICATION = "communication"
 COPIES = "copies"
 DATA = "waiting for data"
-ONCE = "callbacks (log, validate, save)"
+CALLBACKS = "callbacks (log, validate, save)"
 HOST = "the host's own time"
 
-RANGES = {"artel: data": DATA, "artel: loss": LOSS, "artel: optimizer": OPTIMIZER, "artel: callbacks": ONCE}
+RANGES = {"artel: data": DATA, "artel: loss": LOSS, "artel: optimizer": OPTIMIZER, "artel: callbacks": CALLBACKS}
 """Ranges of the step, by `profiler_range`; one that is missing costs its kind only its precision."""
 
 _STEP = "ProfilerStep#"
@@ -219,7 +219,7 @@ def _classify(spans: list[_Span], main: tuple[Any, Any]) -> None:
 def _context(span: _Span, parent: _Span | None, of_forward: str | None) -> str | None:
     """The kind that a span gives to all within it: its parent's, its own, or that of what it is the backward of."""
     within = parent.context if parent is not None else None
-    if within == ONCE:
+    if within == CALLBACKS:
         return within
     if _COMMUNICATION.search(span.name):
         return _collective(span.name)
@@ -305,7 +305,7 @@ def _on_gpu(
             name = launcher.name if launcher is not None and launcher.is_operator else kernel["name"]
             used.append((name, kind, kernel["dur"]))
     for span in spans:
-        if span.thread == main and span.name in RANGES and span.context in (DATA, ONCE):
+        if span.thread == main and span.name in RANGES and span.context in (DATA, CALLBACKS):
             counted.append((span.start, span.end, 3, span.context))
     return counted, used
 
@@ -367,7 +367,7 @@ def _partition(counted: list[_Counted], begin: float, end: float) -> dict[str, f
 def _rows(totals: dict[str, float]) -> list[str]:
     """The table's rows in their order: all kinds, communication by what it does, where there is any."""
     collectives = sorted(kind for kind in totals if kind.startswith(COMMUNICATION)) or [COMMUNICATION]
-    return [MATRIX, ATTENTION, LOSS, ELEMENTWISE, OPTIMIZER, *collectives, COPIES, DATA, ONCE, HOST]
+    return [MATRIX, ATTENTION, LOSS, ELEMENTWISE, OPTIMIZER, *collectives, COPIES, DATA, CALLBACKS, HOST]
 
 
 def _operators(used: list[_Used], scale: float, steps: int) -> list[Operator]:

@@ -196,13 +196,13 @@ class ConsoleTracker(Tracker):
 
     def validation(self, figures: Figures) -> None:
         """A line of the table; its columns are the step, the training loss and the objective's own figures."""
-        judged = figures["validation"]
-        titles = ["step", "epoch", "training loss", *(name.replace("_", " ") for name in judged)]
+        metrics = figures["validation"]
+        titles = ["step", "epoch", "training loss", *(name.replace("_", " ") for name in metrics)]
         titles[3] = "validation loss"
         if not self._header:
             self._console.print("  ".join(f"{title:>8}" for title in titles))
             self._header = True
-        values = [f"{figures['step']}", f"{figures['epoch']:.2f}", f"{self._loss:.4f}", *map(_short, judged.values())]
+        values = [f"{figures['step']}", f"{figures['epoch']:.2f}", f"{self._loss:.4f}", *map(_short, metrics.values())]
         cells = (f"{value:>{max(8, len(title))}}" for value, title in zip(values, titles, strict=True))
         self._console.print("  ".join(cells))
 
@@ -258,8 +258,8 @@ class Wandb(Tracker):
         self._run.log({f"train/{name}": value for name, value in figures.items()}, step=figures["step"])
 
     def validation(self, figures: Figures) -> None:
-        judged = figures["validation"]
-        self._run.log({f"validation/{name}": value for name, value in judged.items()}, step=figures["step"])
+        metrics = figures["validation"]
+        self._run.log({f"validation/{name}": value for name, value in metrics.items()}, step=figures["step"])
 
     def close(self) -> None:
         self._run.finish()
