@@ -48,8 +48,8 @@ def write_tuning(path: Path, base: Path, train: dict | None = None, **changes) -
     """A run file that goes on from `base`: adapters of rank 4, unless `model` says otherwise."""
     model = {"config": None, "from": str(base), "lora": {"rank": 4}} | changes.pop("model", {})
     # One thread: bitsandbytes' kernels wait for all of theirs at each of these tiny products.
-    wanted = {"learning_rate": 3e-3, "schedule": "constant", "threads": 1} | (train or {})
-    return write_run(path, model=model, train=wanted, tokenizer={"train": None}, **changes)
+    settings = {"learning_rate": 3e-3, "schedule": "constant", "threads": 1} | (train or {})
+    return write_run(path, model=model, train=settings, tokenizer={"train": None}, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ def runs(base, tmp_path_factory) -> Path:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["lora", "int8", "nf4", "frozen"])
 def test_each_way_lowers_the_loss(runs, name):
-    found = losses(runs / name)
-    assert found[6][0] < found[1][0] - 0.05
+    by_step = losses(runs / name)
+    assert by_step[6][0] < by_step[1][0] - 0.05
 
 
 @pytest.mark.processes
@@ -155,24 +155,26 @@ def test_killed_and_resumed_over_quantized_weights_ends_bit_equal(base, tmp_path
     done = artel("train", broken)
     assert done.returncode == 0, done.stderr
     assert "resuming from step" in done.stderr
-    expected, found = (
+    expected, actual = (
         load_file(run.with_suffix("") / "model" / "adapter_model.safetensors") for run in (whole, broken)
     )
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
     assert losses(whole.with_suffix("")) == losses(broken.with_suffix(""))
     opened = open_model(str(broken.with_suffix(""))).model
     assert {parameter.dtype for parameter in opened.parameters()} == {torch.uint8, torch.float32}
 
 
-def wanted(base: Path, **model) -> ModelConfig:
+def model_config_of(base: Path, **model) -> ModelConfig:
     return ModelConfig.model_validate({"from": str(base), **model})
 
 
 def test_the_first_weights_depend_on_the_seed_alone(base, tokenizer):
     def adapters(seed: int, drawn_before: int) -> dict[str, torch.Tensor]:
         torch.rand(drawn_before)
-        model = build_model(ModelRequest(wanted(base, lora={"rank": 4}), CAUSAL, block=8, seed=seed), tokenizer).model
+        model = build_model(
+            ModelRequest(model_config_of(base, lora={"rank": 4}), CAUSAL, block=8, seed=seed), tokenizer
+        ).model
         return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
     one, same, other = adapters(1, 0), adapters(1, 5), adapters(2, 0)
@@ -191,7 +193,7 @@ def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, 
     RobertaForMaskedLM(config).save_pretrained(tmp_path / "base")
     heads = {"answer_class": 5}
     asked = {"auto_class": "AutoModelForQuestionAnswering", "heads": heads}
-    model_config = wanted(tmp_path / "base", lora={"rank": 2}, quantize=quantize)
+    model_config = model_config_of(tmp_path / "base", lora={"rank": 2}, quantize=quantize)
     check_model(model_config, asked["auto_class"])
     built = build_model(ModelRequest(model_config, block=8, seed=1, **asked), tokenizer)
     trained = {name for name, value in built.model.named_parameters() if value.requires_grad and ".lora_" not in name}
@@ -203,12 +205,12 @@ def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, 
             if parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     save_model(built.model, tokenizer, tmp_path / "adapter")
-    saved = wanted(tmp_path / "adapter").model_copy(update={"quantize": quantize})
+    saved = model_config_of(tmp_path / "adapter").model_copy(update={"quantize": quantize})
     again = load_model(ModelRequest(saved, **asked), tokenizer)
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
-        expected, found = (model.eval()(ids).start_logits for model in (built.model, again))
-    assert torch.equal(expected, found)
+        expected, actual = (model.eval()(ids).start_logits for model in (built.model, again))
+    assert torch.equal(expected, actual)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_what_the_base_has_not_is_trained_in_full_and_kept(tokenizer, tmp_path, 
 )
 def test_names_that_the_model_has_not_are_told_with_those_it_has(base, model, where, what):
     with pytest.raises(InputError) as raised:
-        check_model(wanted(base, **model), CAUSAL)
+        check_model(model_config_of(base, **model), CAUSAL)
     assert [problem.where for problem in raised.value.problems] == [where]
     assert what in str(raised.value)
 
@@ -262,11 +264,11 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
 def test_an_adapter_is_no_model_to_start_from_and_needs_its_base(base, tokenizer, tmp_path):
     moved = tmp_path / "base"
     moved.symlink_to(base)
-    built = build_model(ModelRequest(wanted(base, lora={"rank": 2}), CAUSAL, block=8, seed=1), tokenizer)
+    built = build_model(ModelRequest(model_config_of(base, lora={"rank": 2}), CAUSAL, block=8, seed=1), tokenizer)
     folder = tmp_path / "adapter"
     save_model(built.model, tokenizer, folder)
     with pytest.raises(InputError, match=f"is an adapter.*\n.*artel export {folder} FOLDER --merge"):
-        check_model(wanted(folder), CAUSAL)
+        check_model(model_config_of(folder), CAUSAL)
     file = folder / "adapter_config.json"
     file.write_text(file.read_text().replace(str(base.resolve()), str(tmp_path / "gone")))
     with pytest.raises(InputError, match="is not there any more"):

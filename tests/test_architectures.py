@@ -30,10 +30,10 @@ def test_three_steps_by_the_loop_open_with_transformers(kind, tmp_path):
     run = write_run(tmp_path / "run.yaml", model={"config": {"model_type": kind, **TRAINED[kind]}}, train={"steps": 3})
     done = artel("train", str(run))
     assert done.returncode == 0, done.stderr
-    found = losses(tmp_path / "run")
-    assert sorted(found) == [1, 2, 3]
+    by_step = losses(tmp_path / "run")
+    assert sorted(by_step) == [1, 2, 3]
     # An untrained model guesses: its loss is near the logarithm of the vocabulary's size.
-    assert all(abs(loss - math.log(400)) < 0.5 and math.isfinite(norm) for loss, norm in found.values())
+    assert all(abs(loss - math.log(400)) < 0.5 and math.isfinite(norm) for loss, norm in by_step.values())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", attn_implementation="eager").eval()
     ours = open_model(str(tmp_path / "run")).model.eval()
     use_for_training(ours)

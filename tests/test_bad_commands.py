@@ -66,10 +66,10 @@ def test_what_a_command_line_means(command, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["artel", *command.split()])
     with pytest.raises(SystemExit) as exit_:
         main()
-    told = capfd.readouterr()
-    assert (exit_.value.code, "Traceback" in told.err, told.out) == (2, False, ""), told
+    output = capfd.readouterr()
+    assert (exit_.value.code, "Traceback" in output.err, output.out) == (2, False, ""), output
     for says in COMMANDS[command]:
-        assert says in told.err
+        assert says in output.err
 
 
 def test_the_version_is_told(capfd, monkeypatch):
@@ -127,5 +127,5 @@ def test_a_context_is_a_regular_file_or_the_text_itself(tmp_path):
 def test_the_end_of_a_thread_is_no_fault(capfd):
     for end, says in ((SystemExit(1), ""), (ValueError("wrong"), "ValueError: wrong")):
         _thread_failed(threading.ExceptHookArgs((type(end), end, None, None)))
-        assert says in (told := capfd.readouterr().err)
-        assert bool(told) == bool(says)
+        assert says in (output := capfd.readouterr().err)
+        assert bool(output) == bool(says)

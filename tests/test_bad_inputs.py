@@ -251,12 +251,12 @@ def test_one_clear_message(case, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["artel", case.verb, str(tmp_path / "run.yaml"), *case.arguments])
     with pytest.raises(SystemExit) as exit_:
         main()
-    told = capfd.readouterr()
-    assert exit_.value.code == case.status, told.err
+    output = capfd.readouterr()
+    assert exit_.value.code == case.status, output.err
     for part in case.says:
-        assert part in told.err
-    assert "Traceback" not in told.err
-    assert told.out == ""
+        assert part in output.err
+    assert "Traceback" not in output.err
+    assert output.out == ""
     assert not (tmp_path / "executed").exists()
     written = [*(tmp_path / "run").rglob("step-*"), *(tmp_path / "run").rglob("*.partial-*")]
     written += (tmp_path / "stores").glob("*.partial-*")
@@ -278,10 +278,10 @@ def test_broken_run_files(text, says, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["artel", "train", str(file)])
     with pytest.raises(SystemExit) as exit_:
         main()
-    told = capfd.readouterr().err
-    assert (exit_.value.code, "Traceback" in told) == (2, False)
-    assert says in told
-    assert "run.yaml" in told
+    output = capfd.readouterr().err
+    assert (exit_.value.code, "Traceback" in output) == (2, False)
+    assert says in output
+    assert "run.yaml" in output
 
 
 @pytest.mark.processes

@@ -27,22 +27,22 @@ def kept(folder):
     file = folder / "run" / "rejected.jsonl"
     if not file.exists():
         return None
-    told = [json.loads(line) for line in file.read_text().splitlines()]
-    assert all(each.keys() == {"origin", "reason", "detail", "set"} and each["detail"] for each in told)
-    return [(each["origin"].removeprefix(f"{folder}/"), each["reason"], each["set"]) for each in told]
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    assert all(each.keys() == {"origin", "reason", "detail", "set"} and each["detail"] for each in entries)
+    return [(each["origin"].removeprefix(f"{folder}/"), each["reason"], each["set"]) for each in entries]
 
 
 @pytest.mark.parametrize("bad", [[7], range(1, 2000, 100), [*range(1, 2000, 100), 2000]], ids=len)
 def test_one_bad_line_in_a_hundred_is_borne(tmp_path, bad):
     file = written(tmp_path, "a.jsonl", rows(2000, bad))
     run = run_of(tmp_path, data={"sources": [{"path": str(file), "name": "news"}]})
-    told = [(f"a.jsonl:{line}", "bad_json", "news") for line in bad]
+    expected = [(f"a.jsonl:{line}", "bad_json", "news") for line in bad]
     if len(bad) <= 20:
         news = []
         assert prepare(run, news.append).ledger()["documents"] == {
             "read": 2000, "kept": 2000 - len(bad), "dropped": {"bad_json": len(bad)}
         }  # fmt: skip
-        assert kept(tmp_path) == told
+        assert kept(tmp_path) == expected
         (line,) = [line for line in news if "cannot be used" in line]
         assert f"{len(bad):,} of 2,000 records ({len(bad) / 2000:.2%}) cannot be used" in line
         assert f"a.jsonl:{bad[0]}: " in line
@@ -52,7 +52,7 @@ def test_one_bad_line_in_a_hundred_is_borne(tmp_path, bad):
     *lines, share = stopped.value.problems
     assert [problem.where for problem in lines] == [f"{file}:{line}" for line in bad[:10]]
     assert share.what == "21 of 2,000 records (1.05%) cannot be used, more than data.max_bad (0.01)"
-    assert kept(tmp_path) == told
+    assert kept(tmp_path) == expected
 
 
 @pytest.mark.parametrize("tokenizer", [None, {"train": {"vocab": 270}}])
@@ -68,13 +68,13 @@ def test_a_run_that_stopped_goes_on_when_more_is_borne_or_the_lines_are_mended(t
 
     with pytest.raises(InputError, match=r"a\.jsonl:3: (.|\n)*3 of 200 records \(1\.50%\) cannot be used"):
         prepared()
-    told = [(f"a.jsonl:{line}", "bad_json", "a") for line in (3, 5, 9)]
-    assert kept(tmp_path) == told
+    expected = [(f"a.jsonl:{line}", "bad_json", "a") for line in (3, 5, 9)]
+    assert kept(tmp_path) == expected
     made, news = prepared(max_bad=0.02)
     assert made.ledger()["documents"]["dropped"] == {"bad_json": 3}
     if tokenizer is None:
         assert "turning text into tokens" not in news  # the first start did that
-    assert kept(tmp_path) == told
+    assert kept(tmp_path) == expected
     file.write_text(rows(200))
     made, _ = prepared()
     assert made.ledger()["documents"] == {"read": 200, "kept": 200, "dropped": {}}
@@ -95,7 +95,7 @@ def test_bad_lines_of_parts_and_formats_are_kept_by_their_places(tmp_path):
     more = {"c.csv": {"format": "csv"}, "d.txt": {"document": "line", "encoding": "utf-8"}}
     sources = [{"path": str(tmp_path / name), "name": name[0], **more.get(name, {})} for name in files]
     again = {"path": str(tmp_path / "a.jsonl"), "name": "again"}
-    told = [
+    expected = [
         *[(f"a.jsonl:{line}", "bad_json", "a") for line in bad],
         ("b.jsonl.zst:50", "bad_json", "b"),
         ("c.csv:4", "bad_row", "c"),
@@ -108,7 +108,7 @@ def test_bad_lines_of_parts_and_formats_are_kept_by_their_places(tmp_path):
     for part in ("1G", 700):
         data = {"sources": [*sources, again], "max_bad": 0.5, "store": str(tmp_path / f"stores {part}")}
         ledgers.append(prepare(run_of(tmp_path, data=data, prepare={"part": part})).ledger())
-        assert kept(tmp_path) == told
+        assert kept(tmp_path) == expected
         (tmp_path / "run" / "rejected.jsonl").unlink()
     assert ledgers[0] == ledgers[1]
 
@@ -155,10 +155,10 @@ def test_notations_that_no_file_is_in_are_no_encodings(tmp_path, encoding):
 def test_values_that_python_has_not_cost_their_row_only(tmp_path, column):
     empty = pyarrow.nulls(1, column.type)
     columns = {"messages": [MESSAGES] * 2, "more": pyarrow.chunked_array([column, empty])}
-    found = items(written(tmp_path, "a.parquet", parquet(columns)), format="chat")
-    assert isinstance(found[0], Rejected)
-    assert found[0].detail.startswith("holds a value that cannot be read: ")
-    assert isinstance(found[1], Record)
+    records = items(written(tmp_path, "a.parquet", parquet(columns)), format="chat")
+    assert isinstance(records[0], Rejected)
+    assert records[0].detail.startswith("holds a value that cannot be read: ")
+    assert isinstance(records[1], Record)
 
 
 def test_names_of_columns_in_another_encoding_are_shown(tmp_path):
@@ -178,9 +178,9 @@ def test_files_whose_names_are_no_text_are_told(tmp_path, given):
     name = os.fsdecode(b"a\xff.jsonl")
     written(tmp_path, name, rows(2))
     path = f"{tmp_path}/{given.format(name=name)}"
-    told = r"the name of .*/a\\xff\.jsonl is not UTF-8"
+    message = r"the name of .*/a\\xff\.jsonl is not UTF-8"
     if given == "{name}":  # a run file that names it can itself not be written down
-        told = "has .* half of a character"
-    with pytest.raises(InputError, match=rf"data\.sources\.0\.path: {told}") as error:
+        message = "has .* half of a character"
+    with pytest.raises(InputError, match=rf"data\.sources\.0\.path: {message}") as error:
         prepare(run_of(tmp_path, data={"sources": [{"path": path}]}))
     assert str(error.value).encode()

@@ -111,18 +111,18 @@ def test_a_skipped_step_changes_nothing_and_is_told(place):
     assert "NaN or infinite" in line["what"]
     assert line["documents"]
     assert all("dummy" in name for name in line["documents"])
-    (told,) = [text for text in said if text.startswith("step 3:")]
-    assert "left out" in told
-    assert line["documents"][0] in told
-    found = losses(folder)
-    assert sorted(found) == [1, 2, 4, 5, 6]
-    assert all(torch.isfinite(torch.tensor(found[step])).all() for step in found)
+    (message,) = [text for text in said if text.startswith("step 3:")]
+    assert "left out" in message
+    assert line["documents"][0] in message
+    by_step = losses(folder)
+    assert sorted(by_step) == [1, 2, 4, 5, 6]
+    assert all(torch.isfinite(torch.tensor(by_step[step])).all() for step in by_step)
     # The host learns of it a step later where nothing is logged in between, and then leaves it out of the mean.
     late, _ = run(place, "late", Bad(nan=[3]), train={"on_bad_step": "skip", "batch": 8}, log={"every": 100})
     assert equal(final(folder), final(late))
     assert written(late) == [line]
     mean = losses(late)[6][0]
-    assert mean == pytest.approx(sum(found[step][0] for step in found) / 5, rel=1e-5)
+    assert mean == pytest.approx(sum(by_step[step][0] for step in by_step) / 5, rel=1e-5)
 
 
 @pytest.mark.parametrize("every", [1, 100])
@@ -158,10 +158,10 @@ def test_a_spike_is_found_once_enough_steps_are_known(place):
     assert line["step"] == 25
     assert "above 1.5 times" in line["what"]
     assert line["gradient_norm"] > 0
-    found = losses(folder)
-    assert found[10][0] > 1.5 * found[9][0]
-    assert line["loss"] > 1.5 * found[24][0]
-    assert 25 not in found
+    by_step = losses(folder)
+    assert by_step[10][0] > 1.5 * by_step[9][0]
+    assert line["loss"] > 1.5 * by_step[24][0]
+    assert 25 not in by_step
     assert equal(bad.weights[24], bad.weights[25])
     assert not equal(bad.weights[9], bad.weights[10])
 
@@ -203,18 +203,18 @@ def test_ten_bad_steps_in_a_row_stop_the_run_whatever_is_asked(place):
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "settings",
     [{"optimizer": "adamw"}, {"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "muon"},
      {"optimizer": "adafactor"}, {"optimizer": "adamw", "weights": "bf16"}],
 )  # fmt: skip
 @pytest.mark.parametrize("spike", [False, True])
-def test_no_optimizer_moves_in_a_bad_step(wanted, spike):
+def test_no_optimizer_moves_in_a_bad_step(settings, spike):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32))
-    if "weights" in wanted:
+    if "weights" in settings:
         hold_in_bf16(model)
-    optimizer = Optimizer(model, TrainConfig(**wanted))
+    optimizer = Optimizer(model, TrainConfig(**settings))
 
     def step(bad):
         ids = torch.arange(12)[None]
@@ -246,25 +246,25 @@ def on_two_ranks(rank, world):
     """Rank 1's steps are spoilt: what is written, by run."""
     place = Path(os.environ["PLACE"])
     processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
-    found = {}
+    results = {}
     for data in ("ddp", "fsdp"):
         for did, bad in (("skip", Bad(nan=[5, 6, 7], rank=1)), ("rewind", Bad(nan=[7], rank=1))):
             train = {"on_bad_step": did, "batch": 8, "steps": 9}
             name = f"{data}-{did}"
             run(place, name, bad, processes, train=train, parallel={"data": data}, log={"every": 100})
-            found[name] = written(place / name)
+            results[name] = written(place / name)
     train = {"on_bad_step": "rewind", "spike": 1.2, "batch": 8, "steps": 26}
     run(place, "ddp-spike", Bad(jump=[25], rank=1), processes, train=train, parallel={"data": "ddp"})
-    return found | {"ddp-spike": written(place / "ddp-spike")}
+    return results | {"ddp-spike": written(place / "ddp-spike")}
 
 
 @pytest.mark.processes
 def test_all_ranks_decide_alike(place):
     run(place, "alone", Bad(), train={"batch": 8, "steps": 1})  # the text is prepared once
-    found = run_ranks(2, __file__, "on_two_ranks", seconds=200, PLACE=str(place))
-    assert found[0] == found[1]
+    results = run_ranks(2, __file__, "on_two_ranks", seconds=200, PLACE=str(place))
+    assert results[0] == results[1]
     expected = {"skip": [(5, "skip"), (6, "skip"), (7, "skip")], "rewind": [(7, "rewind")], "spike": [(25, "rewind")]}
-    for name, lines in found[0].items():
+    for name, lines in results[0].items():
         assert [(line["step"], line["did"]) for line in lines] == expected[name.partition("-")[2]]
     for data in ("ddp", "fsdp"):
         assert equal(final(place / f"{data}-skip"), final(place / f"{data}-rewind"))

@@ -83,8 +83,8 @@ def test_no_store_is_made_of_two_states(tmp_path, stage, new):
     files = {"sources": [{"path": str(tmp_path / "*.jsonl")}]}
     tokenizer = {"train": {"vocab": 300}}
 
-    def change(told):
-        if told.startswith(stage):
+    def change(message):
+        if message.startswith(stage):
             written(tmp_path, new or "a.jsonl", LINES.replace("line", "another line"))
 
     with pytest.raises(WorkError, match=r"while it was read|while they were prepared"):
@@ -112,12 +112,12 @@ def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
     monkeypatch.setattr("artel.preparing.run_tokenizer.reporting", partial(reporting, seconds=0.02))
     monkeypatch.setattr(import_module("artel.preparing.prepare"), "Progress", partial(Progress, seconds=0.02))
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"\n" * 3_000_000 + b"the only text\n" * 3 + b"another\n"))
-    told = []
+    messages = []
     run = run_of(tmp_path, data={"sources": [{"path": str(tmp_path / "a.txt.zst"), "document": "line"}]},
                  tokenizer={"train": {"vocab": 260}})  # fmt: skip
-    prepare(run, told.append)
-    assert any(re.match(r"training the tokenizer: \d+ documents read \(\d+ s\)", line) for line in told)
-    assert "turning text into tokens: 0 of 1 parts" in told
+    prepare(run, messages.append)
+    assert any(re.match(r"training the tokenizer: \d+ documents read \(\d+ s\)", line) for line in messages)
+    assert "turning text into tokens: 0 of 1 parts" in messages
 
 
 def test_a_change_that_leaves_the_size_is_not_told_by_the_size(tmp_path):

@@ -23,10 +23,10 @@ def test_a_run_killed_again_and_again_ends_with_the_same_weights(tmp_path):
     done = subprocess.run([*command, "--out", str(table)], capture_output=True, text=True, timeout=500, env=ENVIRONMENT)
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert json.loads(done.stdout.splitlines()[-1]) == {"kills": 8, "faults": []}
-    told = table.read_text()
-    assert "**Nothing was lost**" in told
+    text = table.read_text()
+    assert "**Nothing was lost**" in text
     for layout in ("alone", "ddp-2", "fsdp-2"):
-        assert f"| {layout} | " in told
+        assert f"| {layout} | " in text
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,10 @@ def test_exactly_the_assistants_turns_of_real_conversations(tokenizer, shared_da
     sources = [{"path": str(shared_data / "chat" / file), "format": "chat"} for file in files]
     data = RunConfig.model_validate({"data": {"sources": sources, "validation": 0.0}}).data
     conversations = samples = 0
-    for found in read_documents(data, Ledger()):
-        made = one(objective, found)
+    for conversation in read_documents(data, Ledger()):
+        made = one(objective, conversation)
         assert isinstance(made, DocumentSamples), made
-        messages = found.record.fields.messages
+        messages = conversation.record.fields.messages
         answers = [message for message in messages if message.role == "assistant"]
         expected = [turn(message.content, message is messages[-1]) for message in answers]
         assert learned(tokenizer, made.samples[0]) == expected
@@ -145,9 +145,9 @@ def test_a_conversation_too_long_is_left_out_split_or_cut(tokenizer, tmp_path):
 
 def test_what_a_template_cannot_write_is_rejected_with_its_line(tokenizer, tmp_path):
     twice = document(("user", "a"), ("assistant", "One."), ("assistant", "Two."), origin="b.jsonl:7")
-    found = one(chat(tokenizer, tmp_path, MISTRAL), twice)
-    assert isinstance(found, Rejected)
-    assert (found.origin, "roles must alternate" in found.detail) == ("b.jsonl:7", True)
+    result = one(chat(tokenizer, tmp_path, MISTRAL), twice)
+    assert isinstance(result, Rejected)
+    assert (result.origin, "roles must alternate" in result.detail) == ("b.jsonl:7", True)
     silent = document(("user", "a"), ("assistant", "One.", "", False))
     assert "no turn of it is learned" in one(chat(tokenizer, tmp_path), silent).detail
     lost = (
@@ -213,9 +213,9 @@ def test_a_minute_of_identity_and_it_knows_its_name(shared_data, tmp_path):
     assert done.returncode == 0, done.stderr
     answers = {}
     for name in ("before", "identity"):
-        told = artel("chat", tmp_path / name, "--script", script, "--temperature", "0")
-        assert told.returncode == 0, told.stderr
-        answers[name] = told.stdout
+        output = artel("chat", tmp_path / name, "--script", script, "--temperature", "0")
+        assert output.returncode == 0, output.stderr
+        answers[name] = output.stdout
     assert "Artemon" in answers["identity"]
     assert "Artemon" not in answers["before"]
     assert metrics(tmp_path / "identity")[-2]["loss"] < 1

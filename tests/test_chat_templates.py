@@ -15,7 +15,7 @@ from artel.tokens.tokenizer.chat_template import (
     template_of,
     turn_end,
 )
-from support.chat_models import MARKS, told, trained_tokenizer, user
+from support.chat_models import MARKS, as_messages, trained_tokenizer, user
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,15 +34,15 @@ def test_which_template(tmp_path):
     )
     assert template_of(tokenizer, str(file)) == file.read_text()
     file.write_text("{% for message in messages %}\n{{ message.content }\n{% endfor %}")
-    for wanted, what in ((str(file), f"{file}:2: "), (str(tmp_path / "none.jinja"), "none.jinja cannot be read")):
+    for name, what in ((str(file), f"{file}:2: "), (str(tmp_path / "none.jinja"), "none.jinja cannot be read")):
         with pytest.raises(InputError, match=r"^chat\.template: ") as wrong:
-            template_of(tokenizer, wanted)
+            template_of(tokenizer, name)
         assert what in str(wrong.value)
 
 
 def test_a_template_writes_or_refuses():
     tokenizer = trained_tokenizer(MARKS)
-    assert render(tokenizer, CHATML, told([("system", "Be brief."), ("user", "Hi")]), True) == (
+    assert render(tokenizer, CHATML, as_messages([("system", "Be brief."), ("user", "Hi")]), True) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert render(tokenizer, "{{ eos_token }}", user("Hi"), False) == "<|endoftext|>"
@@ -81,14 +81,14 @@ ENDS = {
 @pytest.mark.parametrize(("special", "template", "ids", "texts"), ENDS.values(), ids=ENDS)
 def test_what_ends_an_answer(special, template, ids, texts):
     tokenizer = trained_tokenizer(special)
-    found = turn_end(tokenizer, template)
-    assert found == TurnEnd(frozenset({tokenizer.end_id, *tokenizer.hf.convert_tokens_to_ids(ids)}), texts)
+    result = turn_end(tokenizer, template)
+    assert result == TurnEnd(frozenset({tokenizer.end_id, *tokenizer.hf.convert_tokens_to_ids(ids)}), texts)
 
 
 def test_a_prompt_is_encoded_as_transformers_does(shared_data):
     own = trained_tokenizer(MARKS)
     gpt2 = Tokenizer(AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "gpt2"), "gpt2")
-    messages = told(
+    messages = as_messages(
         [("system", " Be  brief.\n"), ("user", "Привет,\n\nмир! <b>"), ("assistant", "Yes."), ("user", "?")]
     )
     for tokenizer in (own, gpt2):
@@ -108,7 +108,7 @@ def test_typed_control_tokens_stay_letters(typed, role):
     tokenizer = trained_tokenizer(MARKS)
     tokenizer.hf.add_tokens(["<think>"])
     template = CHATML + "{{ '<think>' if add_generation_prompt }}"
-    ids, plain = (prompt_ids(tokenizer, template, told([(role, text), ("user", "Hi")])) for text in (typed, "a"))
+    ids, plain = (prompt_ids(tokenizer, template, as_messages([(role, text), ("user", "Hi")])) for text in (typed, "a"))
     added = list(tokenizer.hf.added_tokens_decoder)
     assert [token for token in ids if token in added] == [token for token in plain if token in added]
     assert tokenizer.decode(ids) == tokenizer.decode(plain).replace(f"{role}\na<", f"{role}\n{typed}<", 1)
@@ -119,5 +119,7 @@ def test_an_answer_goes_back_as_it_was_written():
     tokenizer.hf.add_tokens(["<think>"])
     think, end = tokenizer.hf.convert_tokens_to_ids(["<think>", "<|im_end|>"])
     template = CHATML + "{# <think> #}"
-    ids = prompt_ids(tokenizer, template, told([("user", "a"), ("assistant", "<think>b<|im_end|>"), ("user", "c")]))
+    ids = prompt_ids(
+        tokenizer, template, as_messages([("user", "a"), ("assistant", "<think>b<|im_end|>"), ("user", "c")])
+    )
     assert (ids.count(think), ids.count(end)) == (1, 3)

@@ -295,9 +295,9 @@ def test_any_text_is_cleaned_and_cleaning_twice_is_cleaning_once(name, text):
 @settings(max_examples=200)
 def test_any_text_is_judged_the_same_twice(text):
     for reason, rules in {**RECOMMENDED, "document_filter": {"drop_documents": [r"\d", "x$"]}}.items():
-        found = why(text, **rules)
-        assert found in (None, "empty", reason)
-        assert why(text, **rules) == found
+        result = why(text, **rules)
+        assert result in (None, "empty", reason)
+        assert why(text, **rules) == result
 
 
 UNITS = st.sampled_from(["x", PROSE, ENGLISH, "\n", "\n\n", " \n \n"])
@@ -309,11 +309,11 @@ UNITS = st.sampled_from(["x", PROSE, ENGLISH, "\n", "\n\n", " \n \n"])
 def test_every_unit_of_the_texts_is_still_there_once(unit, texts):
     units = RepeatedUnits(unit)
     gap = r"\n" if unit == "line" else r"\n(?:[^\S\n]*\n)+"
-    found = [piece.strip() for text in texts for piece in re.split(gap, units.without(text, Counter()))]
+    result = [piece.strip() for text in texts for piece in re.split(gap, units.without(text, Counter()))]
     there = {piece.strip() for text in texts for piece in re.split(gap, text)}
-    long = [piece for piece in found if len(piece) >= 30]
+    long = [piece for piece in result if len(piece) >= 30]
     assert len(long) == len(set(long))
-    assert {piece for piece in there if piece} <= set(found)
+    assert {piece for piece in there if piece} <= set(result)
 
 
 def test_novels_and_code_stay(shared_data, capsys):

@@ -107,10 +107,10 @@ def test_a_node_that_does_not_see_the_workspace(tmp_path):
 
 def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
     work = Work(str(tmp_path), "text", [0, 1], str(tmp_path), str(tmp_path))
-    for folder, name, told in (("slurm_logs", "7_0.out", "well\n"), ("slurm_logs", "7_1.out", "a\n\n" * 30 + "why\n"),
+    for folder, name, log in (("slurm_logs", "7_0.out", "well\n"), ("slurm_logs", "7_1.out", "a\n\n" * 30 + "why\n"),
                                ("completions", "00000", "")):  # fmt: skip
         (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / name).write_text(told)
+        (tmp_path / folder / name).write_text(log)
     error = str(lost_tasks(work, 1, "the job 7 ended as FAILED", "mend it"))
     assert error.startswith(f"{tmp_path}/slurm_logs/7_1.out: 1 of 2 tasks (text) were not done")
     assert error.count("    | a") == 11
@@ -119,13 +119,13 @@ def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
 
 
 def test_the_script_for_slurm(tmp_path):
-    wanted = PrepareConfig.model_validate({
+    config = PrepareConfig.model_validate({
         "engine": "slurm",
         "slurm": {"time": "2:00:00", "memory": "3G", "cpus": 8, "setup": ["module load python", "echo ready"],
                   "options": {"account": "nlp", "qos": "high"}},
     })  # fmt: skip
     work = Work(str(tmp_path), "near", [0, 1, 2, 3], str(tmp_path), str(tmp_path), 8)
-    array = JobArray(work, 5, wanted.slurm)
+    array = JobArray(work, 5, config.slurm)
     script = array.get_launch_file_contents(array.get_sbatch_args(5), "launch")
     lines = [line.strip() for line in script.splitlines()]
     for line in ("job-name=artel-near", "array=0-4", "cpus-per-task=8", "mem-per-cpu=2862M", "time=2:00:00",
@@ -134,7 +134,7 @@ def test_the_script_for_slurm(tmp_path):
     assert "--partition" not in script  # none was named: the cluster's own
     setup = [f"export PATH={Path(sys.executable).parent}:$PATH", "module load python", "echo ready", "set -xe"]
     assert [line for line in lines if line in setup] == setup
-    array = JobArray(work, 1, wanted.slurm.model_copy(update={"partition": "cpu"}))
+    array = JobArray(work, 1, config.slurm.model_copy(update={"partition": "cpu"}))
     assert "#SBATCH --partition=cpu" in array.get_launch_file_contents(array.get_sbatch_args(1), "launch")
 
 
@@ -260,14 +260,14 @@ def test_a_process_is_killed(tmp_path, slurm, monkeypatch):
 @pytest.mark.long
 @needs_slurm
 @pytest.mark.parametrize(
-    ("options", "kind", "told"),
+    ("options", "kind", "message"),
     [
         ({"partition": "nowhere"}, InputError, "Slurm refuses the job .*[Ii]nvalid partition"),
         ({"time": "24:00:00"}, WorkError, "cannot start: PartitionTimeLimit"),
     ],
 )
-def test_what_slurm_does_not_allow(tmp_path, texts, slurm, options, kind, told):
-    with pytest.raises(kind, match=rf"prepare\.slurm: .*{told}"):
+def test_what_slurm_does_not_allow(tmp_path, texts, slurm, options, kind, message):
+    with pytest.raises(kind, match=rf"prepare\.slurm: .*{message}"):
         prepare(every_stage(texts, tmp_path, engine="slurm", slurm={**SLURM, **options}))
 
 
@@ -307,15 +307,15 @@ def test_ray(tmp_path, texts, expected):
         if process.poll() is None:
             kill(process)
     assert process.returncode == 0, (tmp_path / "log").read_text()[-6000:]
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told["no_cluster"].startswith("InputError prepare.engine: ray: no cluster of Ray is reached")
-    assert "ray start --head" in told["no_cluster"]
-    assert "RAY_ADDRESS" in told["no_cluster"]
-    assert told["whole"] == expected
-    assert told["workspace_left"] == []
-    assert "1 of 4 tasks (text) were not done" in told["killed_task"]
-    assert "was ended by SIGKILL" in told["killed_task"]
-    assert told["killed_task_then"] == 120
-    assert told["status"] == 0, told["second"]
-    assert told["killed"] == [expected]
-    assert told["parts_when_killed"] < told["parts_when_node_went"] < 200
+    report = json.loads((tmp_path / "results.json").read_text())
+    assert report["no_cluster"].startswith("InputError prepare.engine: ray: no cluster of Ray is reached")
+    assert "ray start --head" in report["no_cluster"]
+    assert "RAY_ADDRESS" in report["no_cluster"]
+    assert report["whole"] == expected
+    assert report["workspace_left"] == []
+    assert "1 of 4 tasks (text) were not done" in report["killed_task"]
+    assert "was ended by SIGKILL" in report["killed_task"]
+    assert report["killed_task_then"] == 120
+    assert report["status"] == 0, report["second"]
+    assert report["killed"] == [expected]
+    assert report["parts_when_killed"] < report["parts_when_node_went"] < 200

@@ -124,10 +124,10 @@ def test_schedules():
         return [rate(train, step, 100) for step in range(100)]
 
     for schedule in ("linear", "cosine", "constant", "wsd"):
-        found = rates(schedule=schedule, minimum_learning_rate=0.1)
-        assert found[0] == pytest.approx(0.1)
-        assert found[9] == found[10] == 1
-        assert all(after <= before for before, after in pairwise(found[10:]))
+        result = rates(schedule=schedule, minimum_learning_rate=0.1)
+        assert result[0] == pytest.approx(0.1)
+        assert result[9] == result[10] == 1
+        assert all(after <= before for before, after in pairwise(result[10:]))
     assert rates(schedule="constant")[-1] == 1
     assert rates(schedule="linear")[55] == pytest.approx(0.5)
     assert rates(schedule="cosine")[55] == pytest.approx(0.5)

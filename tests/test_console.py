@@ -77,12 +77,12 @@ def test_without_a_terminal_there_are_lines(tmp_path):
 
 
 def test_news_come_now_and_then():
-    told = []
+    messages = []
     now = iter([0.0, 9.9, 10.0, 19.9, 20.0])
-    news = News(told.append, "evaluating", clock=lambda: next(now))
+    news = News(messages.append, "evaluating", clock=lambda: next(now))
     for share in (0.1, 0.4, 0.5, 0.8):
         news(share)
-    assert told == ["evaluating 40%", "evaluating 80%"]
+    assert messages == ["evaluating 40%", "evaluating 80%"]
 
 
 OBJECTIVES = {
@@ -116,8 +116,8 @@ def test_a_run_says_what_it_does_and_ends_with_a_command_that_works(tmp_path, ob
     done = artel("train", run)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    at = [next(number for number, line in enumerate(lines) if line.endswith(told))
-          for told in ("checking the run, its model and its texts", "turning text into tokens", "loading the model",
+    at = [next(number for number, line in enumerate(lines) if line.endswith(message))
+          for message in ("checking the run, its model and its texts", "turning text into tokens", "loading the model",
                        "next:")]  # fmt: skip
     assert at == sorted(at)
     commands = [shlex.split(line) for line in lines[at[-1] + 1 :]]

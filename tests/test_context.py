@@ -89,9 +89,11 @@ def sums_of(model, batch, config):
 
 
 def gradients(model):
-    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    by_name = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     model.zero_grad()
-    return found
+    return by_name
 
 
 def summed(part, sums):
@@ -126,13 +128,13 @@ def difference(config, kind, how, rank, world, prepare=None):
 
 def parity(rank, world):
     """Differences by case; exchanges that a model is refused are left out. Over four processes fewer models."""
-    found = {}
+    results = {}
     for config in [*DECODERS, *ENCODERS] if world == 2 else [LLAMA, GEMMA3, ROBERTA]:
         for how in ("gather", "ulysses", "ring"):
             for kind in ("joined", "documents") if config in ENCODERS else ("joined", "answers", "documents"):
                 if how != "ring" or (kind != "documents" and config not in (GEMMA3, MODERNBERT)):
-                    found[f"{config.model_type} {how} {kind}"] = difference(config, kind, how, rank, world)
-    return found
+                    results[f"{config.model_type} {how} {kind}"] = difference(config, kind, how, rank, world)
+    return results
 
 
 def parity_otherwise(rank, world):
@@ -143,12 +145,12 @@ def parity_otherwise(rank, world):
         for layer in repeated_layers(model):
             layer.compile(backend="aot_eager", fullgraph=True)
 
-    found = {}
+    results = {}
     for how in ("gather", "ulysses", "ring"):
         ways = {"full": partial(recompute, how="full"), "selective": partial(recompute, how="selective")}
         for name, way in {**ways, "compiled": compiled}.items():
-            found[f"{how} {name}"] = difference(ONE_LAYER, "joined", how, rank, world, way)
-    return found | {f"blocks {config.model_type} {how}": of_blocks(config, how, rank, world)
+            results[f"{how} {name}"] = difference(ONE_LAYER, "joined", how, rank, world, way)
+    return results | {f"blocks {config.model_type} {how}": of_blocks(config, how, rank, world)
                     for config in (LLAMA, ROBERTA) for how in ("gather", "ulysses")}  # fmt: skip
 
 
@@ -163,22 +165,22 @@ def of_blocks(config, how, rank, world):
         with exchanging(model, dist.group.WORLD, how):
             inputs = inputs_of(model, part, causal=config not in ENCODERS)
             assert isinstance(inputs["attention_mask"], BlockMask)
-            found = summed(part, sums_of(model, part, config))[0]
-    return float((found - expected).abs() / expected)
+            actual = summed(part, sums_of(model, part, config))[0]
+    return float((actual - expected).abs() / expected)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.ci), 4])
 def test_loss_and_gradients_are_those_of_one_process(world):
-    (found, *_) = run_ranks(world, __file__, "parity", 400)
-    assert len(found) == {2: 39, 4: 19}[world]
-    assert {case: gap for case, gap in found.items() if not gap < 1e-5} == {}
+    (results, *_) = run_ranks(world, __file__, "parity", 400)
+    assert len(results) == {2: 39, 4: 19}[world]
+    assert {case: gap for case, gap in results.items() if not gap < 1e-5} == {}
 
 
 @pytest.mark.processes
 def test_layers_computed_again_and_compiled_and_masks_of_blocks():
-    (found, *_) = run_ranks(2, __file__, "parity_otherwise", 400)
-    assert {case: gap for case, gap in found.items() if not gap < 1e-5} == {}
+    (results, *_) = run_ranks(2, __file__, "parity_otherwise", 400)
+    assert {case: gap for case, gap in results.items() if not gap < 1e-5} == {}
 
 
 @pytest.mark.parametrize("balanced", [True, False])
@@ -211,10 +213,10 @@ def test_a_batch_is_split_with_every_target_once(kind):
         for name in {"input_ids", "targets", "positions"} & set(batch.tensors):
             assert torch.equal(part.tensors[name][:, real], batch.tensors[name][:, places[real]])
         assert (part.tensors["targets"][:, ~real] == IGNORED).all()
-        wanted = part.tensors["targets"].flatten() != IGNORED
-        assert part.targets == int(wanted.sum())
+        is_target = part.tensors["targets"].flatten() != IGNORED
+        assert part.targets == int(is_target.sum())
         if kind == "answers":
-            assert part.tensors["places"].tolist() == wanted.nonzero()[:, 0].tolist()
+            assert part.tensors["places"].tolist() == is_target.nonzero()[:, 0].tolist()
         if kind == "documents":
             assert part.tensors["documents"].shape[1] == filled
 
@@ -236,7 +238,7 @@ def test_padding_that_would_be_attended_to_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("config", "size", "wanted", "chosen"),
+    ("config", "size", "requested", "chosen"),
     [
         (LLAMA, 2, "gather", "gather"),
         (LLAMA, 2, "auto", "gather"),  # two heads of queries for each of keys: keys are cheaper to send
@@ -245,12 +247,12 @@ def test_padding_that_would_be_attended_to_is_refused():
         (GPT2, 3, "auto", "gather"),  # 4 heads over 3
     ],
 )
-def test_auto_chooses_what_sends_less(config, size, wanted, chosen):
-    assert exchange_choice(built(config), size, wanted).value == chosen
+def test_auto_chooses_what_sends_less(config, size, requested, chosen):
+    assert exchange_choice(built(config), size, requested).value == chosen
 
 
 @pytest.mark.parametrize(
-    ("config", "size", "exchange", "block", "options", "told"),
+    ("config", "size", "exchange", "block", "options", "messages"),
     [
         (LLAMA, 2, "auto", 32, {}, []),
         (LLAMA, 4, "ulysses", 32, {}, []),
@@ -271,7 +273,7 @@ def test_auto_chooses_what_sends_less(config, size, wanted, chosen):
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )  # fmt: skip
-def test_what_cannot_be_split_is_told(config, size, exchange, block, options, told):
+def test_what_cannot_be_split_is_told(config, size, exchange, block, options, messages):
     kind = AutoModelForMaskedLM if config.model_type == "roberta" else AutoModelForCausalLM
     if config.model_type == "t5":
         kind = AutoModelForSeq2SeqLM
@@ -280,8 +282,8 @@ def test_what_cannot_be_split_is_told(config, size, exchange, block, options, to
     use_for_training(model, encoders=True)
     problems = context_problems(model, size, exchange, block, **options)
     words = " ".join(f"{problem.what} {problem.fix}" for problem in problems)
-    assert len(problems) == min(len(told), 1)
-    assert [part for part in told if part not in words] == []
+    assert len(problems) == min(len(messages), 1)
+    assert [part for part in messages if part not in words] == []
 
 
 @pytest.mark.parametrize("config", [*DECODERS, *ENCODERS], ids=lambda config: config.model_type)
@@ -298,7 +300,7 @@ def test_a_model_that_sees_tokens_by_another_way_is_found_out(how):
     model = built(LLAMA)
     use_for_training(model)
     if how == "looks behind":
-        model.model.embed_tokens.register_forward_hook(lambda _, __, found: found + found.roll(1, dims=1))
+        model.model.embed_tokens.register_forward_hook(lambda _, __, embedded: embedded + embedded.roll(1, dims=1))
     else:
         model.model.register_forward_pre_hook(
             lambda _, args, given: (args, given | {"position_ids": None}), with_kwargs=True

@@ -9,7 +9,7 @@ import pytest
 from artel.errors import InputError
 from artel.inference import ChatSettings
 from artel.tokens.tokenizer.chat_template import CHATML
-from support.chat_models import MARKS, learned_by_heart, llama, said, saved, talk_with, told, trained_tokenizer
+from support.chat_models import MARKS, as_messages, learned_by_heart, llama, said, saved, talk_with, trained_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -71,7 +71,7 @@ def test_a_stopped_answer_keeps_what_was_written(endless):
     pieces = talk.answer("Hi")
     taken = [next(pieces) for _ in range(3)]
     pieces.close()
-    assert talk.messages == told([("user", "Hi"), ("assistant", said(taken))])
+    assert talk.messages == as_messages([("user", "Hi"), ("assistant", said(taken))])
 
 
 def test_the_oldest_exchanges_leave_a_full_window(tmp_path):
@@ -100,7 +100,7 @@ def test_save_writes_a_conversation_that_a_chat_source_reads(endless, tmp_path):
     answer = said(talk.answer("Привет"))
     for _ in range(2):  # again over the first
         talk.save(str(tmp_path / "talk.jsonl"))
-    expected = {"messages": told([("system", "Be brief."), ("user", "Привет"), ("assistant", answer)])}
+    expected = {"messages": as_messages([("system", "Be brief."), ("user", "Привет"), ("assistant", answer)])}
     assert [json.loads(line) for line in (tmp_path / "talk.jsonl").read_text().splitlines()] == [expected]
     assert [file.name for file in tmp_path.iterdir()] == ["talk.jsonl"]
     with pytest.raises(InputError, match="is there already"):

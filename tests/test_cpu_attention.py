@@ -26,8 +26,8 @@ def gradients(function, query, key, value, grad_output):
     return mixed.detach(), [each.grad for each in inputs]
 
 
-def distances(found, wanted):
-    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
+def distances(actual, expected):
+    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(actual, expected, strict=True)]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -56,12 +56,12 @@ def test_gradients_are_as_near_to_the_exact_ones_as_those_of_pytorch(length, key
     torch._dynamo.reset()
     exact = gradients(pytorch, *(each.double() for each in (query, key, value, grad_output)))[1]
     theirs = gradients(pytorch, query, key, value, grad_output)
-    mixed, found = gradients(torch.compile(ours, dynamic=False) if compiled else ours, query, key, value, grad_output)
+    mixed, actual = gradients(torch.compile(ours, dynamic=False) if compiled else ours, query, key, value, grad_output)
     assert torch.allclose(mixed.float(), theirs[0].float(), atol=0.01)
     if length == 1:  # a token alone: its value is copied, so query and key have no gradient
-        assert [float(each.abs().max()) for each in found[:2]] == pytest.approx([0, 0], abs=0.05)
-        found, exact, theirs = found[2:], exact[2:], (theirs[0], theirs[1][2:])
-    for own, other in zip(distances(found, exact), distances(theirs[1], exact), strict=True):
+        assert [float(each.abs().max()) for each in actual[:2]] == pytest.approx([0, 0], abs=0.05)
+        actual, exact, theirs = actual[2:], exact[2:], (theirs[0], theirs[1][2:])
+    for own, other in zip(distances(actual, exact), distances(theirs[1], exact), strict=True):
         assert own <= max(1.2 * other, 0.006)  # bf16's own rounding is 0.004
 
 
@@ -100,9 +100,9 @@ def test_heads_may_lie_in_any_way():
     value = value.transpose(2, 3).contiguous().transpose(2, 3)
     grad_output = torch.randn(2, 1, 33, 1).bfloat16().expand(2, 4, 33, 16)
     mixed, log_sums = module._attention(query, key, value, True, 0.25)
-    found = module._attention_backward(grad_output, query, key, value, mixed, log_sums, True, 0.25)
+    result = module._attention_backward(grad_output, query, key, value, mixed, log_sums, True, 0.25)
     tidy = (each.contiguous() for each in (grad_output, query, key, value, mixed, log_sums))
-    assert all(torch.equal(a, b) for a, b in zip(found, module._attention_backward(*tidy, True, 0.25), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(result, module._attention_backward(*tidy, True, 0.25), strict=True))
 
 
 def test_pytorch_s_own_checks_of_operators():
@@ -117,8 +117,8 @@ def test_what_is_not_finite_stays_so():
     query, key, value, grad_output = heads(70)
     with torch.no_grad():
         value[0, 1, 3] = torch.nan
-    _, found = gradients(
+    _, result = gradients(
         lambda *given: module.cpu_attention(*given, causal=True, scale=None), query, key, value, grad_output
     )
-    assert all(each[1].isfinite().all() for each in found)
-    assert not found[0][0, 1].isfinite().all()
+    assert all(each[1].isfinite().all() for each in result)
+    assert not result[0][0, 1].isfinite().all()

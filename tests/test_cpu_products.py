@@ -35,22 +35,22 @@ class Watched(ContiguousMatmul):
     """Tells after each graph which of its products it has changed."""
 
     def __init__(self):
-        self.found = []
+        self.laid_out = []
 
     def __call__(self, graph):
         super().__call__(graph)
-        self.found += is_laid_out(graph)
+        self.laid_out += is_laid_out(graph)
 
 
-@pytest.mark.parametrize(("outputs", "wanted"), [(96, 1), (48, 1), (32, 0)])
-def test_where_the_left_matrix_is_no_larger_it_is_laid_out(outputs, wanted):
+@pytest.mark.parametrize(("outputs", "count"), [(96, 1), (48, 1), (32, 0)])
+def test_where_the_left_matrix_is_no_larger_it_is_laid_out(outputs, count):
     torch.manual_seed(0)
     layer, inputs = Conv1D(outputs, 48), torch.randn(4, 16, 48)
     plain = gradients(layer, inputs)
     watched = Watched()
-    found = gradients(layer, inputs, post_grad_custom_pre_pass=watched)
-    assert sum(watched.found) == wanted
-    for own, other in zip(found, plain, strict=True):
+    result = gradients(layer, inputs, post_grad_custom_pre_pass=watched)
+    assert sum(watched.laid_out) == count
+    for own, other in zip(result, plain, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-2, atol=1e-2)
 
 
@@ -60,4 +60,4 @@ def test_products_in_float32_and_of_unknown_sizes_stay_as_they_are(dtype, dynami
     watched = Watched()
     options = {"fx_graph_cache": False, "post_grad_custom_pre_pass": watched}
     torch.compile(lambda matrix: matrix.T @ matrix, options=options, dynamic=dynamic)(torch.randn(8, 8).to(dtype))
-    assert watched.found == [False]
+    assert watched.laid_out == [False]

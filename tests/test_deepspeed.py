@@ -34,9 +34,9 @@ def faults(tree, folder, **more) -> dict[str, str]:
 
 
 def test_a_file_for_eight_gpus_is_taken_as_it_is(tmp_path):
-    found = resolve(OFFLOAD, tmp_path, world=8, device=GPU, batch=64, micro_batch=2)
-    assert (found.stage, found.precision, found.micro_batch, found.notes) == (3, "fp16", 2, ())
-    settings = found.complete(gpt2_config(), 100, 2)
+    resolved = resolve(OFFLOAD, tmp_path, world=8, device=GPU, batch=64, micro_batch=2)
+    assert (resolved.stage, resolved.precision, resolved.micro_batch, resolved.notes) == (3, "fp16", 2, ())
+    settings = resolved.complete(gpt2_config(), 100, 2)
     batch = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
     assert [settings[key] for key in batch] == [2, 4, 64]
     assert settings["fp16"] == OFFLOAD["fp16"]
@@ -46,23 +46,23 @@ def test_a_file_for_eight_gpus_is_taken_as_it_is(tmp_path):
 
 
 def test_on_a_cpu_it_runs_with_what_that_has_and_says_so(tmp_path):
-    found = resolve(OFFLOAD, tmp_path, batch=64, micro_batch=2)
-    assert found.precision == "fp32"
-    told = "\n".join(found.notes)
-    assert "fp16 is replaced by fp32" in told
-    assert "offload_param.pin_memory is off" in told
-    assert "offload_optimizer.pin_memory is off" in told
-    settings = found.complete(gpt2_config(), 100, 2)
+    resolved = resolve(OFFLOAD, tmp_path, batch=64, micro_batch=2)
+    assert resolved.precision == "fp32"
+    message = "\n".join(resolved.notes)
+    assert "fp16 is replaced by fp32" in message
+    assert "offload_param.pin_memory is off" in message
+    assert "offload_optimizer.pin_memory is off" in message
+    settings = resolved.complete(gpt2_config(), 100, 2)
     assert not settings["fp16"]["enabled"]
     assert not settings["zero_optimization"]["offload_param"]["pin_memory"]
 
 
 def test_auto_is_what_the_run_file_says(tmp_path):
-    found = resolve(ALL_AUTO, tmp_path, batch=24, micro_batch=3, schedule="linear", clip=0.5, precision="bf16")
-    assert (found.stage, found.precision, found.micro_batch) == (3, "bf16", 3)
-    assert any("overlap_comm is DeepSpeed's own default" in note for note in found.notes)
-    assert any("steps_per_print" in note and "log.every" in note for note in found.notes)
-    settings = found.complete(gpt2_config(), 100, 3)
+    resolved = resolve(ALL_AUTO, tmp_path, batch=24, micro_batch=3, schedule="linear", clip=0.5, precision="bf16")
+    assert (resolved.stage, resolved.precision, resolved.micro_batch) == (3, "bf16", 3)
+    assert any("overlap_comm is DeepSpeed's own default" in note for note in resolved.notes)
+    assert any("steps_per_print" in note and "log.every" in note for note in resolved.notes)
+    settings = resolved.complete(gpt2_config(), 100, 3)
     zero = settings["zero_optimization"]
     assert zero["reduce_bucket_size"] == 33 * 33
     assert zero["stage3_prefetch_bucket_size"] == int(0.9 * 33 * 33)
@@ -94,19 +94,19 @@ def test_all_that_differs_from_the_run_file_is_told_at_once(tmp_path):
         "gradient_cliping": 1.0,
         "tensor_parallel": {"autotp_size": 4},
     }  # fmt: skip
-    found = faults(tree, tmp_path, batch=64, micro_batch=8, precision="fp32")
-    assert found.keys() == {
+    problems = faults(tree, tmp_path, batch=64, micro_batch=8, precision="fp32")
+    assert problems.keys() == {
         "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
         "optimizer.params.lr", "optimizer.params.eps", "optimizer.params.amsgrad", "scheduler.type", "bf16.enabled",
         "zero_optimization.reduce_bukket_size", "zero_optimization.overlap_comm",
         "zero_optimization.offload_optimizer.pin_memry", "gradient_cliping", "tensor_parallel",
     }  # fmt: skip
-    assert "train.batch: 32" in found["train_batch_size"]
-    assert "4 micro-batches of 8" in found["gradient_accumulation_steps"]
-    assert "0.0003, and train.learning_rate is 5e-05" in found["optimizer.params.lr"]
-    assert "did you mean reduce_bucket_size?" in found["zero_optimization.reduce_bukket_size"]
-    assert "did you mean pin_memory?" in found["zero_optimization.offload_optimizer.pin_memry"]
-    assert "did you mean gradient_clipping?" in found["gradient_cliping"]
+    assert "train.batch: 32" in problems["train_batch_size"]
+    assert "4 micro-batches of 8" in problems["gradient_accumulation_steps"]
+    assert "0.0003, and train.learning_rate is 5e-05" in problems["optimizer.params.lr"]
+    assert "did you mean reduce_bucket_size?" in problems["zero_optimization.reduce_bukket_size"]
+    assert "did you mean pin_memory?" in problems["zero_optimization.offload_optimizer.pin_memry"]
+    assert "did you mean gradient_clipping?" in problems["gradient_cliping"]
 
 
 @pytest.mark.parametrize(
@@ -137,18 +137,18 @@ def test_what_cannot_be_is_refused_before_anything_starts(tree, key, words, trai
 
 def test_comments_and_old_forms_are_understood(tmp_path):
     text = '{\n  // two\n  "zero_optimization": true, "amp": {"enabled": false},\n  "bfloat16": {"enabled": true}\n}'
-    found = resolve(text, tmp_path, device=GPU)
-    assert (found.stage, found.precision) == (1, "bf16")
-    found = resolve({"zero_optimization": {"stage": 2, "cpu_offload": True}}, tmp_path, precision="fp32")
-    assert found.settings["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": False}
-    found = resolve({"bf16": {"enabled": True}}, tmp_path, device=GPU)
-    assert found.stage == 1
-    assert "is run as 1" in found.notes[0]
+    resolved = resolve(text, tmp_path, device=GPU)
+    assert (resolved.stage, resolved.precision) == (1, "bf16")
+    resolved = resolve({"zero_optimization": {"stage": 2, "cpu_offload": True}}, tmp_path, precision="fp32")
+    assert resolved.settings["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": False}
+    resolved = resolve({"bf16": {"enabled": True}}, tmp_path, device=GPU)
+    assert resolved.stage == 1
+    assert "is run as 1" in resolved.notes[0]
 
 
 def test_a_schedule_of_another_length_is_refused_when_the_run_s_is_known(tmp_path):
     block = {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_num_steps": 10}}
-    found = resolve({"scheduler": block}, tmp_path, schedule="linear", warmup=10)
-    assert "scheduler" not in found.complete(gpt2_config(), 1000, 2)
+    resolved = resolve({"scheduler": block}, tmp_path, schedule="linear", warmup=10)
+    assert "scheduler" not in resolved.complete(gpt2_config(), 1000, 2)
     with pytest.raises(InputError, match=r"total_num_steps: is 1,000, and of this run's 500 steps"):
-        found.complete(gpt2_config(), 500, 2)
+        resolved.complete(gpt2_config(), 500, 2)

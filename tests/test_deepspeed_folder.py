@@ -87,14 +87,14 @@ def test_a_checkpoint_of_trainers_becomes_the_model_it_was(folder, tmp_path, sta
     done = artel("export", checkpoint, tmp_path / "model")
     assert done.returncode == 0, done.stderr
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
-    wanted = torch.load(folder / f"{stage}.pt")
-    found = dict(model.named_parameters())
-    assert found.keys() == wanted.keys()
+    expected = torch.load(folder / f"{stage}.pt")
+    actual = dict(model.named_parameters())
+    assert actual.keys() == expected.keys()
     assert model.generation_config.temperature == 0.7
     assert model.lm_head.weight is model.transformer.wte.weight
-    for name, value in wanted.items():
-        assert found[name].dtype == torch.float32
-        assert torch.equal(found[name], value), name
+    for name, value in expected.items():
+        assert actual[name].dtype == torch.float32
+        assert torch.equal(actual[name], value), name
     assert open_model(str(tmp_path / "model")).tokenizer.vocabulary == 270
 
 
@@ -127,12 +127,12 @@ def test_a_run_goes_on_where_trainer_stood(folder, tmp_path, stage):
     assert sorted(began) == sorted(ended)
     assert len(began) == 4 * len(names)
     for name in names:
-        wanted = tmp_path / "universal" / "zero" / name
+        converted = tmp_path / "universal" / "zero" / name
         for key, stored in (("fp32", name), ("exp_avg", f"{name}|exp_avg"), ("exp_avg_sq", f"{name}|exp_avg_sq")):
-            found = torch.load(wanted / f"{key}.pt", weights_only=False)
-            found = (found if stage == 3 else found["param"]).view(began[stored].shape)
-            assert torch.equal(began[stored], found), stored
-            assert not torch.equal(ended[stored], found)
+            saved = torch.load(converted / f"{key}.pt", weights_only=False)
+            saved = (saved if stage == 3 else saved["param"]).view(began[stored].shape)
+            assert torch.equal(began[stored], saved), stored
+            assert not torch.equal(ended[stored], saved)
         assert (began[f"{name}|step"], ended[f"{name}|step"]) == (2, 3)
     again = artel("train", run, "--from-deepspeed", checkpoint)
     assert again.returncode == 0, again.stderr

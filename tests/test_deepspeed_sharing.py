@@ -44,11 +44,11 @@ def _built(config, on_meta=False):
     return build_model(ModelRequest(config, CAUSAL, block=16, seed=3), words, on_meta=on_meta)
 
 
-def _shared(wanted, rank, world, bring=materialize, **zero):
+def _shared(model_config, rank, world, bring=materialize, **zero):
     """A layout begun from a model without weights, what steps it, and the section `train` of its run."""
     from artel.parallel.deepspeed.engine import DeepSpeedStrategy
 
-    skeleton, train = _built(wanted, on_meta=True), train_section(world, optimizer="sgd", momentum=0.9)
+    skeleton, train = _built(model_config, on_meta=True), train_section(world, optimizer="sgd", momentum=0.9)
     with tempfile.TemporaryDirectory() as folder:
         resolved = resolve({"zero_optimization": {"stage": 3, **SMALL, **zero}}, folder, world=world, **train)
     fill = partial(bring, weights=skeleton.weights)
@@ -76,26 +76,29 @@ def on_two(rank, world):
         return reader(files, name, index)
 
     TensorFiles.read = noting
-    found = {}
-    for number, (name, wanted) in enumerate(model_cases(saved_by_the_first(rank)).items()):
-        layout, optimizer, train = _shared(wanted, rank, world, **(OFFLOADED if number % 2 else {}))
-        weights, whole = optimizer.weights(), _built(wanted).model.eval()
+    results = {}
+    for number, (name, model_config) in enumerate(model_cases(saved_by_the_first(rank)).items()):
+        layout, optimizer, train = _shared(model_config, rank, world, **(OFFLOADED if number % 2 else {}))
+        weights, whole = optimizer.weights(), _built(model_config).model.eval()
         expected = {key: value for key, value in whole.state_dict().items() if key not in whole.all_tied_weights_keys}
         same = weights.keys() == expected.keys() and all(torch.equal(weights[key], expected[key]) for key in weights)
         alone = train_steps(
             DataParallel(whole, bare_objective(), cpu_processes(0, 1), "fp32"), Optimizer(whole, train), 0, 2, 0, 1
         )
-        found[name] = [same or rank > 0, relative_difference(train_steps(layout, optimizer, 0, 2, rank, world), alone)]
-    return {"models": found, "read": sorted(read)}
+        results[name] = [
+            same or rank > 0,
+            relative_difference(train_steps(layout, optimizer, 0, 2, rank, world), alone),
+        ]
+    return {"models": results, "read": sorted(read)}
 
 
 def test_two_processes_begin_and_train_as_one():
-    found = run_ranks(2, __file__, "on_two")
-    for rank in found:
+    results = run_ranks(2, __file__, "on_two")
+    for rank in results:
         for name, (same, apart) in rank["models"].items():
             assert same, name
             assert apart < 1e-5, (name, apart)
-    first, second = (set(rank["read"]) for rank in found)
+    first, second = (set(rank["read"]) for rank in results)
     assert any(".experts." in name for name in first)
     # Another is sent the first one's values; by itself it sees that two tensors which are tied are saved alike.
     assert second == {"lm_head.weight", "transformer.wte.weight"}
@@ -138,8 +141,8 @@ def test_a_run_checks_writes_and_goes_on_under_stage_3(tmp_path):
     six = write_run(tmp_path / "six.yaml", **merged(asked, shared))
     worker = WORKERS / "layout_cases.py"
     for world, files in ((1, [alone]), (2, [three, six])):
-        told = run_ranks(world, worker, "run_files", CASES=os.pathsep.join(map(str, files)))
-        assert told == [[None] * len(files)] * world
+        results = run_ranks(world, worker, "run_files", CASES=os.pathsep.join(map(str, files)))
+        assert results == [[None] * len(files)] * world
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert sorted(two) == [1, 2, 3, 4, 5, 6]
     assert largest_difference(one, two) < 1e-5

@@ -62,12 +62,12 @@ def _alone(train, *, frozen=False):
 
     model = _model(0, frozen=frozen)
     layout, optimizer = DataParallel(model, bare_objective(), cpu_processes(0, 1), "fp32"), Optimizer(model, train)
-    found = train_steps(layout, optimizer, 0, STEPS // 2, 0, 1)
+    steps = train_steps(layout, optimizer, 0, STEPS // 2, 0, 1)
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     state = {name: value.clone() for name, value in optimizer.state().items()}
-    found += train_steps(layout, optimizer, STEPS // 2, STEPS, 0, 1)
+    steps += train_steps(layout, optimizer, STEPS // 2, STEPS, 0, 1)
     judged = layout.evaluate([(batch_of_step(9, 0), np.arange(2)), (batch_of_step(9, 1), np.arange(2))], 4)[0]
-    return found, weights, state, judged["loss"], _written(model)
+    return steps, weights, state, judged["loss"], _written(model)
 
 
 def _written(model):
@@ -100,10 +100,10 @@ def _apart(one, other):
 
 def both_ranks(rank, world):
     sys.path.append(str(DEEPSPEED))
-    found = {}
+    results = {}
     for kind, changes in OPTIMIZERS.items():
         train = train_section(world, **changes)
-        wanted, weights, state, judged, written = _alone(run_of(**train).train)
+        expected, weights, state, judged, written = _alone(run_of(**train).train)
         for name, zero in CASES.items():
             if (kind, name) in SKIPPED:
                 continue
@@ -119,20 +119,20 @@ def both_ranks(rank, world):
             case["loaded"] = _apart(_everywhere(optimizer.weights()), weights)
             case["loaded"] += _apart(_everywhere(optimizer.state()), state)
             steps += train_steps(layout, optimizer, half, STEPS, rank, world)
-            case["steps"] = relative_difference(steps, wanted)
+            case["steps"] = relative_difference(steps, expected)
             case["judged"] = abs(layout.evaluate([(batch_of_step(9, rank), np.arange(2))], 4)[0]["loss"] / judged - 1)
             with layout.generating() as takes_part:
                 case["written"] = not takes_part or _written(layout.model.eval()) == written
-            found[f"{kind}, stage {name}"] = case
-    return found
+            results[f"{kind}, stage {name}"] = case
+    return results
 
 
 @pytest.mark.ci
 @pytest.mark.processes
 def test_two_processes_train_as_one_under_every_stage():
-    found = run_ranks(2, __file__, "both_ranks", seconds=400)
-    assert len(found[0]) == len(OPTIMIZERS) * len(CASES) - len(SKIPPED)
-    for rank in found:
+    results = run_ranks(2, __file__, "both_ranks", seconds=400)
+    assert len(results[0]) == len(OPTIMIZERS) * len(CASES) - len(SKIPPED)
+    for rank in results:
         for name, case in rank.items():
             assert case["steps"] < 1e-5, (name, case)
             assert case["loaded"] == 0, (name, case)
@@ -147,41 +147,41 @@ def both_ranks_further(rank, world):
     sys.path.append(str(DEEPSPEED))
     from artel.parallel.deepspeed.checkpoint import read_zero_checkpoint
 
-    train, found = train_section(world, **OPTIMIZERS["sgd"]), {}
-    wanted = _alone(run_of(**train).train)[0][:1]
+    train, results = train_section(world, **OPTIMIZERS["sgd"]), {}
+    expected = _alone(run_of(**train).train)[0][:1]
     folder = Path(_everywhere(tempfile.mkdtemp(prefix="artel-zero-")))
     for name in ("0", "2", "3"):
         tree = {"zero_optimization": CASES[name]}
         layout, optimizer = _opened(tree, train, rank, world, seed=0, recomputed="full")
-        found[f"recomputed {name}"] = relative_difference(train_steps(layout, optimizer, 0, 1, rank, world), wanted)
+        results[f"recomputed {name}"] = relative_difference(train_steps(layout, optimizer, 0, 1, rank, world), expected)
         weights = _everywhere(optimizer.weights())
         layout.engine.save_checkpoint(str(folder / name))
         torch.distributed.barrier()
         read = {key.removeprefix("model."): value for key, value in read_zero_checkpoint(folder / name).items()}
-        found[f"read {name}"] = _apart({key: read[key] for key in weights}, weights)
+        results[f"read {name}"] = _apart({key: read[key] for key in weights}, weights)
         if name != "0":
             layout.run([batch_of_step(0, 0), batch_of_step(0, 1)], float("nan"))
             norm, right = optimizer.clip_and_step(1.0, layout.norm())
-            found[f"nan {name}"] = [float(norm), bool(right), _apart(_everywhere(optimizer.weights()), weights)]
+            results[f"nan {name}"] = [float(norm), bool(right), _apart(_everywhere(optimizer.weights()), weights)]
     torch.distributed.barrier()
     shutil.rmtree(folder, ignore_errors=True)
     alone = _alone(run_of(**train).train, frozen=True)[0][:1]
     layout, optimizer = _opened({"zero_optimization": CASES["3"]}, train, rank, world, seed=0, frozen=True)
-    found["frozen"] = relative_difference(train_steps(layout, optimizer, 0, 1, rank, world), alone)
+    results["frozen"] = relative_difference(train_steps(layout, optimizer, 0, 1, rank, world), alone)
     layout, optimizer = _opened(OFFLOAD, train | {"clip": 1.0, "precision": "auto"}, rank, world, seed=0)
-    found["a file for eight GPUs"] = relative_difference(train_steps(layout, optimizer, 0, 1, rank, world), wanted)
+    results["a file for eight GPUs"] = relative_difference(train_steps(layout, optimizer, 0, 1, rank, world), expected)
     try:
         _opened({"zero_optimization": {"stage": 3}, "gradient_allreduce_op": "sum"}, train, rank, world, seed=0)
     except InputError as error:
-        found["refused"] = str(error)
-    return found
+        results["refused"] = str(error)
+    return results
 
 
 @pytest.mark.processes
 def test_files_checkpoints_and_gradients_of_all_kinds():
-    for found in run_ranks(2, __file__, "both_ranks_further", seconds=400):
-        assert "DeepSpeed refuses it" in found.pop("refused")
-        for name, value in found.items():
+    for result in run_ranks(2, __file__, "both_ranks_further", seconds=400):
+        assert "DeepSpeed refuses it" in result.pop("refused")
+        for name, value in result.items():
             if name.startswith("nan"):
                 assert value == [float("inf"), False, 0.0], name  # the step is left out, and the run stops
             else:

@@ -51,19 +51,19 @@ def gone_on(rank, world):
         engine.load_checkpoint(str(folder / "out"))
         assert optimizer.param_groups[0]["weight_decay"] == 0.1
         steps[stage] = [engine.global_steps, schedule.last_epoch, optimizer.param_groups[0]["lr"]]
-        found = {}
+        results = {}
         for name, parameter in engine.module.named_parameters():
-            found[name] = safe_get_full_fp32_param(parameter).clone()
+            results[name] = safe_get_full_fp32_param(parameter).clone()
             for key in ("exp_avg", "exp_avg_sq"):
                 value = safe_get_full_optimizer_state(parameter, key)
                 if value is not None:  # 0.19.8 finds those of the first group alone under stages 1 and 2
-                    found[f"{name}|{key}"] = value.clone()
+                    results[f"{name}|{key}"] = value.clone()
         ids = inputs(rank, world)
         engine.backward(engine(input_ids=ids, labels=ids).loss)
         engine.step()
         stepped = {name: safe_get_full_fp32_param(each).clone() for name, each in engine.module.named_parameters()}
         if rank == 0:
-            torch.save({"found": found, "stepped": stepped}, folder / f"{stage}.pt")
+            torch.save({"results": results, "stepped": stepped}, folder / f"{stage}.pt")
     return steps
 
 
@@ -118,9 +118,9 @@ def stepped(folder, checkpoint):
 def test_deepspeed_goes_on_from_a_checkpoint(stage, engine, checkpoint, stepped):
     there = engine[stage]
     assert there["steps"] == [2, 2, 0.005]
-    averages = [name for name in there["found"] if "|" in name]
+    averages = [name for name in there["results"] if "|" in name]
     assert len(averages) >= 2
-    for name, value in there["found"].items():
+    for name, value in there["results"].items():
         assert torch.equal(value, checkpoint[name]), name
     assert there["stepped"].keys() == stepped.keys()
     for name, value in there["stepped"].items():

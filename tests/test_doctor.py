@@ -70,22 +70,22 @@ def test_it_tells_this_machine_and_no_secret_and_writes_and_asks_nothing(tmp_pat
     assert [list(folders[name].iterdir()) for name in ("cache", "home", "temporary", "here")] == [[]] * 4
     assert not run.with_suffix("").exists()
 
-    told = json.loads(done.stdout)
-    assert told["environment"]["OMP_NUM_THREADS"] == "3"
-    assert "HF_HUB_OFFLINE" not in told["environment"]  # artel sets it for itself: it is not the user's
+    report = json.loads(done.stdout)
+    assert report["environment"]["OMP_NUM_THREADS"] == "3"
+    assert "HF_HUB_OFFLINE" not in report["environment"]  # artel sets it for itself: it is not the user's
     secret = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "HTTPS_PROXY", "HF_ENDPOINT")
-    assert {told["environment"][name] for name in secret} == {"set"}
-    assert told["machine"]["cores"]["usable"] == len(os.sched_getaffinity(0))
-    assert told["machine"]["memory"]["total"] == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < told["machine"]["memory"]["free"] <= told["machine"]["memory"]["total"]
-    assert told["machine"]["cache folder"]["folder"] == str(folders["cache"])
-    assert told["machine"]["C++ compiler"] is None
-    assert told["software"]["torch"]["version"] == version("torch")
-    assert told["run"]["model"] is None
-    assert "attention" not in told["choices"]
-    assert told["choices"]["threads"]["value"] == "1"  # of the run file
-    assert all(choice["value"] and choice["why"] for choice in told["choices"].values())
-    assert all(problem["what"] and problem["fix"] for problem in told["warnings"])
+    assert {report["environment"][name] for name in secret} == {"set"}
+    assert report["machine"]["cores"]["usable"] == len(os.sched_getaffinity(0))
+    assert report["machine"]["memory"]["total"] == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < report["machine"]["memory"]["free"] <= report["machine"]["memory"]["total"]
+    assert report["machine"]["cache folder"]["folder"] == str(folders["cache"])
+    assert report["machine"]["C++ compiler"] is None
+    assert report["software"]["torch"]["version"] == version("torch")
+    assert report["run"]["model"] is None
+    assert "attention" not in report["choices"]
+    assert report["choices"]["threads"]["value"] == "1"  # of the run file
+    assert all(choice["value"] and choice["why"] for choice in report["choices"].values())
+    assert all(problem["what"] and problem["fix"] for problem in report["warnings"])
 
 
 @pytest.mark.processes
@@ -143,18 +143,18 @@ def test_choices_for_a_causal_and_for_a_masked_model(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the choices of a machine without a GPU")
 def test_without_a_run_the_defaults_are_told():
-    found = examine(None, {"NCCL_DEBUG": "INFO"})
-    told = found.to_json()
-    assert "run" not in told
-    assert told["choices"]["precision"]["value"] == ("bf16" if bf16_is_native(CPU) else "fp32")
-    assert told["choices"]["optimizer"]["value"] == "adamw"
-    assert told["environment"] == {"NCCL_DEBUG": "INFO"}
-    assert "artel doctor RUN" in str(found)
+    report = examine(None, {"NCCL_DEBUG": "INFO"})
+    values = report.to_json()
+    assert "run" not in values
+    assert values["choices"]["precision"]["value"] == ("bf16" if bf16_is_native(CPU) else "fp32")
+    assert values["choices"]["optimizer"]["value"] == "adamw"
+    assert values["environment"] == {"NCCL_DEBUG": "INFO"}
+    assert "artel doctor RUN" in str(report)
 
 
 def test_tokenizers_is_no_token_and_long_values_are_cut():
-    told = environment({"TOKENIZERS_PARALLELISM": "true", "HF_TOKEN": "", "TORCH_LOGS": "x" * 999, "EDITOR": "vi"})
-    assert told == {"HF_TOKEN": "empty", "TOKENIZERS_PARALLELISM": "true", "TORCH_LOGS": "x" * 200 + "…"}
+    variables = environment({"TOKENIZERS_PARALLELISM": "true", "HF_TOKEN": "", "TORCH_LOGS": "x" * 999, "EDITOR": "vi"})
+    assert variables == {"HF_TOKEN": "empty", "TOKENIZERS_PARALLELISM": "true", "TORCH_LOGS": "x" * 200 + "…"}
 
 
 def test_what_stands_in_the_way_is_told_with_a_remedy(tmp_path):
@@ -163,12 +163,12 @@ def test_what_stands_in_the_way_is_told_with_a_remedy(tmp_path):
         "cache folder": Disk(tmp_path / "full", free=2**20, total=2**40, writable=True),
         "run folder": Disk(tmp_path / "closed", free=2**35, total=2**40, writable=False),
     }
-    found = {(problem.where, problem.what): problem.fix for problem in troubles(run, CPU, [], disks, {})}
-    told = {where: what for where, what in found if where in ("cache folder", "run folder", "train.precision")}
-    assert "only 0.0 GiB are free" in told["cache folder"]
-    assert "cannot be written" in told["run folder"]
-    assert ("train.precision" in told) != bf16_is_native(CPU)
-    assert all(found.values())
+    fixes = {(problem.where, problem.what): problem.fix for problem in troubles(run, CPU, [], disks, {})}
+    problems = {where: what for where, what in fixes if where in ("cache folder", "run folder", "train.precision")}
+    assert "only 0.0 GiB are free" in problems["cache folder"]
+    assert "cannot be written" in problems["run folder"]
+    assert ("train.precision" in problems) != bf16_is_native(CPU)
+    assert all(fixes.values())
 
 
 def group(folder, **files):

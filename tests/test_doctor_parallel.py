@@ -64,10 +64,10 @@ def test_a_layout_is_tried_and_a_wrong_one_refused(tmp_path):
     run = write_run(tmp_path / "run.yaml", parallel={"data": "fsdp"})
     done = artel("doctor", run, "--parallel", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["processes"] == 2
-    assert found["agrees"] is True
-    assert max(found["loss_difference"], found["gradient_norm_difference"]) < 1e-5
+    report = json.loads(done.stdout)
+    assert report["processes"] == 2
+    assert report["agrees"] is True
+    assert max(report["loss_difference"], report["gradient_norm_difference"]) < 1e-5
     refused = artel("doctor", run, "--parallel", "parallel.expert=2")
     assert refused.returncode == 2
     assert "has no experts" in refused.stderr

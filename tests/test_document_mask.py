@@ -133,8 +133,8 @@ def test_models_that_do_not_obey_are_refused(config, kind):
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_what_a_configuration_shows_is_told_before_any_text_is_read(config, refused):
-    found = document_problems(ModelConfig.model_validate({"config": config}), "AutoModelForCausalLM")
-    assert [problem.where for problem in found] == ["data.document_mask"] * refused
+    problems = document_problems(ModelConfig.model_validate({"config": config}), "AutoModelForCausalLM")
+    assert [problem.where for problem in problems] == ["data.document_mask"] * refused
     run = {"model": {"config": config}, "data": {"packing": "best_fit", "document_mask": False}}
     assert Causal.problems(RunConfig.model_validate(run)) == []  # they see one another: nothing to keep apart
 
@@ -164,9 +164,11 @@ def store_of(folder, objective):
 
 
 def gradients(model):
-    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    gradients_by_name = {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
     model.zero_grad()
-    return found
+    return gradients_by_name
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
@@ -181,16 +183,18 @@ def test_causal_loss_and_gradients_are_those_of_the_documents_alone(tokenizer, t
     # Each piece of a document alone, through transformers' own attention; after it the first token of what follows.
     expected, targets, tokens = torch.zeros(()), 0, 0
     for index in range(len(blocks)):
-        for ids, wanted in pieces_with_targets(blocks.read(index)):
+        for ids, piece_targets in pieces_with_targets(blocks.read(index)):
             logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-            expected = expected + F.cross_entropy(logits, torch.tensor(wanted), ignore_index=IGNORED, reduction="sum")
-            targets += sum(target != IGNORED for target in wanted)
+            expected = expected + F.cross_entropy(
+                logits, torch.tensor(piece_targets), ignore_index=IGNORED, reduction="sum"
+            )
+            targets += sum(target != IGNORED for target in piece_targets)
             tokens += len(ids)
     expected.backward()
     reference = gradients(model)
 
     use_for_training(model)
-    found, counted, seen = 0.0, 0, 0
+    total, counted, seen = 0.0, 0, 0
     for start in range(0, len(blocks), micro_batch):
         batch = objective.batch(
             evaluation_rows(blocks, np.arange(start, min(start + micro_batch, len(blocks))), micro_batch)
@@ -198,9 +202,9 @@ def test_causal_loss_and_gradients_are_those_of_the_documents_alone(tokenizer, t
         sums = objective.loss(model, batch)
         assert sums[1] == batch.targets
         sums[0].backward()
-        found, counted, seen = found + float(sums[0].detach()), counted + batch.targets, seen + batch.tokens
+        total, counted, seen = total + float(sums[0].detach()), counted + batch.targets, seen + batch.tokens
     assert (counted, seen) == (targets, tokens)
-    assert found == pytest.approx(expected.item(), rel=1e-5)
+    assert total == pytest.approx(expected.item(), rel=1e-5)
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, reference[name], atol=1e-5 * float(reference[name].abs().max()), rtol=1e-5)
 
@@ -269,8 +273,8 @@ def test_block_masks_give_what_the_eager_reference_gives(config):
     inputs = document_inputs(model, **tensors, causal=True)
     assert isinstance(inputs["attention_mask"], BlockMask)
     with torch.no_grad():
-        found = model(ids, use_cache=False, **inputs).logits
-    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+        actual = model(ids, use_cache=False, **inputs).logits
+    torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 
 
 def test_a_model_that_fails_with_block_masks_gets_tensors():

@@ -70,14 +70,14 @@ def sums_of(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    return {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in found.items()}
+    by_name = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in by_name.items()}
 
 
-def difference(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+def difference(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
     """The largest difference of a gradient, relative to its largest element."""
-    assert found.keys() == wanted.keys()
-    return max(float((found[name] - wanted[name]).abs().max() / wanted[name].abs().max()) for name in wanted)
+    assert actual.keys() == expected.keys()
+    return max(float((actual[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in expected)
 
 
 def alone(model: PreTrainedModel, batches: list[Batch]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -96,12 +96,12 @@ def alone(model: PreTrainedModel, batches: list[Batch]) -> tuple[torch.Tensor, d
 
 @pytest.mark.parametrize("kind", _KINDS)
 def test_balance_does_not_depend_on_the_cut(kind: str) -> None:
-    whole, wanted = alone(model_of(kind), [batch_of(range(8), 12)])
+    whole, expected = alone(model_of(kind), [batch_of(range(8), 12)])
     assert whole[3] > 0
     for size in (1, 2, 4):
-        total, found = alone(model_of(kind), [batch_of(range(at, at + size), 12) for at in range(0, 8, size)])
+        total, actual = alone(model_of(kind), [batch_of(range(at, at + size), 12) for at in range(0, 8, size)])
         torch.testing.assert_close(total, whole, rtol=1e-6, atol=0)
-        assert difference(found, wanted) < 1e-5
+        assert difference(actual, expected) < 1e-5
 
 
 def test_balance_is_that_of_transformers_for_one_row_and_one_layer() -> None:
@@ -110,15 +110,15 @@ def test_balance_is_that_of_transformers_for_one_row_and_one_layer() -> None:
     real = batch.tensors["real"]
     sums = sums_of(model, batch)
     logits = model(batch.tensors["input_ids"], output_router_logits=True).router_logits
-    wanted = 0.5 * batch.targets * load_balancing_loss_func(logits, 4, 2, real.long())
-    torch.testing.assert_close(sums[3], wanted.detach(), rtol=1e-6, atol=0)
+    expected = 0.5 * batch.targets * load_balancing_loss_func(logits, 4, 2, real.long())
+    torch.testing.assert_close(sums[3], expected.detach(), rtol=1e-6, atol=0)
     # The loss stays that of the tokens; its gradient is that of both.
     plain = model_of("mixtral", num_hidden_layers=1, router_aux_loss_coef=0.0)
     assert router_aux_loss_of(plain) is None
     alike = sums_of(plain, batch)
     assert alike[0] == sums[0]
     assert alike[3] == 0
-    (alike[0] + wanted).backward()
+    (alike[0] + expected).backward()
     of_balance = gradients(model)
     wanted_gradients = {name: each + of_balance.get(name, 0.0) for name, each in gradients(plain).items()}
     model.zero_grad()
@@ -128,7 +128,7 @@ def test_balance_is_that_of_transformers_for_one_row_and_one_layer() -> None:
 
 def test_balance_of_what_is_computed_again_or_compiled_or_judged() -> None:
     batches = [batch_of(range(4), 12), batch_of(range(4, 8), 12)]
-    whole, wanted = alone(model_of("qwen3_moe", mlp_only_layers=[]), batches)
+    whole, expected = alone(model_of("qwen3_moe", mlp_only_layers=[]), batches)
     for how, compiled in (("full", False), ("selective", False), ("none", True), ("selective", True)):
         model = model_of("qwen3_moe", mlp_only_layers=[])
         recompute(model, how)
@@ -137,9 +137,9 @@ def test_balance_of_what_is_computed_again_or_compiled_or_judged() -> None:
         if compiled:
             for layer in repeated_layers(model):
                 layer.compile(backend="aot_eager")
-        total, found = alone(model, batches)
+        total, actual = alone(model, batches)
         torch.testing.assert_close(total, whole, rtol=1e-6, atol=0, msg=f"{how} {compiled}")
-        assert difference(found, wanted) < 1e-5, (how, compiled)
+        assert difference(actual, expected) < 1e-5, (how, compiled)
         assert counters["stats"]["unique_graphs"] == compiled, counters  # one, whole, for all layers
     assert sums_of(model.eval(), batches[0])[3] == 0
 
@@ -173,16 +173,16 @@ def _part_of_rows(rank: int) -> float:
     targets, real = batch.tensors["targets"], batch.tensors["real"]
     whole = [torch.randn(8 * 12, 4, generator=torch.Generator().manual_seed(layer)) for layer in range(2)]
     whole = [each.requires_grad_() for each in whole]
-    wanted = balance.loss(whole, targets, real)
-    grads = torch.stack(torch.autograd.grad(wanted, whole)).view(2, 8, 12, 4)
+    expected = balance.loss(whole, targets, real)
+    grads = torch.stack(torch.autograd.grad(expected, whole)).view(2, 8, 12, 4)
     balance.context = dist.group.WORLD
     mine = slice(rank * 5, rank * 5 + 5 + 2 * rank)  # 5 of the 12 tokens, or 7
     parts = [each.detach().view(8, 12, 4)[:, mine].reshape(-1, 4).requires_grad_() for each in whole]
-    found = balance.loss(parts, targets[:, mine], real[:, mine])
-    apart = torch.stack(torch.autograd.grad(found, parts)).view(2, 8, -1, 4) - grads[:, :, mine]
-    total = found.detach().clone()
+    actual = balance.loss(parts, targets[:, mine], real[:, mine])
+    apart = torch.stack(torch.autograd.grad(actual, parts)).view(2, 8, -1, 4) - grads[:, :, mine]
+    total = actual.detach().clone()
     dist.all_reduce(total)
-    return float(max(apart.abs().max() / grads.abs().max(), (total / wanted.detach() - 1).abs()))
+    return float(max(apart.abs().max() / grads.abs().max(), (total / expected.detach() - 1).abs()))
 
 
 # ---- experts over processes
@@ -209,11 +209,11 @@ def test_experts_that_cannot_be_shared_out() -> None:
 @pytest.mark.processes
 def test_experts_over_two_processes() -> None:
     """Loss and gradients are those of one process that runs all batches; weights come after the split."""
-    for found in run_ranks(2, __file__, "_over_two", 400):
-        assert max(found["sums"]) < 1e-6, found
-        assert max(found["gradients"].values()) < 1e-5, found
-        assert max(found["busy"]) < 1e-6, found
-        assert found["parts of rows"] < 1e-6, found
+    for result in run_ranks(2, __file__, "_over_two", 400):
+        assert max(result["sums"]) < 1e-6, result
+        assert max(result["gradients"].values()) < 1e-5, result
+        assert max(result["busy"]) < 1e-6, result
+        assert result["parts of rows"] < 1e-6, result
 
 
 def _over_two(rank: int, world: int) -> dict[str, Any]:
@@ -225,21 +225,21 @@ def _over_two(rank: int, world: int) -> dict[str, Any]:
     sums, apart = [], {}
     for kind, recomputed in (("qwen3_moe", "selective"), ("mixtral", "full"), ("gpt_oss", "none")):
         whole = model_of(kind)
-        wanted, wanted_gradients = alone(whole, [batch for part in batches for batch in part])
+        expected, wanted_gradients = alone(whole, [batch for part in batches for batch in part])
         with torch.device("meta"):
             split = model_of(kind)
-        told = split_experts(split, expert_meshes(mesh, 2)[0])
-        assert told == f"{_count(whole) // 2} experts of each of {len(experts_of(whole))} layers a process"
+        note = split_experts(split, expert_meshes(mesh, 2)[0])
+        assert note == f"{_count(whole) // 2} experts of each of {len(experts_of(whole))} layers a process"
         split.to_empty(device="cpu")
         _load(split, whole)
         recompute(split, recomputed)
-        total, found = alone(split, batches[rank])
+        total, actual = alone(split, batches[rank])
         dist.all_reduce(total)
-        for name, each in found.items():
+        for name, each in actual.items():
             if ".experts." not in name:  # those are sums over both processes already
                 dist.all_reduce(each)
-        sums.append(float(((total - wanted) / wanted.clamp(min=1)).abs().max()))
-        apart[kind] = difference(found, wanted_gradients)
+        sums.append(float(((total - expected) / expected.clamp(min=1)).abs().max()))
+        apart[kind] = difference(actual, wanted_gradients)
     busy = [_busy(mesh, rank, idle) for idle in (0, 1)]
     return {"sums": sums, "gradients": apart, "busy": busy, "parts of rows": _part_of_rows(rank)}
 
@@ -253,15 +253,15 @@ def _busy(mesh: Any, rank: int, idle: int) -> float:
     chance = torch.Generator().manual_seed(3)
     tokens, weights = torch.randn(9, 32, generator=chance), torch.rand(9, 2, generator=chance)
     index = torch.tensor([[0, 1]] * 9) + 2 * (1 - idle)
-    wanted = whole(tokens, index, weights)
-    wanted.square().sum().backward()
+    expected = whole(tokens, index, weights)
+    expected.square().sum().backward()
     count = 0 if rank == idle else 9
     here = tokens[:count].clone().requires_grad_()
-    found = part(here, index[:count], weights[:count])
-    found.square().sum().backward()
+    actual = part(here, index[:count], weights[:count])
+    actual.square().sum().backward()
     apart = [difference(gradients(part), gradients(whole))]
     if count:
-        apart.append(float((found - wanted).detach().abs().max() / wanted.detach().abs().max()))
+        apart.append(float((actual - expected).detach().abs().max() / expected.detach().abs().max()))
     return max(apart)
 
 
@@ -283,9 +283,9 @@ def _load(model: torch.nn.Module, whole: torch.nn.Module) -> None:
 @pytest.mark.processes
 def test_experts_and_shards_over_four_processes() -> None:
     """Experts over two or four neighbours, weights shared out once more over the rest; some processes in copies."""
-    for found in run_ranks(4, __file__, "_over_four", 400):
-        for case, apart in found.items():
-            assert max(apart) < 1e-5, (case, found)
+    for result in run_ranks(4, __file__, "_over_four", 400):
+        for case, apart in result.items():
+            assert max(apart) < 1e-5, (case, result)
 
 
 def _over_four(rank: int, world: int) -> dict[str, list[float]]:
@@ -301,7 +301,7 @@ def _sharded(rank: int, kind: str, shape: tuple[int, ...], size: int) -> list[fl
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=NAMES)
     data = 4 // shape[-1]
     parts = [batch_of(range(at * 2, at * 2 + 2), 12 - at) for at in range(data)]
-    wanted, wanted_gradients = alone(model_of(kind), parts)
+    expected, wanted_gradients = alone(model_of(kind), parts)
     model = model_of(kind)
     expert_mesh, rest = expert_meshes(mesh, size)
     split_experts(model, expert_mesh)
@@ -317,7 +317,7 @@ def _sharded(rank: int, kind: str, shape: tuple[int, ...], size: int) -> list[fl
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
-    total, found = alone(model, [parts[rank // shape[-1]]])
+    total, actual = alone(model, [parts[rank // shape[-1]]])
     dist.all_reduce(total)
     total /= shape[-1]
-    return [float(((total - wanted) / wanted.clamp(min=1)).abs().max()), difference(found, wanted_gradients)]
+    return [float(((total - expected) / expected.clamp(min=1)).abs().max()), difference(actual, wanted_gradients)]

@@ -49,8 +49,8 @@ def pretrained(folder: Path, tokenizer, kind: str, dtype: torch.dtype = torch.fl
 
 def adapted(base: Path, tokenizer, folder: Path, **lora) -> Path:
     """An adapter folder whose adapters, and what is kept with them, are as if they had learned something."""
-    wanted = ModelConfig.model_validate({"from": str(base), "lora": {"rank": 4, **lora}})
-    model = build_model(ModelRequest(wanted, CAUSAL, block=8, seed=1), tokenizer).model
+    model_config = ModelConfig.model_validate({"from": str(base), "lora": {"rank": 4, **lora}})
+    model = build_model(ModelRequest(model_config, CAUSAL, block=8, seed=1), tokenizer).model
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -70,10 +70,10 @@ def quiet(text: str) -> None:
 
 def write(name: Path, folder: Path, **options):
     of_gguf = {key: options.pop(key) for key in ("gguf", "llama_cpp") if key in options}
-    wanted = {"merge": False, **options}
+    settings = {"merge": False, **options}
     if "gguf" in of_gguf:
-        wanted |= {"to": "gguf", "options": ExportOptions(of_gguf["gguf"], of_gguf.get("llama_cpp"))}
-    return export(str(name), folder, tell=quiet, **wanted)
+        settings |= {"to": "gguf", "options": ExportOptions(of_gguf["gguf"], of_gguf.get("llama_cpp"))}
+    return export(str(name), folder, tell=quiet, **settings)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_merged_weights_give_the_adapters_logits(tokenizer, tmp_path, kind, voca
     done = write(folder, tmp_path / "merged", merge=True)
     assert (done.kind, done.dtype, done.merged_into) == ("model", "float32", str(base))
     expected = logits(open_model(str(folder)).model)
-    found = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
-    assert (expected - found).abs().max() < 1e-5 * expected.abs().max()
+    actual = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
+    assert (expected - actual).abs().max() < 1e-5 * expected.abs().max()
     assert (expected[..., :vocabulary] - logits(AutoModelForCausalLM.from_pretrained(base))).abs().max() > 1e-2
     assert load_tokenizer(str(tmp_path / "merged")).fingerprint == tokenizer.fingerprint
 
@@ -134,10 +134,10 @@ def test_a_run_from_training_to_a_merged_folder(tokenizer, tmp_path):
     assert "is there already" in done.stderr
     (folder / "model").rename(tmp_path / "aside")  # as while the run goes on: the newest checkpoint is taken
     write(folder, tmp_path / "from-checkpoint", merge=True)
-    found, expected = (
+    actual, expected = (
         logits(AutoModelForCausalLM.from_pretrained(tmp_path / name)) for name in ("from-checkpoint", "merged")
     )
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
 
 
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tokenizer, tmp_path, monkeypatch):
@@ -226,7 +226,7 @@ def test_llama_cpp_reads_the_file_and_says_what_the_model_says(tokenizer, tmp_pa
     asked = {"prompt": prompt, "max_tokens": 1, "temperature": 0.0, "n_probs": 5}
     said = engine.Server(parameters).handle_completions(asked)
     assert said["usage"]["prompt_tokens"] == len(next(tokenizer.encode([prompt])))
-    theirs = {found["id"]: found["logprob"] for found in said["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
+    theirs = {entry["id"]: entry["logprob"] for entry in said["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
     ours = answer(prompt)
     assert set(theirs) == set(ours.topk(5).indices.tolist())
     assert theirs == pytest.approx({number: ours[number].item() for number in theirs}, abs=1e-3)

@@ -120,12 +120,12 @@ def test_characters_of_every_block_get_the_ids_of_tokenizers(fast):
 def test_special_tokens_in_a_text_are_letters(fast):
     special = fast.control_tokens
     texts = [f"Конец{token}, {token} и {token}{token}" for token in special] + ["".join(special), *special]
-    found = ids_of(fast, texts)
-    assert found == wanted_ids(fast, texts)
+    result = ids_of(fast, texts)
+    assert result == wanted_ids(fast, texts)
     assert fast.encoder != "tokenizers"
-    assert not {token for ids in found for token in ids} & set(fast.special_ids)
+    assert not {token for ids in result for token in ids} & set(fast.special_ids)
     if not fast.hf.backend_tokenizer.normalizer:
-        assert [fast.decode(ids) for ids in found] == texts
+        assert [fast.decode(ids) for ids in result] == texts
 
 
 def test_novels_and_code_get_the_ids_of_tokenizers(fast, shared_data):
@@ -281,8 +281,8 @@ def test_words_are_forgotten_when_they_are_many():
 def test_letters_of_later_unicodes_are_left_to_tokenizers():
     """Of 2023 and 2025, and ones that every Unicode has; emoji, of whatever year, are letters to nobody."""
     words = by_words.WordCache(*_state_of(trained("gpt4")))
-    found = words.encode(["a\U00031350", "\U000323b0", "Ꟃ", "Привет 👍 🫠", "你好", "é ½ ²"])
-    assert [ids is None for ids in found] == [True, True, True, False, False, False]
+    result = words.encode(["a\U00031350", "\U000323b0", "Ꟃ", "Привет 👍 🫠", "你好", "é ½ ²"])
+    assert [ids is None for ids in result] == [True, True, True, False, False, False]
 
 
 def _state_of(tokenizer):
@@ -310,12 +310,12 @@ def test_a_tokenizer_that_is_changed_is_not_encoded_as_it_was():
     texts = ["Хорошо, семьи<think>похожи (it's).", *ENOUGH]
     tokenizer = with_fastokens(trained("gpt2"))
     tokenizer.hf.add_tokens(["<think>"])
-    found = ids_of(tokenizer, texts)
-    assert found == wanted_ids(tokenizer, texts)
-    assert tokenizer.hf.convert_tokens_to_ids("<think>") in found[0]
+    result = ids_of(tokenizer, texts)
+    assert result == wanted_ids(tokenizer, texts)
+    assert tokenizer.hf.convert_tokens_to_ids("<think>") in result[0]
     assert tokenizer.encoder == "fastokens"
     tokenizer.isolate_punctuation()
-    assert ids_of(tokenizer, texts) == wanted_ids(tokenizer, texts) != found
+    assert ids_of(tokenizer, texts) == wanted_ids(tokenizer, texts) != result
 
 
 def test_a_copy_for_another_process_makes_its_own():
@@ -386,11 +386,11 @@ def test_a_worker_process_encodes_in_one_thread():
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this system")
 def test_a_forked_child_encodes_without_the_threads_of_its_parent():
     tokenizer = with_fastokens(trained("gpt4"))
-    wanted = ids_of(tokenizer, [LINE * 100] * 300)
+    expected = ids_of(tokenizer, [LINE * 100] * 300)
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
     child = context.Process(target=_in_a_fork, args=(tokenizer, answers))
     child.start()
-    assert answers.get() == (wanted, "fastokens")
+    assert answers.get() == (expected, "fastokens")
     child.join()
     assert child.exitcode == 0

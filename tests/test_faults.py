@@ -72,7 +72,7 @@ def without_overrides():
 
 
 def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, without_overrides):
-    def told(*parts) -> None:
+    def assert_refused(*parts) -> None:
         status, said = run_artel(monkeypatch, capfd, "train", file)
         assert (status, "Traceback" in said) == (2, False), said
         for part in parts:
@@ -82,23 +82,23 @@ def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, w
     run, stores = Path("run"), Path("stores")  # relative, as the run file names them
     for path, mode in ((text, 0o644), (file, 0o644)):
         path.chmod(0o000)
-        told(f"{path.name}", "cannot be read: Permission denied", "check its permissions")
+        assert_refused(f"{path.name}", "cannot be read: Permission denied", "check its permissions")
         path.chmod(mode)
     for folder in (stores, run):
         folder.mkdir(exist_ok=True)
         folder.chmod(0o555)
-        told(str(folder), "cannot be written: Permission denied", "choose a folder that can be written")
+        assert_refused(str(folder), "cannot be written: Permission denied", "choose a folder that can be written")
         folder.chmod(0o755)
     status, said = run_artel(monkeypatch, capfd, "train", file)
     assert status == 0, said
     weights = stop_after_step_4(run)
     newest = run / "checkpoints" / "step-000000004"
     newest.chmod(0o000)
-    told(str(newest), "cannot be read: Permission denied", "chmod")
+    assert_refused(str(newest), "cannot be read: Permission denied", "chmod")
     newest.chmod(0o755)
     (tokens,) = stores.glob("*/train/00000.tokens")
     tokens.chmod(0o000)
-    told(str(tokens), "cannot be read: Permission denied", "chmod")
+    assert_refused(str(tokens), "cannot be read: Permission denied", "chmod")
     tokens.chmod(0o644)
     status, said = run_artel(monkeypatch, capfd, "train", file)
     assert status == 0, said

@@ -80,9 +80,9 @@ def test_an_error_is_raised_where_its_step_is_taken_with_where_it_came_from():
     ahead = BatchThread(make, 0, 5, CPU)
     ahead.take(0)
     ahead.take(1)
-    with pytest.raises(OSError, match="the disk is gone") as told:
+    with pytest.raises(OSError, match="the disk is gone") as error:
         ahead.take(2)
-    assert "make" in [entry.name for entry in told.traceback]
+    assert "make" in [entry.name for entry in error.traceback]
     assert not threads()
     with pytest.raises(ValueError, match="closed"):
         ahead.take(2)

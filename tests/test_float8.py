@@ -44,21 +44,21 @@ def test_float8_learns_nearly_as_float32_does():
     use_float8(model, emulate=True)
     ids = torch.randint(0, 64, (3, 7))  # 21 tokens, which 16 does not divide
     with torch.no_grad():
-        exact, found = model_of(**LLAMA)(ids).logits, model(ids).logits
-    assert not torch.equal(exact, found)  # it does round
-    assert (exact - found).norm() < 0.1 * exact.norm()
+        exact, actual = model_of(**LLAMA)(ids).logits, model(ids).logits
+    assert not torch.equal(exact, actual)  # it does round
+    assert (exact - actual).norm() < 0.1 * exact.norm()
     expected = learn(model_of(**LLAMA), 8, "fp32")
     assert learn(model, 8, "fp32") == pytest.approx(expected, rel=0.03)
 
 
 def test_what_float8_leaves_alone_is_told():
     model = model_of(**GPT2)
-    told = use_float8(model, emulate=True)
-    assert told == "float8: 0 of 8 linear layers; Conv1D, GPT-2's kind, computes in bf16"
+    note = use_float8(model, emulate=True)
+    assert note == "float8: 0 of 8 linear layers; Conv1D, GPT-2's kind, computes in bf16"
     assert not float8_layers(model)
     odd = model_of(**{**LLAMA, "intermediate_size": 40})
-    told = use_float8(odd, emulate=True)
-    assert told == "float8: 8 of 14 linear layers; matrices with a side that 16 does not divide compute in bf16"
+    note = use_float8(odd, emulate=True)
+    assert note == "float8: 8 of 14 linear layers; matrices with a side that 16 does not divide compute in bf16"
     assert not [name for name in float8_layers(odd) if "mlp" in name]
     assert len(repeated_layers(odd)) == 2
 

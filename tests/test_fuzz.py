@@ -11,8 +11,8 @@ from fuzz import run_cases, targets
 def test_damaged_inputs_are_read_or_refused_with_a_word(tmp_path):
     (tmp_path / "made").mkdir()
     made = targets(tmp_path / "made")
-    told = run_cases(made, list(range(200)), seed=8, workers=2, keep=tmp_path / "faults")
-    assert told.faults == []
-    assert told.counts.total() == 200
-    assert all(told.counts[name, "right"] for name in made)
-    assert all(told.counts[name, "refused"] for name in made if name != "checkpoint")  # of which the older is taken
+    outcome = run_cases(made, list(range(200)), seed=8, workers=2, keep=tmp_path / "faults")
+    assert outcome.faults == []
+    assert outcome.counts.total() == 200
+    assert all(outcome.counts[name, "right"] for name in made)
+    assert all(outcome.counts[name, "refused"] for name in made if name != "checkpoint")  # of which the older is taken

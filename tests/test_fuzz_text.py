@@ -172,7 +172,7 @@ def check_read(file, **source):
     data = {"validation": 0.0, "max_bad": 1.0, "max_document": 50_000, "sources": [{"path": str(file), **source}]}
     ledger = Ledger()
     try:
-        found = list(read_documents(DataConfig.model_validate(data), ledger))
+        documents = list(read_documents(DataConfig.model_validate(data), ledger))
     except InputError as error:
         for problem in error.problems:
             assert problem.where
@@ -180,9 +180,9 @@ def check_read(file, **source):
     else:
         ledger.check()
         total = ledger.total
-        assert len(found) == total.kept > 0
+        assert len(documents) == total.kept > 0
         assert ledger.rejected <= total.dropped.total()
-        assert all(document.record.text.encode() for document in found)
+        assert all(document.record.text.encode() for document in documents)
     place = re.compile(re.escape(str(file)) + r"(:[1-9]\d*|\[\d+\])?( .*)?", re.DOTALL)
     for item in ledger.listed:
         assert place.fullmatch(item.origin), item
@@ -274,10 +274,10 @@ def rows_of(draw, name):
     return content, good, bad
 
 
-def lines_told(found, file):
+def lines_told(items_read, file):
     """(lines of the records, lines of those that were rejected)."""
     good, bad = [], []
-    for item in found:
+    for item in items_read:
         place = re.fullmatch(re.escape(str(file)) + r":(\d+)", item.origin)
         assert place, item
         (good if isinstance(item, Record) else bad).append(int(place[1]))
@@ -300,8 +300,8 @@ def test_exactly_the_bad_lines_are_told(tmp_path_factory, name, data):
 def test_exactly_the_bad_entries_of_an_array_are_told(tmp_path_factory, rows):
     file = tmp_path_factory.getbasetemp() / "array.json"
     file.write_text(json.dumps(rows, indent=1))
-    found = [(item.origin, isinstance(item, Record)) for item in items(file)]
-    assert found == [(f"{file}[{number}]", row == {"text": "a"}) for number, row in enumerate(rows)]
+    result = [(item.origin, isinstance(item, Record)) for item in items(file)]
+    assert result == [(f"{file}[{number}]", row == {"text": "a"}) for number, row in enumerate(rows)]
 
 
 @often
@@ -312,9 +312,9 @@ def test_exactly_the_bad_rows_of_a_table_are_told(tmp_path_factory, kind, rows):
     column = pyarrow.array(rows, pyarrow.binary()).cast(kind, safe=False) if kind != pyarrow.large_string() else (
         pyarrow.array(rows, pyarrow.large_binary()).view(kind))  # fmt: skip
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), file)
-    found = [(item.origin, isinstance(item, Record)) for item in items(file, encoding="utf-8")]
+    result = [(item.origin, isinstance(item, Record)) for item in items(file, encoding="utf-8")]
     good = [row in (b"a", "Ж".encode()) for row in rows]
-    assert found == [(f"{file}[{number}]", is_good) for number, is_good in enumerate(good)]
+    assert result == [(f"{file}[{number}]", is_good) for number, is_good in enumerate(good)]
 
 
 # Files in spans
@@ -341,7 +341,7 @@ def test_exactly_the_bad_lines_of_spans_are_told(tmp_path_factory, name, data):
     content, good, bad = data.draw(rows_of(name))
     file = tmp_path_factory.getbasetemp() / f"spans{KINDS[name].suffix}"
     file.write_bytes(content)
-    found, spans = read_in_spans(file, data.draw(st.integers(1, 100)), encoding="utf-8", **KINDS[name].source)
+    result, spans = read_in_spans(file, data.draw(st.integers(1, 100)), encoding="utf-8", **KINDS[name].source)
     assert lines_told([kind("", where, "set") if kind is Record else Rejected(where, "", "", "set")
-                       for kind, _, _, where in found], file) == (good, bad)  # fmt: skip
+                       for kind, _, _, where in result], file) == (good, bad)  # fmt: skip
     assert spans or len(content) <= 100

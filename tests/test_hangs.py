@@ -61,21 +61,21 @@ def stacks(folder):
 
 @pytest.mark.processes
 def test_a_process_that_hangs_writes_down_where_and_ends(alone):
-    folder, found, told = alone
-    assert os.waitstatus_to_exitcode(found["free"]) == 77, told
+    folder, statuses, output = alone
+    assert os.waitstatus_to_exitcode(statuses["free"]) == 77, output
     (name, text), *others = stacks(folder / "free").items()
     assert not others
     assert re.fullmatch(r"[-\d]+-process-0\.txt", name)
     assert re.match(r"process 0 on \S+: got no further for \d+ s after step 3; what it did last: a step\n", text)
     assert "in hangs_here\n" in text
     assert "in _watch\n" in text  # all threads
-    assert str(folder / "free" / "hangs" / name) in told
+    assert str(folder / "free" / "hangs" / name) in output
 
 
 @pytest.mark.processes
 def test_also_one_that_holds_pythons_lock(alone):
-    folder, found, told = alone
-    assert os.waitstatus_to_exitcode(found["held"]) == -signal.SIGVTALRM, told
+    folder, statuses, output = alone
+    assert os.waitstatus_to_exitcode(statuses["held"]) == -signal.SIGVTALRM, output
     ((_, text),) = stacks(folder / "held").items()
     assert "in a call that held Python's lock\n" in text
     assert "in hangs_with_pythons_lock\n" in text
@@ -83,9 +83,9 @@ def test_also_one_that_holds_pythons_lock(alone):
 
 @pytest.mark.processes
 def test_neither_who_is_slow_nor_who_was_stopped_hangs(alone):
-    folder, found, told = alone
-    assert found["slow"] == 0, told
-    assert os.waitstatus_to_exitcode(found["stopped"]) == 130, told
+    folder, statuses, output = alone
+    assert statuses["slow"] == 0, output
+    assert os.waitstatus_to_exitcode(statuses["stopped"]) == 130, output
     assert not stacks(folder / "slow")
     assert not stacks(folder / "stopped")
 
@@ -117,15 +117,15 @@ def test_a_run_of_which_one_process_hangs_is_started_again(tmp_path, undisturbed
         workers = workers_of(launcher)
         os.kill(workers[1], signal.SIGSTOP)
         wait_until_gone([workers[1]])
-        _, told = launcher.communicate(timeout=LIMIT)
+        _, output = launcher.communicate(timeout=LIMIT)
     finally:
         end(launcher, *workers.values())
-    assert launcher.returncode == 0, told
+    assert launcher.returncode == 0, output
     ((name, text),) = stacks(tmp_path / "run").items()  # a stopped process cannot tell
     assert name.endswith("-process-0.txt")
     assert re.match(r"process 0 on \S+: got no further for \d+ s after step \d+; what it did last: \w+", text)
     assert "training/loop.py" in text
-    assert "resuming from step" in told
+    assert "resuming from step" in output
     assert weights(run) == undisturbed
 
 
@@ -300,21 +300,21 @@ def test_two_runs_never_write_one_folder_at_the_same_time(tmp_path, undisturbed)
         os.kill(first.pid, signal.SIGKILL)  # the launcher alone: its processes still hold the folder
         first.wait()
         second = start("train", run, "--nproc", "2")
-        told = ""
-        while "waiting for processes of an earlier start" not in told:
-            told = second.stderr.readline()
-            assert told, "it did not wait"
-        assert f"process {workers[0]} on " in told
+        output = ""
+        while "waiting for processes of an earlier start" not in output:
+            output = second.stderr.readline()
+            assert output, "it did not wait"
+        assert f"process {workers[0]} on " in output
         assert Path(f"/proc/{workers[0]}").exists()
         assert not workers_of(second)
         os.kill(workers[0], signal.SIGCONT)  # now it hears that its launcher is gone, and saves
-        _, told = second.communicate(timeout=LIMIT)
+        _, output = second.communicate(timeout=LIMIT)
     finally:
         end(first, *workers.values())
         if second is not None:
             end(second)
-    assert second.returncode == 0, told
-    assert "resuming from step" in told
+    assert second.returncode == 0, output
+    assert "resuming from step" in output
     steps = [line["step"] for line in metrics(tmp_path / "run")]
     assert steps == sorted({*steps})
     assert weights(run) == undisturbed

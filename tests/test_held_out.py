@@ -181,8 +181,8 @@ def test_which_texts_are_long(tmp_path, files, settings, cut):
         written(tmp_path, name, "x" * size)
     source = {"path": list(files), **({"document": settings["document"]} if "document" in settings else {})}
     run = run_of(tmp_path, data={"sources": [source], "validation": settings.get("validation", 0.05)})
-    found = [each.path for _, _, inputs in all_inputs(run.data) for each in inputs if each.is_cut]
-    assert found == cut
+    long = [each.path for _, _, inputs in all_inputs(run.data) for each in inputs if each.is_cut]
+    assert long == cut
 
 
 def test_a_text_without_blank_lines_is_cut_at_line_ends_and_rows_count_its_documents(tmp_path):
@@ -220,10 +220,10 @@ def test_a_novel_is_prepared_and_told_of_in_the_run_and_again(tmp_path):
     assert any(says in note for note in ledger["notes"])
 
     talk = run_of(tmp_path, objective="chat", tokenizer={"train": {"vocab": 264}}, data={"sources": [source]})
-    told = []
-    prepared = prepare(talk, told.append)
+    messages = []
+    prepared = prepare(talk, messages.append)
     says = ("3 of 401 records (0.75%) cannot be used; each is listed in rejected.jsonl of the run's folder, the "
             f"first: {tmp_path}/a.jsonl:6: ")  # fmt: skip
-    assert "\n".join(told).count(says) == 1
+    assert "\n".join(messages).count(says) == 1
     assert any(says in note for note in prepared.notes())
     assert "401 documents read, 397 kept, 3 bad json, 1 duplicate dropped" in prepared.summary()

@@ -52,11 +52,11 @@ def measured(**environment: str) -> dict:
 
 
 def test_kept_within_the_block_and_given_back_after_it():
-    found = measured()
-    assert found["within"] < found["before"] / 8
-    assert found["after"] > found["before"] / 2
-    assert found["kept"] > 0.9 * (MEGABYTES << 20)
-    assert found["given back"] > 0.9 * (MEGABYTES << 20)
+    result = measured()
+    assert result["within"] < result["before"] / 8
+    assert result["after"] > result["before"] / 2
+    assert result["kept"] > 0.9 * (MEGABYTES << 20)
+    assert result["given back"] > 0.9 * (MEGABYTES << 20)
 
 
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -80,29 +80,29 @@ def test_address_space_that_is_limited_is_not_taken_ahead():
 
 @pytest.mark.parametrize("name", ["MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_who_has_tuned_the_library_is_left_alone(name):
-    found = measured(**{name: "glibc.malloc.mmap_max=65536" if name == "GLIBC_TUNABLES" else "65536"})
-    assert found["within"] > found["before"] / 2
+    result = measured(**{name: "glibc.malloc.mmap_max=65536" if name == "GLIBC_TUNABLES" else "65536"})
+    assert result["within"] > result["before"] / 2
 
 
 def main() -> None:
     if "LIMITED" in os.environ:
         resource.setrlimit(resource.RLIMIT_AS, (64 << 30, resource.RLIM_INFINITY))
     page_faults()
-    found = {"before": page_faults()}
+    result = {"before": page_faults()}
     start, room = resident(), address_space()
     with retained_host_memory(torch.device("cpu")):
         page_faults()
-        found["within"] = page_faults()
-        found["kept"] = resident() - start
-        found["taken"] = address_space() - room
+        result["within"] = page_faults()
+        result["kept"] = resident() - start
+        result["taken"] = address_space() - room
         kept = torch.ones(MEGABYTES << 18)
-        found["large"] = in_large_pages()
+        result["large"] = in_large_pages()
         del kept
-    found["given back"] = start + found["kept"] - resident()
-    found["left"] = address_space() - room
+    result["given back"] = start + result["kept"] - resident()
+    result["left"] = address_space() - room
     # Larger than what was kept, 64 MB or now and then twice that: they find no place where that was.
-    found["after"] = page_faults(4 * MEGABYTES) / 4
-    print(json.dumps(found))
+    result["after"] = page_faults(4 * MEGABYTES) / 4
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

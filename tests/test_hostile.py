@@ -100,4 +100,4 @@ def verdicts():
      ("much_memory", "memory"), ("without_a_word", "words")],
 )  # fmt: skip
 def test_the_harness_finds(verdicts, name, kind):
-    assert kind in {found for found, _ in verdicts[name].faults}
+    assert kind in {fault for fault, _ in verdicts[name].faults}

@@ -137,10 +137,10 @@ def uses(folder, out):
         return list(ChatSession(open_model(str(folder)), ChatSettings(new_tokens=2), "", print).answer("words"))
 
     def train():
-        wanted = ModelConfig.model_validate({"from": str(folder)})
-        check_model(wanted, CAUSAL)
-        check_pretrained(wanted, CAUSAL)
-        build_model(ModelRequest(wanted, CAUSAL, block=8, seed=0), load_tokenizer(str(folder)))
+        model_config = ModelConfig.model_validate({"from": str(folder)})
+        check_model(model_config, CAUSAL)
+        check_pretrained(model_config, CAUSAL)
+        build_model(ModelRequest(model_config, CAUSAL, block=8, seed=0), load_tokenizer(str(folder)))
 
     def write():
         export(str(folder), out, merge=(folder / ADAPTER).exists(), tell=print)

@@ -59,12 +59,12 @@ def write_llm_c(file, tokens, magic=20240520, version=1, dtype="<u2"):
 def texts_of(folder, part="train"):
     """The text of each document, having checked that it ends with the one end token."""
     tokenizer = load_tokenizer(str(folder / "tokenizer"))
-    found = []
+    results = []
     for _, document in getattr(TokenStore(folder), part).each_sample():
         assert document.tolist().count(tokenizer.end_id) == 1
         assert document[-1] == tokenizer.end_id
-        found.append(tokenizer.decode(document[:-1]))
-    return found
+        results.append(tokenizer.decode(document[:-1]))
+    return results
 
 
 def refusal(path, tokenizer, folder, validation=0.0):
@@ -161,10 +161,10 @@ def test_the_command_and_a_glob(tokenizer, ids, tmp_path):
         write_llm_c(tmp_path / f"part_{number}.bin", np.concatenate([np.append(end, text) for text in half]))
     done = artel("data", "import", f"{tmp_path}/part_*.bin", tmp_path / "store", "--tokenizer", tokenizer, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["documents"] == {"read": 42, "kept": 40, "dropped": {"empty": 2}}
-    assert told["changed"] == {"end_added": 2}
-    assert told["tokens_per_second"] > 0
+    report = json.loads(done.stdout)
+    assert report["documents"] == {"read": 42, "kept": 40, "dropped": {"empty": 2}}
+    assert report["changed"] == {"end_added": 2}
+    assert report["tokens_per_second"] > 0
     assert "'Письмо 0: it rained" in done.stderr
     assert sorted(texts_of(tmp_path / "store") + texts_of(tmp_path / "store", "validation")) == sorted(TEXTS)
     assert artel("data", "verify", tmp_path / "store").returncode == 0
@@ -178,13 +178,13 @@ def test_the_command_and_a_glob(tokenizer, ids, tmp_path):
 
 
 def test_the_size_of_text_is_exact_also_where_a_character_is_cut(tokenizer):
-    found = load_tokenizer(str(tokenizer))
-    size_of, text = text_size(found), "naïve 🙂 ю <|endoftext|> <|pad|>"
-    (encoded,) = found.encode([text])
+    loaded = load_tokenizer(str(tokenizer))
+    size_of, text = text_size(loaded), "naïve 🙂 ю <|endoftext|> <|pad|>"
+    (encoded,) = loaded.encode([text])
     assert size_of(encoded) == (len(text), len(text.encode()))
     sizes = [size_of(encoded[at : at + 1]) for at in range(len(encoded))]  # of each token by itself
     assert tuple(map(sum, zip(*sizes, strict=True))) == (len(text), len(text.encode()))
-    assert size_of(np.array([found.end_id])) == (0, 0)
+    assert size_of(np.array([loaded.end_id])) == (0, 0)
 
 
 def test_the_size_of_text_of_a_vocabulary_that_is_not_of_bytes():

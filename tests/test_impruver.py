@@ -21,7 +21,7 @@ def converted(text):
     return convert(text, "old.yaml")
 
 
-def told(left):
+def reported(left):
     """The keys that could not be carried over."""
     return {line.split(" = ")[0] for line in left if " = " in line}
 
@@ -72,10 +72,10 @@ def test_every_key_is_carried_over_or_told(text):
     tree = yaml.safe_load(text)
     run, left = converted(text)
     run_from(run, {}, {(): "old.yaml"})
-    known = told(left)
+    known = reported(left)
     for key, _, name in leaves(tree):
         changed = copy.deepcopy(tree)
-        holder = next(holder for found, holder, _ in leaves(changed) if found == key)
+        holder = next(holder for other_key, holder, _ in leaves(changed) if other_key == key)
         holder[name] = other(key, holder[name])
         run_then, left_then = converted(yaml.safe_dump(changed, sort_keys=False))
         assert (run_then, left_then) != (run, left), f"another {key} is lost in silence"
@@ -110,7 +110,7 @@ def test_what_becomes_of_a_pretrained_model():
         "validate": {"every": 70}, "checkpoint": {"every": 80, "keep": 2}, "log": {"every": 5},
         "track": ["console", "jsonl", "wandb", "tensorboard"],
     }  # fmt: skip
-    assert told(left) == {
+    assert reported(left) == {
         "train_path", "val_path", "datasets.0.add_global_bos", "datasets.0.add_global_eos",
         "datasets.0.max_tokens_count", "datasets.1.name", "datasets.1.subset", "datasets.1.split",
         "datasets.1.only_target_loss", "datasets.2.name", "model.class", "model.attn_implementation",
@@ -136,7 +136,7 @@ def test_what_becomes_of_a_model_from_scratch():
         "betas": [0.9, 0.999], "clip": None, "optimizer": "adamw", "schedule": "constant", "warmup": 0,
     }  # fmt: skip
     assert (run["validate"], run["checkpoint"], "log" in run) == ({"every": "1 epoch"}, {"every": "1 epoch"}, False)
-    assert told(left) == {
+    assert reported(left) == {
         "model.dtype", "model.config.n_ctx", "model.config.vocab_size", "model.config.torch_dtype",
         "model.config._attn_implementation", "model.config.bos_token_id", "model.config.n_layr", "model.load_in_8bit",
         "lora.r", "trainer.num_train_epochs", "trainer.fp16", "trainer.eval_steps", "trainer.save_strategy",
@@ -162,7 +162,7 @@ def test_what_the_scripts_do_of_themselves_is_written_down():
 def test_splits(split, rows, is_told):
     run, left = converted(f"datasets: [{{name: a.jsonl, split: '{split}'}}]\nmodel: {{name: m}}\ntrainer: {{}}\n")
     assert run["data"]["sources"][0].get("rows") == rows
-    assert ("datasets.0.split" in told(left)) == is_told
+    assert ("datasets.0.split" in reported(left)) == is_told
 
 
 def test_data_sets_that_lie_here_are_paths(tmp_path):
@@ -171,7 +171,7 @@ def test_data_sets_that_lie_here_are_paths(tmp_path):
     run, left = converted(text)
     paths = [source["path"] for source in run["data"]["sources"]]
     assert paths == ["mine", "hf://datasets/OWNER/NAME", "./gone"]
-    assert told(left) == {"datasets.1.name"}
+    assert reported(left) == {"datasets.1.name"}
 
 
 def test_composed_files_without_data_sets(tmp_path):

@@ -34,14 +34,14 @@ PARSE = line_parser("text", "meta")
 @example([{"text": "a"}])
 def test_the_fields_asked_for_are_those_of_orjson(entry):
     for line in (orjson.dumps(entry), orjson.dumps(entry, option=orjson.OPT_INDENT_2), orjson.dumps(entry) + b"\r\n"):
-        whole, found = orjson.loads(line), PARSE(line)
+        whole, result = orjson.loads(line), PARSE(line)
         if isinstance(whole, dict) and isinstance(whole.get("text"), str):
-            assert found.keys() <= whole.keys()
-            assert found["text"] == whole["text"]
-            assert ("meta" in found) == ("meta" in whole)
-            assert found.get("meta") == whole.get("meta")
+            assert result.keys() <= whole.keys()
+            assert result["text"] == whole["text"]
+            assert ("meta" in result) == ("meta" in whole)
+            assert result.get("meta") == whole.get("meta")
         else:
-            assert found == whole
+            assert result == whole
 
 
 @with_simdjson
@@ -56,12 +56,12 @@ def test_the_fields_asked_for_are_those_of_orjson(entry):
 @example(b'{"text":"a"} {"text":"b"}')
 @example(b'{"text":"a","deep":' + 1100 * b"[" + 1100 * b"]" + b"}")
 def test_what_orjson_refuses_is_refused_in_its_words(line):
-    whole, found = (_told(parse, line) for parse in (orjson.loads, PARSE))
+    whole, partial_values = (_told(parse, line) for parse in (orjson.loads, PARSE))
     if isinstance(whole, dict) and isinstance(whole.get("text"), str):
-        assert found["text"] == whole["text"]
-        assert found.get("meta") == whole.get("meta")
+        assert partial_values["text"] == whole["text"]
+        assert partial_values.get("meta") == whole.get("meta")
     else:
-        assert found == whole
+        assert partial_values == whole
 
 
 def _told(parse, line):

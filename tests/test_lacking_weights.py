@@ -66,14 +66,14 @@ def without(*endings):
 
 def uses(folder, tokenizer, tmp_path):
     """Each way to use a model folder, by what it is called."""
-    wanted = ModelConfig.model_validate({"from": str(folder)})
+    model_config = ModelConfig.model_validate({"from": str(folder)})
     kind = {"auto_class": CAUSAL, "block": 8, "seed": 0}
     return {
         "open": lambda: open_model(str(folder)),
         "export": lambda: export(str(folder), tmp_path / "out", tell=print),
-        "check": lambda: check_pretrained(wanted, CAUSAL),
-        "train": lambda: build_model(ModelRequest(wanted, **kind), tokenizer),
-        "train in shards": lambda: build_model(ModelRequest(wanted, **kind), tokenizer, on_meta=True),
+        "check": lambda: check_pretrained(model_config, CAUSAL),
+        "train": lambda: build_model(ModelRequest(model_config, **kind), tokenizer),
+        "train in shards": lambda: build_model(ModelRequest(model_config, **kind), tokenizer, on_meta=True),
     }
 
 
@@ -107,19 +107,19 @@ def test_a_new_head_is_learned_and_not_used(tokenizer, tmp_path):
     encoder = tmp_path / "encoder"
     BertForMaskedLM(config).save_pretrained(encoder)
     tokenizer.save(encoder)
-    wanted = ModelConfig.model_validate({"from": str(encoder)})
+    model_config = ModelConfig.model_validate({"from": str(encoder)})
     kind = {"auto_class": ANSWERS, "block": 8, "seed": 0, "heads": {"class_head": 5}}
-    built = build_model(ModelRequest(wanted, **kind), tokenizer)
+    built = build_model(ModelRequest(model_config, **kind), tokenizer)
     assert built.notes[0].startswith(
         f"not in {encoder}, so initialized anew: class_head.bias, class_head.weight, qa_out"
     )
-    assert build_model(ModelRequest(wanted, **kind), tokenizer, on_meta=True).notes[0] == built.notes[0]
-    check_pretrained(wanted, ANSWERS)
+    assert build_model(ModelRequest(model_config, **kind), tokenizer, on_meta=True).notes[0] == built.notes[0]
+    check_pretrained(model_config, ANSWERS)
     with pytest.raises(InputError, match=r"has no weights for class_head\.bias, class_head\.weight, qa_outputs"):
-        load_model(ModelRequest(wanted, **kind), tokenizer)
+        load_model(ModelRequest(model_config, **kind), tokenizer)
     change(encoder, without("layer.1.output.dense.weight"))
     with pytest.raises(InputError, match=r"has no weights for bert\.encoder\.layer\.1\.output\.dense\.weight\n"):
-        build_model(ModelRequest(wanted, **kind), tokenizer)
+        build_model(ModelRequest(model_config, **kind), tokenizer)
 
 
 def test_a_new_head_beside_a_body_without_a_name_of_its_own_is_learned(tokenizer, tmp_path):
@@ -127,13 +127,13 @@ def test_a_new_head_beside_a_body_without_a_name_of_its_own_is_learned(tokenizer
     folder = tmp_path / "t5"
     T5ForConditionalGeneration(T5Config(vocab_size=tokenizer.vocabulary, **sizes)).save_pretrained(folder)
     tokenizer.save(folder)
-    wanted = ModelConfig.model_validate({"from": str(folder)})
-    check_pretrained(wanted, ANSWERS)
-    built = build_model(ModelRequest(wanted, ANSWERS, block=8, seed=0), tokenizer)
+    model_config = ModelConfig.model_validate({"from": str(folder)})
+    check_pretrained(model_config, ANSWERS)
+    built = build_model(ModelRequest(model_config, ANSWERS, block=8, seed=0), tokenizer)
     assert "initialized anew: qa_outputs.bias, qa_outputs.weight" in built.notes[0]
     change(folder, without("encoder.block.0.layer.1.DenseReluDense.wi.weight"))
     with pytest.raises(InputError, match=r"has no weights for encoder\.block\.0\.layer\.1\.DenseReluDense\.wi"):
-        check_pretrained(wanted, ANSWERS)
+        check_pretrained(model_config, ANSWERS)
 
 
 def test_packed_weights_have_names_of_their_own(folder, tmp_path):

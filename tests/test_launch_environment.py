@@ -32,7 +32,7 @@ def test_hosts_by_flags_and_by_environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ({"count": "two"}, "--nnodes: 'two' is not a number of hosts"),
         ({"count": "0"}, "--nnodes: 0 hosts cannot run anything"),
@@ -45,12 +45,12 @@ def test_hosts_by_flags_and_by_environment(monkeypatch):
         ({"count": "2", "address": "a", "port": 0}, "--master-port: is 0"),
     ],
 )
-def test_hosts_that_cannot_be(monkeypatch, asked, told):
+def test_hosts_that_cannot_be(monkeypatch, asked, message):
     for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InputError) as error:
         Hosts.read(**asked)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_port_of_the_environment_is_checked_where_hosts_meet(monkeypatch):
@@ -92,8 +92,13 @@ def test_tasks_of_srun_are_processes():
 
 def test_tasks_of_srun_are_hosts_with_nproc():
     step = {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
-    found = read(4, **step)
-    assert found == {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "gpu007", "MASTER_PORT": found["MASTER_PORT"]}
+    variables = read(4, **step)
+    assert variables == {
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "MASTER_ADDR": "gpu007",
+        "MASTER_PORT": variables["MASTER_PORT"],
+    }
     with pytest.raises(InputError, match="7 tasks on 2 hosts, and each would start 4 processes"):
         read(4, **STEP)
 

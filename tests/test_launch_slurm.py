@@ -139,10 +139,10 @@ def test_dry_run(tmp_path):
 
 def test_mistakes_are_told_before_the_job_is_queued(tmp_path):
     run = write_run(tmp_path / "run.yaml")
-    for words, told in ((["data.blok=3"], "did you mean block"), (["--option", "qos"], "'qos' has no =")):
+    for words, message in ((["data.blok=3"], "did you mean block"), (["--option", "qos"], "'qos' has no =")):
         done = artel("launch", "slurm", run, *words)
         assert done.returncode == 2
-        assert told in done.stderr
+        assert message in done.stderr
 
 
 def test_without_slurm(tmp_path, monkeypatch):
@@ -201,9 +201,9 @@ def test_a_job_of_two_nodes_is_warned_saves_is_queued_again_and_completes(tmp_pa
         subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True, timeout=LIMIT,
                        env={**os.environ, **cluster})  # fmt: skip
         wait_until(lambda: job(cluster, number).get("Restarts") == "1", logged)
-        told = log.read_text()
-        assert "stopped and saved after step" in told
-        assert "2 process(es)" in told
+        text = log.read_text()
+        assert "stopped and saved after step" in text
+        assert "2 process(es)" in text
         wait_until(lambda: job(cluster, number).get("JobState") == "COMPLETED", logged)
     finally:
         subprocess.run(["scancel", number], timeout=LIMIT, env={**os.environ, **cluster})

@@ -53,8 +53,8 @@ def taken(folder, *overrides, **changes):
     else:
         _, environment = environments.prepare_simple_launcher_cmd_env(arguments)
     with patch.dict(os.environ, environment, clear=True):
-        found = take_over(load_run(str(write_run(folder / "run.yaml")), Overrides.parse([*overrides])))
-        return found, dict(os.environ)
+        takeover = take_over(load_run(str(write_run(folder / "run.yaml")), Overrides.parse([*overrides])))
+        return takeover, dict(os.environ)
 
 
 FSDP2 = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_reshard_after_forward": True,
@@ -86,18 +86,18 @@ AUTO = ("train.precision=auto",)
     ],
 )  # fmt: skip
 def test_accelerates_configuration_is_taken_over(tmp_path, changes, overrides):
-    found, _ = taken(tmp_path, *AUTO, **changes)
-    assert found.overrides == overrides
-    assert [line for line in found.notes if "as configured in accelerate" in line] == [
+    result, _ = taken(tmp_path, *AUTO, **changes)
+    assert result.overrides == overrides
+    assert [line for line in result.notes if "as configured in accelerate" in line] == [
         f"{line}, as configured in accelerate" for line in overrides
     ]
 
 
 def test_the_run_file_goes_before_accelerates_configuration(tmp_path):
-    found, _ = taken(tmp_path, "train.precision=fp32", "parallel.data=ddp", mixed_precision="bf16",
+    result, _ = taken(tmp_path, "train.precision=fp32", "parallel.data=ddp", mixed_precision="bf16",
                      distributed_type="FSDP", fsdp_config=FSDP2)  # fmt: skip
-    assert found.overrides == []
-    assert found.notes == [
+    assert result.overrides == []
+    assert result.notes == [
         "accelerate sets train.precision=bf16, and the run file fp32: the run file decides",
         "accelerate sets parallel.data=fsdp, and the run file ddp: the run file decides",
     ]
@@ -112,9 +112,9 @@ def test_what_artel_has_not_is_refused(tmp_path):
 
 
 def test_accelerate_on_a_cpu(tmp_path):
-    found, environment = taken(tmp_path, distributed_type="MULTI_CPU", use_cpu=True)
+    result, environment = taken(tmp_path, distributed_type="MULTI_CPU", use_cpu=True)
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
-    assert "accelerate has started one process" in found.notes[0]
+    assert "accelerate has started one process" in result.notes[0]
 
 
 def test_the_ddp_section_of_accelerates_users_is_understood(tmp_path):
@@ -123,11 +123,11 @@ def test_the_ddp_section_of_accelerates_users_is_understood(tmp_path):
     text = run.read_text()
     run.write_text(text + "ddp: {ddp_find_unused_parameters: false}\n")
     assert load_run(str(run)) == load_run(str(write_run(tmp_path / "run.yaml")))
-    for section, told in (("{ddp_find_unused_parameters: true}", "write false, or take it out"),
+    for section, message in (("{ddp_find_unused_parameters: true}", "write false, or take it out"),
                           ("{ddp_backend: gloo}", "ddp.ddp_backend: has no place in a run file"),
                           ("7", "is not a section")):  # fmt: skip
         run.write_text(f"{text}ddp: {section}\n")
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             load_run(str(run))
 
 
@@ -197,12 +197,12 @@ def test_two_launchers_meet_and_start_again_what_was_killed(tmp_path, reference)
     try:
         wait_for_step(both[0], tmp_path / "run", 4)
         os.kill(worker_of(both[1]), signal.SIGKILL)
-        told = [process.communicate(timeout=LIMIT)[1] for process in both]
+        outputs = [process.communicate(timeout=LIMIT)[1] for process in both]
     finally:
         for process in both:
             end(process)
-    assert [process.returncode for process in both] == [0, 0], told
-    together = "".join(told)
+    assert [process.returncode for process in both] == [0, 0], outputs
+    together = "".join(outputs)
     assert re.search(r"process \d on \S+: lost the others: .*[Cc]onnection", together), together
     assert together.count("resuming from step") == 1
     assert largest_difference(reference, losses(tmp_path / "run")) < 1e-5
@@ -233,12 +233,12 @@ def test_a_process_that_failed_is_named(tmp_path):
     try:
         wait_for_step(launcher, tmp_path / "run", 4)
         os.kill(worker_of(launcher), signal.SIGKILL)
-        _, told = launcher.communicate(timeout=LIMIT)
+        _, output = launcher.communicate(timeout=LIMIT)
     finally:
         end(launcher)
     assert launcher.returncode == 1
     host = re.escape(socket.gethostname())
-    assert re.search(rf"artel: process \d on {host}: was ended by SIGKILL\n.*takes too much memory", told), told
+    assert re.search(rf"artel: process \d on {host}: was ended by SIGKILL\n.*takes too much memory", output), output
 
 
 def worker_of(launcher):

@@ -39,8 +39,8 @@ MUON = {"train": {"steps": 4, "batch": 16, "micro_batch": 4, "optimizer": "muon"
 
 def run_all(files: dict[int, list[Path]]) -> None:
     for world, those in sorted(files.items()):
-        told = run_ranks(world, CASES, "run_files", 400, CASES=os.pathsep.join(map(str, those)))
-        assert told == [[None] * len(those)] * world
+        results = run_ranks(world, CASES, "run_files", 400, CASES=os.pathsep.join(map(str, those)))
+        assert results == [[None] * len(those)] * world
 
 
 @pytest.mark.ci
@@ -68,9 +68,9 @@ def test_a_layout_goes_on_from_the_checkpoint_of_another(tmp_path, pairs):
     run_all(gone_on)
     weights = load_file(begun["alone"].with_suffix("") / "model" / "model.safetensors")
     for path in (path for those in gone_on.values() for path in those):
-        found = losses(path.with_suffix(""))
-        assert found.keys() == expected.keys()
-        assert largest_difference(expected, found) < 1e-5, path.stem
+        by_step = losses(path.with_suffix(""))
+        assert by_step.keys() == expected.keys()
+        assert largest_difference(expected, by_step) < 1e-5, path.stem
         model = load_file(path.with_suffix("") / "model" / "model.safetensors")
         assert model.keys() == weights.keys()
         assert all(torch.allclose(model[name], weights[name], rtol=1e-4, atol=1e-6) for name in weights), path.stem
@@ -93,11 +93,11 @@ def test_four_processes_hold_a_quarter_each(tmp_path):
         train={"steps": 3, "micro_batch": 4},
         checkpoint={"asynchronous": False},
     )  # its copies would lie in the same memory
-    for found in run_ranks(4, CASES, "held_at_the_step", 400, CASES=str(run)):
-        quarter = 16 * found["parameters"] / 4
-        assert found["parameters"] > 800_000
-        assert 0.99 * quarter <= found["own"] <= 1.01 * quarter, found
-        assert found["other"] <= 4 * found["layer"], found
+    for result in run_ranks(4, CASES, "held_at_the_step", 400, CASES=str(run)):
+        quarter = 16 * result["parameters"] / 4
+        assert result["parameters"] > 800_000
+        assert 0.99 * quarter <= result["own"] <= 1.01 * quarter, result
+        assert result["other"] <= 4 * result["layer"], result
 
 
 def halfway(run: Path, copy: Path) -> None:
@@ -112,7 +112,7 @@ def halfway(run: Path, copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "world", "where", "said"),
+    ("parallel", "world", "where", "said"),
     [
         ({"tensor": 4}, 6, "parallel", "6 processes are no multiple of pipeline 1 x context 1 x tensor 4 = 4; start 8"),
         ({"data": "hsdp", "shard": 4}, 6, "parallel.shard", "no multiple of 4; write one of: 1, 2, 3, 6"),
@@ -122,9 +122,9 @@ def halfway(run: Path, copy: Path) -> None:
         ({"data": "fsdp", "expert": 4}, 6, "parallel.expert", "write one of: 1, 2, 3, 6"),
     ],
 )
-def test_numbers_of_processes_that_do_not_divide_are_refused(wanted, world, where, said):
+def test_numbers_of_processes_that_do_not_divide_are_refused(parallel, world, where, said):
     with pytest.raises(InputError) as refused:
-        read_parallel_dims(ParallelConfig.model_validate(wanted), world, world)
+        read_parallel_dims(ParallelConfig.model_validate(parallel), world, world)
     (problem,) = refused.value.problems
     assert problem.where == where
     assert said in f"{problem.what}; {problem.fix}"

@@ -195,10 +195,10 @@ def test_what_convert_prints_is_a_run_file(tmp_path, shared_data, name):
     file = tmp_path / "run.yaml"
     file.write_text(done.stdout)
     assert load_run(str(file)).objective in ("span_qa", "masked")
-    told = done.stderr.splitlines()
-    assert all(line.startswith("not carried over: ") for line in told)
+    output = done.stderr.splitlines()
+    assert all(line.startswith("not carried over: ") for line in output)
     as_json = json.loads(artel("config", "convert", shared_data / "configs" / name, "--json").stdout)
-    assert as_json == {"run": yaml.safe_load(done.stdout), "not_carried": [line.split(": ", 1)[1] for line in told]}
+    assert as_json == {"run": yaml.safe_load(done.stdout), "not_carried": [line.split(": ", 1)[1] for line in output]}
 
 
 def test_convert_checks_what_it_prints(tmp_path):
@@ -213,7 +213,7 @@ def test_convert_checks_what_it_prints(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "arguments", "environment", "message"),
+    ("data", "arguments", "environment", "message"),
     [
         (2, ["--nproc", "3"], {}, "the run wants 2 processes, and 3 are started"),
         (3, ["--nnodes", "2", "--master-addr", "127.0.0.1"], {}, "2 hosts cannot share 3 processes evenly"),
@@ -221,8 +221,8 @@ def test_convert_checks_what_it_prints(tmp_path):
         (2, [], {"RANK": "0", "WORLD_SIZE": "4"}, "and 4 are started"),
     ],
 )
-def test_the_number_of_processes_is_that_of_the_run(tmp_path, wanted, arguments, environment, message):
-    run = write_run(tmp_path / "run.yaml", parallel={"data": wanted})
+def test_the_number_of_processes_is_that_of_the_run(tmp_path, data, arguments, environment, message):
+    run = write_run(tmp_path / "run.yaml", parallel={"data": data})
     done = artel("train", run, *arguments, env=environment)
     assert done.returncode == 2, done.stderr
     assert "parallel.data" in done.stderr

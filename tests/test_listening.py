@@ -230,13 +230,13 @@ def test_one_host_listens_on_loopback_alone_and_takes_nothing_from_there(tmp_pat
                 before = logged(tmp_path / "run")  # nothing but what is started anew adds to it
                 wait_for_step(launcher, tmp_path / "run", before + 2)
         launcher.send_signal(signal.SIGTERM)
-        _, told = launcher.communicate(timeout=LIMIT)
+        _, output = launcher.communicate(timeout=LIMIT)
     finally:
         end(launcher)
-    assert launcher.returncode == 130, told
+    assert launcher.returncode == 130, output
     assert not (tmp_path / "ran").exists()
-    assert len(re.findall(r"process \d on \S+: was ended by SIGKILL; starting again from the last", told)) == 1
-    assert "torch/distributed" not in told  # its own log of the same, for those who know its code
+    assert len(re.findall(r"process \d on \S+: was ended by SIGKILL; starting again from the last", output)) == 1
+    assert "torch/distributed" not in output  # its own log of the same, for those who know its code
 
 
 def logged(folder):
@@ -267,13 +267,13 @@ def test_a_foreign_client_can_end_a_run_of_several_hosts_and_no_more(tmp_path):
         assert ("127.0.0.1", port) in places
         assert outside(places) == set()
         attack("127.0.0.1", port, tmp_path)
-        told = [process.communicate(timeout=LIMIT)[1] for process in both]
+        outputs = [process.communicate(timeout=LIMIT)[1] for process in both]
     finally:
         for process in both:
             end(process)
-    assert [process.returncode for process in both] == [1, 1], told
+    assert [process.returncode for process in both] == [1, 1], outputs
     assert not (tmp_path / "ran").exists()
-    for text in told:
+    for text in outputs:
         assert f"artel: 127.0.0.1:{port}: someone else has written to the store of this run's hosts" in text, text
         assert "Traceback" not in text
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))  # what was trained is saved

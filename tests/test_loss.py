@@ -50,15 +50,15 @@ def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, 
     inputs = [each for each in (hidden, weight, shift) if each is not None]
 
     logits = F.linear(hidden.double(), weight.double(), None if shift is None else shift.double())
-    wanted = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
-    gradients = torch.autograd.grad(wanted * 0.3, inputs)
+    expected = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    gradients = torch.autograd.grad(expected * 0.3, inputs)
     loss, guesses = losses.linear_cross_entropy(hidden, weight, shift, targets, chunk_bytes=size)
-    found = torch.autograd.grad(loss * 0.3, inputs)
+    actual = torch.autograd.grad(loss * 0.3, inputs)
     assert loss.dtype == torch.float32
-    assert abs(float(loss.detach()) - float(wanted.detach())) <= 1e-5 * max(1.0, float(wanted.detach()))
+    assert abs(float(loss.detach()) - float(expected.detach())) <= 1e-5 * max(1.0, float(expected.detach()))
     best = logits.max(dim=1).values
     assert (best - logits.gather(1, guesses[:, None])[:, 0]).abs().max() < 1e-5
-    for mine, theirs in zip(found, gradients, strict=True):
+    for mine, theirs in zip(actual, gradients, strict=True):
         assert (mine - theirs).abs().max() <= 1e-5 * max(1.0, float(theirs.abs().max()))
 
 
@@ -66,8 +66,8 @@ def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, 
 def test_the_highest_is_the_first_of_the_highest(columns):
     scores = torch.randint(9, (60, columns), generator=torch.Generator().manual_seed(1)).float()  # full of ties
     scores[0], scores[1, 1:], scores[2, -1] = -torch.inf, 8.0, torch.nan
-    for found, wanted in zip(row_max(scores), scores.max(dim=1), strict=True):
-        assert torch.equal(found.nan_to_num(-1.0), wanted.nan_to_num(-1.0))
+    for actual, expected in zip(row_max(scores), scores.max(dim=1), strict=True):
+        assert torch.equal(actual.nan_to_num(-1.0), expected.nan_to_num(-1.0))
 
 
 def test_without_gradients_their_products_are_not_computed():
@@ -76,8 +76,8 @@ def test_without_gradients_their_products_are_not_computed():
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         loss, guesses = losses.linear_cross_entropy(hidden, weight, None, torch.arange(5))
     assert counter.get_total_flops() == 2 * 5 * 4 * 9
-    wanted, same = losses.linear_cross_entropy(hidden, weight, None, torch.arange(5))
-    assert torch.equal(loss, wanted.detach())
+    expected, same = losses.linear_cross_entropy(hidden, weight, None, torch.arange(5))
+    assert torch.equal(loss, expected.detach())
     assert torch.equal(guesses, same)
 
 
@@ -120,8 +120,8 @@ def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, mon
     targets[:, ::3] = IGNORED
     places = (targets.flatten() != IGNORED).nonzero().flatten()
     logits = model(input_ids=ids).logits
-    wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-    wanted.backward()
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    expected.backward()
     gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
     assert (losses.output_head(model) is not None) == opens
@@ -129,7 +129,7 @@ def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, mon
         model.zero_grad()
         loss, guesses = losses.model_losses(model, {"input_ids": ids}, targets, where)
         loss.backward()
-        torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=0)
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
         likeliest = logits.argmax(dim=-1)
         assert torch.equal(guesses, likeliest if where is None else likeliest.flatten()[places])
         for name, parameter in model.named_parameters():
@@ -155,11 +155,11 @@ class Largest(TorchDispatchMode):
     bytes = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        for each in found if isinstance(found, tuple) else [found]:
+        result = function(*args, **(kwargs or {}))
+        for each in result if isinstance(result, tuple) else [result]:
             if isinstance(each, torch.Tensor):
                 self.bytes = max(self.bytes, each.numel() * each.element_size())
-        return found
+        return result
 
 
 def test_a_bias_that_is_scaled_with_the_logits_keeps_the_head_shut():

@@ -149,8 +149,8 @@ def test_a_folder_of_2019_loads_trains_and_is_written_back(shared_data, tmp_path
                     data={"sources": [{"path": str(texts), "document": "line"}], "block": 64})  # fmt: skip
     done = artel("train", run)
     assert done.returncode == 0, done.stderr
-    found = losses(run.with_suffix(""))
-    assert found[12][0] < found[1][0]
+    by_step = losses(run.with_suffix(""))
+    assert by_step[12][0] < by_step[1][0]
     written = run.with_suffix("") / "model"
     after = load_file(written / "model.safetensors")
     assert set(after) <= set(before)

@@ -72,14 +72,14 @@ def test_first_values_are_distributed_as_transformers_has_them(auto_class, kind)
     with torch.device("meta"):
         reference = build(config)
     names = canonical_names(reference)
-    found = {}
+    results = {}
     for name, _ in reference.named_modules():
         start = f"{name}." if name else ""
-        found |= {start + own: value for own, value in initial_values(reference, name, 1).items()}
+        results |= {start + own: value for own, value in initial_values(reference, name, 1).items()}
     for name, buffer in whole.named_buffers():
-        assert torch.equal(found[name], buffer), name
+        assert torch.equal(results[name], buffer), name
     for name, parameter in whole.named_parameters():
-        ours, theirs = found[names[name]].double(), parameter.detach().double()
+        ours, theirs = results[names[name]].double(), parameter.detach().double()
         spread = theirs.std(correction=0)
         assert ours.shape == theirs.shape, name
         assert ours.isfinite().all(), name
@@ -87,8 +87,8 @@ def test_first_values_are_distributed_as_transformers_has_them(auto_class, kind)
         assert (ours.mean() - theirs.mean()).abs() <= 8 * spread / ours.numel() ** 0.5 + 1e-6, name
 
 
-def both(wanted, tokenizer, auto_class, heads=None, seed=3):
-    request = ModelRequest(wanted, auto_class, heads or {}, block=8, seed=seed)
+def both(model_config, tokenizer, auto_class, heads=None, seed=3):
+    request = ModelRequest(model_config, auto_class, heads or {}, block=8, seed=seed)
     whole, skeleton = (build_model(request, tokenizer, on_meta=on_meta) for on_meta in (False, True))
     assert all(tensor.is_meta for tensor in (*skeleton.model.parameters(), *skeleton.model.buffers()))
     assert (skeleton.num_parameters, skeleton.num_trainable) == (whole.num_parameters, whole.num_trainable)
@@ -169,37 +169,37 @@ def test_a_saved_model_that_does_not_fit_is_refused_alike(tokenizer, tmp_path):
         else:
             (folder / "model.safetensors").rename(folder / "other.safetensors")
         auto_class = MASKED if name == "another model" else CAUSAL
-        told = []
+        messages = []
         for on_meta in (False, True):
-            with pytest.raises(InputError) as found:
+            with pytest.raises(InputError) as error:
                 build_model(ModelRequest(saved_model(folder), auto_class, block=8, seed=1), tokenizer, on_meta=on_meta)
-            told.append([(problem.where, problem.what) for problem in found.value.problems])
+            messages.append([(problem.where, problem.what) for problem in error.value.problems])
         if name == "no file":  # transformers says in many words which files it looked for
-            told = [[(where, "pytorch_model.bin" in what) for where, what in problems] for problems in told]
-        assert told[0] == told[1]
+            messages = [[(where, "pytorch_model.bin" in what) for where, what in problems] for problems in messages]
+        assert messages[0] == messages[1]
 
 
 def test_a_model_from_scratch_is_the_same_and_so_is_each_module_of_it(tokenizer):
-    wanted = ModelConfig(config=SCRATCH)
-    whole, skeleton = both(wanted, tokenizer, CAUSAL)
+    model_config = ModelConfig(config=SCRATCH)
+    whole, skeleton = both(model_config, tokenizer, CAUSAL)
     assert_same(whole, skeleton)
-    stage = build_model(ModelRequest(wanted, CAUSAL, block=8, seed=3), tokenizer, on_meta=True)
+    stage = build_model(ModelRequest(model_config, CAUSAL, block=8, seed=3), tokenizer, on_meta=True)
     stage.model.model.layers = torch.nn.ModuleDict({"2": stage.model.model.layers[2]})
     stage.model.model.embed_tokens = None
     materialize(stage.model, stage.weights, device="cpu")
     assert len(stage.model.state_dict()) == 11
     for name, value in stage.model.state_dict().items():
         assert torch.equal(value, whole.model.state_dict()[name]), name
-    other = build_model(ModelRequest(wanted, CAUSAL, block=8, seed=4), tokenizer).model
+    other = build_model(ModelRequest(model_config, CAUSAL, block=8, seed=4), tokenizer).model
     first, second = (layer.self_attn.q_proj.weight for layer in whole.model.model.layers[:2])
     assert not torch.equal(first, second)
     assert not torch.equal(first, other.model.layers[0].self_attn.q_proj.weight)
 
 
 def test_frozen_parameters_stay_frozen_and_what_cannot_be_read_in_parts_says_why(tokenizer, tmp_path):
-    wanted = ModelConfig(config=SCRATCH, freeze=["*embed*", "model.layers.0.*"])
-    assert_same(*both(wanted, tokenizer, CAUSAL))
-    assert must_load_whole(wanted) is None
+    model_config = ModelConfig(config=SCRATCH, freeze=["*embed*", "model.layers.0.*"])
+    assert_same(*both(model_config, tokenizer, CAUSAL))
+    assert must_load_whole(model_config) is None
     assert "lora" in must_load_whole(ModelConfig.model_validate({"from": "x", "lora": {"rank": 2}}))
     nf4 = {"from": "x", "lora": {"rank": 2}, "quantize": "nf4"}
     assert "quantize" in must_load_whole(ModelConfig.model_validate(nf4))
@@ -220,6 +220,6 @@ def test_quantized_weights_are_loaded_whole(tokenizer, tmp_path):
 
 
 def test_values_that_no_rule_can_draw_are_refused(tokenizer):
-    wanted = ModelConfig(config={**SCRATCH, "initializer_range": -1.0})
+    model_config = ModelConfig(config={**SCRATCH, "initializer_range": -1.0})
     with pytest.raises(InputError, match=r"model\.config"):
-        build_model(ModelRequest(wanted, CAUSAL, block=8, seed=1), tokenizer)
+        build_model(ModelRequest(model_config, CAUSAL, block=8, seed=1), tokenizer)

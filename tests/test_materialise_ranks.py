@@ -43,12 +43,12 @@ def by_tensor(model, mesh):
     parallelize_module(model, mesh, ends)
 
 
-def compared(wanted, split):
+def compared(model_config, split):
     """The largest difference in a gathered parameter, a buffer and the logits to those of the whole model."""
     from torch.distributed.tensor import DTensor
 
     words = train_tokenizer(iter(["words and words, again and again. " * 50]), TokenizerTraining(vocab=270))
-    request = ModelRequest(wanted, CAUSAL, block=16, seed=3)
+    request = ModelRequest(model_config, CAUSAL, block=16, seed=3)
     whole, skeleton = build_model(request, words).model, build_model(request, words, on_meta=True)
     model = skeleton.model
     split(model)
@@ -56,15 +56,15 @@ def compared(wanted, split):
     materialize(model, skeleton.weights, device="cpu")
     assert all(ours is theirs for ours, theirs in zip(model.parameters(), before, strict=True))
     expected = dict(whole.named_parameters())
-    found = 0.0
+    largest = 0.0
     for name, parameter in model.named_parameters():
         full = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        found = max(found, (full - expected[name]).abs().max().item())
+        largest = max(largest, (full - expected[name]).abs().max().item())
     for (_, ours), (_, theirs) in zip(model.named_buffers(), whole.named_buffers(), strict=True):
-        found = max(found, (ours - theirs).abs().max().item())
+        largest = max(largest, (ours - theirs).abs().max().item())
     with torch.no_grad():
         logits = model.eval()(IDS, use_cache=False).logits - whole.eval()(IDS, use_cache=False).logits
-    return [found, logits.abs().max().item()]
+    return [largest, logits.abs().max().item()]
 
 
 def on_two(rank, world):
@@ -75,8 +75,11 @@ def on_two(rank, world):
 
     folder = saved_by_the_first(rank)
     mesh = init_device_mesh("cpu", (world,))
-    found = {name: compared(wanted, lambda model: share(model, mesh)) for name, wanted in model_cases(folder).items()}
-    found["llama by tensor"] = compared(model_cases(folder)["llama"], lambda model: by_tensor(model, mesh))
+    differences = {
+        name: compared(model_config, lambda model: share(model, mesh))
+        for name, model_config in model_cases(folder).items()
+    }
+    differences["llama by tensor"] = compared(model_cases(folder)["llama"], lambda model: by_tensor(model, mesh))
     read, reader = set(), TensorFiles.read
 
     def noting(files, name, index=()):
@@ -88,7 +91,10 @@ def on_two(rank, world):
     skeleton = build_model(ModelRequest(saved_model(folder / "experts"), CAUSAL, block=8, seed=1), words, on_meta=True)
     share(skeleton.model, mesh)
     materialize(skeleton.model, skeleton.weights, device="cpu")
-    return {"differences": found, "experts": sorted({int(name.split(".")[5]) for name in read if ".experts." in name})}
+    return {
+        "differences": differences,
+        "experts": sorted({int(name.split(".")[5]) for name in read if ".experts." in name}),
+    }
 
 
 def on_four(rank, world):
@@ -107,7 +113,7 @@ def on_four(rank, world):
     def across(parameter):
         return Shard(1 if parameter.ndim > 1 and parameter.shape[1] % 4 == 0 else 0)
 
-    found = {
+    differences = {
         "llama by data and tensor": compared(known["llama"], both_ways),
         "gpt2 in four": compared(known["gpt2"], lambda model: share(model, line)),
         "qwen3_moe in four": compared(known["saved qwen3_moe"], lambda model: share(model, line)),
@@ -116,7 +122,7 @@ def on_four(rank, world):
         "copies of shards": compared(known["saved gpt2"], lambda model: share(model, mesh)),
         "parts": cut_alike(mesh),
     }  # fmt: skip
-    return {"differences": found, "memory": taken}
+    return {"differences": differences, "memory": taken}
 
 
 def memory_taken(split):
@@ -172,12 +178,12 @@ def part_of(cut):
 @pytest.mark.ci
 @pytest.mark.processes
 def test_two_processes_hold_what_one_does():
-    found = run_ranks(2, __file__, "on_two", 400)
-    for rank in found:
+    results = run_ranks(2, __file__, "on_two", 400)
+    for rank in results:
         for case, (weights, logits) in rank["differences"].items():
             assert weights == 0.0, case
             assert logits < 2e-6, case
-    assert [rank["experts"] for rank in found] == [[0, 1, 2], [3, 4, 5]]
+    assert [rank["experts"] for rank in results] == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.processes

@@ -45,9 +45,9 @@ def peak(folder, file, tokenizer=None, **source):
 @pytest.mark.processes
 def test_a_page_of_tags_alone_is_no_text(tmp_path):
     (tmp_path / "a.html").write_bytes(b"<div>" * 20_000_000)
-    memory, status, told = peak(tmp_path, tmp_path / "a.html")
+    memory, status, output = peak(tmp_path, tmp_path / "a.html")
     assert status == 2
-    assert "has 20,000,000 tags, and of a page no more than 1,000,000 are read" in told
+    assert "has 20,000,000 tags, and of a page no more than 1,000,000 are read" in output
     assert memory < 1400
     with pytest.raises(BadRecord):
         html_to_text(b"<p>x" * (MOST_TAGS + 1))
@@ -61,9 +61,9 @@ def test_a_tokenizer_is_trained_on_pieces_that_have_the_same_words(shared_data):
     assert "".join(pieces) == text
     assert max(map(len, pieces)) <= 2000
     for pattern in ("gpt2", "gpt4", "whitespace"):
-        wanted = TokenizerTraining(vocab=1000, pattern=pattern)
-        whole = train_tokenizer(iter([text]), wanted).fingerprint
-        assert train_tokenizer(iter(pieces), wanted).fingerprint == whole
+        settings = TokenizerTraining(vocab=1000, pattern=pattern)
+        whole = train_tokenizer(iter([text]), settings).fingerprint
+        assert train_tokenizer(iter(pieces), settings).fingerprint == whole
     assert [len(piece) for piece in pieces_of("x" * 5000, 1000)] == [2000, 2000, 1000]  # one word
 
 
@@ -124,6 +124,6 @@ def _documents(folder, shared_data):
 @pytest.mark.parametrize("kind", ["text", "html", "jsonl", "csv", "warc", "packed", "parquet"])
 def test_a_document_of_50_mb_takes_little_more_than_four_times_its_size(tmp_path, shared_data, kind):
     file, source = _documents(tmp_path, shared_data)[kind]
-    memory, status, told = peak(tmp_path, file, {"train": {"vocab": 1000}}, **source)
-    assert status == 0, told
+    memory, status, output = peak(tmp_path, file, {"train": {"vocab": 1000}}, **source)
+    assert status == 0, output
     assert memory < 1000 + 4 * SIZE / 1e6

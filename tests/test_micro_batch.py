@@ -113,10 +113,10 @@ def test_asked_for_a_size_only_that_is_tried():
 
 @pytest.mark.parametrize(("modes", "where"), [(MODES, "data.block"), (("none",), "train.activation_checkpointing")])
 def test_when_nothing_fits_the_key_to_change_is_named(modes, where):
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as error:
         find(Memory(0), 64, modes)
-    assert told.value.problems[0].where == where
-    assert told.value.problems[0].fix
+    assert error.value.problems[0].where == where
+    assert error.value.problems[0].fix
 
 
 def test_what_was_found_is_used_without_trying(cache):
@@ -325,29 +325,29 @@ def train_with_little_memory():
     key, reserve = {"model": model.config.to_dict()}, 8 * sum(p.numel() for p in model.parameters())
     options = {"row_tokens": 64, "device": CPU, "key": key, "reserve": reserve, "run": Path(os.environ["RUN_FOLDER"])}
     tried.clear()
-    found = find_micro_batch(attempt, 64, MODES, **options)
-    told = {"size": found.size, "recompute": found.recompute, "tried": tried.copy()}
-    told["left"] = process_memory("VmSize") - before
+    batch_plan = find_micro_batch(attempt, 64, MODES, **options)
+    report = {"size": batch_plan.size, "recompute": batch_plan.recompute, "tried": tried.copy()}
+    report["left"] = process_memory("VmSize") - before
     tried.clear()
-    assert find_micro_batch(attempt, 64, MODES, **options) == found
-    told["tried_again"] = tried.copy()
-    recompute(model, found.recompute)
+    assert find_micro_batch(attempt, 64, MODES, **options) == batch_plan
+    report["tried_again"] = tried.copy()
+    recompute(model, batch_plan.recompute)
     for _ in range(3):
-        forward_backward(found.size)
+        forward_backward(batch_plan.size)
         optimizer.step()
         optimizer.zero_grad()
     try:
-        attempt(2 * found.size, found.recompute)
+        attempt(2 * batch_plan.size, batch_plan.recompute)
     except RuntimeError as error:
-        told["larger"] = str(error)
-    return told
+        report["larger"] = str(error)
+    return report
 
 
 def test_memory_that_really_runs_out(cache):
     """What is found trains, with its optimizer; twice as much does not; it is remembered, and nothing stays behind."""
-    found = call_forked(train_with_little_memory, ARTEL_CACHE=str(cache), RUN_FOLDER=str(cache / "run"))
-    assert 1 < found["size"] < 64 == max(found["tried"])
-    assert found["recompute"] == "none"
-    assert "can't allocate memory" in found["larger"]
-    assert found["tried_again"] == []
-    assert found["left"] < 100 * 2**20
+    results = call_forked(train_with_little_memory, ARTEL_CACHE=str(cache), RUN_FOLDER=str(cache / "run"))
+    assert 1 < results["size"] < 64 == max(results["tried"])
+    assert results["recompute"] == "none"
+    assert "can't allocate memory" in results["larger"]
+    assert results["tried_again"] == []
+    assert results["left"] < 100 * 2**20

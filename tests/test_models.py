@@ -38,8 +38,8 @@ def test_a_folder_with_pytorch_model_bin_loads_and_is_the_same(tokenizer, tmp_pa
     model = tiny()
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    wanted = ModelConfig.model_validate({"from": str(tmp_path)})
-    built = build_model(ModelRequest(wanted, "AutoModelForCausalLM", block=8, seed=1), tokenizer)
+    model_config = ModelConfig.model_validate({"from": str(tmp_path)})
+    built = build_model(ModelRequest(model_config, "AutoModelForCausalLM", block=8, seed=1), tokenizer)
     ids = torch.arange(10)[None]
     assert torch.equal(built.model.eval()(ids).logits, model(ids).logits)
     assert built.notes == []
@@ -47,8 +47,8 @@ def test_a_folder_with_pytorch_model_bin_loads_and_is_the_same(tokenizer, tmp_pa
 
 def test_a_larger_tokenizer_grows_the_model_in_the_open(tokenizer, tmp_path):
     tiny(vocabulary=200).save_pretrained(tmp_path)
-    wanted = ModelConfig.model_validate({"from": str(tmp_path)})
-    built = build_model(ModelRequest(wanted, "AutoModelForCausalLM", block=8, seed=1), tokenizer)
+    model_config = ModelConfig.model_validate({"from": str(tmp_path)})
+    built = build_model(ModelRequest(model_config, "AutoModelForCausalLM", block=8, seed=1), tokenizer)
     assert built.model.get_input_embeddings().weight.shape[0] == 270
     assert "70 new ones were added" in built.notes[0]
 

@@ -32,10 +32,10 @@ def read(tmp_path):
 
     def read(near=None, dedup=None, objective="causal", **data):
         given = {"dedup": {"near": near or {}, **(dedup or {})}, **data}
-        documents, told = stored(tmp_path, data=given, objective=objective)
-        assert told["documents"]["read"] == len(documents) + sum(told["documents"]["dropped"].values())
-        assert told["documents"]["kept"] == len(documents)
-        return documents, told
+        documents, prepared = stored(tmp_path, data=given, objective=objective)
+        assert prepared["documents"]["read"] == len(documents) + sum(prepared["documents"]["dropped"].values())
+        assert prepared["documents"]["kept"] == len(documents)
+        return documents, prepared
 
     return read
 
@@ -55,7 +55,7 @@ def words_from(start, end):
 
 def similarity(one, other, words=5):
     grams = Shingler(words)
-    return jaccard(*(shingle_set(found) for found in grams.hashes([one, other])))
+    return jaccard(*(shingle_set(hashes) for hashes in grams.hashes([one, other])))
 
 
 def families(count, seed=0):
@@ -93,11 +93,11 @@ def clusters_of(count, alike, threshold):
 def test_the_articles_pairs_are_found_and_nothing_else(shared_data, read):
     """Measured: recall 1.0, precision 1.0."""
     folder = shared_data / "dedup"
-    documents, told = read(sources=[{"path": str(folder / "articles_1000.train"), "document": "line"}])
+    documents, ledger = read(sources=[{"path": str(folder / "articles_1000.train"), "document": "line"}])
     names = [line.split()[0] for line in (folder / "articles_1000.train").read_text().splitlines()]
     kept = {text.split()[0] for text in texts_of(documents)}
     dropped = set(names) - kept
-    assert told["documents"]["dropped"] == {"near_duplicate": len(dropped)}
+    assert ledger["documents"]["dropped"] == {"near_duplicate": len(dropped)}
     later = {max(line.split(), key=names.index) for line in (folder / "articles_1000.truth").read_text().splitlines()}
     assert len(later) == 10
     assert later <= dropped
@@ -106,9 +106,9 @@ def test_the_articles_pairs_are_found_and_nothing_else(shared_data, read):
 
 def test_the_editions_of_a_novel_are_one(shared_data, read):
     names = ["anna_karenina.txt", "anna_karenina.other_edition.txt", "anna_karenina.cp1251.txt", "oblomov.txt"]
-    documents, told = read(sources=[{"path": [str(shared_data / "literature" / name) for name in names]}])
+    documents, ledger = read(sources=[{"path": [str(shared_data / "literature" / name) for name in names]}])
     assert [document.origin.rpartition("/")[2] for document in documents] == [names[0], names[3]]
-    assert told["documents"]["dropped"] == {"near_duplicate": 2}
+    assert ledger["documents"]["dropped"] == {"near_duplicate": 2}
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9])
@@ -117,9 +117,9 @@ def test_what_is_left_is_what_comparing_all_pairs_leaves(tmp_path, read, thresho
     first = clusters_of(len(texts), alike, threshold)
     expected = [text for number, text in enumerate(texts) if first[number] == number]
     assert len(texts) - len(expected) > 20
-    documents, told = read({"threshold": threshold}, sources=[lines_of(tmp_path / "a.txt", texts)])
+    documents, ledger = read({"threshold": threshold}, sources=[lines_of(tmp_path / "a.txt", texts)])
     assert texts_of(documents) == expected
-    assert told["documents"]["dropped"] == {"near_duplicate": len(texts) - len(expected)}
+    assert ledger["documents"]["dropped"] == {"near_duplicate": len(texts) - len(expected)}
 
 
 def test_no_cluster_stands_on_both_sides_of_the_split(tmp_path, read):
@@ -131,8 +131,8 @@ def test_no_cluster_stands_on_both_sides_of_the_split(tmp_path, read):
         return [value for (one, other), value in alike.items() if {part.get(one), part.get(other)} == {"train", "validation"}]  # fmt: skip  # noqa: E501
 
     source = lines_of(tmp_path / "a.txt", texts)
-    documents, told = read({"threshold": 0.7}, sources=[source], validation=0.5)
-    assert min(told["parts"][part]["documents"] for part in ("train", "validation")) > 50
+    documents, ledger = read({"threshold": 0.7}, sources=[source], validation=0.5)
+    assert min(ledger["parts"][part]["documents"] for part in ("train", "validation")) > 50
     assert max(across(documents), default=0.0) < 0.7
     without, _ = stored(tmp_path, data={"sources": [source], "validation": 0.5})
     assert max(across(without)) > 0.9  # the texts do offer the mistake
@@ -153,9 +153,9 @@ def test_a_pair_just_under_the_threshold_stays_and_one_at_it_goes(tmp_path, read
 def test_equal_texts_are_duplicates_and_not_near_ones(tmp_path, read):
     text, near = words_from(0, 60), words_from(1, 60)
     source = lines_of(tmp_path / "a.txt", [text, text, near, text.upper() + "!", text])
-    documents, told = read(sources=[source])
+    documents, ledger = read(sources=[source])
     assert texts_of(documents) == [text]
-    assert told["documents"]["dropped"] == {"duplicate": 2, "near_duplicate": 2}
+    assert ledger["documents"]["dropped"] == {"duplicate": 2, "near_duplicate": 2}
     assert read(dedup={"exact": False}, sources=[source])[1]["documents"]["dropped"] == {"near_duplicate": 4}
 
 
@@ -178,11 +178,11 @@ def test_training_texts_near_given_validation_texts_are_dropped(tmp_path, read):
     alone = [words_from(5000, 5100), words_from(5000, 5099)]
     (tmp_path / "held.txt").write_text("\n".join(held))
     source = lines_of(tmp_path / "a.txt", [near[0], alone[0], *near[1:], held[0], alone[1]])
-    documents, told = read(sources=[source], validation=str(tmp_path / "held.txt"))
+    documents, ledger = read(sources=[source], validation=str(tmp_path / "held.txt"))
     assert [(document.text, document.split) for document in documents] == [
         *((text, "validation") for text in held), (alone[0], "train")
     ]  # fmt: skip
-    assert told["documents"]["dropped"] == {"duplicate": 1, "near_duplicate": 1, "near_validation": 3}
+    assert ledger["documents"]["dropped"] == {"duplicate": 1, "near_duplicate": 1, "near_validation": 3}
 
 
 def test_validation_texts_do_not_depend_on_training_texts(tmp_path, read):
@@ -192,9 +192,9 @@ def test_validation_texts_do_not_depend_on_training_texts(tmp_path, read):
     assert similarity(*held) < 0.8 <= min(similarity(text, between) for text in held)
     (tmp_path / "held.txt").write_text("\n".join(held))
     source = lines_of(tmp_path / "a.txt", [between, words_from(500, 600)])
-    documents, told = read(sources=[source], validation=str(tmp_path / "held.txt"))
+    documents, ledger = read(sources=[source], validation=str(tmp_path / "held.txt"))
     assert texts_of(documents) == [*held, words_from(500, 600)]
-    assert told["documents"]["dropped"] == {"near_validation": 1}
+    assert ledger["documents"]["dropped"] == {"near_validation": 1}
 
 
 def left_out(folder, texts, cuts=(), *, signed=None, open_files=200, comparisons=1000, **near):
@@ -212,8 +212,8 @@ def left_out(folder, texts, cuts=(), *, signed=None, open_files=200, comparisons
         similar_pairs(signatures, range(group, bands, BAND_GROUPS), config.threshold, comparisons)
         for group in range(BAND_GROUPS)
     ]
-    found = near_duplicates(signatures, pairs, np.zeros(len(texts), bool))
-    return sorted(np.concatenate(list(found.values())).tolist())
+    dropped = near_duplicates(signatures, pairs, np.zeros(len(texts), bool))
+    return sorted(np.concatenate(list(dropped.values())).tolist())
 
 
 def test_small_batches_and_shares_give_what_large_ones_give(tmp_path):
@@ -239,12 +239,12 @@ def test_a_template_is_compared_with_a_bounded_number(tmp_path, monkeypatch):
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 0.9])
 @pytest.mark.parametrize("permutations", [112, 128, 256])
 def test_bands_find_a_pair_at_the_threshold(threshold, permutations):
-    def found(rows):
+    def probability(rows):
         return 1 - (1 - threshold**rows) ** (permutations // rows)
 
     bands, rows = bands_and_rows(threshold, permutations)
     assert bands == permutations // rows
-    assert found(rows) >= 0.999 > found(rows + 1)
+    assert probability(rows) >= 0.999 > probability(rows + 1)
 
 
 def test_pairs_and_conversations_are_compared_by_their_texts(tmp_path, read):
@@ -254,9 +254,9 @@ def test_pairs_and_conversations_are_compared_by_their_texts(tmp_path, read):
     for objective, rows, kind in (("chat", chats, "chat"), ("causal", pairs, "jsonl")):
         file = tmp_path / f"{kind}.jsonl"
         file.write_text("\n".join(map(json.dumps, rows)))
-        documents, told = read(sources=[{"path": str(file), "format": kind, "field": "output"}], objective=objective)
+        documents, ledger = read(sources=[{"path": str(file), "format": kind, "field": "output"}], objective=objective)
         assert len(documents) == 2
-        assert told["documents"]["dropped"] == {"near_duplicate": 1}
+        assert ledger["documents"]["dropped"] == {"near_duplicate": 1}
 
 
 @pytest.mark.parametrize("source", [{"path": "a.json", "format": "squad"}, {"path": "a.jsonl", "format": "preference"}])
@@ -282,9 +282,9 @@ def test_prepare_looks_for_them_once(tmp_path):
     given = [f"data.store={tmp_path}/stores", f"data.sources={json.dumps([source])}", "tokenizer.train.vocab=300",
              "data.block=8"]  # fmt: skip
     run = load_run("demo", Overrides.parse([*given, "data.dedup.near={}"]))
-    told = []
-    ledger = prepare(run, told.append).ledger()  # the texts are read for the tokenizer and again for the tokens
-    assert told.count("looking for near-duplicates") == 1
+    messages = []
+    ledger = prepare(run, messages.append).ledger()  # the texts are read for the tokenizer and again for the tokens
+    assert messages.count("looking for near-duplicates") == 1
     kept = len(set(first))
     assert ledger["documents"] == {"read": len(texts), "kept": kept, "dropped": {"near_duplicate": len(texts) - kept}}
     keys = {

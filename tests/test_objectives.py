@@ -20,7 +20,7 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
 
     With accumulation on two processes these share the weights too.
     """
-    found = {}
+    results = {}
     for processes in (1, 2):
         files = [
             objective_run(tmp_path / f"{processes}-{name}-{accumulation}.yaml", name, train={
@@ -32,11 +32,11 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
         done = torchrun(processes, CASES, *files)
         assert done.returncode == 0, done.stderr[-3000:]
         for file in files:
-            found[file.stem] = losses(file.with_suffix(""))
+            results[file.stem] = losses(file.with_suffix(""))
     for name in OBJECTIVES:
-        reference = found[f"1-{name}-1"]
+        reference = results[f"1-{name}-1"]
         assert len(reference) == 5
-        for other, figures in found.items():
+        for other, figures in results.items():
             if f"-{name}-" in other:
                 assert largest_difference(reference, figures) < 1e-5, other
 
@@ -59,7 +59,7 @@ def test_killed_and_resumed_ends_bit_equal(tmp_path, name):
     done = artel("train", broken)
     assert done.returncode == 0, done.stderr
     assert "resuming from step" in done.stderr
-    expected, found = (load_file(run.with_suffix("") / "model" / "model.safetensors") for run in (whole, broken))
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[key], found[key]) for key in expected)
+    expected, actual = (load_file(run.with_suffix("") / "model" / "model.safetensors") for run in (whole, broken))
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[key], actual[key]) for key in expected)
     assert losses(whole.with_suffix("")) == losses(broken.with_suffix(""))

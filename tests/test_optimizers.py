@@ -142,11 +142,11 @@ def rates(model, **changes) -> dict[str, float]:
 
 def test_each_layer_takes_its_share_of_the_learning_rate():
     model = model_of(**{**GPT2, "n_layer": 3})
-    found = rates(model, layer_decay=0.5)
-    assert set(found) == set(dict(model.named_parameters()))
-    assert found["transformer.wte.weight"] == found["transformer.wpe.weight"] == 0.125
-    assert [found[f"transformer.h.{layer}.ln_1.bias"] for layer in range(3)] == [0.25, 0.5, 1.0]
-    assert found["transformer.ln_f.weight"] == 1.0
+    result = rates(model, layer_decay=0.5)
+    assert set(result) == set(dict(model.named_parameters()))
+    assert result["transformer.wte.weight"] == result["transformer.wpe.weight"] == 0.125
+    assert [result[f"transformer.h.{layer}.ln_1.bias"] for layer in range(3)] == [0.25, 0.5, 1.0]
+    assert result["transformer.ln_f.weight"] == 1.0
     assert set(rates(model).values()) == {1.0}
     muon = rates(model, optimizer="muon", muon_learning_rate=0.02, layer_decay=0.5)
     assert muon["transformer.h.0.attn.c_attn.weight"] == 0.02 * 0.25
@@ -203,8 +203,8 @@ def test_layer_shares_of_other_architectures(auto_class, keys, expected):
     model = model_of(auto_class, **keys)
     shares = layer_shares(model, 0.5)
     for prefix, share in expected.items():
-        found = {shares[parameter] for name, parameter in model.named_parameters() if name.startswith(prefix)}
-        assert found == {share}, prefix
+        actual = {shares[parameter] for name, parameter in model.named_parameters() if name.startswith(prefix)}
+        assert actual == {share}, prefix
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     assert shares[head] == (shares[embedding] if head is embedding else 1)
 
@@ -230,14 +230,14 @@ def test_stochastic_rounding_is_right_in_the_mean():
     """200,000 draws between neighbours 2^-7 apart: the mean's standard error is at most 2^-8 / sqrt(200,000)."""
     for number in (1 + 2**-10, -1 - 3 * 2**-10, 1 + 2**-7 - 2**-12, 3e-30):
         numbers = torch.full((200_000,), number)
-        found = rounded_to_bf16(numbers, torch.Generator().manual_seed(3))
-        assert found.dtype == torch.bfloat16
-        values = found.double().unique()
+        result = rounded_to_bf16(numbers, torch.Generator().manual_seed(3))
+        assert result.dtype == torch.bfloat16
+        values = result.double().unique()
         assert len(values) == 2
         step = float(values[1] - values[0])
         assert abs(step / abs(number)) < 2**-6.9
         assert float(values[0]) < numbers[0].double() < float(values[1])
-        assert abs(found.double().mean() - numbers[0].double()) < 4 * step / 2 / 200_000**0.5
+        assert abs(result.double().mean() - numbers[0].double()) < 4 * step / 2 / 200_000**0.5
 
 
 def test_what_bf16_holds_is_not_rounded():
@@ -297,9 +297,9 @@ def test_bf16_weights_step_as_float32_ones_do():
             assert state[key].dtype == torch.float32
             torch.testing.assert_close(state[key], tensor, rtol=1e-5, atol=1e-12)
     for name, parameter in reference.named_parameters():
-        found = model.get_parameter(name)
-        assert found.dtype == torch.bfloat16
-        torch.testing.assert_close(found.float(), parameter, rtol=3 * 2**-7, atol=3e-6)  # three roundings
+        actual = model.get_parameter(name)
+        assert actual.dtype == torch.bfloat16
+        torch.testing.assert_close(actual.float(), parameter, rtol=3 * 2**-7, atol=3e-6)  # three roundings
 
 
 def test_bf16_weights_resume_bit_for_bit_whatever_else_is_drawn():

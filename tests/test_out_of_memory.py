@@ -28,7 +28,7 @@ DEEP = {"n_layer": 12, "n_embd": 64}  # 40 MB a row of 512 tokens, 6 when all is
 
 
 @pytest.mark.parametrize(
-    ("found", "share", "expected"),
+    ("fitting", "share", "expected"),
     [
         (MicroBatchPlan(64, "none"), 64, MicroBatchPlan(32, "none")),
         (MicroBatchPlan(64, "none"), 10, MicroBatchPlan(5, "none")),  # no more than the share was ever run
@@ -38,20 +38,20 @@ DEEP = {"n_layer": 12, "n_embd": 64}  # 40 MB a row of 512 tokens, 6 when all is
         (MicroBatchPlan(1, "full"), 9, None),
     ],
 )
-def test_half_is_tried_next_and_then_all_computed_again(found, share, expected):
-    assert next_smaller(found, share) == expected
+def test_half_is_tried_next_and_then_all_computed_again(fitting, share, expected):
+    assert next_smaller(fitting, share) == expected
 
 
 def test_the_lowest_limit_of_all_processes_holds(tmp_path):
-    limit, found = MemoryLimit(tmp_path, {"world": 2}), MicroBatchPlan(64, "selective")
-    assert limit.keep(found, lambda mine: mine) is found
-    assert limit.keep(found, lambda mine: min(mine, 2 * 16 + 1)) == MicroBatchPlan(16, "selective")
+    limit, fitting = MemoryLimit(tmp_path, {"world": 2}), MicroBatchPlan(64, "selective")
+    assert limit.keep(fitting, lambda mine: mine) is fitting
+    assert limit.keep(fitting, lambda mine: min(mine, 2 * 16 + 1)) == MicroBatchPlan(16, "selective")
     limit.lower(MicroBatchPlan(8, "selective"))
-    assert MemoryLimit(tmp_path, {"world": 2}).keep(found, lambda mine: mine) == MicroBatchPlan(8, "selective")
-    assert MemoryLimit(tmp_path, {"world": 4}).keep(found, lambda mine: mine) is found
+    assert MemoryLimit(tmp_path, {"world": 2}).keep(fitting, lambda mine: mine) == MicroBatchPlan(8, "selective")
+    assert MemoryLimit(tmp_path, {"world": 4}).keep(fitting, lambda mine: mine) is fitting
     assert limit.keep(MicroBatchPlan(4, "none"), lambda mine: mine) == MicroBatchPlan(4, "none")
     limit.lower(MicroBatchPlan(1, "full"))
-    assert limit.keep(found, lambda mine: mine) == MicroBatchPlan(1, "full")
+    assert limit.keep(fitting, lambda mine: mine) == MicroBatchPlan(1, "full")
 
 
 class Ended(Exception):
@@ -119,36 +119,36 @@ def changed(**train):
 def alone(rank, world):
     """All that one process goes through."""
     processes = World(0, 1, 0, torch.device("cpu"))
-    found = {"whole": run("whole", [], processes, **changed(activation_checkpointing="none"))}
+    results = {"whole": run("whole", [], processes, **changed(activation_checkpointing="none"))}
     for size in (64, "auto"):
-        wanted = changed(micro_batch=size, activation_checkpointing="none")
-        found[f"{size} ended"] = run(f"{size}", [Squeeze(0.75, end=5)], processes, **wanted)
-        found[f"{size} again"] = run(f"{size}", [], processes, **wanted)
+        changes = changed(micro_batch=size, activation_checkpointing="none")
+        results[f"{size} ended"] = run(f"{size}", [Squeeze(0.75, end=5)], processes, **changes)
+        results[f"{size} again"] = run(f"{size}", [], processes, **changes)
     deep = WIDE | {"model": {"config": DEEP}, "data": WIDE["data"] | {"block": 512}}
     deep["train"] = {"batch": 2, "steps": 5, "micro_batch": 2}
-    found["deep"] = run("deep", [Squeeze(0.35)], processes, **deep)
-    found["nothing"] = run("nothing", [Squeeze(0.35), Nothing()], processes, **deep)
-    return found
+    results["deep"] = run("deep", [Squeeze(0.35)], processes, **deep)
+    results["nothing"] = run("nothing", [Squeeze(0.35), Nothing()], processes, **deep)
+    return results
 
 
 @pytest.mark.processes
 def test_a_process_alone_goes_on_with_less(tmp_path):
-    (found,) = run_ranks(1, __file__, "alone", seconds=200, PLACE=str(tmp_path), **MEMORY)
+    (results,) = run_ranks(1, __file__, "alone", seconds=200, PLACE=str(tmp_path), **MEMORY)
     for size, before, after in ((64, 64, 32), ("auto", 32, 16)):
-        said = found[f"{size} ended"]
-        told = f"step 4: out of memory with micro-batches of {before}; tried again with micro-batches of {after}"
-        assert told in said
+        said = results[f"{size} ended"]
+        message = f"step 4: out of memory with micro-batches of {before}; tried again with micro-batches of {after}"
+        assert message in said
         assert said[-1].startswith("Ended")
-        again = "\n".join(found[f"{size} again"])
+        again = "\n".join(results[f"{size} again"])
         assert f"micro-batches of {after}, not {before}: memory ran out" in again
         assert "resuming from step 4" in again
         # Same global batches, and nothing counted twice.
         assert largest_difference(losses(tmp_path / "whole"), losses(tmp_path / f"{size}")) < 1e-5
-    said = "\n".join(found["deep"])
+    said = "\n".join(results["deep"])
     assert "out of memory with micro-batches of 2; tried again with micro-batches of 1\n" in said
     assert "out of memory with micro-batches of 1; tried again with micro-batches of 1 and all computed again" in said
     assert sorted(losses(tmp_path / "deep")) == [1, 2, 3, 4, 5]
-    last = found["nothing"][-1]
+    last = results["nothing"][-1]
     assert last.startswith("WorkError: step 5: out of memory with a single sample in a micro-batch")
     assert "data.block" in last
 
@@ -157,25 +157,25 @@ def together(rank, world):
     """Rank 1 is out of memory, both end, and start again as a launcher starts them."""
     processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
     config = load_run(str(Path(os.environ["PLACE"], "two.yaml")), {})
-    prepared, told = prepare(config, lambda _: None), []
+    prepared, messages = prepare(config, lambda _: None), []
     try:
-        train(config, prepared, processes, told.append, callbacks=[Squeeze(0.75)] if rank == 1 else [])
+        train(config, prepared, processes, messages.append, callbacks=[Squeeze(0.75)] if rank == 1 else [])
     except OutOfMemory as error:
-        told += [str(error), error.exit_code]
+        messages += [str(error), error.exit_code]
     except RuntimeError:
-        told.append("lost the other")
+        messages.append("lost the other")
     limit_memory(None)
     dist.destroy_process_group()
     where = Path(os.environ["PLACE"], "meeting").as_uri()
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world)
-    train(config, prepared, processes, told.append)
-    return told
+    train(config, prepared, processes, messages.append)
+    return messages
 
 
 @pytest.mark.processes
 def test_of_several_processes_all_start_again_with_less(tmp_path):
-    wanted = changed(micro_batch=32, activation_checkpointing="none")
-    config = load_run(str(write_run(tmp_path / "two.yaml", **wanted)), {})
+    changes = changed(micro_batch=32, activation_checkpointing="none")
+    config = load_run(str(write_run(tmp_path / "two.yaml", **changes)), {})
     prepare(config, lambda _: None)
     first, second = run_ranks(2, __file__, "together", seconds=200, PLACE=str(tmp_path), **MEMORY)
     assert "lost the other" in first

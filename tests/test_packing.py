@@ -66,10 +66,10 @@ def test_packed_blocks_predict_each_token_that_begins_no_document_once(tmp_path_
     predicted = []
     for index in range(len(blocks)):
         sample = blocks.read(index)
-        numbers, wanted = document_numbers(sample.flags), may_be_predicted(sample.flags)
+        numbers, is_target = document_numbers(sample.flags), may_be_predicted(sample.flags)
         assert len(sample.ids) == len(sample.flags) == length + 1
         assert ((sample.ids > 0) == (numbers > 0)).all()  # padding has number 0
-        for at in np.flatnonzero(wanted[1:]) + 1:
+        for at in np.flatnonzero(is_target[1:]) + 1:
             token = int(sample.ids[at])
             predicted.append(token)
             if token in begins:  # after the whole of another document, or its rest
@@ -137,7 +137,7 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
     encoder = {"model_type": "roberta", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
                "intermediate_size": 64, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}  # fmt: skip
     kinds = {"causal": {}, "masked": {"objective": "masked", "model": {"config": encoder}}}
-    found = {}
+    results = {}
     for processes in (1, 2):
         files = [
             write_run(tmp_path / f"{processes}-{name}-{accumulation}.yaml", **kind, data={"packing": "best_fit"},
@@ -148,11 +148,11 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
         done = torchrun(processes, CASES, *files)
         assert done.returncode == 0, done.stderr[-3000:]
         for file in files:
-            found[file.stem] = losses(file.with_suffix(""))
+            results[file.stem] = losses(file.with_suffix(""))
     for name in kinds:
-        reference = found[f"1-{name}-1"]
+        reference = results[f"1-{name}-1"]
         assert len(reference) == 4
-        for other, figures in found.items():
+        for other, figures in results.items():
             if f"-{name}-" in other:
                 assert largest_difference(reference, figures) < 1e-5, other
 
@@ -163,11 +163,11 @@ def test_train_with_packing_counts_no_padding(tmp_path):
     packed = write_run(tmp_path / "packed.yaml", data={"packing": "best_fit", "block": 64}, train=train)
     done = artel("train", packed, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     manifest = json.loads(next((tmp_path / "stores").glob("*/manifest.json")).read_text())
     part = manifest["parts"]["train"]
-    assert part["tokens"] - part["samples"] <= found["tokens"] <= part["tokens"]
-    assert {"loss", "perplexity", "bits_per_byte"} <= set(found["validation"])
+    assert part["tokens"] - part["samples"] <= report["tokens"] <= part["tokens"]
+    assert {"loss", "perplexity", "bits_per_byte"} <= set(report["validation"])
     assert metrics(tmp_path / "packed")
 
 

@@ -19,11 +19,11 @@ REFUSED = {"expert-2": "has no experts", "expert-fsdp-2x2": "has no experts"}
 @pytest.mark.processes
 @pytest.mark.parametrize(("model", "layouts"), [("gpt2", OF_TWO), ("qwen3_moe", OF_FOUR)])
 def test_the_numbers_are_those_of_one_process(tmp_path, model, layouts):
-    found = {}
+    results = {}
     for part in measure(tmp_path, cells([model], layouts), steps=4, seconds=400):
-        found |= part
-    assert len(found) == len(layouts)
-    for (layout, _), value in found.items():
+        results |= part
+    assert len(results) == len(layouts)
+    for (layout, _), value in results.items():
         if layout in REFUSED and model == "gpt2":
             assert isinstance(value, str)
             assert REFUSED[layout] in value

@@ -107,10 +107,10 @@ def test_a_killed_prepare_goes_on_and_ends_the_same(tmp_path, everything):
     file.write_text(dump_run(run))
     parts = tmp_path / "killed" / "stores"
     seen = []
-    for wanted in (1, 12, 40):  # so many finished parts at the least when it is killed
+    for finished in (1, 12, 40):  # so many finished parts at the least when it is killed
         process = start("prepare", file)
         wait_until(
-            lambda: len(list(parts.glob("*.parts/text/0*"))) >= wanted or process.poll() is not None  # noqa: B023
+            lambda: len(list(parts.glob("*.parts/text/0*"))) >= finished or process.poll() is not None  # noqa: B023
         )
         kill(process)
         seen.append({path.name: path.stat().st_ino for path in parts.glob("*.parts/text/0*")})
@@ -177,12 +177,12 @@ def test_weights_by_set_over_the_pile(tmp_path, shared_data):
         weight = weights.get(of_set[document.origin], 1)
         assert times[document.origin] in {int(weight), int(np.ceil(weight))}
     for name in names:
-        told = ledger["sets"][name]
+        entry = ledger["sets"][name]
         mine = [document for document in documents if of_set[document.origin] == name]
-        assert told["train"]["documents"] == len(mine)
-        assert told["train"]["bytes"] == sum(len(document.text.encode()) for document in mine)
-        assert told["read"] == before["sets"][name]["read"] == told["kept"] + sum(told["dropped"].values())
-        assert told["dropped"].get("weight", 0) == before["sets"][name]["kept"] - told["kept"]
+        assert entry["train"]["documents"] == len(mine)
+        assert entry["train"]["bytes"] == sum(len(document.text.encode()) for document in mine)
+        assert entry["read"] == before["sets"][name]["read"] == entry["kept"] + sum(entry["dropped"].values())
+        assert entry["dropped"].get("weight", 0) == before["sets"][name]["kept"] - entry["kept"]
     assert ledger["sets"][names[1]]["kept"] == 0
     texts = [document.text for document in documents]
     assert texts[: len(set(texts))] == list(dict.fromkeys(texts))  # those that come again come after all others
@@ -245,10 +245,10 @@ def test_from_s3_to_s3(tmp_path, bucket, s3_server, monkeypatch):
     second.open().verify()
     assert second.folder.is_relative_to(tmp_path / "other")
     relay.close()  # no network any more: none is needed to start
-    told = []
-    third = prepare(run_of(tmp_path, data=data), told.append)
+    messages = []
+    third = prepare(run_of(tmp_path, data=data), messages.append)
     assert (third.made, third.folder) == (False, second.folder)
-    assert any("the listing of" in line for line in told)  # a line of life may stand before it
+    assert any("the listing of" in line for line in messages)  # a line of life may stand before it
 
 
 def test_a_store_that_may_not_be_written_is_told_first(tmp_path, bucket):

@@ -38,9 +38,9 @@ def test_each_file_is_read_once_whatever_links_there_are(tmp_path, pattern):
     written(tmp_path, "beside.txt", "beside")
     for name, to in (("parent", tmp_path), ("all", "/")):
         (folder / name).symlink_to(to)
-    found = items(pattern.format(folder))
-    assert sorted(item.text for item in found) == ["one", "three", "two"]
-    assert not any(item.origin.endswith("1.txt") for item in found)
+    records = items(pattern.format(folder))
+    assert sorted(item.text for item in records) == ["one", "three", "two"]
+    assert not any(item.origin.endswith("1.txt") for item in records)
 
 
 def test_globs_match_what_they_matched(tmp_path):

@@ -102,7 +102,7 @@ def objectives():
     def run(objective, **more):
         return RunConfig.model_validate({"objective": objective, "data": {"block": 80}, **more})
 
-    found = {
+    by_name = {
         "chat": Chat(run("chat"), tokens),
         "masked": Masked(run("masked"), framed),
         "dpo": PreferenceOptimization(run("preference"), tokens),
@@ -110,13 +110,13 @@ def objectives():
         "five": SpanQA(run("span_qa", span_qa={"heads": "five", "question": 4}), framed),
     }
     for name in ("dpo", "kto"):
-        found[name].set_reference(np.linspace(-30, -20, 300).reshape(100, 3), validation=False)
-    return found
+        by_name[name].set_reference(np.linspace(-30, -20, 300).reshape(100, 3), validation=False)
+    return by_name
 
 
 def batches_of(objective, count):
     """Micro-batches of unequal numbers of targets and, where samples stand alone, of unequal shapes."""
-    found = []
+    results = []
     for seed in range(count):
         rng = np.random.default_rng(seed)
         lengths = np.array([9 + 7 * seed, 20 + 3 * seed, 15][: 2 + seed % 2])
@@ -134,9 +134,9 @@ def batches_of(objective, count):
         flags = ((rng.random(there.shape) < 0.6) & there).astype(np.uint8) if flagged else None
         rows = len(lengths)
         epochs = np.zeros(rows, np.int64)
-        found.append(objective.batch(Rows(
+        results.append(objective.batch(Rows(
             ids, lengths, np.ones(rows, bool), np.arange(rows) + 10 * seed, epochs, flags, numbers)))  # fmt: skip
-    return found
+    return results
 
 
 def pipelined(model, objective, rank, world, schedule, prepare=lambda stage, mesh, grid: None, **grid):
@@ -159,33 +159,33 @@ def full(gradient):
     return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
 
 
-def difference(layout, wanted, batches, judged, whole=None):
-    """Largest relative differences to `wanted`, a layout of one process, after the same step; names that were seen."""
+def difference(layout, reference, batches, judged, whole=None):
+    """Largest relative differences to `reference`, one process, after the same step; names that were seen."""
     whole = whole or batches
     targets = float(sum(batch.targets for batch in whole))
-    wanted.model.zero_grad()
-    sums = wanted.run(whole, targets)
+    reference.model.zero_grad()
+    sums = reference.run(whole, targets)
     mine = torch.tensor(layout.all_reduce_sum(layout.run(batches, targets).double().tolist()))
-    gradients = {name: each.grad for name, each in wanted.model.named_parameters() if each.grad is not None}
+    gradients = {name: each.grad for name, each in reference.model.named_parameters() if each.grad is not None}
     largest = max(float(gradient.abs().max()) for gradient in gradients.values())
-    found = {"sums": float(((mine - sums).abs() / sums.abs().clamp(min=1)).max()), "gradient": 0.0}
+    differences = {"sums": float(((mine - sums).abs() / sums.abs().clamp(min=1)).max()), "gradient": 0.0}
     seen = []
     for name, parameter in layout.model.named_parameters():
         if parameter.grad is not None:
             seen.append(name)
             one = gradients[name]
             off = (full(parameter.grad) - one).abs().max() / one.abs().max().clamp(min=1e-3 * largest)
-            found["gradient"] = max(found["gradient"], float(off))
-    found["norm"] = float((layout.norm() - wanted.norm()).abs() / wanted.norm())
+            differences["gradient"] = max(differences["gradient"], float(off))
+    differences["norm"] = float((layout.norm() - reference.norm()).abs() / reference.norm())
     if judged:
         rows = [np.arange(len(batch.tensors.get("there", batch.tensors["input_ids"]))) for batch in batches]
         indexed = [(batch, 3 * number + rows[number]) for number, batch in enumerate(batches)]
-        (here, outputs), (there, wanted_outputs) = layout.evaluate(indexed, 99), wanted.evaluate(indexed, 99)
-        found["judged"] = max(abs(here[name] - there[name]) / max(1.0, abs(there[name])) for name in there)
-        found["outputs"] = float(
+        (here, outputs), (there, wanted_outputs) = layout.evaluate(indexed, 99), reference.evaluate(indexed, 99)
+        differences["judged"] = max(abs(here[name] - there[name]) / max(1.0, abs(there[name])) for name in there)
+        differences["outputs"] = float(
             np.abs(outputs - wanted_outputs).max(initial=0) / np.abs(wanted_outputs).max(initial=1)
         )
-    return {"found": found, "seen": seen, "all": sorted(gradients)}
+    return {"differences": differences, "seen": seen, "all": sorted(gradients)}
 
 
 def every_schedule(rank, world):
@@ -194,12 +194,12 @@ def every_schedule(rank, world):
     models = {"gpt2": GPT2, "llama": LLAMA, "roberta": ROBERTA, "moe": MOE} if world == 2 else {"deep": DEEP}
     for name, config in models.items():
         objective = made["masked" if config is ROBERTA else "chat"]
-        wanted = one_process(model_of(config, objective), objective)
+        reference = one_process(model_of(config, objective), objective)
         for schedule in SCHEDULES:
             layout = pipelined(model_of(config, objective), objective, rank, world, schedule)
             for count in (2, 5) if name in ("llama", "deep") else (3,):
                 batches = batches_of(objective, count)
-                cases[f"{name} {schedule} {count}"] = difference(layout, wanted, batches, judged=count != 2)
+                cases[f"{name} {schedule} {count}"] = difference(layout, reference, batches, judged=count != 2)
                 layout.model.zero_grad()
     return cases
 
@@ -209,27 +209,27 @@ def many_kinds(rank, world):
     made, cases = objectives(), {}
     for name, (config, kind, schedule, prepare) in KINDS.items():
         objective = made[kind]
-        wanted = one_process(prepare(model_of(config, objective)), objective)
+        reference = one_process(prepare(model_of(config, objective)), objective)
         layout = pipelined(prepare(model_of(config, objective)), objective, rank, world, schedule)
         batches = batches_of(objective, 3)
         layout.probe_memory(batches[0])
         assert all(parameter.grad is None for parameter in layout.model.parameters())
-        cases[name] = difference(layout, wanted, batches, judged=True)
+        cases[name] = difference(layout, reference, batches, judged=True)
     return cases
 
 
 def steps(rank, world):
     """Three steps of SGD: (weights of GPT-2's tied embedding, largest difference of any weight to one process)."""
     objective = objectives()["chat"]
-    wanted = one_process(model_of(GPT2, objective), objective)
+    reference = one_process(model_of(GPT2, objective), objective)
     layout = pipelined(model_of(GPT2, objective), objective, rank, world, "1f1b")
-    for side in (wanted, layout):
+    for side in (reference, layout):
         optimizer = torch.optim.SGD(side.model.parameters(), lr=0.1, momentum=0.9)
         for count in (2, 3, 1):
             side.run(batches_of(objective, count), 50.0)
             optimizer.step()
             optimizer.zero_grad()
-    one = dict(wanted.model.named_parameters())
+    one = dict(reference.model.named_parameters())
     off = max(float((each - one[name]).abs().max()) for name, each in layout.model.named_parameters())
     return [layout.model.transformer.wte.weight[:3].flatten().tolist(), off]
 
@@ -242,7 +242,7 @@ def with_shards(rank, world):
         (GPT2, "fsdp", ["1f1b"]),
         (GPT2, "ddp", ["zero_bubble"]),
     ):
-        wanted = one_process(model_of(config, made["chat"]), made["chat"])
+        reference = one_process(model_of(config, made["chat"]), made["chat"])
         sizes = {"pipeline": 2, "dp_shard" if mode == "fsdp" else "dp_replicate": 2}
         for schedule in schedules:
             model = model_of(config, made["chat"])
@@ -250,7 +250,7 @@ def with_shards(rank, world):
             whole = batches_of(made["chat"], 6)
             mine = [whole[2 * number + layout.dp_rank] for number in range(3)]
             case = f"{config.model_type} {mode} {schedule}"
-            cases[case] = difference(layout, wanted, mine, False, whole)
+            cases[case] = difference(layout, reference, mine, False, whole)
     return cases
 
 
@@ -266,20 +266,20 @@ def on_four(rank, world):
     return every_schedule(rank, world) | with_shards(rank, world)
 
 
-def check(found):
-    for case in found[0]:
-        for rank in found:
-            assert max(rank[case]["found"].values()) < 1e-5, (case, rank[case]["found"])
-        assert sorted({name for rank in found for name in rank[case]["seen"]}) == found[0][case]["all"], case
+def check(result):
+    for case in result[0]:
+        for rank in result:
+            assert max(rank[case]["differences"].values()) < 1e-5, (case, rank[case]["differences"])
+        assert sorted({name for rank in result for name in rank[case]["seen"]}) == result[0][case]["all"], case
 
 
 @pytest.mark.ci
 @pytest.mark.processes
 def test_two_processes_find_what_one_finds():
     """In every order: loss, gradients by name, norm, judgement; with tied embeddings, which stay equal."""
-    found = run_ranks(2, __file__, "on_two", 400)
-    check([cases for cases, _ in found])
-    first, last = (rank[1] for rank in found)
+    results = run_ranks(2, __file__, "on_two", 400)
+    check([cases for cases, _ in results])
+    first, last = (rank[1] for rank in results)
     assert first[0] == last[0]
     assert max(first[1], last[1]) < 1e-5
 
@@ -291,7 +291,7 @@ def test_four_processes_find_what_one_finds():
 
 
 @pytest.mark.parametrize(
-    ("config", "processes", "schedule", "told"),
+    ("config", "processes", "schedule", "messages"),
     [
         (GPT2, 4, "1f1b", []),
         (GPT2, 5, "1f1b", ["gpt2 has 4 layers, fewer than the 5 stages of 5 processes", "write 4 or less"]),
@@ -313,13 +313,13 @@ def test_four_processes_find_what_one_finds():
         ),
     ],
 )
-def test_what_cannot_be_cut_is_told_before_there_are_weights(config, processes, schedule, told):
+def test_what_cannot_be_cut_is_told_before_there_are_weights(config, processes, schedule, messages):
     kind = {"bart": AutoModelForSeq2SeqLM, "mpnet": AutoModelForMaskedLM, "albert": AutoModelForMaskedLM}
     with torch.device("meta"):
         model = kind.get(config.model_type, AutoModelForCausalLM).from_config(config)
     problems = "\n".join(map(str, stages_problems(model, processes, schedule)))
-    assert bool(problems) == bool(told)
-    assert all(each in problems for each in told), problems
+    assert bool(problems) == bool(messages)
+    assert all(each in problems for each in messages), problems
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA, MOE, MPNET])
@@ -345,7 +345,7 @@ def test_layers_are_balanced_by_what_else_a_stage_has():
     """A head as dear as four layers takes their place; without it, shares are equal."""
     even = LlamaConfig(**{**SIZES, "num_hidden_layers": 8, "vocab_size": 16}, tie_word_embeddings=False)
     headed = LlamaConfig(**{**SIZES, "num_hidden_layers": 8, "vocab_size": 1240}, tie_word_embeddings=False)
-    for config, wanted in ((even, [4, 4]), (headed, [5, 3])):
+    for config, expected in ((even, [4, 4]), (headed, [5, 3])):
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-        assert [len(cut(copy.deepcopy(model), [index], 2)[0].own) for index in range(2)] == wanted
+        assert [len(cut(copy.deepcopy(model), [index], 2)[0].own) for index in range(2)] == expected

@@ -35,8 +35,8 @@ def test_fp8_is_refused_where_there_is_none(monkeypatch):
 
 
 def test_what_each_precision_computes_in():
-    found = [autocast_dtype(precision) for precision in ("fp32", "bf16", "fp16", "fp8")]
-    assert found == [None, torch.bfloat16, torch.float16, torch.bfloat16]
+    result = [autocast_dtype(precision) for precision in ("fp32", "bf16", "fp16", "fp8")]
+    assert result == [None, torch.bfloat16, torch.float16, torch.bfloat16]
 
 
 def test_the_loss_scale_follows_its_rules():
@@ -84,21 +84,21 @@ def test_an_infinite_norm_is_found(number):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_fp16_learns_as_float32_does(optimizer):
     expected = learn(model_of(**GPT2), 8, "fp32", optimizer=optimizer)
-    found = learn(model_of(**GPT2), 8, "fp16", LossScale(CPU), optimizer=optimizer)
+    actual = learn(model_of(**GPT2), 8, "fp16", LossScale(CPU), optimizer=optimizer)
     assert expected[-1] < 0.8 * expected[0]
-    assert found == pytest.approx(expected, rel=0.01)
+    assert actual == pytest.approx(expected, rel=0.01)
 
 
 def test_an_overflow_costs_a_step_and_halves_the_scale():
     """A loss 4,096 times as large overflows fp16 until the scale has come down; the steps between are as ever."""
     scale = LossScale(CPU)
-    found = learn(model_of(**GPT2), 20, "fp16", scale, loss_times=4096)
-    skipped = 20 - len(found)
+    actual = learn(model_of(**GPT2), 20, "fp16", scale, loss_times=4096)
+    skipped = 20 - len(actual)
     assert 3 <= skipped <= 15
     assert float(scale.scale) == 65536 / 2**skipped
     expected = learn(model_of(**GPT2), 20 - skipped, "fp32", loss_times=4096)
     assert expected[-1] < 0.9 * expected[0]
-    assert found == pytest.approx(expected, rel=0.01)
+    assert actual == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("keys", [GPT2, LLAMA], ids=["gpt2", "llama"])
@@ -106,6 +106,6 @@ def test_bf16_weights_learn_as_float32_ones_do(keys):
     expected = learn(model_of(**keys), 8, "fp32")
     model = model_of(**keys)
     hold_in_bf16(model)
-    found = learn(model, 8, "bf16", weights="bf16")
+    actual = learn(model, 8, "bf16", weights="bf16")
     assert expected[-1] < 0.8 * expected[0]
-    assert found == pytest.approx(expected, rel=0.03)
+    assert actual == pytest.approx(expected, rel=0.03)

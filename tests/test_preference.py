@@ -55,8 +55,8 @@ def logps(model, tokenizer, objective):
             sample = objective._writer.sample(messages, {1})
             ids = torch.from_numpy(sample.ids)[None]
             scores = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
-            wanted = torch.from_numpy(sample.flags[1:] > 0)
-            sums[row, side], counts[row, side] = scores[wanted].sum(), wanted.sum()
+            is_target = torch.from_numpy(sample.flags[1:] > 0)
+            sums[row, side], counts[row, side] = scores[is_target].sum(), is_target.sum()
     return sums, counts
 
 
@@ -123,11 +123,11 @@ def test_losses_by_hand(tokenizer, tmp_path, loss):
         for row, (question, *_) in enumerate(PAIRS):
             other = PAIRS[(row + 1) % len(PAIRS)][1]
             sample = objective._writer.sample([Message("user", question), Message("assistant", other)], {1})
-            ids, wanted = torch.from_numpy(sample.ids)[None], torch.from_numpy(sample.flags[1:] > 0)
+            ids, is_target = torch.from_numpy(sample.ids)[None], torch.from_numpy(sample.flags[1:] > 0)
             for model, sign in ((policy, 1), (reference, -1)):
                 with torch.no_grad():
                     scores = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
-                kl += sign * scores[wanted].sum().item() / len(PAIRS)
+                kl += sign * scores[is_target].sum().item() / len(PAIRS)
         kl = max(0.0, kl)
         chosen = 1 - torch.sigmoid(0.5 * (ratio[:, 0] - kl))
         rejected = 1 - torch.sigmoid(0.5 * (kl - ratio[:, 1]))
@@ -142,17 +142,17 @@ def test_kto_is_judged_by_the_part_itself(tokenizer, tmp_path):
     policy, reference = models(tokenizer)
     part = stored(objective, tmp_path / "store")
     batch = batch_of(objective, part, reference)
-    found = []
+    results = []
     for kl in (0.0, 3.0):
         objective.set_global_statistics([kl, 1.0])
         with torch.no_grad():
             sums, outputs = objective.evaluate_batch(policy, batch)
         totals = dict(zip(objective.sums, sums.tolist(), strict=True))
-        found.append(objective.metrics(totals, outputs[: part.samples].numpy(), part)["loss"])
+        results.append(objective.metrics(totals, outputs[: part.samples].numpy(), part)["loss"])
     with torch.no_grad():
         objective.set_global_statistics(objective.batch_statistics(policy, batch).tolist())
         sums = objective.loss(policy, batch)
-    assert found == pytest.approx([(sums[0] / sums[1]).item()] * 2, rel=1e-5)
+    assert results == pytest.approx([(sums[0] / sums[1]).item()] * 2, rel=1e-5)
 
 
 def test_what_another_model_said_is_not_taken_for_what_this_one_says(tokenizer, tmp_path):

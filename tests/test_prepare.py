@@ -39,18 +39,18 @@ def test_the_decoded_store_equals_the_cleaned_documents(novels):
     ledger = Ledger()
     cleaned = list(read_documents(run.data, ledger))
     prepared = prepare(run)
-    store, tokenizer, told = prepared.open(), prepared.tokenizer(), prepared.ledger()
+    store, tokenizer, record = prepared.open(), prepared.tokenizer(), prepared.ledger()
     for part in ("train", "validation"):
         expected = [(d.record.origin, d.record.text) for d in cleaned if d.split == part]
         documents = getattr(store, part).each_sample()
-        for (origin, text), (found, ids) in zip(expected, documents, strict=True):
+        for (origin, text), (stored_origin, ids) in zip(expected, documents, strict=True):
             assert ids[-1] == tokenizer.end_id
-            assert (found, tokenizer.decode(ids[:-1])) == (origin, text)
-    documents = told["documents"]
+            assert (stored_origin, tokenizer.decode(ids[:-1])) == (origin, text)
+    documents = record["documents"]
     assert documents["read"] == documents["kept"] + sum(documents["dropped"].values())
     assert documents["kept"] == len(cleaned) == store.train.documents + store.validation.documents
     assert documents == ledger.to_json()["documents"]
-    assert told["tokens"] == {"train": store.train.tokens, "validation": store.validation.tokens}
+    assert record["tokens"] == {"train": store.train.tokens, "validation": store.validation.tokens}
     store.verify()
     assert not prepare(run).made
 

@@ -42,14 +42,14 @@ def watched(monkeypatch):
 
     def train(file, profile="true"):
         config = load_run(str(file), Overrides.parse([f"profile={profile}"]))
-        told = []
+        messages = []
         with join_world(threads=1) as processes:
             try:
-                loop.train(config, prepare(config), processes, told.append)
+                loop.train(config, prepare(config), processes, messages.append)
             except Interrupted:
-                told.append("interrupted")
+                messages.append("interrupted")
         assert not torch.autograd._profiler_enabled()
-        return Watched.last, [line for line in told if line.startswith("profile") or line == "interrupted"]
+        return Watched.last, [line for line in messages if line.startswith("profile") or line == "interrupted"]
 
     yield train
     Watched.stop_at = None
@@ -67,7 +67,7 @@ def by_kind(table):
 
 def test_a_run_writes_a_trace_and_a_table_that_adds_up(tmp_path, watched):
     file = write_run(tmp_path / "run.yaml", train={"steps": 12}, validate={"every": "never"})
-    seen, told = watched(file)
+    seen, messages = watched(file)
     # Step 5 warms the profiler up, which records nothing yet; 6 to 8 are recorded; nothing runs before and after.
     assert [step for step, ran in seen.ran.items() if ran] == [6, 7, 8]
     table, text = read(file)
@@ -82,8 +82,8 @@ def test_a_run_writes_a_trace_and_a_table_that_adds_up(tmp_path, watched):
     assert any(row["name"] == "aten::mm" and row["kind"] == "matrix products" for row in table["operators"])
     assert all(kind in text for kind in kinds)
     assert "together" in text
-    assert len(told) == 1
-    assert "from step 6 on" in told[0]
+    assert len(messages) == 1
+    assert "from step 6 on" in messages[0]
     trace = json.loads((file.with_suffix("") / "profile" / "trace.json").read_bytes())
     names = [event["name"] for event in trace["traceEvents"]]
     steps = [event for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep#")]
@@ -117,17 +117,17 @@ def test_a_validation_within_is_told_apart(tmp_path, watched):
 @pytest.mark.parametrize(("steps", "recorded", "first"), [(1, 1, 1), (2, 1, 2), (4, 2, 3)])
 def test_a_short_run_records_what_there_is_and_says_so(tmp_path, watched, steps, recorded, first):
     file = write_run(tmp_path / "run.yaml", train={"steps": steps})
-    seen, told = watched(file)
+    seen, messages = watched(file)
     assert [step for step, ran in seen.ran.items() if ran] == list(range(first, steps + 1))
     assert read(file)[0]["steps"] == recorded
-    assert f"of the {steps} steps left, {recorded} from step {first} on" in told[0]
+    assert f"of the {steps} steps left, {recorded} from step {first} on" in messages[0]
 
 
 def test_interrupted_within_the_window_writes_its_whole_steps(tmp_path, watched):
     file = write_run(tmp_path / "run.yaml", train={"steps": 12})
     Watched.stop_at = 6
-    seen, told = watched(file)
-    assert told[-1] == "interrupted"
+    seen, messages = watched(file)
+    assert messages[-1] == "interrupted"
     assert max(seen.ran) == 6
     table, _ = read(file)
     assert table["steps"] == 2  # the loop heard of it in step 7, and finished that
@@ -142,16 +142,16 @@ def test_interrupted_within_the_window_writes_its_whole_steps(tmp_path, watched)
 def test_interrupted_before_a_step_was_recorded_writes_nothing(tmp_path, watched):
     file = write_run(tmp_path / "run.yaml", train={"steps": 12})
     Watched.stop_at = 4
-    _, told = watched(file)
-    assert told == ["profile: the run ended before step 6 was over; nothing is written", "interrupted"]
+    _, messages = watched(file)
+    assert messages == ["profile: the run ended before step 6 was over; nothing is written", "interrupted"]
     assert not (file.with_suffix("") / "profile").exists()
 
 
 def test_without_profile_nothing_is_started_and_nothing_written(tmp_path, watched):
     file = write_run(tmp_path / "run.yaml", train={"steps": 8})
-    seen, told = watched(file, profile="false")
+    seen, messages = watched(file, profile="false")
     assert list(seen.ran.values()) == [False] * 8
-    assert told == []
+    assert messages == []
     assert not (file.with_suffix("") / "profile").exists()
 
 

@@ -77,16 +77,16 @@ def largest_difference(gradients, others):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_loss_and_gradients_and_less_memory(name):
-    found = {}
+    results = {}
     for how in MODES:
         model = build(*MODELS[name])
         assert recompute(model, how).startswith(how)
-        found[how] = step(model)
-    loss, gradients, _ = found["none"]
+        results[how] = step(model)
+    loss, gradients, _ = results["none"]
     for how in ("selective", "full"):
-        assert abs(found[how][0] - loss) < 1e-6
-        assert largest_difference(gradients, found[how][1]) < 1e-6
-    assert found["none"][2] > found["selective"][2] > found["full"][2]
+        assert abs(results[how][0] - loss) < 1e-6
+        assert largest_difference(gradients, results[how][1]) < 1e-6
+    assert results["none"][2] > results["selective"][2] > results["full"][2]
 
 
 def test_dropout_is_on_in_these_tests():
@@ -122,22 +122,22 @@ def test_a_copy_of_the_model_runs_its_own_layers():
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_adapters_over_frozen_embeddings(config):
     """The input of the first layer needs no gradient; its adapters get theirs all the same."""
-    found = {}
+    results = {}
     for how in MODES:
         model = build(AutoModelForCausalLM, config)
         torch.manual_seed(2)
-        wanted = LoraConfig(r=4, lora_dropout=0.1, target_modules="all-linear", init_lora_weights=False)
-        inject_adapter_in_model(wanted, model)
+        lora = LoraConfig(r=4, lora_dropout=0.1, target_modules="all-linear", init_lora_weights=False)
+        inject_adapter_in_model(lora, model)
         recompute(model, how)
         assert not model.get_input_embeddings().weight.requires_grad
-        found[how] = step(model)
-        assert all("lora" in name for name in found[how][1])
-    first = [name for name in found["none"][1] if ".0." in name and "lora_A" in name]
+        results[how] = step(model)
+        assert all("lora" in name for name in results[how][1])
+    first = [name for name in results["none"][1] if ".0." in name and "lora_A" in name]
     assert first
-    assert all(found["full"][1][name].abs().max() > 0 for name in first)
+    assert all(results["full"][1][name].abs().max() > 0 for name in first)
     for how in ("selective", "full"):
-        assert largest_difference(found["none"][1], found[how][1]) < 1e-6
-        assert found[how][2] < found["none"][2]
+        assert largest_difference(results["none"][1], results[how][1]) < 1e-6
+        assert results[how][2] < results["none"][2]
 
 
 @pytest.mark.parametrize("how", ["selective", "full"])
@@ -194,10 +194,10 @@ def compiled(config, how, backend):
 @pytest.mark.parametrize("config", [LLAMA, GPT2, FalconConfig(**SIZES)], ids=lambda config: config.model_type)
 def test_inside_of_compiled_layers_each_mode_keeps_what_it_says(config):
     """By the partitioner that decides what is kept, without the time that C++ takes to compile."""
-    found = {how: compiled(config, how, "aot_eager_decomp_partition") for how in MODES}
+    result = {how: compiled(config, how, "aot_eager_decomp_partition") for how in MODES}
     for how in ("selective", "full"):
-        assert largest_difference(found["none"][1], found[how][1]) < 1e-5
-    assert found["none"][2] > found["selective"][2] > found["full"][2]
+        assert largest_difference(result["none"][1], result[how][1]) < 1e-5
+    assert result["none"][2] > result["selective"][2] > result["full"][2]
 
 
 @pytest.mark.ci
@@ -207,6 +207,6 @@ def test_compiled_as_in_training():
     config = LlamaConfig(**SIZES, num_key_value_heads=2, intermediate_size=64)
     plain = step(build(AutoModelForCausalLM, config))
     for how in ("selective", "full"):
-        found = compiled(config, how, "inductor")
-        assert largest_difference(plain[1], found[1]) < 1e-5
-        assert found[2] < plain[2]
+        result = compiled(config, how, "inductor")
+        assert largest_difference(plain[1], result[1]) < 1e-5
+        assert result[2] < plain[2]

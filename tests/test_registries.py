@@ -68,8 +68,10 @@ def tables(tree):
 
 
 def test_no_name_is_compared_outside_its_file_and_its_registry():
-    found = [f"{file}:{line} {key} {name}" for file, tree in OTHERS.items() for line, key, name in comparisons(tree)]
-    assert found == []
+    comparisons_elsewhere = [
+        f"{file}:{line} {key} {name}" for file, tree in OTHERS.items() for line, key, name in comparisons(tree)
+    ]
+    assert comparisons_elsewhere == []
 
 
 def test_no_other_table_lists_the_names_of_a_registry():
@@ -79,20 +81,20 @@ def test_no_other_table_lists_the_names_of_a_registry():
 def test_no_other_room_asks_of_which_class_an_objective_is():
     everything = [getattr(artel.objectives, name) for name in artel.objectives.__all__]
     classes = {each.__name__ for each in everything if isinstance(each, type) and issubclass(each, Objective)}
-    found = [
+    places = [
         f"{name}:{node.lineno}"
         for name, tree in OTHERS.items()
         if not name.startswith("objectives/")
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and last_name(node.func) == "isinstance" and last_name(node.args[1]) in classes
     ]
-    assert found == []
+    assert places == []
 
 
 def test_no_other_room_asks_which_strategy_it_has():
     """The loop and the setup ask a strategy, or its plan, what they must know (`holds_full_model`, `can_generate`)."""
     strategies = {"DeepSpeedStrategy", "FullyShardedDataParallel", "PipelineParallel", "SharedSequences", "Strategy"}
-    found = [
+    places = [
         f"{name}:{node.lineno}"
         for name, tree in OTHERS.items()
         if not name.startswith("parallel/")
@@ -101,7 +103,7 @@ def test_no_other_room_asks_which_strategy_it_has():
         or (isinstance(node, ast.Attribute) and node.attr == "dims" and last_name(node.value) == "strategy")
         or (isinstance(node, ast.Attribute) and last_name(node.value) == "dims" and node.attr in SPLITS)
     ]
-    assert found == []
+    assert places == []
 
 
 def test_the_checks_see_what_they_look_for():

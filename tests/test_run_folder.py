@@ -35,13 +35,13 @@ THEIRS = {
 
 def contents(folder: Path) -> dict[str, bytes | str]:
     """Every file and link of a folder, by name: what it holds, or where it points."""
-    found: dict[str, bytes | str] = {}
+    results: dict[str, bytes | str] = {}
     for root, folders, files in os.walk(folder):
         for name in [*files, *(each for each in folders if Path(root, each).is_symlink())]:
             path = Path(root, name)
             link = path.is_symlink()
-            found[str(path.relative_to(folder))] = str(path.readlink()) if link else path.read_bytes()
-    return found
+            results[str(path.relative_to(folder))] = str(path.readlink()) if link else path.read_bytes()
+    return results
 
 
 def lay(folder: Path, files: dict[str, bytes]) -> None:

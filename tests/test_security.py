@@ -80,7 +80,7 @@ def test_names_in_a_manifest_stay_in_the_store(tmp_path, name):
         shard = changed["parts"]["train"]["shards"][0]
         if place == "shard":
             shard["name"] = name
-            shard["files"] = {f"{name}{key.removeprefix('00000')}": told for key, told in shard["files"].items()}
+            shard["files"] = {f"{name}{key.removeprefix('00000')}": entry for key, entry in shard["files"].items()}
         elif place == "samples":
             shard["files"][name] = shard["files"]["00000.ends"]
         else:
@@ -155,9 +155,9 @@ def test_a_pickle_with_code_is_not_run(folder, tokenizer, tmp_path, old, decoy):
     (folder / "model.safetensors").unlink()
     if decoy:
         (folder / "other.safetensors").write_bytes(b"")
-    wanted = ModelConfig.model_validate({"from": str(folder)})
+    model_config = ModelConfig.model_validate({"from": str(folder)})
     with pytest.raises(InputError, match=r"tensors only|cannot be loaded"):
-        build_model(ModelRequest(wanted, "AutoModelForCausalLM", block=8, seed=0), tokenizer)
+        build_model(ModelRequest(model_config, "AutoModelForCausalLM", block=8, seed=0), tokenizer)
     assert not (tmp_path / "executed").exists()
     torch.load(folder / "pytorch_model.bin", weights_only=False)["transformer.wte.weight"].close()
     assert (tmp_path / "executed").exists()
@@ -251,8 +251,8 @@ def test_code_that_lies_in_another_repository_is_not_run(own_code, tmp_path, mon
 def test_code_that_is_not_needed_is_not_run(own_code, tokenizer):
     folder, ran = own_code
     change(folder, model_type="gpt2")
-    wanted = ModelConfig.model_validate({"from": str(folder)})
-    model = build_model(ModelRequest(wanted, "AutoModelForCausalLM", block=8, seed=0), tokenizer).model
+    model_config = ModelConfig.model_validate({"from": str(folder)})
+    model = build_model(ModelRequest(model_config, "AutoModelForCausalLM", block=8, seed=0), tokenizer).model
     assert (type(model).__name__, ran.exists()) == ("GPT2LMHeadModel", False)
 
 

@@ -16,11 +16,11 @@ WORD = re.compile(rf"[^\W{APART}]+|[{APART}]")  # the plain way to say what a wo
 
 def expected(texts, count):
     """The n-grams of each text as tuples of words."""
-    found = []
+    results = []
     for text in texts:
         words = WORD.findall(text.casefold())
-        found.append([tuple(words[place : place + count]) for place in range(len(words) - count + 1)])
-    return found
+        results.append([tuple(words[place : place + count]) for place in range(len(words) - count + 1)])
+    return results
 
 
 def same(texts, count=2, **more):
@@ -62,6 +62,6 @@ def test_texts_together_have_the_n_grams_that_each_has_alone(shared_data):
 @pytest.mark.parametrize("size", [0, 1, 5000])
 def test_a_set_is_sorted_and_has_each_once(size):
     grams = np.random.default_rng(0).integers(0, 1 << 40, size, np.uint64) << np.uint64(20)
-    found = shingle_set(np.concatenate([grams, grams[::2]]))
-    assert found.dtype == np.uint32
-    assert found.tolist() == sorted({number >> 32 for number in grams.tolist()})
+    result = shingle_set(np.concatenate([grams, grams[::2]]))
+    assert result.dtype == np.uint32
+    assert result.tolist() == sorted({number >> 32 for number in grams.tolist()})

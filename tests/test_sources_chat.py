@@ -62,32 +62,32 @@ def preferences(folder, *rows, **source):
 )  # fmt: skip
 def test_every_form_is_told_by_its_fields_and_by_its_name(tmp_path, row, converter):
     for named in ("auto", converter):
-        (found,) = chat(tmp_path, row, converter=named)
-        assert turns(found) == ASKED
-        assert (found.text, found.group) == ("who?\n\nme", "who?")
-        assert found.origin == "a.jsonl:1" or re.fullmatch(r"a\.jsonl:1 \((instances|dialogues)\[0\]\)", found.origin)
+        (record,) = chat(tmp_path, row, converter=named)
+        assert turns(record) == ASKED
+        assert (record.text, record.group) == ("who?\n\nme", "who?")
+        assert record.origin == "a.jsonl:1" or re.fullmatch(r"a\.jsonl:1 \((instances|dialogues)\[0\]\)", record.origin)
 
 
 def test_system_messages_history_and_input(tmp_path):
     row = {
         "system": "be brief", "history": [["a", "b"], ["c", "d"]], "instruction": "add", "input": "1, 2", "output": "3",
     }  # fmt: skip
-    found = chat(tmp_path, row, {"system": "be brief", "conversations": SHAREGPT})
-    assert turns(found[0]) == [
+    records = chat(tmp_path, row, {"system": "be brief", "conversations": SHAREGPT})
+    assert turns(records[0]) == [
         ("system", "be brief"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"),
         ("user", "add\n\n1, 2"), ("assistant", "3"),
     ]  # fmt: skip
-    assert found[0].group == "a"
-    assert turns(found[1]) == [("system", "be brief"), *ASKED]
+    assert records[0].group == "a"
+    assert turns(records[1]) == [("system", "be brief"), *ASKED]
 
 
 def test_instances_are_conversations_of_their_own(tmp_path):
     instances = [{"input": "1", "output": "one"}, {"input": "2"}, {"input": "3", "output": "three"}]
-    found = chat(tmp_path, {"instruction": "say", "instances": instances})
-    assert [item.origin for item in found] == [f"a.jsonl:1 (instances[{number}])" for number in range(3)]
-    assert [item.group for item in found if isinstance(item, Record)] == ["say\n\n1", "say\n\n3"]
-    assert found[1].reason == "no_field"
-    assert "instances[1] has no field 'output' (it has: input)" in found[1].detail
+    records = chat(tmp_path, {"instruction": "say", "instances": instances})
+    assert [item.origin for item in records] == [f"a.jsonl:1 (instances[{number}])" for number in range(3)]
+    assert [item.group for item in records if isinstance(item, Record)] == ["say\n\n1", "say\n\n3"]
+    assert records[1].reason == "no_field"
+    assert "instances[1] has no field 'output' (it has: input)" in records[1].detail
 
 
 CHARACTER = {
@@ -99,18 +99,24 @@ CHARACTER = {
 def test_characters(tmp_path):
     talk = [message("user", "well?"), message("char", "broken"), message("operator", "mend"), message("bot", "beep")]
     dialogues = [{"chat": talk, "model_name": "gpt-4", "topic": "work"}, {"chat": []}, {"topic": "none"}]
-    found = chat(
+    records = chat(
         tmp_path, CHARACTER | {"dialogues": dialogues}, CHARACTER, CHARACTER | {"context": "Bob is a robot."},
         {"name": "Bob", "dialogues": []},
     )  # fmt: skip
     who = ("system", "Bob\n\nA robot with a defect.")
-    assert turns(found[0]) == [who, ("user", "well?"), ("assistant", "broken"), ("user", "mend"), ("assistant", "beep")]
-    assert [(item.origin, item.reason) for item in found[1:3]] == [
+    assert turns(records[0]) == [
+        who,
+        ("user", "well?"),
+        ("assistant", "broken"),
+        ("user", "mend"),
+        ("assistant", "beep"),
+    ]
+    assert [(item.origin, item.reason) for item in records[1:3]] == [
         ("a.jsonl:1 (dialogues[1])", "no_question"), ("a.jsonl:1 (dialogues[2])", "no_messages"),
     ]  # fmt: skip
-    assert turns(found[3]) == [who, *ASKED]
-    assert turns(found[4]) == [("system", "Bob is a robot."), *ASKED]
-    assert (found[5].origin, found[5].reason) == ("a.jsonl:4", "empty_conversation")
+    assert turns(records[3]) == [who, *ASKED]
+    assert turns(records[4]) == [("system", "Bob is a robot."), *ASKED]
+    assert (records[5].origin, records[5].reason) == ("a.jsonl:4", "empty_conversation")
 
 
 def test_the_main_branch_of_a_tree(tmp_path):
@@ -123,9 +129,9 @@ def test_the_main_branch_of_a_tree(tmp_path):
     )  # fmt: skip
     gone = node("assistant", "gone", rank=-1, deleted=True)
     tree = node("prompter", "who?", node("assistant", "unranked"), node("assistant", "worse", rank=1), gone, second)
-    found = chat(tmp_path, {"prompt": tree}, {"prompt": tree | {"deleted": True}}, {"prompt": tree | {"replies": []}})
-    assert turns(found[0]) == [("user", "who?"), ("assistant", "best")]  # and? has no answer
-    assert [item.reason for item in found[1:]] == ["deleted", "no_answer"]
+    records = chat(tmp_path, {"prompt": tree}, {"prompt": tree | {"deleted": True}}, {"prompt": tree | {"replies": []}})
+    assert turns(records[0]) == [("user", "who?"), ("assistant", "best")]  # and? has no answer
+    assert [item.reason for item in records[1:]] == ["deleted", "no_answer"]
 
 
 def test_thoughts(tmp_path):
@@ -155,8 +161,8 @@ def test_thoughts(tmp_path):
 def test_what_is_learned(tmp_path, name):
     values = [1.0, 0, True, False, None]
     rows = [{"messages": [message("user", "a"), message("assistant", "b", **{name: value})]} for value in values]
-    found = [item.fields.messages[1].trained for item in chat(tmp_path, *rows)]
-    assert found == [True, False, True, False, None]
+    result = [item.fields.messages[1].trained for item in chat(tmp_path, *rows)]
+    assert result == [True, False, True, False, None]
 
 
 def test_turns_of_one_role_and_unanswered_ones(tmp_path):
@@ -164,18 +170,18 @@ def test_turns_of_one_role_and_unanswered_ones(tmp_path):
         ("system", " "), ("assistant", "hello"), ("user", "a"), ("user", "b"), ("assistant", "c"), ("assistant", "d"),
         ("tool", "1"), ("tool", "2"), ("assistant", "e"), ("user", "left"), ("tool", "alone"),
     )]  # fmt: skip
-    (found,) = chat(tmp_path, {"messages": talk})
-    assert turns(found) == [
+    (record,) = chat(tmp_path, {"messages": talk})
+    assert turns(record) == [
         ("assistant", "hello"), ("user", "a\n\nb"), ("assistant", "c\n\nd"), ("tool", "1"), ("tool", "2"),
         ("assistant", "e"),
     ]  # fmt: skip
-    assert found.group == "a\n\nb"
+    assert record.group == "a\n\nb"
 
 
 def test_fill_and_mapping(tmp_path):
     row = {"q": "I am {{ who }}", "data": {"answer": "{{who}} is {{unknown}}"}, "output": "not this"}
-    (found,) = chat(tmp_path, row, mapping={"instruction": "q", "output": "data.answer"}, fill={"who": "Артель"})
-    assert turns(found) == [("user", "I am Артель"), ("assistant", "Артель is {{unknown}}")]
+    (record,) = chat(tmp_path, row, mapping={"instruction": "q", "output": "data.answer"}, fill={"who": "Артель"})
+    assert turns(record) == [("user", "I am Артель"), ("assistant", "Артель is {{unknown}}")]
     talk = [{"speaker": "human", "text": "who?"}, {"speaker": "bot", "text": "me"}]
     mapping = {"messages": "talk", "role": "speaker", "content": "text"}
     assert turns(*chat(tmp_path, {"talk": talk}, mapping=mapping)) == ASKED
@@ -228,17 +234,17 @@ def test_fill_and_mapping(tmp_path):
     ],
 )  # fmt: skip
 def test_bad_conversations_cost_themselves_only(tmp_path, row, reason, said):
-    found = chat(tmp_path, {"messages": MESSAGES}, row, {"messages": MESSAGES})
-    assert [type(item) for item in found] == [Record, Rejected, Record]
-    assert (found[1].origin, found[1].reason, found[1].set_name) == ("a.jsonl:2", reason, "set")
-    assert re.search(said, found[1].detail)
+    records = chat(tmp_path, {"messages": MESSAGES}, row, {"messages": MESSAGES})
+    assert [type(item) for item in records] == [Record, Rejected, Record]
+    assert (records[1].origin, records[1].reason, records[1].set_name) == ("a.jsonl:2", reason, "set")
+    assert re.search(said, records[1].detail)
 
 
 def test_a_converter_that_does_not_fit_the_rows(tmp_path):
-    (found,) = chat(tmp_path, {"messages": MESSAGES}, converter="sharegpt")
-    assert "has no field 'conversations' (it has: messages)" in found.detail
-    (found,) = chat(tmp_path, {"messages": MESSAGES}, converter="oasst")
-    assert "has no object 'prompt'" in found.detail
+    (record,) = chat(tmp_path, {"messages": MESSAGES}, converter="sharegpt")
+    assert "has no field 'conversations' (it has: messages)" in record.detail
+    (record,) = chat(tmp_path, {"messages": MESSAGES}, converter="oasst")
+    assert "has no object 'prompt'" in record.detail
 
 
 # Files
@@ -253,17 +259,17 @@ def test_lines_and_arrays_plain_and_compressed(tmp_path, suffix, array):
     text = json.dumps(rows, indent=1) if array else "\n\n".join(map(json.dumps, rows))
     file = tmp_path / f"a{suffix}"
     file.write_bytes({".gz": gzip.compress, ".zst": zstandard.compress}.get(file.suffix, bytes)(text.encode()))
-    found = read(read_chat, file, format="chat")
-    assert [turns(item) for item in found] == [ASKED, [("user", "мама?"), ("assistant", "раму")]]
-    assert [item.origin for item in found] == [
+    records = read(read_chat, file, format="chat")
+    assert [turns(item) for item in records] == [ASKED, [("user", "мама?"), ("assistant", "раму")]]
+    assert [item.origin for item in records] == [
         f"{file.name}{place}" for place in (("[0]", "[1]") if array else (":1", ":3"))
     ]
 
 
 def test_large_rows_and_their_bound(tmp_path):
     large = {"messages": [message("user", "who?"), message("assistant", "x" * 1_000_000)]}
-    (found,) = chat(tmp_path, large)
-    assert len(found.fields.messages[1].content) == 1_000_000
+    (record,) = chat(tmp_path, large)
+    assert len(record.fields.messages[1].content) == 1_000_000
     with pytest.raises(InputError, match=r"a\.jsonl:1.*data\.max_document"):
         chat(tmp_path, large, max_document=1_000_000)
     packed = tmp_path / "a.json.gz"
@@ -278,8 +284,8 @@ def test_folders_and_tables(tmp_path):
     rows_of(tmp_path, [{"messages": MESSAGES}], "b.json")
     rows_of(tmp_path, [{"messages": MESSAGES}], "a.ndjson")
     (tmp_path / "notes.txt").write_text("not of it")
-    found, _ = documents(sources=[{"path": str(tmp_path), "format": "chat"}], dedup={"exact": False})
-    assert [Path(document.record.origin).name for document in found] == ["a.ndjson:1", "b.json:1"]
+    kept, _ = documents(sources=[{"path": str(tmp_path), "format": "chat"}], dedup={"exact": False})
+    assert [Path(document.record.origin).name for document in kept] == ["a.ndjson:1", "b.json:1"]
     table = tmp_path / "a.csv"
     table.write_text("instruction,output\na,b\n")
     with pytest.raises(InputError, match=r"data\.sources\.0\.path.*a\.csv is a table(.|\n)*JSON lines"):
@@ -296,10 +302,10 @@ def test_turns_are_cleaned_and_compared_by_role(tmp_path):
         {"messages": [message("user", "who?"), message("assistant", "t\n\nme")]},
         {"messages": [message("user", "who?"), message("assistant", "\x00")]},
     ]
-    found, ledger = documents(sources=[{"path": str(rows_of(tmp_path, rows)), "format": "chat"}])
-    assert found[0].record.fields == Conversation((Message("user", "who?"), Message("assistant", "me", "t")))
-    assert (found[0].record.text, found[0].record.group) == ("who?\n\nt\n\nme", "who?")
-    assert found[1].record.fields.messages[1] == Message("assistant", "t\n\nme")
+    kept, ledger = documents(sources=[{"path": str(rows_of(tmp_path, rows)), "format": "chat"}])
+    assert kept[0].record.fields == Conversation((Message("user", "who?"), Message("assistant", "me", "t")))
+    assert (kept[0].record.text, kept[0].record.group) == ("who?\n\nt\n\nme", "who?")
+    assert kept[1].record.fields.messages[1] == Message("assistant", "t\n\nme")
     assert ledger.total.dropped == {"duplicate": 1, "empty": 1}
 
 
@@ -311,11 +317,11 @@ def test_preferences_that_cleaning_makes_equal(tmp_path):
         {"prompt": "who?", "completion": "me", "label": True},
         {"prompt": "who?", "completion": "me", "label": False},
     ]
-    found, ledger = documents(sources=[{"path": str(rows_of(tmp_path, rows)), "format": "preference"}])
-    assert found[0].record.fields == Preference(
+    kept, ledger = documents(sources=[{"path": str(rows_of(tmp_path, rows)), "format": "preference"}])
+    assert kept[0].record.fields == Preference(
         (Message("user", "who?"),), Message("assistant", "me"), Message("assistant", "no")
     )
-    assert len(found) == 4
+    assert len(kept) == 4
     assert ledger.total.dropped == {"equal_answers": 1}
 
 

@@ -9,22 +9,22 @@ from support.reading import documents, read, sides, turns
 def test_alpaca_rows_of_a_real_file(shared_data):
     file = shared_data / "chat/identity.json"
     rows = orjson.loads(file.read_bytes())
-    found = read(read_chat, file, format="chat", fill={"name": "Artel", "author": "the crew"})
-    assert len(found) == len(rows) == 91
-    for number, (item, row) in enumerate(zip(found, rows, strict=True)):
+    records = read(read_chat, file, format="chat", fill={"name": "Artel", "author": "the crew"})
+    assert len(records) == len(rows) == 91
+    for number, (item, row) in enumerate(zip(records, rows, strict=True)):
         answer = row["output"].replace("{{name}}", "Artel").replace("{{author}}", "the crew")
         assert turns(item) == [("user", row["instruction"]), ("assistant", answer)]
         assert item.origin == f"identity.json[{number}]"
-    assert not any("{{" in item.text for item in found)
-    assert sum("Artel" in item.text for item in found) > 50
+    assert not any("{{" in item.text for item in records)
+    assert sum("Artel" in item.text for item in records) > 50
 
 
 def test_messages_of_a_real_file(shared_data):
     file = shared_data / "chat/messages_demo.jsonl"
     rows = [orjson.loads(line) for line in file.read_bytes().splitlines()]
-    found = read(read_chat, file, format="chat")
-    assert len(found) == len(rows) == 500
-    for number, (item, row) in enumerate(zip(found, rows, strict=True), 1):
+    records = read(read_chat, file, format="chat")
+    assert len(records) == len(rows) == 500
+    for number, (item, row) in enumerate(zip(records, rows, strict=True), 1):
         assert [(m.role, m.content, m.trained) for m in item.fields.messages] == [
             (m["role"], "".join(part["value"] for part in m["content"]), m["loss_weight"] > 0) for m in row["messages"]
         ]
@@ -33,8 +33,8 @@ def test_messages_of_a_real_file(shared_data):
 
 def test_trees_of_a_real_file(shared_data):
     file = shared_data / "chat/oasst_en_100_trees.jsonl"
-    found = read(read_chat, file, format="chat")
-    wanted = []
+    records = read(read_chat, file, format="chat")
+    expected = []
     for line in file.read_bytes().splitlines():
         branch, level = [], [orjson.loads(line)["prompt"]]
         while level:
@@ -42,19 +42,19 @@ def test_trees_of_a_real_file(shared_data):
             level = branch[-1]["replies"]
         while branch and branch[-1]["role"] == "prompter":
             branch.pop()
-        wanted.append([m["text"] for m in branch])
-    assert [[text for _, text in turns(item)] for item in found] == wanted
-    assert len(found) == 100
-    assert max(map(len, wanted)) > 2
+        expected.append([m["text"] for m in branch])
+    assert [[text for _, text in turns(item)] for item in records] == expected
+    assert len(records) == 100
+    assert max(map(len, expected)) > 2
 
 
 def test_russian_instructions_of_a_real_file(shared_data):
     file = shared_data / "chat/ru_instructions.jsonl"
     rows = [orjson.loads(line) for line in file.read_bytes().splitlines()]
-    wanted = [(row["instruction"], case) for row in rows for case in row["instances"]]
-    found = read(read_chat, file, format="chat")
-    assert len(found) == len(wanted) == 137
-    for item, (instruction, case) in zip(found, wanted, strict=True):
+    expected = [(row["instruction"], case) for row in rows for case in row["instances"]]
+    records = read(read_chat, file, format="chat")
+    assert len(records) == len(expected) == 137
+    for item, (instruction, case) in zip(records, expected, strict=True):
         question = f"{instruction}\n\n{case['input']}" if case["input"].strip() else instruction
         assert turns(item) == [("user", question), ("assistant", case["output"])]
 
@@ -62,10 +62,10 @@ def test_russian_instructions_of_a_real_file(shared_data):
 def test_preferences_of_a_real_file(shared_data):
     file = shared_data / "chat/preferences_demo.json"
     rows = orjson.loads(file.read_bytes())
-    found = read(read_preferences, file, format="preference")
-    assert len(found) == len(rows) == 300
+    records = read(read_preferences, file, format="preference")
+    assert len(records) == len(rows) == 300
     roles = {"human": "user", "gpt": "assistant", "system": "system"}
-    for item, row in zip(found, rows, strict=True):
+    for item, row in zip(records, rows, strict=True):
         prompt = [(roles[turn["from"]], turn["value"]) for turn in row["conversations"]]
         assert sides(item) == (prompt, row["chosen"]["value"], row["rejected"]["value"])
         assert item.group == "\n\n".join(text for _, text in prompt)
@@ -80,11 +80,11 @@ def test_the_ledger_of_real_files_adds_up(shared_data):
         {"path": str(folder / "oasst_en_100_trees.jsonl"), "format": "chat"},
         {"path": str(folder / "preferences_demo.json"), "format": "preference", "name": "pairs"},
     ]
-    found, ledger = documents(sources=sources, validation=0.2, max_bad=0.2)
+    kept, ledger = documents(sources=sources, validation=0.2, max_bad=0.2)
     assert ledger.total.read == 91 + 100 + 100 + 300
-    assert ledger.total.kept == len(found) > 500
+    assert ledger.total.kept == len(kept) > 500
     assert ledger.sets["pairs"].read == 300
     parts = {}
-    for document in found:
+    for document in kept:
         assert document.split == parts.setdefault(document.record.group, document.split)
     assert set(parts.values()) == {"train", "validation"}

@@ -38,8 +38,8 @@ def parquet(file: Path, columns, **more) -> Path:
 
 def test_parquet_of_several_row_groups_is_read_by_suffix_with_the_row_as_origin(tmp_path):
     file = parquet(tmp_path / "a.parquet", {"id": range(500), "text": TEXTS}, row_group_size=64)
-    found = items(file)
-    assert found == [Record(text, f"{file}[{row}]", str(file)) for row, text in enumerate(TEXTS)]
+    records = items(file)
+    assert records == [Record(text, f"{file}[{row}]", str(file)) for row, text in enumerate(TEXTS)]
     parquet(tmp_path / "b.parquet", {"body": ["one"]})
     with pytest.raises(InputError, match=r"b\.parquet has no column 'text' \(it has: body\)"):
         checked(tmp_path)  # the folder holds both
@@ -61,9 +61,9 @@ def test_parquet_of_every_kind_of_text(tmp_path, kind, compression):
 def test_parquet_rows_that_are_no_text_cost_themselves_only(tmp_path):
     wrong = pyarrow.array([b"one", b"\xff\xfe\x00", None, "слово".encode()]).cast(pyarrow.binary())
     text = pyarrow.StringArray.from_buffers(4, *wrong.buffers()[1:], wrong.buffers()[0])  # says it is UTF-8, and is not
-    texts, told = read_texts(parquet(tmp_path / "a.parquet", {"text": text}), max_bad=0.5)
+    texts, ledger = read_texts(parquet(tmp_path / "a.parquet", {"text": text}), max_bad=0.5)
     assert texts == ["one", "слово"]
-    bad = [(entry["origin"][-3:], entry["reason"]) for entry in told["rejected"]]
+    bad = [(entry["origin"][-3:], entry["reason"]) for entry in ledger["rejected"]]
     assert bad == [("[1]", "unreadable"), ("[2]", "no_text")]
     cyrillic = parquet(tmp_path / "b.parquet", {"text": [text.encode("koi8-r") for text in TEXTS]})
     assert read_texts(cyrillic, encoding="koi8-r")[0] == TEXTS
@@ -127,12 +127,12 @@ def test_parquet_damaged_in_the_middle_yields_what_stands_before_and_tells(tmp_p
     middle = len(content) // 2
     content[middle : middle + 2000] = bytes(2000)
     file.write_bytes(content)
-    found = []
+    results = []
     reader = items_of(DataConfig(sources=[SourceConfig(path=[str(file)])]))
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read as parquet"):
-        found.extend(item.text for item in reader)
-    assert 1000 <= len(found) < 9000
-    assert found == (TEXTS * 20)[: len(found)]
+        results.extend(item.text for item in reader)
+    assert 1000 <= len(results) < 9000
+    assert results == (TEXTS * 20)[: len(results)]
 
 
 def test_chat_and_preferences_in_parquet_are_those_in_json_lines(tmp_path):
@@ -145,8 +145,8 @@ def test_chat_and_preferences_in_parquet_are_those_in_json_lines(tmp_path):
     assert [item.fields for item in of_parquet] == [item.fields for item in of_lines]
     assert of_parquet[299].origin.endswith("a.parquet[299]")
     parquet(tmp_path / "p.parquet", {"prompt": ["q"], "chosen": ["yes"], "rejected": ["no"]})
-    (found,) = items(tmp_path / "p.parquet", format="preference")
-    assert (found.fields.chosen.content, found.fields.rejected.content) == ("yes", "no")
+    (record,) = items(tmp_path / "p.parquet", format="preference")
+    assert (record.fields.chosen.content, record.fields.rejected.content) == ("yes", "no")
 
 
 def _sample_parquet() -> bytes:
@@ -163,9 +163,9 @@ def test_texts_in_csv_and_tsv_plain_and_compressed(tmp_path, suffix):
     pack = PACKERS.get(suffix[1:], bytes)
     (tmp_path / f"a.csv{suffix}").write_bytes(pack('id,body\n1,"one, ""two""\nthree"\n2,слово\n'.encode()))
     (tmp_path / f"b.tsv{suffix}").write_bytes(pack("body\tid\nчетыре, пять\t3\n".encode()))
-    found = items(tmp_path, format="csv", field="body")
-    assert [item.text for item in found] == ['one, "two"\nthree', "слово", "четыре, пять"]
-    assert [Path(item.origin).name for item in found] == [f"a.csv{suffix}:2", f"a.csv{suffix}:4", f"b.tsv{suffix}:2"]
+    records = items(tmp_path, format="csv", field="body")
+    assert [item.text for item in records] == ['one, "two"\nthree', "слово", "четыре, пять"]
+    assert [Path(item.origin).name for item in records] == [f"a.csv{suffix}:2", f"a.csv{suffix}:4", f"b.tsv{suffix}:2"]
 
 
 def test_a_table_says_what_to_write(tmp_path):
@@ -179,8 +179,8 @@ def test_a_table_says_what_to_write(tmp_path):
 def test_hostile_tables(tmp_path):
     file = tmp_path / "a.csv"
     file.write_bytes(b"text\none\nt\0wo\n")
-    (found,) = items(file, format="csv")
-    assert (found.origin, found.reason) == (str(file), "binary")
+    (record,) = items(file, format="csv")
+    assert (record.origin, record.reason) == (str(file), "binary")
     checked(file, format="csv")
     file.write_bytes(b"text\n" + b"word\n" * 300_000 + b"t\0wo\n")  # beyond the sample
     assert read_texts(file, format="csv")[0] == ["word", "two"]  # cleaned of it
@@ -230,8 +230,8 @@ def test_a_compressed_text_is_a_document_or_lines(tmp_path, suffix):
     with pytest.raises(InputError, match=r"it unpacks to are more than data\.max_document"):
         items(file, max_document=1000)
     file.write_bytes(file.read_bytes()[:-20])
-    (found,) = items(file)
-    assert (found.origin, found.reason) == (str(file), "truncated")
+    (record,) = items(file)
+    assert (record.origin, record.reason) == (str(file), "truncated")
 
 
 # Any bytes
@@ -255,12 +255,13 @@ def test_any_bytes_give_records_reasons_or_an_input_error(tmp_path, name, whole,
     for source in (kind, {"format": "chat"}) if name.endswith("parquet") else (kind,):
         try:
             checked(tmp_path / name, **source)
-            found = items(tmp_path / name, **source)
+            records = items(tmp_path / name, **source)
         except InputError as error:
-            found = list(error.problems)
+            records = list(error.problems)
         # A problem names the file and the remedy.
         assert all(
-            isinstance(item, Record | Rejected) or (name in f"{item.where} {item.what}" and item.fix) for item in found
+            isinstance(item, Record | Rejected) or (name in f"{item.where} {item.what}" and item.fix)
+            for item in records
         )
 
 
@@ -289,24 +290,24 @@ def pile_counts(shared_data: Path) -> tuple[Counter, list[str]]:
 def test_the_piles_documents_are_counted_by_their_sets(shared_data):
     counts, _ = pile_counts(shared_data)
     assert len(counts) == 6
-    _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
-    assert {name: entry["read"] for name, entry in told["sets"].items()} == counts
-    _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="meta.pile_set_name", name="pile")
-    assert {name: entry["read"] for name, entry in told["sets"].items()} == counts
-    _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", name="pile")
-    assert told["sets"]["pile"]["read"] == counts.total()
+    _, ledger = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
+    assert {name: entry["read"] for name, entry in ledger["sets"].items()} == counts
+    _, ledger = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="meta.pile_set_name", name="pile")
+    assert {name: entry["read"] for name, entry in ledger["sets"].items()} == counts
+    _, ledger = read_texts(shared_data / "pile" / "*.jsonl.zst", name="pile")
+    assert ledger["sets"]["pile"]["read"] == counts.total()
 
 
 def test_sets_are_included_or_excluded(shared_data):
     counts, _ = pile_counts(shared_data)
     (one, _), (two, _) = counts.most_common(2)
-    _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto", include=[one, two])
-    assert {name: entry["read"] for name, entry in told["sets"].items()} == counts
-    assert {name for name, entry in told["sets"].items() if entry["kept"]} == {one, two}
-    assert told["documents"]["dropped"]["excluded_set"] == counts.total() - counts[one] - counts[two]
-    _, told = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto", exclude=[one])
-    assert told["sets"][one]["kept"] == 0
-    assert told["sets"][one]["dropped"] == {"excluded_set": counts[one]}
+    _, ledger = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto", include=[one, two])
+    assert {name: entry["read"] for name, entry in ledger["sets"].items()} == counts
+    assert {name for name, entry in ledger["sets"].items() if entry["kept"]} == {one, two}
+    assert ledger["documents"]["dropped"]["excluded_set"] == counts.total() - counts[one] - counts[two]
+    _, ledger = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto", exclude=[one])
+    assert ledger["sets"][one]["kept"] == 0
+    assert ledger["sets"][one]["dropped"] == {"excluded_set": counts[one]}
     taken = items(shared_data / "pile" / "*.jsonl.zst", set_field="auto", include=[one], rows="[1:3]")
     assert sum(isinstance(item, Record) for item in taken) == 2
 
@@ -324,23 +325,23 @@ def test_pile_as_parquet_has_the_same_sets(shared_data, tmp_path):
             rows += map(json.loads, stream)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pile.parquet")
     of_lines, told_of_lines = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
-    of_parquet, told = read_texts(tmp_path / "pile.parquet", set_field="auto")
-    assert (sorted(of_parquet), told["sets"]) == (sorted(of_lines), told_of_lines["sets"])
+    of_parquet, ledger = read_texts(tmp_path / "pile.parquet", set_field="auto")
+    assert (sorted(of_parquet), ledger["sets"]) == (sorted(of_lines), told_of_lines["sets"])
 
 
 def test_set_fields_that_are_missing(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one", "kind": "A"}\n{"text": "two"}\n{"text": "three", "kind": 3}\n')
-    found = items(tmp_path / "a.jsonl", set_field="kind", name="all")
-    assert (found[0].set_name, found[1].reason, found[2].reason) == ("A", "no_set", "no_set")
+    records = items(tmp_path / "a.jsonl", set_field="kind", name="all")
+    assert (records[0].set_name, records[1].reason, records[2].reason) == ("A", "no_set", "no_set")
     assert [item.set_name for item in items(tmp_path / "a.jsonl", set_field="auto", name="all")] == ["all"] * 3
     (tmp_path / "a.csv").write_text("text,kind\none,A\ntwo,\n")
-    found = items(tmp_path / "a.csv", format="csv", set_field="kind")
-    assert (found[0].set_name, found[1].reason) == ("A", "no_set")
+    records = items(tmp_path / "a.csv", format="csv", set_field="kind")
+    assert (records[0].set_name, records[1].reason) == ("A", "no_set")
     file = parquet(tmp_path / "a.parquet", {"text": ["one", "two"], "kind": ["A", None]})
-    found = items(file, set_field="kind")
-    assert (found[0].set_name, found[1].reason) == ("A", "no_set")
-    found = items(file, set_field="kind", include=["A"])  # what cannot be read is never passed over in silence
-    assert [type(item) for item in found] == [Record, Rejected]
+    records = items(file, set_field="kind")
+    assert (records[0].set_name, records[1].reason) == ("A", "no_set")
+    records = items(file, set_field="kind", include=["A"])  # what cannot be read is never passed over in silence
+    assert [type(item) for item in records] == [Record, Rejected]
 
 
 @pytest.mark.parametrize(

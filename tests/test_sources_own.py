@@ -34,12 +34,12 @@ def own(tmp_path, monkeypatch):
 def test_an_own_converter(own):
     rows = [{"q": "who?", "a": "me"}, {"q": "who?"}]
     for name in ("talk", "wrapped"):
-        found, failed = read(read_chat, rows_of(own, rows), format="chat", converter=f"my_rows:{name}")
-        assert turns(found) == [("user", "who?"), ("assistant", "me")]
+        record, failed = read(read_chat, rows_of(own, rows), format="chat", converter=f"my_rows:{name}")
+        assert turns(record) == [("user", "who?"), ("assistant", "me")]
         assert (failed.origin, failed.reason) == ("a.jsonl:2", "converter_failed")
         assert f"my_rows:{name} failed on it: KeyError: 'a'; mend the function" in failed.detail
-    (found,) = read(read_chat, rows_of(own, rows[:1]), format="chat", converter="my_rows:nothing")
-    assert (found.reason, found.detail[:44]) == ("no_messages", "what my_rows:nothing returned is NoneType; w")
+    (record,) = read(read_chat, rows_of(own, rows[:1]), format="chat", converter="my_rows:nothing")
+    assert (record.reason, record.detail[:44]) == ("no_messages", "what my_rows:nothing returned is NoneType; w")
     (pair,) = read(read_preferences, rows_of(own, rows[:1]), format="preference", converter="my_rows:compared")
     assert sides(pair) == (PROMPT, "me", "no")
 

@@ -29,10 +29,10 @@ def bad(items):
 
 def test_csv_with_quoted_commas_quotes_and_line_feeds(tmp_path):
     text = 'id,input,output\r\n1,"a, b","one\r\ntwo"\r\n\r\n2,"say ""hi""",c\r\n3,x,y'
-    found = pairs(tmp_path, text)
-    assert values(found) == [("a, b", "one\ntwo"), ('say "hi"', "c"), ("x", "y")]
-    assert [item.origin for item in found] == ["a.csv:2", "a.csv:5", "a.csv:6"]
-    assert found[0] == Record("one\ntwo", "a.csv:2", "set", Pair("a, b", "one\ntwo"), group="a, b")
+    records = pairs(tmp_path, text)
+    assert values(records) == [("a, b", "one\ntwo"), ('say "hi"', "c"), ("x", "y")]
+    assert [item.origin for item in records] == ["a.csv:2", "a.csv:5", "a.csv:6"]
+    assert records[0] == Record("one\ntwo", "a.csv:2", "set", Pair("a, b", "one\ntwo"), group="a, b")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "windows-1251", "koi8-r", "utf-16"])
@@ -40,12 +40,12 @@ def test_csv_with_quoted_commas_quotes_and_line_feeds(tmp_path):
 def test_csv_in_any_encoding_with_any_line_ends(tmp_path, encoding, ends):
     lines = ["input,output", "мама мыла раму но не пол,«мама мыла раму, но не пол»", 'она сказала,"она,', 'сказала"']
     text = ends.join(lines).replace("«", '"').replace("»", '"')
-    found = pairs(tmp_path, text.encode(encoding))
-    assert values(found) == [
+    records = pairs(tmp_path, text.encode(encoding))
+    assert values(records) == [
         ("мама мыла раму но не пол", "мама мыла раму, но не пол"),
         ("она сказала", "она,\nсказала"),
     ]
-    assert [item.origin for item in found] == ["a.csv:2", "a.csv:3"]
+    assert [item.origin for item in records] == ["a.csv:2", "a.csv:3"]
 
 
 def test_csv_with_a_mark_and_the_encoding_named(tmp_path):
@@ -53,8 +53,8 @@ def test_csv_with_a_mark_and_the_encoding_named(tmp_path):
 
 
 def test_tsv_and_other_names_of_columns(tmp_path):
-    found = pairs(tmp_path, "source\ttarget\na, b\tc\n", "a.tsv", input="source", output="target")
-    assert values(found) == [("a, b", "c")]
+    records = pairs(tmp_path, "source\ttarget\na, b\tc\n", "a.tsv", input="source", output="target")
+    assert values(records) == [("a, b", "c")]
 
 
 def test_a_cell_longer_than_the_csv_module_allows(tmp_path):
@@ -65,23 +65,23 @@ def test_a_cell_longer_than_the_csv_module_allows(tmp_path):
 def test_json_lines(tmp_path, suffix):
     text = '{"input": "a", "output": "b", "more": 1}\n\n{"input": "в", "output": "г"}\n'.encode()
     packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(suffix).suffix, bytes)(text)
-    found = pairs(tmp_path, packed, f"a{suffix}")
-    assert values(found) == [("a", "b"), ("в", "г")]
-    assert found[1].origin == f"a{suffix}:3"
+    records = pairs(tmp_path, packed, f"a{suffix}")
+    assert values(records) == [("a", "b"), ("в", "г")]
+    assert records[1].origin == f"a{suffix}:3"
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "other", "wanted"),
+    ("name", "given", "other", "expected"),
     [
         ("a.csv", "input\na\nb\n", "b.csv", "output\nA\nB\n"),
         ("a.jsonl", '{"input": "a"}\n{"input": "b"}\n', "b.csv", "n,output\n1,A\n2,B\n"),
         ("a.txt", "a\nb\n", "b.txt", "A\nB\n"),
     ],
 )
-def test_outputs_of_another_file_go_row_for_row(tmp_path, name, given, other, wanted):
-    file = written(tmp_path, other, wanted)
+def test_outputs_of_another_file_go_row_for_row(tmp_path, name, given, other, expected):
+    file = written(tmp_path, other, expected)
     assert values(pairs(tmp_path, given, name, outputs=str(file))) == [("a", "A"), ("b", "B")]
-    file.write_text(wanted + wanted.splitlines()[-1])
+    file.write_text(expected + expected.splitlines()[-1])
     with pytest.raises(InputError, match=r"has 2 rows and .* has 3") as error:
         pairs(tmp_path, given, name, outputs=str(file))
     assert name in str(error.value)
@@ -90,9 +90,9 @@ def test_outputs_of_another_file_go_row_for_row(tmp_path, name, given, other, wa
 
 def test_a_bad_row_of_one_file_keeps_the_rows_of_both_together(tmp_path):
     file = written(tmp_path, "b.csv", "output,n\nA,1\nB\nC,3\n")
-    found = pairs(tmp_path, "input\na\nb\nc\n", outputs=str(file))
-    assert values(item for item in found if isinstance(item, Record)) == [("a", "A"), ("c", "C")]
-    assert bad(found) == [(f"{file}:3", "bad_row")]
+    records = pairs(tmp_path, "input\na\nb\nc\n", outputs=str(file))
+    assert values(item for item in records if isinstance(item, Record)) == [("a", "A"), ("c", "C")]
+    assert bad(records) == [(f"{file}:3", "bad_row")]
 
 
 def test_outputs_that_name_the_file_itself(tmp_path):
@@ -139,10 +139,10 @@ def test_a_csv_that_is_wrong_as_a_whole(tmp_path, text, said):
 def test_bad_rows_cost_themselves_only(tmp_path, row, reason):
     row = row if isinstance(row, bytes) else row.encode()
     good = "привет мир,привет всем\n" * 20
-    found = pairs(tmp_path, b"input,output\n" + good.encode() + row + b"\nlast,row\n")
-    assert bad(found) == [("a.csv:22", reason)]
-    assert len(found) == 22
-    assert values(found[-1:]) == [("last", "row")]
+    records = pairs(tmp_path, b"input,output\n" + good.encode() + row + b"\nlast,row\n")
+    assert bad(records) == [("a.csv:22", reason)]
+    assert len(records) == 22
+    assert values(records[-1:]) == [("last", "row")]
 
 
 @pytest.mark.parametrize(
@@ -156,14 +156,14 @@ def test_bad_rows_cost_themselves_only(tmp_path, row, reason):
     ],
 )
 def test_bad_json_lines_of_pairs(tmp_path, line, reason):
-    found = pairs(tmp_path, f'{{"input": "a", "output": "b"}}\n{line}\n', "a.jsonl")
-    assert bad(found) == [("a.jsonl:2", reason)]
+    records = pairs(tmp_path, f'{{"input": "a", "output": "b"}}\n{line}\n', "a.jsonl")
+    assert bad(records) == [("a.jsonl:2", reason)]
 
 
 def test_pairs_in_a_file_of_the_wrong_kind(tmp_path):
-    (found,) = pairs(tmp_path, '[{"input": "a", "output": "b"}]', "a.json")
-    assert (found.fields, found.origin) == (Pair("a", "b"), "a.json[0]")
+    (record,) = pairs(tmp_path, '[{"input": "a", "output": "b"}]', "a.json")
+    assert (record.fields, record.origin) == (Pair("a", "b"), "a.json[0]")
     with pytest.raises(InputError, match="unpack it"):
         pairs(tmp_path, gzip.compress(b"input,output\na,b\n"), "a.csv.gz")
-    (found,) = pairs(tmp_path, b"\0\1\2" * 100)
-    assert (found.origin, found.reason) == ("a.csv", "binary")
+    (record,) = pairs(tmp_path, b"\0\1\2" * 100)
+    assert (record.origin, record.reason) == ("a.csv", "binary")

@@ -37,13 +37,13 @@ USER, GOOD, BAD = message("user", "who?"), message("assistant", "me"), message("
     ],
 )
 def test_every_form_of_preferences(tmp_path, row):
-    (found,) = preferences(tmp_path, row)
-    assert sides(found) == (PROMPT, "me", "no")
-    assert (found.text, found.group, found.origin) == ("who?\n\nme\n\nno", "who?", "a.jsonl:1")
+    (record,) = preferences(tmp_path, row)
+    assert sides(record) == (PROMPT, "me", "no")
+    assert (record.text, record.group, record.origin) == ("who?\n\nme\n\nno", "who?", "a.jsonl:1")
 
 
 @pytest.mark.parametrize(
-    ("row", "wanted"),
+    ("row", "expected"),
     [
         ({"prompt": "who?", "completion": "me", "label": True}, ("me", None)),
         ({"prompt": "who?", "completion": "me", "label": False}, (None, "me")),
@@ -52,10 +52,10 @@ def test_every_form_of_preferences(tmp_path, row):
         ({"conversations": SHAREGPT, "label": True}, ("me", None)),
     ],
 )
-def test_unpaired_preferences(tmp_path, row, wanted):
-    (found,) = preferences(tmp_path, row)
-    assert sides(found) == (PROMPT, *wanted)
-    assert (found.text, found.group) == ("who?\n\nme", "who?")
+def test_unpaired_preferences(tmp_path, row, expected):
+    (record,) = preferences(tmp_path, row)
+    assert sides(record) == (PROMPT, *expected)
+    assert (record.text, record.group) == ("who?\n\nme", "who?")
 
 
 def test_preferences_with_system_history_thoughts_and_names(tmp_path):
@@ -67,9 +67,9 @@ def test_preferences_with_system_history_thoughts_and_names(tmp_path):
         {"system": "s", "history": [["a", "b"]], "instruction": "who?", "output": ["<think>t</think>me", "no"]},
     ]  # fmt: skip
     prompt = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "who?")]
-    for found in preferences(tmp_path, *rows):
-        assert sides(found) == (prompt, "me", "no")
-        assert found.fields.chosen.thought == "t"
+    for record in preferences(tmp_path, *rows):
+        assert sides(record) == (prompt, "me", "no")
+        assert record.fields.chosen.thought == "t"
     named = {"question": "{{x}}?", "good": {"text": "me"}, "bad": "no"}
     mapping = {"prompt": "question", "chosen": "good.text", "rejected": "bad"}
     assert sides(*preferences(tmp_path, named, mapping=mapping, fill={"x": "who"})) == (PROMPT, "me", "no")
@@ -98,7 +98,7 @@ def test_preferences_with_system_history_thoughts_and_names(tmp_path):
     ],
 )  # fmt: skip
 def test_bad_preferences(tmp_path, row, reason, said):
-    found = preferences(tmp_path, {"prompt": "who?", "chosen": "me", "rejected": "no"}, row)
-    assert [type(item) for item in found] == [Record, Rejected]
-    assert (found[1].origin, found[1].reason) == ("a.jsonl:2", reason)
-    assert re.search(said, found[1].detail)
+    records = preferences(tmp_path, {"prompt": "who?", "chosen": "me", "rejected": "no"}, row)
+    assert [type(item) for item in records] == [Record, Rejected]
+    assert (records[1].origin, records[1].reason) == ("a.jsonl:2", reason)
+    assert re.search(said, records[1].detail)

@@ -86,11 +86,11 @@ def test_every_word_span_of_a_real_document_is_its_words(shared_data, tmp_path):
 
 def test_nq_documents_with_answers_as_text(shared_data):
     file = shared_data / "qa/nq_documents_5.jsonl"
-    found = read(read_nq, file, format="nq")
+    records = read(read_nq, file, format="nq")
     entries = [orjson.loads(line) for line in file.read_bytes().splitlines()]
-    assert [gold(record.fields) for record in found] == [entry["answers"] for entry in entries]
-    assert [record.fields.answer_class for record in found] == ["short", "short", "unknown", "unknown", "unknown"]
-    assert [record.fields.id for record in found] == ["1", "2", "3", "4", "5"]
+    assert [gold(record.fields) for record in records] == [entry["answers"] for entry in entries]
+    assert [record.fields.answer_class for record in records] == ["short", "short", "unknown", "unknown", "unknown"]
+    assert [record.fields.id for record in records] == ["1", "2", "3", "4", "5"]
 
 
 LONG_TEXT = "<P> Tracy McConnell met him . </P>"
@@ -140,8 +140,8 @@ def test_nq_compressed_and_with_ids_of_other_kinds(tmp_path):
         ("a.jsonl.gz", gzip.compress(lines.encode())),
         ("a.jsonl.zst", zstandard.compress(lines.encode())),
     ):
-        found = read(read_nq, written(tmp_path, name, packed), format="nq")
-        assert [record.fields.id for record in found] == ["x1", "18446744073709551615"]
+        records = read(read_nq, written(tmp_path, name, packed), format="nq")
+        assert [record.fields.id for record in records] == ["x1", "18446744073709551615"]
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_nq_compressed_and_with_ids_of_other_kinds(tmp_path):
     ],
 )
 def test_bad_nq(tmp_path, change, reason, said):
-    found = nq(tmp_path, example(annotation()), {**example(annotation()), **change})
-    assert bad(found) == [("nq.jsonl:2", reason)]
-    assert re.search(said, found[1].detail)
+    records = nq(tmp_path, example(annotation()), {**example(annotation()), **change})
+    assert bad(records) == [("nq.jsonl:2", reason)]
+    assert re.search(said, records[1].detail)
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,10 @@ def test_bad_nq(tmp_path, change, reason, said):
     ],
 )
 def test_bad_nq_documents(tmp_path, line, reason, said):
-    found = nq(tmp_path, {"document_text": "a b", "question_text": "c", "answers": ["b", "z"]}, line)
-    assert gold(found[0].fields) == ["b"]
-    assert bad(found) == [("nq.jsonl:2", reason)]
-    assert re.search(said, found[1].detail)
+    records = nq(tmp_path, {"document_text": "a b", "question_text": "c", "answers": ["b", "z"]}, line)
+    assert gold(records[0].fields) == ["b"]
+    assert bad(records) == [("nq.jsonl:2", reason)]
+    assert re.search(said, records[1].detail)
 
 
 # SQuAD
@@ -214,15 +214,15 @@ def asked(name="q1", text="Broncos", start=7, **more):
 @pytest.mark.parametrize("language", ["ru", "en"])
 def test_all_answers_of_xquad_are_found(shared_data, language):
     file = shared_data / f"qa/xquad.{language}.first36.json"
-    found = read(read_squad, file, format="squad")
+    records = read(read_squad, file, format="squad")
     entries = [
         (paragraph["context"], entry)
         for article in orjson.loads(file.read_bytes())["data"]
         for paragraph in article["paragraphs"]
         for entry in paragraph["qas"]
     ]
-    assert len(found) == len(entries) == 925
-    for record, (context, entry) in zip(found, entries, strict=True):
+    assert len(records) == len(entries) == 925
+    for record, (context, entry) in zip(records, entries, strict=True):
         assert gold(record.fields) == [answer["text"] for answer in entry["answers"]]
         assert record.fields.context == record.group == context
         assert record.fields.question == entry["question"]
@@ -235,12 +235,12 @@ def test_all_answers_of_xquad_are_found(shared_data, language):
 def test_the_lines_on_which_squads_questions_stand(tmp_path, ascii_only):
     names = ["в1", "a/b", 62310, 'q"1', "в1"]
     text = json.dumps(one(*(asked(name) for name in names)), ensure_ascii=ascii_only, indent=1).replace("/", "\\/")
-    found = squad(tmp_path, text)
+    records = squad(tmp_path, text)
     lines = [number for number, line in enumerate(text.splitlines(), 1) if '"id":' in line]
-    assert [record.origin for record in found] == [
+    assert [record.origin for record in records] == [
         f"squad.json:{line} ({name})" for line, name in zip(lines, names, strict=True)
     ]
-    assert [record.fields.id for record in found] == [str(name) for name in names]
+    assert [record.fields.id for record in records] == [str(name) for name in names]
 
 
 def test_squad_2_and_several_answers(tmp_path):
@@ -248,8 +248,8 @@ def test_squad_2_and_several_answers(tmp_path):
         "answers": [{"answer_start": 7, "text": "Broncos"}] * 2 + [{"answer_start": 0, "text": "Denver"}]
     }
     impossible = {"question": "why ?", "id": "q3", "is_impossible": True, "plausible_answers": []}
-    found = squad(tmp_path, one(asked(is_impossible=False), several, impossible, asked("q4") | {"answers": []}))
-    assert [(item.fields.answer_class, gold(item.fields)) for item in found] == [
+    records = squad(tmp_path, one(asked(is_impossible=False), several, impossible, asked("q4") | {"answers": []}))
+    assert [(item.fields.answer_class, gold(item.fields)) for item in records] == [
         ("short", ["Broncos"]), ("short", ["Broncos", "Denver"]), ("unknown", []), ("unknown", []),
     ]  # fmt: skip
 
@@ -257,9 +257,9 @@ def test_squad_2_and_several_answers(tmp_path):
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "windows-1251"])
 def test_squad_in_other_encodings_and_compressed(tmp_path, encoding):
     text = json.dumps(one(asked(text="победили", start=0), context="победили в Денвере"), ensure_ascii=False)
-    found = squad(tmp_path, text.encode(encoding))
-    found += squad(tmp_path, gzip.compress(text.encode()), "squad.json.gz")
-    assert [gold(item.fields) for item in found] == [["победили"]] * 2
+    records = squad(tmp_path, text.encode(encoding))
+    records += squad(tmp_path, gzip.compress(text.encode()), "squad.json.gz")
+    assert [gold(item.fields) for item in records] == [["победили"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -283,10 +283,10 @@ def test_squad_in_other_encodings_and_compressed(tmp_path, encoding):
 )  # fmt: skip
 def test_bad_squad_questions(tmp_path, content, reason, said):
     text = json.dumps(content, indent=1)
-    found = squad(tmp_path, text)
+    records = squad(tmp_path, text)
     line = next(number for number, line in enumerate(text.splitlines(), 1) if '"id":' in line)
-    assert bad(found) == [(f"squad.json:{line} (q1)", reason)]
-    assert re.search(said, found[0].detail)
+    assert bad(records) == [(f"squad.json:{line} (q1)", reason)]
+    assert re.search(said, records[0].detail)
 
 
 @pytest.mark.parametrize(
@@ -298,17 +298,17 @@ def test_bad_squad_questions(tmp_path, content, reason, said):
     ],
 )
 def test_squad_without_what_its_questions_stand_in(tmp_path, content, path, name):
-    (found,) = squad(tmp_path, json.dumps(content))
-    assert (found.origin, found.reason) == (f"squad.json:1 ({path})", "no_field")
-    assert f"{path} has no field '{name}'" in found.detail
+    (record,) = squad(tmp_path, json.dumps(content))
+    assert (record.origin, record.reason) == (f"squad.json:1 ({path})", "no_field")
+    assert f"{path} has no field '{name}'" in record.detail
 
 
 @pytest.mark.parametrize(
     "content", [json.dumps(one(asked()))[:-9], '{"version": 1}', "[1, 2]", "", '{"data": {"a": 1}}', b"\0\1\2" * 99]
 )
 def test_files_that_are_no_squad(tmp_path, content):
-    (found,) = squad(tmp_path, content)
-    assert (found.origin, found.reason) == ("squad.json", "binary" if isinstance(content, bytes) else "bad_json")
+    (record,) = squad(tmp_path, content)
+    assert (record.origin, record.reason) == ("squad.json", "binary" if isinstance(content, bytes) else "bad_json")
 
 
 def test_squad_is_bounded(tmp_path):
@@ -317,8 +317,8 @@ def test_squad_is_bounded(tmp_path):
         with pytest.raises(InputError, match=r"data\.max_document"):
             squad(tmp_path, content, name, max_document=len(text) - 1)
     assert len(squad(tmp_path, text, max_document=len(text))) == 1
-    (found,) = squad(tmp_path, gzip.compress(text)[:-20], "a.json.gz")
-    assert found.reason == "truncated"
+    (record,) = squad(tmp_path, gzip.compress(text)[:-20], "a.json.gz")
+    assert record.reason == "truncated"
 
 
 # Dummy questions

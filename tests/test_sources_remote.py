@@ -30,9 +30,9 @@ def test_s3_objects_and_globs_are_read_as_files_are(bucket, tmp_path):
     cut = LINES[:2000].rfind(b"\n") + 1
     bucket.put_object(Bucket="texts", Key="a/1.jsonl.zst", Body=zstandard.compress(LINES[:cut]))
     bucket.put_object(Bucket="texts", Key="a/2.jsonl.xz", Body=lzma.compress(LINES[cut:]))
-    texts, told = read_texts("s3://texts/a/*.jsonl*")
+    texts, ledger = read_texts("s3://texts/a/*.jsonl*")
     assert texts == TEXTS
-    assert list(told["sets"]) == ["s3://texts/a/*.jsonl*"]
+    assert list(ledger["sets"]) == ["s3://texts/a/*.jsonl*"]
     assert items("s3://texts/a/1.jsonl.zst")[0].origin == "s3://texts/a/1.jsonl.zst:1"
     assert items("s3://texts/**/*.parquet")[3] == Record(
         TEXTS[3], "s3://texts/a/deep/3.parquet[3]", "s3://texts/**/*.parquet"
@@ -102,23 +102,23 @@ def test_s3_without_keys_and_without_a_server(bucket, monkeypatch):
 
 
 def on_the_hub(address: str, cache: Path, *paths: str, **environment: str) -> list:
-    """Texts, or what was told instead, of each path, read by another process: the hub's address is read at import."""
+    """Texts, or the error instead, of each path, read by another process: the hub's address is read at import."""
     program = """
 import json, sys
 from artel.config import DataConfig, SourceConfig
 from artel.errors import ArtelError, InputError
 from artel.text import check_sources, input_shards
 from artel.text.sources.read import read_shard
-told = []
+results = []
 for path in sys.argv[1:]:
     data = DataConfig(sources=[SourceConfig(path=[path])])
     try:
         check_sources(data)
-        told.append([[item.text, item.origin] for part in input_shards(data)
+        results.append([[item.text, item.origin] for part in input_shards(data)
                      for item in read_shard(part, data)])
     except ArtelError as error:
-        told.append(f"{'InputError' if isinstance(error, InputError) else 'WorkError'} {error}")
-print(json.dumps(told))
+        results.append(f"{'InputError' if isinstance(error, InputError) else 'WorkError'} {error}")
+print(json.dumps(results))
 """
     ours = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(cache / "hf"), "ARTEL_CACHE": str(cache),
             "no_proxy": "127.0.0.1"}  # fmt: skip
@@ -140,9 +140,9 @@ def test_files_on_the_hub(hub, tmp_path):
     assert glob == [[text, f"{home}/data/2.parquet[{row}]"] for row, text in enumerate(TEXTS[:50])]
     assert readme == [["# Texts\n", f"{home}/README.md"]]
     assert len(everything) == 52
-    for told in (none, nobody):
-        assert "InputError data.sources.0.path: hf://datasets/me" in told
-        assert "there is no such file" in told
+    for output in (none, nobody):
+        assert "InputError data.sources.0.path: hf://datasets/me" in output
+        assert "there is no such file" in output
     assert f"is a folder\n    write a glob: {home}/data/*" in folder
     assert "may not be read" in secret
     assert "hf auth login" in secret
@@ -151,9 +151,9 @@ def test_files_on_the_hub(hub, tmp_path):
 
 def test_the_hub_offline_and_out_of_reach(tmp_path):
     path = "hf://datasets/me/texts/a.txt"
-    (told,) = on_the_hub("http://127.0.0.1:9", tmp_path, path, HF_HUB_OFFLINE="1")
-    assert told.startswith(f"InputError data.sources.0.path: {path}: is on the hub, and HF_HUB_OFFLINE says")
-    assert "give the folder" in told
-    (told,) = on_the_hub("http://127.0.0.1:9", tmp_path, path)
-    assert told.startswith(f"WorkError {path}: cannot be reached: ")
-    assert "HF_ENDPOINT" in told
+    (output,) = on_the_hub("http://127.0.0.1:9", tmp_path, path, HF_HUB_OFFLINE="1")
+    assert output.startswith(f"InputError data.sources.0.path: {path}: is on the hub, and HF_HUB_OFFLINE says")
+    assert "give the folder" in output
+    (output,) = on_the_hub("http://127.0.0.1:9", tmp_path, path)
+    assert output.startswith(f"WorkError {path}: cannot be reached: ")
+    assert "HF_ENDPOINT" in output

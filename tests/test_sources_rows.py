@@ -19,7 +19,7 @@ def chat(folder, *rows, **source):
 
 
 @pytest.mark.parametrize(
-    ("rows", "wanted"),
+    ("rows", "expected"),
     [
         ("[:3]", slice(0, 3)), ("[ 2 : 5 ]", slice(2, 5)), ("[97:]", slice(97, 100)), ("[:]", slice(0, 100)),
         ("[:10%]", slice(0, 10)), ("[10%:]", slice(10, 100)), ("[33.3%:66.6%]", slice(33, 66)),
@@ -29,21 +29,21 @@ def chat(folder, *rows, **source):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["chat", "text"])
-def test_slices_of_every_format(tmp_path, rows, wanted, kind):
+def test_slices_of_every_format(tmp_path, rows, expected, kind):
     lines = [json.dumps({"messages": [str(number), "x"]}) if kind == "chat" else str(number) for number in range(100)]
     for name, part in (("a", lines[:60]), ("b", lines[60:])):  # a slice goes over all files of its source
         (tmp_path / f"{name}.jsonl").write_text("\n".join(part))
     source = {"path": str(tmp_path / "*.jsonl"), "format": kind, "document": "line", "rows": rows}
-    found, ledger = documents(sources=[source])
-    said = [document.record.group or document.record.text for document in found]
-    assert said == [str(number) for number in range(100)][wanted]
+    kept, ledger = documents(sources=[source])
+    said = [document.record.group or document.record.text for document in kept]
+    assert said == [str(number) for number in range(100)][expected]
     assert ledger.total.read == len(said)
 
 
 def test_bad_rows_count_as_rows_of_a_slice(tmp_path):
     file = rows_of(tmp_path, [{"messages": ["a", "b"]}, {}, {"messages": ["c", "d"]}])
-    found, ledger = documents(sources=[{"path": str(file), "format": "chat", "rows": "[1:]"}], max_bad=0.5)
-    assert [document.record.group for document in found] == ["c"]
+    kept, ledger = documents(sources=[{"path": str(file), "format": "chat", "rows": "[1:]"}], max_bad=0.5)
+    assert [document.record.group for document in kept] == ["c"]
     assert (ledger.total.read, ledger.total.dropped) == (2, {"unknown_form": 1})
 
 
@@ -66,5 +66,5 @@ def test_a_slice_that_takes_nothing(tmp_path, rows):
 def test_a_slice_leaves_the_validation_file_whole(tmp_path):
     file = rows_of(tmp_path, [{"messages": [str(number), "x"]} for number in range(9)])
     other = rows_of(tmp_path, [{"messages": [f"v{number}", "x"]} for number in range(5)], "v.jsonl")
-    found, _ = documents(sources=[{"path": str(file), "format": "chat", "rows": "[:2]"}], validation=str(other))
-    assert [document.split for document in found] == ["validation"] * 5 + ["train"] * 2
+    kept, _ = documents(sources=[{"path": str(file), "format": "chat", "rows": "[:2]"}], validation=str(other))
+    assert [document.split for document in kept] == ["validation"] * 5 + ["train"] * 2

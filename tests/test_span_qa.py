@@ -58,7 +58,7 @@ def test_answers_map_to_tokens_and_back_exactly(shared_data, roberta, name, kind
     run = config(question=256)  # an English vocabulary takes Russian letter by letter
     objective = SpanQA(run.model_copy(update={"data": DataConfig(block=512)}), roberta)
     documents = judged_documents(shared_data / "qa" / name, kind)
-    found = 0
+    count = 0
     for document, made in zip(documents, objective.samples(documents), strict=True):
         assert isinstance(made, DocumentSamples)
         question = document.record.fields
@@ -67,12 +67,12 @@ def test_answers_map_to_tokens_and_back_exactly(shared_data, roberta, name, kind
             assert not holding
             continue
         assert holding  # some window holds it whole
-        found += 1
+        count += 1
         for sample in holding:
             start, end = sample.numbers[3:5]
             span = trimmed(question.context, int(sample.flags[start]) >> 32, int(sample.flags[end]) & 0xFFFFFFFF)
             assert span == question.answers[0]
-    assert found == answered
+    assert count == answered
 
 
 def test_windows_hold_the_question_and_every_token_of_the_document(shared_data, roberta):
@@ -171,8 +171,8 @@ def trained(tmp_path_factory):
 
 
 def test_five_heads_learn_are_saved_and_open_again(trained):
-    found = losses(trained)
-    assert found[30][0] < found[1][0]
+    by_step = losses(trained)
+    assert by_step[30][0] < by_step[1][0]
     figures = metrics(trained)[-1]["validation"]
     assert set(figures) == {"loss", "exact_match", "f1", "start_accuracy", "end_accuracy", "class_accuracy",
                             "mean_average_precision"}  # fmt: skip

@@ -21,9 +21,9 @@ TEXTS = ["", "\n", "a", "a\n", "\n\na\n\n", "one\ntwo\n\nпять\r\n\r\nend", "
 
 
 def lines_of(file, span=None, encoding="auto"):
-    found = list(read_lines(file, file.name, encoding, LARGEST, span))
-    assert [number for number, _ in found] == list(range(1, len(found) + 1))
-    return [line for _, line in found]
+    result = list(read_lines(file, file.name, encoding, LARGEST, span))
+    assert [number for number, _ in result] == list(range(1, len(result) + 1))
+    return [line for _, line in result]
 
 
 def check_cuts(file, cuts):
@@ -105,12 +105,12 @@ def test_records_of_spans_have_the_line_within_them(tmp_path):
         whole = list(reader(file))
         for cut in range(size + 1):
             before = count_lines(path, Span(0, cut))
-            found = []
+            results = []
             for span, shift in ((Span(0, cut), 0), (Span(cut, size), before)):
                 for item in reader(replace(file, span=span)):
                     number = int(item.origin.rsplit(":", 1)[1]) + shift
-                    found.append((type(item), getattr(item, "text", ""), f"{name}:{number}"))
-            assert found == [(type(item), getattr(item, "text", ""), item.origin) for item in whole]
+                    results.append((type(item), getattr(item, "text", ""), f"{name}:{number}"))
+            assert results == [(type(item), getattr(item, "text", ""), item.origin) for item in whole]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32-le"])

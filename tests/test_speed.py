@@ -78,8 +78,8 @@ def test_a_window_costs_what_it_shows():
     def attention(length, window):
         config = MistralConfig(**TINY, num_key_value_heads=2, sliding_window=window)
         none = MistralConfig(**TINY, num_key_value_heads=2, sliding_window=1)
-        found = [flops_a_token(each, "AutoModelForCausalLM", length) * length for each in (config, none)]
-        return (found[0] - found[1]) / (12 * 2 * 32) + length  # in the smallest window each token sees itself
+        result = [flops_a_token(each, "AutoModelForCausalLM", length) * length for each in (config, none)]
+        return (result[0] - result[1]) / (12 * 2 * 32) + length  # in the smallest window each token sees itself
 
     for length, window in ((48, 16), (48, 48), (48, 100)):
         seen = sum(min(place + 1, window) for place in range(length))

@@ -57,14 +57,14 @@ def test_a_folder_goes_there_and_back(bucket, store, tmp_path):
     assert exists("s3://texts/stores/1/manifest.json")
     assert bucket.head_object(Bucket="texts", Key="stores/1/train/00001.tokens")["ETag"].endswith('-3"')
     assert push_folder(store, "s3://texts/stores/1") == []
-    wanted = [tuple(fact) for fact in json.loads(read_bytes("s3://texts/stores/1/manifest.json"))]
-    for number, known in enumerate((wanted, None)):
+    expected = [tuple(fact) for fact in json.loads(read_bytes("s3://texts/stores/1/manifest.json"))]
+    for number, known in enumerate((expected, None)):
         copy = tmp_path / "copies" / str(number)
         pull_folder("s3://texts/stores/1", copy, known)
         assert same(store, copy)
         assert [path.name for path in (tmp_path / "copies" / "unfinished").iterdir()] == []
     before = (copy / "ledger.json").stat().st_ino
-    pull_folder("s3://texts/stores/1", copy, wanted)
+    pull_folder("s3://texts/stores/1", copy, expected)
     assert (copy / "ledger.json").stat().st_ino == before
 
 

@@ -104,12 +104,12 @@ def batch(*, length=12, seed=1):
 def learn(model, ids, targets):
     """Two micro-batches, the second of them with places: (losses, guesses)."""
     places = (targets.flatten() != IGNORED).nonzero().flatten()
-    found = []
+    results = []
     for where in (None, places):
         loss, guesses = model_losses(model, {"input_ids": ids}, targets, where)
         (loss * 0.1).backward()
-        found.append((float(loss.detach()), guesses))
-    return found
+        results.append((float(loss.detach()), guesses))
+    return results
 
 
 def whole(tensor):
@@ -118,9 +118,9 @@ def whole(tensor):
 
 def compare(reference, model, ids, targets):
     """Largest differences of losses and of gradients, relative; and the same weights under the same names."""
-    wanted, found = learn(reference, ids, targets), learn(model, ids, targets)
-    assert all(torch.equal(a[1], b[1]) for a, b in zip(wanted, found, strict=True))
-    difference = max(abs(a[0] - b[0]) / abs(a[0]) for a, b in zip(wanted, found, strict=True))
+    expected, actual = learn(reference, ids, targets), learn(model, ids, targets)
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(expected, actual, strict=True))
+    difference = max(abs(a[0] - b[0]) / abs(a[0]) for a, b in zip(expected, actual, strict=True))
     return {"loss": difference} | compare_gradients(reference, model)
 
 
@@ -130,15 +130,15 @@ def compare_gradients(reference, model):
     largest = max(float(each.grad.abs().max()) for each in theirs.values() if each.grad is not None)
     off = {}
     for name, parameter in mine.items():
-        wanted, gradient = theirs[name].grad, parameter.grad
-        assert (gradient is None) == (wanted is None), name
+        expected, gradient = theirs[name].grad, parameter.grad
+        assert (gradient is None) == (expected is None), name
         assert torch.equal(whole(parameter), theirs[name]), f"{name} is in another order"
         if gradient is None:
             continue
         assert not isinstance(gradient, DTensor) or not any(each.is_partial() for each in gradient.placements), name
         # Keys' biases have no gradient but rounding.
-        scale = float(wanted.abs().max()) + 1e-3 * largest
-        off[name] = float((whole(gradient) - wanted).abs().max()) / scale
+        scale = float(expected.abs().max()) + 1e-3 * largest
+        off[name] = float((whole(gradient) - expected).abs().max()) / scale
     worst = max(off, key=off.__getitem__)
     return {"gradient": off[worst], "of": worst}
 
@@ -154,24 +154,24 @@ def case(mesh, config, *, sequence=False, adapters=False, auto=AutoModelForCausa
 
 def on_two(rank, world):
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tensor",))
-    found = {name: case(mesh, config) for name, config in CAUSAL.items()}
-    found |= {name: case(mesh, config, auto=AutoModelForMaskedLM) for name, config in MASKED.items()}
+    results = {name: case(mesh, config) for name, config in CAUSAL.items()}
+    results |= {name: case(mesh, config, auto=AutoModelForMaskedLM) for name, config in MASKED.items()}
     lonely = Qwen3MoeConfig(**GROUPED, **(ROUTED | {"num_experts_per_tok": 1}))
-    found["no tokens for a process"] = case(mesh, lonely, one_expert=True)
+    results["no tokens for a process"] = case(mesh, lonely, one_expert=True)
     for name, config in (CAUSAL | MASKED).items():
         if name not in NO_SEQUENCE:
             auto = AutoModelForMaskedLM if name in MASKED else AutoModelForCausalLM
-            found[f"{name}, sequence"] = case(mesh, config, sequence=True, auto=auto)
+            results[f"{name}, sequence"] = case(mesh, config, sequence=True, auto=auto)
     for name in ("gpt2", "llama"):
-        found[f"{name}, adapters"] = case(mesh, CAUSAL[name], adapters=True)
-        found[f"{name}, adapters, sequence"] = case(mesh, CAUSAL[name], adapters=True, sequence=True)
-        found[f"{name}, recomputed"] = case(mesh, CAUSAL[name], sequence=True, recomputed="full")
+        results[f"{name}, adapters"] = case(mesh, CAUSAL[name], adapters=True)
+        results[f"{name}, adapters, sequence"] = case(mesh, CAUSAL[name], adapters=True, sequence=True)
+        results[f"{name}, recomputed"] = case(mesh, CAUSAL[name], sequence=True, recomputed="full")
     for name, config in {"gpt2": CAUSAL["gpt2"], "llama": CAUSAL["llama"], "roberta": MASKED["roberta"]}.items():
         auto = AutoModelForMaskedLM if name in MASKED else AutoModelForCausalLM
-        found[f"{name}, logits"] = logits_case(mesh, config, auto, length=12)
-        found[f"{name}, logits of an odd length"] = logits_case(mesh, config, auto, length=11)
-    found["bert, tokens"] = logits_case(mesh, MASKED["bert"], AutoModelForTokenClassification, length=12)
-    return found
+        results[f"{name}, logits"] = logits_case(mesh, config, auto, length=12)
+        results[f"{name}, logits of an odd length"] = logits_case(mesh, config, auto, length=11)
+    results["bert, tokens"] = logits_case(mesh, MASKED["bert"], AutoModelForTokenClassification, length=12)
+    return results
 
 
 def logits_case(mesh, config, auto, length):
@@ -182,11 +182,11 @@ def logits_case(mesh, config, auto, length):
     losses = []
     for each in (reference, model):
         logits = each(input_ids=ids).logits.flatten(0, 1)
-        wanted = targets.flatten() % logits.shape[-1]
-        losses.append(F.cross_entropy(logits, wanted, reduction="sum"))
+        expected = targets.flatten() % logits.shape[-1]
+        losses.append(F.cross_entropy(logits, expected, reduction="sum"))
         losses[-1].backward()
-    wanted, found = (float(loss.detach()) for loss in losses)
-    return {"loss": abs(wanted - found) / wanted} | compare_gradients(reference, model)
+    expected, actual = (float(loss.detach()) for loss in losses)
+    return {"loss": abs(expected - actual) / expected} | compare_gradients(reference, model)
 
 
 def more_on_two(rank, world):
@@ -262,15 +262,15 @@ def build_plain(config):
 
 def on_four(rank, world):
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tensor",))
-    found = {name: case(mesh, config) for name, config in FOR_FOUR.items()}
-    found |= {f"{name}, sequence": case(mesh, config, sequence=True) for name, config in FOR_FOUR.items()}
+    results = {name: case(mesh, config) for name, config in FOR_FOUR.items()}
+    results |= {f"{name}, sequence": case(mesh, config, sequence=True) for name, config in FOR_FOUR.items()}
     root = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
     for name in ("gpt2", "qwen3", "qwen3_moe", "roberta"):
         config = (CAUSAL | MASKED)[name]
         auto = AutoModelForMaskedLM if name in MASKED else AutoModelForCausalLM
         for sequence in (False, True):
-            found[f"{name}, sharded{', sequence' * sequence}"] = sharded(root, config, sequence, auto)
-    return found
+            results[f"{name}, sharded{', sequence' * sequence}"] = sharded(root, config, sequence, auto)
+    return results
 
 
 def sharded(root, config, sequence, auto):
@@ -284,8 +284,8 @@ def sharded(root, config, sequence, auto):
     return compare(reference, model, *batch())
 
 
-def agree(found):
-    for rank, cases in enumerate(found):
+def agree(results):
+    for rank, cases in enumerate(results):
         wrong = {name: each for name, each in cases.items() if each["loss"] > 2e-6 or each["gradient"] > 1e-5}
         assert not wrong, f"rank {rank}: {wrong}"
 
@@ -303,18 +303,18 @@ def test_four_processes_and_shards_of_shares():
 
 @pytest.mark.processes
 def test_what_is_sent_written_saved_and_loaded():
-    found = run_ranks(2, __file__, "more_on_two")
-    for rank in found:
+    results = run_ranks(2, __file__, "more_on_two")
+    for rank in results:
         assert rank["written"] == [True] * 4
         assert rank["saved"] == [True] * 2
         assert rank["from meta"] < 1e-5
-        told = rank["communication"]
+        traffic = rank["communication"]
         # One after each attention and each network, and one for the embedding; backward, one before each.
-        assert told["whole"] == {"sent": {"all_reduce": 2 * 2 + 1 + 2 * 2}, "tokens": [12]}
+        assert traffic["whole"] == {"sent": {"all_reduce": 2 * 2 + 1 + 2 * 2}, "tokens": [12]}
         # Half of each is gathered before and half scattered after; the ends of the stack gather once more each, and
         # the gradients of four norms are summed.
         sent = {"all_gather_into_tensor": 4 + 1 + 4 + 1, "reduce_scatter_tensor": 4 + 4, "all_reduce": 1 + 4}
-        assert told["sequence"] == {"sent": sent, "tokens": [6]}
+        assert traffic["sequence"] == {"sent": sent, "tokens": [6]}
 
 
 def skeleton(config, auto=AutoModelForCausalLM):
@@ -333,10 +333,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("config", "size", "sequence", "told"), REFUSED, ids=lambda value: str(value)[:20])
-def test_what_cannot_be_split_is_refused_with_what_would_do(config, size, sequence, told):
+@pytest.mark.parametrize(("config", "size", "sequence", "messages"), REFUSED, ids=lambda value: str(value)[:20])
+def test_what_cannot_be_split_is_refused_with_what_would_do(config, size, sequence, messages):
     (problem,) = tensor_problems(skeleton(config), size, sequence=sequence)
-    for each in told:
+    for each in messages:
         assert each in str(problem)
 
 

@@ -218,12 +218,12 @@ def test_the_novels_and_pages_are_all_accounted_for(shared_data):
         {"path": str(shared_data / "html"), "profile": "lib.ru", "name": "pages"},
     ]
     documents, ledger = read(sources=sources, validation=0.05)
-    told = ledger.to_json()
-    assert told["documents"]["read"] == told["documents"]["kept"] + sum(told["documents"]["dropped"].values())
-    assert told["documents"]["kept"] == len(documents)
-    assert told["rejected"] == []
-    assert told["sets"]["pages"]["read"] == 4
-    assert told["sets"]["pages"]["dropped"] == {"duplicate": 2}
-    written = [told["sets"][name][part]["bytes"] for name in told["sets"] for part in ("train", "validation")]
-    assert sum(written) == sum(told["bytes"].values()) == sum(len(d.record.text.encode()) for d in documents)
+    report = ledger.to_json()
+    assert report["documents"]["read"] == report["documents"]["kept"] + sum(report["documents"]["dropped"].values())
+    assert report["documents"]["kept"] == len(documents)
+    assert report["rejected"] == []
+    assert report["sets"]["pages"]["read"] == 4
+    assert report["sets"]["pages"]["dropped"] == {"duplicate": 2}
+    written = [report["sets"][name][part]["bytes"] for name in report["sets"] for part in ("train", "validation")]
+    assert sum(written) == sum(report["bytes"].values()) == sum(len(d.record.text.encode()) for d in documents)
     assert not any("\r" in d.record.text or "\ufffd" in d.record.text for d in documents)

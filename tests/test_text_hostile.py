@@ -72,9 +72,9 @@ def test_an_encoding_that_is_given_is_taken_strictly(tmp_path):
 def test_a_late_line_in_another_encoding_is_rejected_alone(tmp_path):
     lines = [f"строка {number}" for number in range(60_000)]
     (tmp_path / "a.txt").write_bytes("\n".join(lines).encode() + "\nчужая\n".encode("koi8-r") + "конец".encode())
-    texts, told = read_texts(tmp_path / "a.txt", document="line", max_bad=0.01)
+    texts, ledger = read_texts(tmp_path / "a.txt", document="line", max_bad=0.01)
     assert texts == [*lines, "конец"]
-    assert told["rejected"][0]["origin"].endswith("a.txt:60001")
+    assert ledger["rejected"][0]["origin"].endswith("a.txt:60001")
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
@@ -97,11 +97,11 @@ def test_json_lines_that_the_parser_refuses_are_told_by_their_reason(tmp_path):
         b'{"text": "a\rb"}', b'{"text":\r"between"}', b'{"text": "\\ud800"}', b'{"text": "last"}',
     ]  # fmt: skip
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
-    texts, told = read_texts(tmp_path / "a.jsonl", max_bad=1.0)
+    texts, ledger = read_texts(tmp_path / "a.jsonl", max_bad=1.0)
     assert texts == ["marked", "cr", "between", "last"]
-    bad = [(each["origin"].rsplit(":", 1)[1], each["reason"]) for each in told["rejected"]]
+    bad = [(each["origin"].rsplit(":", 1)[1], each["reason"]) for each in ledger["rejected"]]
     assert bad == [("5", "unreadable"), ("6", "bad_json"), ("8", "bad_json")]
-    assert "byte 0xff at 10" in told["rejected"][0]["detail"]
+    assert "byte 0xff at 10" in ledger["rejected"][0]["detail"]
 
 
 @pytest.mark.parametrize(("pack", "most"), [(gzip.compress, 20_000_000), (zstandard.compress, 300_000_000)])
@@ -127,9 +127,9 @@ def test_the_encoding_of_a_packed_file_is_judged_by_its_first_megabyte(tmp_path,
 
 
 def test_the_piles_own_files_are_read(shared_data):
-    texts, told = read_texts(shared_data / "pile" / "*.jsonl.zst")
-    assert told["documents"]["read"] == 171
-    assert len(texts) == told["documents"]["kept"]
+    texts, ledger = read_texts(shared_data / "pile" / "*.jsonl.zst")
+    assert ledger["documents"]["read"] == 171
+    assert len(texts) == ledger["documents"]["kept"]
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_any_bytes_give_documents_or_an_error_for_people(tmp_path_factory, suffi
     file = tmp_path_factory.getbasetemp() / f"any{suffix}"
     file.write_bytes(data)
     with contextlib.suppress(ArtelError):
-        texts, told = read_texts(file, max_bad=1.0, **source)
-        assert len(texts) == told["documents"]["kept"]
+        texts, ledger = read_texts(file, max_bad=1.0, **source)
+        assert len(texts) == ledger["documents"]["kept"]
         assert all(text.encode() for text in texts)
 
 
@@ -223,16 +223,16 @@ def test_lines_that_are_not_in_the_encoding_of_their_file_are_counted_and_listed
     source = {"line": {"document": "line"}, "paragraph": {"document": "paragraph"}, "csv": {"format": "csv"}}.get(kind)
     file = tmp_path / {"jsonl": "a.jsonl", "csv": "a.csv"}.get(kind, "a.txt")
     file.write_bytes(content)
-    texts, told = read_texts(file, max_bad=1.0, **source or {})
+    texts, ledger = read_texts(file, max_bad=1.0, **source or {})
     assert texts == [f"{FOREIGN[number % 4]}, {number}" for number in range(1, 301) if number not in foreign]
-    assert told["documents"]["dropped"] == {"other_encoding": len(foreign)}
-    assert told["encodings"] == {str(file): {main: 1}}
+    assert ledger["documents"]["dropped"] == {"other_encoding": len(foreign)}
+    assert ledger["encodings"] == {str(file): {main: 1}}
     line = {"csv": lambda number: number + 1, "paragraph": lambda number: 2 * number - 1}.get(
         kind, lambda number: number
     )
     expected = [(f"{file}:{line(number)}", f"is {encoding}, and the file as a whole {main}; convert it")
                 for number, encoding in foreign.items()]  # fmt: skip
-    assert [(each["origin"], each["detail"]) for each in told["rejected"]] == expected
+    assert [(each["origin"], each["detail"]) for each in ledger["rejected"]] == expected
     with pytest.raises(InputError, match=r"of 300 records .* cannot be used, more than data\.max_bad"):
         read_texts(file, **source or {})
 
@@ -284,14 +284,14 @@ def test_guessed_encodings_are_counted_by_source(tmp_path):
                         {"path": str(tmp_path / "*.*"), "name": "all"},
                         {"path": str(tmp_path / "b.txt"), "name": "given", "encoding": "koi8-r"},
                         {"path": str(tmp_path / "d.jsonl"), "name": "rows", "rows": "[50%:]"}]}  # fmt: skip
-    found = documents(**data)[1].to_json()["encodings"]
-    assert found == {
+    encodings = documents(**data)[1].to_json()["encodings"]
+    assert encodings == {
         "texts": {"koi8-r": 1, "utf-16": 1, "utf-8": 1}, "all": {"cp866": 1, "koi8-r": 1, "utf-16": 1, "utf-8": 1},
         "rows": {"cp866": 1},
     }  # fmt: skip
     (tmp_path / "out").mkdir()
     _, ledger = stored(tmp_path / "out", data={**data, "validation": 0.0})
-    assert ledger["encodings"] == found
+    assert ledger["encodings"] == encodings
 
 
 def test_a_tag_of_countless_attributes_is_not_parsed():

@@ -44,8 +44,8 @@ def trained():
 
     def get(pattern, encoder=False):
         if (pattern, encoder) not in made:
-            wanted = TokenizerTraining(vocab=330, pattern=pattern) if pattern != "whitespace" else _whitespace(300)
-            made[pattern, encoder] = train_tokenizer(iter(TEXT), wanted, encoder=encoder)
+            training = TokenizerTraining(vocab=330, pattern=pattern) if pattern != "whitespace" else _whitespace(300)
+            made[pattern, encoder] = train_tokenizer(iter(TEXT), training, encoder=encoder)
         return made[pattern, encoder]
 
     return get
@@ -69,12 +69,12 @@ def test_every_text_comes_back_exactly(trained, pattern, encoder, texts):
 @settings(max_examples=300)
 def test_gpt4_cuts_as_cl100k_does(trained, text):
     cut = trained("gpt4").hf.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
-    found, at = [], 0
+    pieces, at = [], 0
     for _, (start, end) in cut:
         assert start == at
-        found.append(text[start:end])
+        pieces.append(text[start:end])
         at = end
-    assert found == regex.findall(CL100K, text)
+    assert pieces == regex.findall(CL100K, text)
 
 
 def test_gpt4_cuts_numbers_in_threes_and_keeps_a_sign_with_its_word(trained):

@@ -120,13 +120,13 @@ def test_store_gives_back_what_was_written_across_shards(store):
     for start in range(len(stream)):
         for count in range(1, len(stream) - start + 1):
             assert (opened.train.read(start, count) == stream[start : start + count]).all()
-    for (origin, ids), (number, wanted) in zip(opened.train.each_sample(), enumerate(documents), strict=True):
+    for (origin, ids), (number, expected) in zip(opened.train.each_sample(), enumerate(documents), strict=True):
         assert origin == f"a.txt:{number}"
-        assert (ids == wanted).all()
-    for number, wanted in enumerate(documents):
+        assert (ids == expected).all()
+    for number, expected in enumerate(documents):
         sample = opened.train.sample(number)
-        assert (sample.ids == wanted).all()
-        assert (sample.flags == wanted % 7).all()
+        assert (sample.ids == expected).all()
+        assert (sample.flags == expected % 7).all()
         assert sample.numbers == (number, -number)
         assert opened.train.origin(number) == f"a.txt:{number}"
     assert list(opened.train.sources()) == [{"id": number} for number in range(5)]

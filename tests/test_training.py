@@ -20,7 +20,7 @@ CASES = WORKERS / "train_cases.py"
 @pytest.mark.processes
 def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
     """Global batch 64 on 1, 2 and 4 processes, accumulation 1 and 4, SGD and AdamW: 1e-5 relative."""
-    found = {}
+    results = {}
     for processes in (1, 2, 4):
         files = []
         for optimizer in ("sgd", "adamw"):
@@ -34,12 +34,12 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
         done = torchrun(processes, CASES, *files)
         assert done.returncode == 0, done.stderr[-3000:]
         for file in files:
-            found[file.stem] = losses(file.with_suffix(""))
+            results[file.stem] = losses(file.with_suffix(""))
     for optimizer in ("sgd", "adamw"):
-        reference = found[f"1-{optimizer}-1"]
+        reference = results[f"1-{optimizer}-1"]
         assert len(reference) == 6
         assert reference[6][0] < reference[1][0]  # it learns, so equal losses mean equal updates
-        for name, other in found.items():
+        for name, other in results.items():
             if optimizer in name:
                 assert largest_difference(reference, other) < 1e-5, name
 
@@ -75,9 +75,9 @@ def test_killed_at_five_random_steps_ends_bit_equal(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "resuming from step" in done.stderr
     assert json.loads(done.stdout)["steps"] == 60
-    expected, found = (load_file(run.with_suffix("") / "model" / "model.safetensors") for run in (whole, broken))
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    expected, actual = (load_file(run.with_suffix("") / "model" / "model.safetensors") for run in (whole, broken))
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
     assert losses(whole.with_suffix("")) == losses(folder)
 
 
@@ -93,9 +93,9 @@ def test_stopped_and_resumed_on_another_number_of_processes(tmp_path):
     process = start("train", broken)
     wait_for_step(process, folder, 10)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=LIMIT)
-    assert process.returncode == 130, told
-    assert "stopped and saved after step" in told
+    _, output = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130, output
+    assert "stopped and saved after step" in output
     done = artel("train", broken, "--nproc", "2", "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["steps"] == 40
@@ -114,9 +114,9 @@ def test_two_hosts_meet_by_address_and_port(tmp_path):
     first = start("train", two, "--nnodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", port)
     environment = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     second = artel("train", two, env=environment)
-    _, told = first.communicate(timeout=120)
-    assert (first.returncode, second.returncode) == (0, 0), told + second.stderr
-    assert "2 process(es)" in told
+    _, output = first.communicate(timeout=120)
+    assert (first.returncode, second.returncode) == (0, 0), output + second.stderr
+    assert "2 process(es)" in output
     assert largest_difference(losses(one.with_suffix("")), losses(two.with_suffix(""))) < 1e-5
 
 
@@ -127,8 +127,8 @@ def test_ctrl_c_on_two_processes_saves_and_exits_130(tmp_path):
     process = start("train", run, "--nproc", "2")
     wait_for_step(process, run.with_suffix(""), 5)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=LIMIT)
-    assert process.returncode == 130, told
+    _, output = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130, output
     step = max(losses(run.with_suffix("")))
     assert (run.with_suffix("") / "checkpoints" / "latest").resolve().name == f"step-{step:09d}"
 
@@ -217,13 +217,13 @@ def test_other_architectures_train_from_scratch(tmp_path, model_type):
     file = write_run(tmp_path / "run.yaml", model=None, train={"learning_rate": 1e-2})
     run = load_run(str(file), Overrides.parse([f"model.config={json.dumps(config)}"]))
     result = train(run, prepare(run), World(0, 1, 0, torch.device("cpu")), lambda text: None)
-    found = losses(file.with_suffix(""))
-    assert found[6][0] < found[1][0]
-    assert result["validation"]["loss"] < found[1][0]
+    by_step = losses(file.with_suffix(""))
+    assert by_step[6][0] < by_step[1][0]
+    assert result["validation"]["loss"] < by_step[1][0]
 
 
 def test_muon_learns(tmp_path):
     run = write_run(tmp_path / "run.yaml", train={"optimizer": "muon", "steps": 12}, checkpoint={"every": 6})
     assert artel("train", run).returncode == 0
-    found = losses(run.with_suffix(""))
-    assert found[12][0] < found[1][0] - 0.3
+    by_step = losses(run.with_suffix(""))
+    assert by_step[12][0] < by_step[1][0] - 0.3

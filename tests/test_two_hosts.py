@@ -40,14 +40,14 @@ def start_in(namespace, *arguments, **environment):
 def finish(processes):
     """What each told; all of them are ended, whatever happens."""
     try:
-        told = [process.communicate(timeout=LIMIT)[1] for process in processes]
+        outputs = [process.communicate(timeout=LIMIT)[1] for process in processes]
     finally:
         for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(told)[-6000:]
-    return told
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)[-6000:]
+    return outputs
 
 
 def pids(hosts):
@@ -86,11 +86,11 @@ def test_two_hosts_train_as_one_process_does(tmp_path, hosts_by_name, start, pro
     done = artel("train", one)
     assert done.returncode == 0, done.stderr
     with watch(lambda: pids(hosts_by_name)) as places:
-        told = finish(start(hosts_by_name, two))
+        outputs = finish(start(hosts_by_name, two))
     addresses = {address for address, _ in places}
     assert FIRST in addresses
     assert addresses <= {FIRST, SECOND, "127.0.0.1", "::1"}, places
-    assert f"{processes} process(es)" in told[0]
+    assert f"{processes} process(es)" in outputs[0]
     assert largest_difference(losses(one.with_suffix("")), losses(two.with_suffix(""))) < 1e-5
 
 
@@ -158,6 +158,6 @@ def test_the_interface_of_the_cable_is_chosen(hosts_by_name, master):
 def test_an_address_without_a_way_is_told_at_once(tmp_path, hosts):
     run = write_run(tmp_path / "run.yaml")
     process = start_in(hosts[1], "train", run, "--nnodes", 2, "--node-rank", 1, "--master-addr", "198.51.100.7")
-    _, told = process.communicate(timeout=LIMIT)
-    assert process.returncode == 2, told
-    assert "--master-addr: there is no way to 198.51.100.7" in told
+    _, output = process.communicate(timeout=LIMIT)
+    assert process.returncode == 2, output
+    assert "--master-addr: there is no way to 198.51.100.7" in output

@@ -50,22 +50,22 @@ class Host:
             self.process = subprocess.Popen(list(map(str, command)), env=clean, stdout=log, stderr=log,
                                             start_new_session=True)  # fmt: skip
 
-    def told(self):
+    def output(self):
         return self._log.read_text()
 
     def await_told(self, text, times=1):
         def said():
-            return self.told().count(text) >= times
+            return self.output().count(text) >= times
 
-        wait_until(lambda: said() or self.process.poll() is not None, lambda: f"{text}\n{self.told()[-3000:]}")
-        assert said(), f"ended without: {text}\n{self.told()[-3000:]}"
+        wait_until(lambda: said() or self.process.poll() is not None, lambda: f"{text}\n{self.output()[-3000:]}")
+        assert said(), f"ended without: {text}\n{self.output()[-3000:]}"
 
     def worker(self):
         """The process id of a worker of this host."""
         for number in self.everyone():
             if b"\0LOCAL_RANK=0\0" in b"\0" + Path(f"/proc/{number}/environ").read_bytes():
                 return number
-        raise AssertionError(f"no worker\n{self.told()[-3000:]}")
+        raise AssertionError(f"no worker\n{self.output()[-3000:]}")
 
     def everyone(self):
         done = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=30)
@@ -103,10 +103,10 @@ def begin(tmp_path):
 
 def same(reference, folder, least):
     """The steps that both runs have, at least so many, have the same losses and gradient norms."""
-    found = losses(folder)
-    both = reference.keys() & found.keys()
+    by_step = losses(folder)
+    both = reference.keys() & by_step.keys()
     assert len(both) >= least
-    assert largest_difference({step: reference[step] for step in both}, {step: found[step] for step in both}) < 1e-5
+    assert largest_difference({step: reference[step] for step in both}, {step: by_step[step] for step in both}) < 1e-5
 
 
 def seconds(since, what):
@@ -123,7 +123,7 @@ def test_goes_on_after_a_workers_sigkill(begin, reference):
     seconds(since, "a worker killed, the other told of it")
     first.await_told("resuming from step")
     seconds(since, "a worker killed, training again")
-    assert (first.end(), second.end()) == (0, 0), first.told() + second.told()
+    assert (first.end(), second.end()) == (0, 0), first.output() + second.output()
     same(reference, folder, STEPS)
 
 
@@ -143,7 +143,7 @@ def test_goes_on_alone_after_a_hosts_loss_and_together_when_it_is_back(begin, re
     wait_for_step(first.process, folder, before + 20)
     for host in (second, first):
         host.process.send_signal(signal.SIGTERM)
-    assert (first.end(), second.end()) == (130, 130), first.told() + second.told()
+    assert (first.end(), second.end()) == (130, 130), first.output() + second.output()
     same(reference, folder, 100)
 
 
@@ -160,8 +160,8 @@ def test_goes_on_after_the_cable_was_cut_for_a_minute(begin, reference):
     since = time.monotonic()
     wait_for_step(first.process, folder, step + 1)
     seconds(since, "the cable whole again, the next step")
-    assert (first.end(), second.end()) == (0, 0), first.told() + second.told()
-    assert "resuming from step" not in first.told() + second.told()  # nothing was started again
+    assert (first.end(), second.end()) == (0, 0), first.output() + second.output()
+    assert "resuming from step" not in first.output() + second.output()  # nothing was started again
     same(reference, folder, STEPS)
 
 
@@ -180,7 +180,7 @@ def test_goes_on_alone_when_the_cable_stays_cut_and_together_when_it_is_whole(be
     seconds(since, "the cable whole again, training together")
     for host in (first, second):
         host.process.send_signal(signal.SIGTERM)
-    assert (first.end(), second.end()) == (130, 130), first.told() + second.told()
+    assert (first.end(), second.end()) == (130, 130), first.output() + second.output()
     same(reference, folder, 60)
 
 
@@ -191,9 +191,9 @@ def test_the_host_of_the_rendezvous_is_lost_and_the_same_commands_go_on(begin, r
     first.lose()
     assert second.end() == 1
     seconds(since, "the host of the rendezvous lost, the other ended")
-    assert f"{FIRST}:{PORT}: the host that holds the rendezvous is lost" in second.told()
+    assert f"{FIRST}:{PORT}: the host that holds the rendezvous is lost" in second.output()
     for host in (first, second):
         host.start()
-    assert (first.end(), second.end()) == (0, 0), first.told() + second.told()
-    assert "resuming from step" in first.told()
+    assert (first.end(), second.end()) == (0, 0), first.output() + second.output()
+    assert "resuming from step" in first.output()
     same(reference, folder, STEPS)

@@ -51,7 +51,7 @@ def printed_in(path: Path) -> list[Printed]:
 
 def _blanked(text: str) -> str:
     """The page with its blocks emptied, each character still where it was."""
-    return _FENCE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    return _FENCE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def _of_page(text: str) -> Iterator[tuple[int, str]]:

@@ -40,8 +40,8 @@ def kind_of(text: str) -> str | None:
 
 def extra_of(text: str) -> str | None:
     """EXTRA of `pip install '.[EXTRA]'`; empty for `pip install .`."""
-    found = re.fullmatch(r"pip install (?:\.|'\.\[(\w+)\]')", text)
-    return (found[1] or "") if found else None
+    match = re.fullmatch(r"pip install (?:\.|'\.\[(\w+)\]')", text)
+    return (match[1] or "") if match else None
 
 
 def _is_mention(text: str) -> bool:

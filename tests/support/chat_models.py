@@ -24,7 +24,7 @@ CONVERSATIONS = [
 MARKS = ["<|im_start|>", "<|im_end|>"]
 
 
-def told(conversation) -> list[dict[str, str]]:
+def as_messages(conversation) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in conversation]
 
 
@@ -64,7 +64,7 @@ def learned_by_heart(folder: Path, special: list[str], own_template: str | None)
     tokenizer.hf.chat_template = own_template
     template = template_of(tokenizer, "auto")
     model = llama(tokenizer).train()
-    texts = [render(tokenizer, template, told(conversation), False) for conversation in CONVERSATIONS]
+    texts = [render(tokenizer, template, as_messages(conversation), False) for conversation in CONVERSATIONS]
     rows = [torch.tensor(encoded.ids) for encoded in tokenizer.encode_with_offsets(texts, control=True)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)

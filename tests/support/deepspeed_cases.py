@@ -96,7 +96,7 @@ def pytorch_optimizer(model, train):
 
 def train_steps(layout, optimizer, first, last, rank, world):
     """(loss, gradient norm) of each step."""
-    found = []
+    results = []
     for step in range(first, last):
         batches = [batch_of_step(step, number) for number in range(2 * ACCUMULATION)]
         targets = float(sum(batch.targets for batch in batches))
@@ -104,12 +104,12 @@ def train_steps(layout, optimizer, first, last, rank, world):
         sums = layout.run(batches[rank * share : (rank + 1) * share], targets)
         norm, right = optimizer.clip_and_step(1 / (step + 1), layout.norm())
         assert bool(right)
-        found.append((layout.all_reduce_sum([float(sums[0])])[0] / targets, float(norm)))
-    return found
+        results.append((layout.all_reduce_sum([float(sums[0])])[0] / targets, float(norm)))
+    return results
 
 
-def relative_difference(found, wanted):
-    return max(abs(a - b) / abs(b) for one, other in zip(found, wanted, strict=True)
+def relative_difference(actual, expected):
+    return max(abs(a - b) / abs(b) for one, other in zip(actual, expected, strict=True)
                for a, b in zip(one, other, strict=True))  # fmt: skip
 
 

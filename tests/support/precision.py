@@ -37,9 +37,9 @@ def learn(
             losses.append(float(loss.detach()))
             continue
         norm = norm / scale.scale
-        found = scale.found_infinite(norm)
-        optimizer.step(1.0, scale.divisor(clip_divisor(norm, 1.0)), found)
-        scale.update(found)
-        if not found:
+        result = scale.found_infinite(norm)
+        optimizer.step(1.0, scale.divisor(clip_divisor(norm, 1.0)), result)
+        scale.update(result)
+        if not result:
             losses.append(float(loss.detach()))
     return losses

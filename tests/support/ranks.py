@@ -33,8 +33,8 @@ def run_ranks(world: int, file: str | Path, function: str, seconds: float = 400,
         command = [sys.executable, str(_THIS), str(world), str(file), function, str(out), str(seconds)]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
         assert done.returncode == 0, f"status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-        found: list[Any] = json.loads(out.read_bytes())
-        return found
+        results: list[Any] = json.loads(out.read_bytes())
+        return results
 
 
 def _rank(rank: int, world: int, port: int, function: Any, out: Path) -> None:
@@ -46,8 +46,8 @@ def _rank(rank: int, world: int, port: int, function: Any, out: Path) -> None:
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     if world > 1:
         dist.init_process_group("gloo")
-    found = function(rank, world)
-    out.with_suffix(f".{rank}").write_text(json.dumps(found))
+    result = function(rank, world)
+    out.with_suffix(f".{rank}").write_text(json.dumps(result))
     if world > 1:
         dist.destroy_process_group()
 

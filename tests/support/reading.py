@@ -73,9 +73,9 @@ def sides(item):
 
 def documents(**data):
     ledger = Ledger()
-    found = list(read_documents(DataConfig.model_validate({"validation": 0.0, **data}), ledger))
+    kept = list(read_documents(DataConfig.model_validate({"validation": 0.0, **data}), ledger))
     ledger.check()
-    return found, ledger
+    return kept, ledger
 
 
 def message(role, content, **more):
@@ -103,12 +103,12 @@ def warc(*entries):
 def read_in_spans(file, size, **source):
     """What the parts of a file of about `size` bytes hold, its places as `artel prepare` tells them."""
     data = DataConfig.model_validate({"sources": [{"path": str(file), **source}], "max_document": 50_000})
-    found, before, spans = [], 0, 0
+    entries, before, spans = [], 0, 0
     for part in input_shards(data, size):
         prepared = PreparedShard(file, np.empty(0), {}, before)
-        found += [(type(item), getattr(item, "text", ""), getattr(item, "detail", ""), prepared.origin(item.origin))
+        entries += [(type(item), getattr(item, "text", ""), getattr(item, "detail", ""), prepared.origin(item.origin))
                   for item in read_shard(part, data)]  # fmt: skip
         span = part.inputs[0].span
         before += count_lines(file, span) if span else 0
         spans += span is not None
-    return found, spans
+    return entries, spans

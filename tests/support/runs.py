@@ -163,12 +163,12 @@ def roberta_of_2019(folder: Path, source: Path) -> dict:
 
 def workers_of(launcher):
     """Process ids of what this launcher has started, by rank."""
-    found = {}
+    results = {}
     for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
         rank = re.search(rb"\0RANK=(\d+)\0", b"\0" + Path(f"/proc/{child}/environ").read_bytes())
         if rank:
-            found[int(rank[1])] = int(child)
-    return found
+            results[int(rank[1])] = int(child)
+    return results
 
 
 def end(launcher, *workers):

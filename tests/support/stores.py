@@ -22,8 +22,8 @@ class Stored(NamedTuple):
 @cache
 def bytes_tokenizer(folder: Path) -> Path:
     """A folder with a tokenizer that has a token for each byte and for what talks need."""
-    wanted = TokenizerTraining(vocab=260, special=["<|im_start|>", "<|im_end|>"])
-    train_tokenizer(iter(["x"]), wanted).save(folder / "bytes")
+    settings = TokenizerTraining(vocab=260, special=["<|im_start|>", "<|im_end|>"])
+    train_tokenizer(iter(["x"]), settings).save(folder / "bytes")
     return folder / "bytes"
 
 

@@ -1,6 +1,6 @@
 """All that is tried on a real Ray of two nodes, in one process, in a network namespace that only it is in.
 
-unshare --net python cluster_ray.py FOLDER TEXTS      writes FOLDER/told.json
+unshare --net python cluster_ray.py FOLDER TEXTS      writes FOLDER/results.json
 """
 
 import json
@@ -25,7 +25,7 @@ def lay_network():
 def main(folder: Path, texts: Path):
     lay_network()
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "ARTEL_CACHE": str(folder / "cache")}
-    told = {}
+    results = {}
 
     from artel.errors import ArtelError
     from artel.preparing import prepare
@@ -42,7 +42,7 @@ def main(folder: Path, texts: Path):
     def run_of(name, **more):
         return every_stage(texts, folder / name, engine="ray", **more)
 
-    told["no_cluster"] = error_of(run_of("whole"))
+    results["no_cluster"] = error_of(run_of("whole"))
 
     import ray
     from ray.cluster_utils import Cluster
@@ -53,14 +53,14 @@ def main(folder: Path, texts: Path):
     cluster.wait_for_nodes()
     os.environ["RAY_ADDRESS"] = cluster.address
     try:
-        told["whole"] = tree(prepare(run_of("whole")).folder)
-        told["workspace_left"] = [str(path) for path in (folder / "whole").rglob("jobs")]
+        results["whole"] = tree(prepare(run_of("whole")).folder)
+        results["workspace_left"] = [str(path) for path in (folder / "whole").rglob("jobs")]
 
         (folder / "killing").mkdir()
         os.chdir(folder / "killing")  # where the converter lies
         run = converted(folder / "killing", KILLED_ONCE, 4, "stores", engine="ray")
-        told["killed_task"] = error_of(run)
-        told["killed_task_then"] = prepare(run).open().train.documents
+        results["killed_task"] = error_of(run)
+        results["killed_task_then"] = prepare(run).open().train.documents
 
         # The starter is ended by SIGKILL after a few parts, then started again; then a node goes, too.
         file = written(run_of("killed", part=2000), folder / "killed.yaml")
@@ -70,20 +70,20 @@ def main(folder: Path, texts: Path):
         wait_for_parts(parts, 5, first)
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
-        told["parts_when_killed"] = len(finished(parts))
+        results["parts_when_killed"] = len(finished(parts))
         second = subprocess.Popen(command, start_new_session=True, stderr=(folder / "second.log").open("wb"))
         try:
-            wait_for_parts(parts, told["parts_when_killed"] + 10, second)
-            told["parts_when_node_went"] = len(finished(parts))
+            wait_for_parts(parts, results["parts_when_killed"] + 10, second)
+            results["parts_when_node_went"] = len(finished(parts))
             cluster.remove_node(nodes[1], allow_graceful=False)
-            told["status"] = second.wait(LIMIT)
+            results["status"] = second.wait(LIMIT)
         finally:
             if second.poll() is None:
                 os.killpg(second.pid, signal.SIGKILL)
-        told["second"] = (folder / "second.log").read_text()[-3000:]
-        told["killed"] = [tree(store.parent) for store in parts.glob("*/manifest.json")]
+        results["second"] = (folder / "second.log").read_text()[-3000:]
+        results["killed"] = [tree(store.parent) for store in parts.glob("*/manifest.json")]
     finally:
-        (folder / "told.json").write_text(json.dumps(told))
+        (folder / "results.json").write_text(json.dumps(results))
         ray.shutdown()
         cluster.shutdown()
 

@@ -100,7 +100,7 @@ def lines(file):
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def waits(rank, port, told):
+def waits(rank, port, pipe):
     """0 where a collective for which the other never comes fails after the time it was told, in every group; else 1."""
     import torch.distributed as dist
 
@@ -111,7 +111,7 @@ def waits(rank, port, told):
     World(rank, 2, rank, torch.device("cpu")).wait_at_most(1.5)
     for group in groups:
         dist.all_reduce(torch.ones(1), group=group)  # they have met
-    reading, writing = told
+    reading, writing = pipe
     if rank:
         os.read(reading, 1)
         os._exit(0)
@@ -139,19 +139,19 @@ def forked(work, *arguments):
 
 
 def main():
-    folder, found = Path(sys.argv[1]), {}
+    folder, statuses = Path(sys.argv[1]), {}
     for case in (free, held, slow, stopped):
         child = forked(case, folder)
         if case is stopped:
             stop_and_go_on(child, folder)
-        found[case.__name__] = os.waitpid(child, 0)[1]
+        statuses[case.__name__] = os.waitpid(child, 0)[1]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    told = os.pipe()
-    ranks = [forked(waits, rank, port, told) for rank in range(2)]
-    found["waits"] = max(os.waitpid(rank, 0)[1] for rank in ranks)
-    print(json.dumps(found))
+    pipe = os.pipe()
+    ranks = [forked(waits, rank, port, pipe) for rank in range(2)]
+    statuses["waits"] = max(os.waitpid(rank, 0)[1] for rank in ranks)
+    print(json.dumps(statuses))
 
 
 if __name__ == "__main__":

@@ -21,29 +21,29 @@ sys.path.append(str(Path(sys.prefix) / "deepspeed"))  # beside the environment: 
 
 def run_files(rank: int, world: int) -> list[str | None]:
     processes = World(rank, world, rank, torch.device("cpu"), on_host=int(os.environ.get("CASES_ON_HOST", world)))
-    told = []
+    messages = []
     for file in os.environ["CASES"].split(os.pathsep):
         run = load_run(file, {})
         said: list[str] = []
         start = time.monotonic()
         try:
             train(run, prepare(run, lambda _: None), processes, said.append)
-            told.append(None)
+            messages.append(None)
         except ArtelError as error:
-            told.append(str(error))
+            messages.append(str(error))
             # Shown where the launch fails: a refusal of one rank alone leaves the others waiting.
             sys.stderr.write(f"rank {rank}: {file}: {error}\n")
         if rank == 0 and "CASES_LOG" in os.environ:
             with Path(os.environ["CASES_LOG"]).open("a") as log:
-                log.write(f"{Path(file).stem} {time.monotonic() - start:.1f} s {told[-1] or ''}\n")
-    return told
+                log.write(f"{Path(file).stem} {time.monotonic() - start:.1f} s {messages[-1] or ''}\n")
+    return messages
 
 
 def held_at_the_step(rank: int, world: int) -> dict[str, int]:
     """Bytes that a process holds when the optimizer is about to step for the third time."""
     processes = World(rank, world, rank, torch.device("cpu"), on_host=world)
     run = load_run(os.environ["CASES"], {})
-    found = {}
+    results = {}
 
     def look(state) -> None:
         if state.step != 2:
@@ -56,17 +56,17 @@ def held_at_the_step(rank: int, world: int) -> dict[str, int]:
             own = {**storages(parameters), **storages([each.grad for each in parameters]), **storages(averages)}
             gc.collect()
             alive = storages([item for item in gc.get_objects() if isinstance(item, torch.Tensor) and not item.is_meta])
-            found["own"] = sum(own.values())
-            found["other"] = sum(size for place, size in alive.items() if place not in own)
+            results["own"] = sum(own.values())
+            results["other"] = sum(size for place, size in alive.items() if place not in own)
             return norm()
 
         state.strategy.norm = looked_at
         layers = repeated_layers(model)
-        found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        found["layer"] = max(sum(each.numel() for each in layer.parameters()) for layer in layers)
+        results["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        results["layer"] = max(sum(each.numel() for each in layer.parameters()) for layer in layers)
 
     train(run, prepare(run, lambda _: None), processes, lambda _: None, callbacks=[look])
-    return found
+    return results
 
 
 def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
