@@ -129,14 +129,14 @@ Cells = dict[tuple[str, str], tuple[int, dict[str, Any], dict[str, Any], dict[st
 
 
 def cells(models: list[str], layouts: list[str]) -> Cells:
-    found: Cells = {}
+    by_layout: Cells = {}
     for layout in layouts:
         world, parallel = LAYOUTS[layout]
         # A ring has no masks: its rows are joined texts without padding.
         data = {"data": {"packing": "concatenate"}} if parallel.get("exchange") == "ring" else {}
         layers = 8 if "pipeline" in parallel else 4  # four processes with two stages each
-        found |= {(layout, model): (world, deep(MODELS[model], layers) | data, parallel, {}) for model in models}
-    return found
+        by_layout |= {(layout, model): (world, deep(MODELS[model], layers) | data, parallel, {}) for model in models}
+    return by_layout
 
 
 def deep(sections: dict[str, Any], layers: int) -> dict[str, Any]:
@@ -163,30 +163,30 @@ def adapted(folder: Path, models: list[str]) -> Cells:
 
 def objectives(folder: Path) -> Cells:
     """Every objective, on records made for it (tests/support/objectives.py)."""
-    found: Cells = {}
+    by_objective: Cells = {}
     for name in OBJECTIVES:
         tree = yaml.safe_load(objective_run(folder / f"{name}.yaml", name).read_text())
         kept = ("data", "tokenizer", "model", "objective", "masked", "span_qa", "preference")
         sections = {key: tree[key] for key in kept if key in tree}
         sections["data"] = {"packing": "concatenate", **sections["data"]}
-        found["fsdp-2", name] = (2, sections, {"data": "fsdp"}, {})
-    return found
+        by_objective["fsdp-2", name] = (2, sections, {"data": "fsdp"}, {})
+    return by_objective
 
 
 def measure(
-    folder: Path, wanted: Cells, steps: int, seconds: float, optimizers: dict[str, dict[str, Any]] = OPTIMIZERS
+    folder: Path, cells: Cells, steps: int, seconds: float, optimizers: dict[str, dict[str, Any]] = OPTIMIZERS
 ) -> Iterator[dict[tuple[str, str], float | str]]:
-    """Largest relative difference to one process, or why it was refused, of cells; those of one start at a time."""
+    """Largest relative difference to one process, or why it was refused; yields the cells of one start at a time."""
     starts: dict[tuple[int, str], list[tuple[str, str]]] = {}
-    for cell, (world, *_) in wanted.items():
+    for cell, (world, *_) in cells.items():
         starts.setdefault((world, cell[1]), []).append(cell)
     alone: dict[tuple[str, str], Path] = {}
     """By sections and optimizer, the run of one process."""
-    for (world, model), those in sorted(starts.items(), key=lambda start: start[0][0]):
+    for (world, model), group in sorted(starts.items(), key=lambda start: start[0][0]):
         runs: dict[tuple[tuple[str, str], str], Path] = {}
         references = {}
-        for cell in those:
-            _, sections, parallel, own = wanted[cell]
+        for cell in group:
+            _, sections, parallel, own = cells[cell]
             key = json.dumps(sections, sort_keys=True)
             for optimizer, train in optimizers.items():
                 name = f"{cell[0]}-{cell[1]}-{optimizer}"
@@ -196,53 +196,53 @@ def measure(
                     alone[key, optimizer] = run_file(folder, name, 1, sections, {}, steps=steps, **train)
                     references[name] = alone[key, optimizer]
         if references:
-            assert told_of(1, folder, list(references.values()), seconds) == [None] * len(references)
+            assert refusals_of(1, folder, list(references.values()), seconds) == [None] * len(references)
         began = time.monotonic()
-        told = dict(zip(runs, told_of(world, folder, list(runs.values()), seconds), strict=True))
+        refused = dict(zip(runs, refusals_of(world, folder, list(runs.values()), seconds), strict=True))
         print(f"{world} processes, {model}: {len(runs)} runs in {time.monotonic() - began:.0f} s", file=sys.stderr)
-        found: dict[tuple[str, str], float | str] = {}
-        for cell in those:
-            refusals = [said for optimizer in optimizers if (said := told[cell, optimizer]) is not None]
-            key = json.dumps(wanted[cell][1], sort_keys=True)
-            found[cell] = refusals[0] if refusals else max(
+        measured: dict[tuple[str, str], float | str] = {}
+        for cell in group:
+            reasons = [reason for optimizer in optimizers if (reason := refused[cell, optimizer]) is not None]
+            key = json.dumps(cells[cell][1], sort_keys=True)
+            measured[cell] = reasons[0] if reasons else max(
                 difference(alone[key, optimizer], runs[cell, optimizer], steps) for optimizer in optimizers
             )  # fmt: skip
-        yield found
+        yield measured
 
 
-def told_of(world: int, folder: Path, files: list[Path], seconds: float) -> list[str | None]:
+def refusals_of(world: int, folder: Path, files: list[Path], seconds: float) -> list[str | None]:
     """Why each run was refused; None for those that ran."""
-    told: list[str | None] = run_ranks(
+    refusals: list[str | None] = run_ranks(
         world, ROOT / "tests/support/workers/layout_cases.py", "run_files", seconds,
         CASES=os.pathsep.join(map(str, files)), CASES_LOG=str(folder / "log"),
     )[0]  # fmt: skip
-    return told
+    return refusals
 
 
 def difference(one: Path, other: Path, steps: int) -> float:
     """The largest relative difference of loss or gradient norm over all steps of two run files' runs."""
     folders = (one.with_suffix(""), other.with_suffix(""))
     read = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in folders]
-    found, expected = ([(line["loss"], line["gradient_norm"]) for line in lines if "loss" in line] for lines in read)
-    assert len(found) == len(expected) == steps, (one, other, len(found), len(expected))
-    return max(abs(a - b) / abs(b) for pair in zip(found, expected, strict=True) for a, b in zip(*pair, strict=True))
+    measured, expected = ([(line["loss"], line["gradient_norm"]) for line in lines if "loss" in line] for lines in read)
+    assert len(measured) == len(expected) == steps, (one, other, len(measured), len(expected))
+    return max(abs(a - b) / abs(b) for pair in zip(measured, expected, strict=True) for a, b in zip(*pair, strict=True))
 
 
-def table(found: dict[tuple[str, str], float | str]) -> str:
-    models = list(dict.fromkeys(model for _, model in found))
+def table(measured: dict[tuple[str, str], float | str]) -> str:
+    models = list(dict.fromkeys(model for _, model in measured))
     notes: list[str] = []
     lines = [f"| | {' | '.join(models)} |", f"|---|{'---|' * len(models)}"]
-    for layout in dict.fromkeys(layout for layout, _ in found):
+    for layout in dict.fromkeys(layout for layout, _ in measured):
         shown = []
         for model in models:
-            value = found.get((layout, model))
+            value = measured.get((layout, model))
             if value == "not run":
                 shown.append(value)
             elif isinstance(value, str):
-                told = re.sub(r"\s+", " ", value).strip()
-                if told not in notes:
-                    notes.append(told)
-                shown.append(f"refused [{notes.index(told) + 1}]")
+                reason = re.sub(r"\s+", " ", value).strip()
+                if reason not in notes:
+                    notes.append(reason)
+                shown.append(f"refused [{notes.index(reason) + 1}]")
             else:
                 shown.append("" if value is None else f"{value:.1e}")
         lines.append(f"| {layout} | {' | '.join(shown)} |")
@@ -257,32 +257,32 @@ def main() -> None:
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--seconds", type=float, default=3600, help="time limit of each start")
     parser.add_argument("--out", type=Path, help="written there after each start")
-    wanted = parser.parse_args()
-    models = wanted.models.split(",")
+    options = parser.parse_args()
+    models = options.models.split(",")
     tables: dict[str, dict[tuple[str, str], float | str]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        asked: dict[str, tuple[Cells, dict[str, dict[str, Any]]]] = {}
-        if "layouts" in wanted.tables:
-            asked["Layouts"] = (cells(models, wanted.layouts.split(",")), OPTIMIZERS)
-        if "uneven" in wanted.tables:
-            layouts = [layout for layout in wanted.layouts.split(",") if layout in SHARE_THE_BATCH]
-            asked["A global batch of 61 rows"] = (cells(models, layouts), UNEVEN)
-        if "adapters" in wanted.tables:
+        tables_to_run: dict[str, tuple[Cells, dict[str, dict[str, Any]]]] = {}
+        if "layouts" in options.tables:
+            tables_to_run["Layouts"] = (cells(models, options.layouts.split(",")), OPTIMIZERS)
+        if "uneven" in options.tables:
+            layouts = [layout for layout in options.layouts.split(",") if layout in SHARE_THE_BATCH]
+            tables_to_run["A global batch of 61 rows"] = (cells(models, layouts), UNEVEN)
+        if "adapters" in options.tables:
             those = adapted(folder, models)
-            asked |= {"Adapters": (those, OF_ADAPTERS), "Adapters with SGD at 0.3": (those, OPTIMIZERS)}
-        if "objectives" in wanted.tables:
-            asked["Objectives"] = (objectives(folder), OPTIMIZERS)
-        for title, (those, optimizers) in asked.items():
+            tables_to_run |= {"Adapters": (those, OF_ADAPTERS), "Adapters with SGD at 0.3": (those, OPTIMIZERS)}
+        if "objectives" in options.tables:
+            tables_to_run["Objectives"] = (objectives(folder), OPTIMIZERS)
+        for title, (those, optimizers) in tables_to_run.items():
             tables[title] = dict.fromkeys(those, "not run")
             place = folder / title  # the runs alone are numbered, in each table anew
             place.mkdir()
-            for found in measure(place, those, wanted.steps, wanted.seconds, optimizers):
-                tables[title] |= found
-                told = "\n\n".join(f"## {title}\n\n{table(cells)}" for title, cells in tables.items())
-                if wanted.out:
-                    wanted.out.write_text(f"{HEAD.format(steps=wanted.steps)}\n{told}\n")
-    print(told)
+            for measured in measure(place, those, options.steps, options.seconds, optimizers):
+                tables[title] |= measured
+                text = "\n\n".join(f"## {title}\n\n{table(cells)}" for title, cells in tables.items())
+                if options.out:
+                    options.out.write_text(f"{HEAD.format(steps=options.steps)}\n{text}\n")
+    print(text)
 
 
 HEAD = """# The same numbers however a model is split
@@ -290,7 +290,7 @@ HEAD = """# The same numbers however a model is split
 `python benchmarks/parity.py --steps {steps} --out benchmarks/parity.md`: the largest relative difference of loss or
 gradient norm to one process over {steps} steps, of SGD (at 0.3; adapters at 0.1 and at 0.3) and AdamW, in float32:
 two micro-batches a process (eight in a pipeline), clipping on, rows of unequal length (packed documents that are kept
-apart; a ring's rows are joined texts). Tiny models of 4 layers (8 in pipelines), 32 wide, 403 ids. Wanted: 1e-5. A
+apart; a ring's rows are joined texts). Tiny models of 4 layers (8 in pipelines), 32 wide, 403 ids. Bound: 1e-5. A
 number at the end of a layout's name is that of processes; refused cells say why below. One process beside itself
 (lora-1, nf4-1) has micro-batches of half the rows: what it parts by is not the layout's doing.
 """

@@ -324,9 +324,9 @@ def test_pile_as_parquet_has_the_same_sets(shared_data, tmp_path):
         with zstandard.open(file, "rt", encoding="utf-8") as stream:
             rows += map(json.loads, stream)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pile.parquet")
-    of_lines, told_of_lines = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
+    of_lines, ledger_of_lines = read_texts(shared_data / "pile" / "*.jsonl.zst", set_field="auto")
     of_parquet, ledger = read_texts(tmp_path / "pile.parquet", set_field="auto")
-    assert (sorted(of_parquet), ledger["sets"]) == (sorted(of_lines), told_of_lines["sets"])
+    assert (sorted(of_parquet), ledger["sets"]) == (sorted(of_lines), ledger_of_lines["sets"])
 
 
 def test_set_fields_that_are_missing(tmp_path):
