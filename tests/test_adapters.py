@@ -44,6 +44,9 @@ def base(tokenizer, tmp_path_factory) -> Path:
     return folder
 
 
+FROZEN = ["*wte*", "*wpe*", "transformer.h.0.*"]
+
+
 def write_tuning(path: Path, base: Path, train: dict | None = None, **changes) -> Path:
     """A run file that goes on from `base`: adapters of rank 4, unless `model` says otherwise."""
     model = {"config": None, "from": str(base), "lora": {"rank": 4}} | changes.pop("model", {})
@@ -54,7 +57,7 @@ def write_tuning(path: Path, base: Path, train: dict | None = None, **changes) -
 
 @pytest.fixture(scope="module")
 def runs(base, tmp_path_factory) -> Path:
-    """Seven trained runs in three launches, by name; a folder."""
+    """Eight trained runs in three launches, by name; a folder."""
     folder = tmp_path_factory.mktemp("runs")
 
     def write(name: str, micro_batch: int = 64, **model) -> Path:
@@ -64,13 +67,20 @@ def runs(base, tmp_path_factory) -> Path:
         write("lora-accumulated", 16),
         write("int8", quantize="int8"),
         write("nf4", quantize="nf4"),
-        write("frozen", lora=None, freeze=["*wte*", "*wpe*", "transformer.h.0.*"]),
+        write("frozen", lora=None, freeze=FROZEN),
     ]
     done = subprocess.run(
         [sys.executable, CASES, *alone], env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    done = torchrun(2, CASES, write("lora-2", 32), write("nf4-2", 8, quantize="nf4"))
+    frozen = write_tuning(
+        folder / "frozen-2.yaml",
+        base,
+        {"micro_batch": 32},
+        model={"lora": None, "freeze": FROZEN},
+        parallel={"data": "fsdp"},
+    )
+    done = torchrun(2, CASES, write("lora-2", 32), write("nf4-2", 8, quantize="nf4"), frozen)
     assert done.returncode == 0, done.stderr[-3000:]
     done = artel("train", write("lora"))
     assert done.returncode == 0, done.stderr
@@ -108,6 +118,14 @@ def test_a_checkpoint_holds_what_is_trained_and_no_more(runs, base):
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == set(kept)
     assert "transformer.h.1.attn.c_attn.weight" in changed
+
+
+@pytest.mark.processes
+def test_the_final_model_has_its_frozen_weights_however_it_was_sharded(runs):
+    alone, sharded = (load_file(runs / name / "model/model.safetensors") for name in ("frozen", "frozen-2"))
+    assert sharded.keys() == alone.keys()
+    assert torch.equal(sharded["transformer.wte.weight"], alone["transformer.wte.weight"])
+    assert all(torch.allclose(sharded[name], alone[name], atol=1e-5) for name in alone)
 
 
 @pytest.mark.processes

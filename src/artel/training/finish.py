@@ -11,6 +11,8 @@ import orjson
 import torch
 
 from artel.models.flops import tokens_a_second
+from artel.models.loading.build import build_model
+from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
 from artel.storage import write_file
 from artel.training.checkpoint.format import Progress, checkpoint_path, full_weights, load_weights, read_progress
@@ -40,7 +42,7 @@ def finish(run: Run) -> dict[str, Any]:
     }
     if run.world.first:
         # A rank that holds the full model has the final weights already; else they are read from the checkpoint.
-        weights = None if run.strategy.holds_full_model else full_weights(saved)
+        weights = None if run.strategy.holds_full_model else _frozen_weights(run) | full_weights(saved)
         save_model(
             run.strategy.model,
             run.tokenizer,
@@ -70,6 +72,19 @@ def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
     saved = read_progress(best)  # an earlier step than the best, where the disk was full when the best was to be saved
     progress.validation = saved.best_validation
     return best, saved.step
+
+
+def _frozen_weights(run: Run) -> dict[str, torch.Tensor]:
+    """The weights that `model.freeze` keeps as they were, which no checkpoint has: the model is built once more.
+
+    Adapters are saved without the weights beneath them, so nothing is built for them.
+    """
+    config = run.config
+    if not config.model.freeze:
+        return {}
+    request = ModelRequest(config.model, run.objective.auto_class, run.objective.heads, config.data.block, config.seed)
+    parameters = build_model(request, run.tokenizer).model.named_parameters()
+    return {name: parameter for name, parameter in parameters if not parameter.requires_grad}
 
 
 def _peak_memory(device: torch.device) -> int:
