@@ -189,7 +189,7 @@ README = (
         needs=(inputs.preferences, inputs.chat_model()),
     ),
     Walk(
-        "judging models",
+        "evaluating models",
         (
             Step("artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt", says="runs/tolstoy-finetune"),
             Step("artel evaluate runs/squad-ru --data dev.json --predictions answers.json", leaves="answers.json"),
