@@ -8,7 +8,7 @@ the seed: a third of them evenly over the time that an undisturbed run takes, th
 watched for on the disk. What is counted is the phase that lay on the disk when the process was dead.
 
 After each kill all checkpoints with a final name are verified by code of this file's own, and the step that the next
-start goes on from must be one of the good ones. At the end everything that a run leaves is compared with the run of
+start resumes from must be one of the good ones. At the end everything that a run leaves is compared with the run of
 the same layout that nobody disturbed. Exits 1 when anything is wrong; the folder of such a run is kept.
 """
 
@@ -242,7 +242,7 @@ def kill(moment: Moment, start: Start, watched: Watched, tally: Tally, name: str
 
 
 def what_was_taken(start: Start, watched: Watched, tally: Tally) -> list[str]:
-    """Count what a start went on from, as it says itself; what is wrong with it."""
+    """Count what a start resumed from, as it says itself; what is wrong with it."""
     tally.verified += len(watched.good)
     told = start.log.read_text(errors="replace")
     found = re.search(r"resuming from step ([\d,]+)", told)
@@ -259,7 +259,7 @@ def what_was_taken(start: Start, watched: Watched, tally: Tally) -> list[str]:
     else:
         tally.taken[FROM_OLDER] += 1
     if step != watched.newest_good:
-        return [f"start {tally.starts} went on from step {step}; the whole checkpoints were {watched.good}"]
+        return [f"start {tally.starts} resumed from step {step}; the whole checkpoints were {watched.good}"]
     return []
 
 

@@ -48,7 +48,7 @@ class Tally:
     runs: int = 0
     starts: int = 0
     taken: Counter[str] = field(default_factory=Counter)
-    """What starts went on from."""
+    """What starts resumed from."""
     left: Counter[int | None] = field(default_factory=Counter)
     """Statuses of ranks that were left alone."""
     slowest_end: float = 0.0
@@ -89,12 +89,12 @@ checkpoints under a final name, in {verified:,} readings of all checksums of one
 {_kills(tallies)}
 
 - preparing: the token store has no name yet.
-- first step: from then until the figures of this start's first step are written: opening, going on from a checkpoint.
-- mid-checkpoint: a checkpoint is being written and has no name yet; training goes on meanwhile.
+- first step: from then until the figures of this start's first step are written: opening, resuming from a checkpoint.
+- mid-checkpoint: a checkpoint is being written and has no name yet; training continues meanwhile.
 - mid-commit: it has its name; `latest` (or `best`) does not point to it yet, or an older one is being removed.
 - mid-export: from the last step's commit until result.json is there.
 
-## What the starts went on from
+## What the starts resumed from
 
 {_starts(tallies)}
 

@@ -1,4 +1,4 @@
-"""Kill `artel prepare` at random moments and go on: the store must come out the same, byte for byte.
+"""Kill `artel prepare` at random moments and resume: the store must come out the same, byte for byte.
 
     python benchmarks/prepare_kills.py [--moments 20] [--workers 1 2 4] [--seed 0]
 

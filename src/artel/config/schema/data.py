@@ -202,7 +202,7 @@ class CleanConfig(Section):
     languages: Annotated[list[str], BeforeValidator(as_list)] = Field(
         default=[],
         description="Codes (ru, en): documents that are in none of these languages are dropped (language); those under "
-        "100 characters cannot be told and stay. Needs artel-lm[languages].",
+        "100 characters cannot be recognized and stay. Needs artel-lm[languages].",
     )
 
     @field_validator("repeated_ngrams")
