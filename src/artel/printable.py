@@ -29,8 +29,8 @@ def in_lines(text: str) -> str:
 def json_text(value: object, *, ascii_only: bool = False) -> str:
     """JSON in one line that no terminal acts on; what a reader of JSON gets from it is exact."""
     # json itself escapes C0; what else is matched can stand only within strings.
-    return _IN_A_LINE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=ascii_only))
+    return _IN_A_LINE.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=ascii_only))
 
 
-def _escape(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape", "backslashreplace").decode()
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape", "backslashreplace").decode()

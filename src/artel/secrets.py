@@ -42,20 +42,20 @@ def variables_of(text: str) -> list[str]:
 
 def with_variables(text: str, values: dict[str, str]) -> str:
     """The text with each `${NAME}` replaced by its value."""
-    return _VARIABLE.sub(lambda found: values[found[1]], text)
+    return _VARIABLE.sub(lambda match: values[match[1]], text)
 
 
 def _hidden(text: str) -> str:
     if "://" in text:
-        text = _USER.sub(lambda found: f"{_hidden_user(found[1])}@", text)
+        text = _USER.sub(lambda match: f"{_hidden_user(match[1])}@", text)
     if "=" in text:
-        text = _PARAMETER.sub(lambda found: found[1] + (found[2] if _is_variable(found[2]) else HIDDEN), text)
+        text = _PARAMETER.sub(lambda match: match[1] + (match[2] if _is_variable(match[2]) else HIDDEN), text)
     return _BEARER.sub(rf"\1{HIDDEN}", _TOKEN.sub(HIDDEN, text))
 
 
-def _hidden_user(given: str) -> str:
+def _hidden_user(user: str) -> str:
     """`user:password` without the password; where there is none, the user may be a token."""
-    name, colon, password = given.partition(":")
+    name, colon, password = user.partition(":")
     if colon:
         return f"{name}:{password if _is_variable(password) else HIDDEN}"
     return name if _is_variable(name) else HIDDEN

@@ -35,7 +35,7 @@ def meant_key(key: Key) -> str | None:
     if near:
         return ".".join(map(str, (*section, near[0])))
     by_name = {dotted.split(".")[-1]: dotted for dotted in reversed(everywhere)}
-    return next((by_name[found] for found in difflib.get_close_matches(name, by_name, 1, cutoff=_NEAR)), None)
+    return next((by_name[similar] for similar in difflib.get_close_matches(name, by_name, 1, cutoff=_NEAR)), None)
 
 
 def key_advice(key: Key) -> str:
@@ -114,7 +114,7 @@ def section_type(annotation: Any) -> type[BaseModel] | None:
         and issubclass(annotation, BaseModel)
     ):
         return annotation
-    return next((found for found in map(section_type, typing.get_args(annotation)) if found), None)
+    return next((section for section in map(section_type, typing.get_args(annotation)) if section), None)
 
 
 def all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

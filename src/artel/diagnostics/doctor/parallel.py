@@ -123,16 +123,16 @@ def small_copy(run: RunConfig, dp_degree: int) -> dict[str, Any]:
 def _small_config(run: RunConfig) -> dict[str, Any]:
     if run.model.from_ is not None:
         whole = read_config(run.model.from_)[0]
-        given = whole.to_diff_dict()
-        given["model_type"] = whole.model_type
+        values = whole.to_diff_dict()
+        values["model_type"] = whole.model_type
     else:
-        given = dict(run.model.config or {"model_type": "roberta" if objective_type(run).encoder else "gpt2"})
-    kind = _configuration(given)
+        values = dict(run.model.config or {"model_type": "roberta" if objective_type(run).encoder else "gpt2"})
+    kind = _configuration(values)
     names = kind.attribute_map
     layers, heads = kind.num_hidden_layers, kind.num_attention_heads
     stages = run.parallel.pipeline * (2 if run.parallel.schedule in ("interleaved", "zero_bubble") else 1)
     few = max(2, stages)
-    wanted = {
+    sizes = {
         "num_hidden_layers": few,
         "hidden_size": heads * _HEAD,
         "head_dim": _HEAD,
@@ -141,14 +141,14 @@ def _small_config(run: RunConfig) -> dict[str, Any]:
         "max_position_embeddings": 2 * _BLOCK,
     }
     small = {}
-    for key, value in given.items():
+    for key, value in values.items():
         if any(part in key for part in _LEFT_OUT) or isinstance(value, dict):
             continue
         if isinstance(value, list) and len(value) == layers:
             value = value[:few]  # a kind for each layer
         small[key] = 0 if "drop" in key and isinstance(value, int | float) else value
     plain = kind.to_dict()
-    for key, value in wanted.items():
+    for key, value in sizes.items():
         name = names.get(key, key)
         if name in plain and plain[name] is not None:
             small[name] = value
