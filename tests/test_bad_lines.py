@@ -40,8 +40,10 @@ def test_one_bad_line_in_a_hundred_is_borne(tmp_path, bad):
     if len(bad) <= 20:
         news = []
         assert prepare(run, news.append).ledger()["documents"] == {
-            "read": 2000, "kept": 2000 - len(bad), "dropped": {"bad_json": len(bad)}
-        }  # fmt: skip
+            "read": 2000,
+            "kept": 2000 - len(bad),
+            "dropped": {"bad_json": len(bad)},
+        }
         assert kept(tmp_path) == expected
         (line,) = [line for line in news if "cannot be used" in line]
         assert f"{len(bad):,} of 2,000 records ({len(bad) / 2000:.2%}) cannot be used" in line
@@ -62,8 +64,9 @@ def test_a_run_that_stopped_goes_on_when_more_is_borne_or_the_lines_are_mended(t
 
     def prepared(**data):
         news = []
-        made = prepare(run_of(tmp_path, data={"sources": [{"path": str(file), "name": "a"}], **data}, **sections),
-                       news.append)  # fmt: skip
+        made = prepare(
+            run_of(tmp_path, data={"sources": [{"path": str(file), "name": "a"}], **data}, **sections), news.append
+        )
         return made, news
 
     with pytest.raises(InputError, match=r"a\.jsonl:3: (.|\n)*3 of 200 records \(1\.50%\) cannot be used"):

@@ -169,8 +169,11 @@ def test_a_spike_is_found_once_enough_steps_are_known(place):
 @pytest.mark.parametrize("did", ["skip", "rewind"])
 def test_a_run_that_is_killed_ends_bit_equal(place, did):
     """What a spike is measured by comes back with the checkpoint of step 24, so that the spike of step 26 is found."""
-    changes = {"train": {"on_bad_step": did, "spike": 1.5, "batch": 8, "steps": 28}, "log": {"every": 6},
-               "checkpoint": {"every": 12}}  # fmt: skip
+    changes = {
+        "train": {"on_bad_step": did, "spike": 1.5, "batch": 8, "steps": 28},
+        "log": {"every": 6},
+        "checkpoint": {"every": 12},
+    }
     spoilt = {"nan": [14], "jump": [26]}
     whole, _ = run(place, f"whole-{did}", Bad(**spoilt), **changes)
     for end in (15, 27):

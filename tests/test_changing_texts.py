@@ -96,8 +96,11 @@ def test_no_store_is_made_of_two_states(tmp_path, stage, new):
 
 
 def test_other_outputs_of_pairs_make_another_store(tmp_path):
-    pairs = {"path": str(written(tmp_path, "in.txt", "a b\nc d\n")), "format": "pairs",
-             "outputs": str(written(tmp_path, "out.txt", "a, b\nc d\n"))}  # fmt: skip
+    pairs = {
+        "path": str(written(tmp_path, "in.txt", "a b\nc d\n")),
+        "format": "pairs",
+        "outputs": str(written(tmp_path, "out.txt", "a, b\nc d\n")),
+    }
     run = run_of(tmp_path, data={"sources": [pairs]}, objective="masked", tokenizer={"train": {"vocab": 261}})
     first = prepare(run)
     written(tmp_path, "out.txt", "a, b\nc, d\n")
@@ -113,8 +116,11 @@ def test_a_file_that_takes_long_shows_a_line_of_life(tmp_path, monkeypatch):
     monkeypatch.setattr(import_module("artel.preparing.prepare"), "Progress", partial(Progress, seconds=0.02))
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"\n" * 3_000_000 + b"the only text\n" * 3 + b"another\n"))
     messages = []
-    run = run_of(tmp_path, data={"sources": [{"path": str(tmp_path / "a.txt.zst"), "document": "line"}]},
-                 tokenizer={"train": {"vocab": 260}})  # fmt: skip
+    run = run_of(
+        tmp_path,
+        data={"sources": [{"path": str(tmp_path / "a.txt.zst"), "document": "line"}]},
+        tokenizer={"train": {"vocab": 260}},
+    )
     prepare(run, messages.append)
     assert any(re.match(r"training the tokenizer: \d+ documents read \(\d+ s\)", line) for line in messages)
     assert "turning text into tokens: 0 of 1 parts" in messages

@@ -36,8 +36,12 @@ def chat(tokenizer, tmp_path, template="chatml", **more):
         file.write_text(template)
         template = str(file)
     block = more.pop("block", 100_000)
-    return Chat(RunConfig.model_validate({"objective": "chat", "data": {"block": block},
-                                          "chat": {"template": template, **more}}), tokenizer)  # fmt: skip
+    return Chat(
+        RunConfig.model_validate(
+            {"objective": "chat", "data": {"block": block}, "chat": {"template": template, **more}}
+        ),
+        tokenizer,
+    )
 
 
 def document(*messages, origin="a.jsonl:1"):

@@ -31,9 +31,12 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, b"\x28\x00\xa0\x00\x00\x00\x00\x00")  # 40 lines of 160 columns
         self.process = subprocess.Popen(
             [sys.executable, "-c", _IN_A_TERMINAL, *map(str, arguments)],
-            stdin=slave, stdout=stdout or slave, stderr=slave, start_new_session=True,
+            stdin=slave,
+            stdout=stdout or slave,
+            stderr=slave,
+            start_new_session=True,
             env={**ENVIRONMENT, **ONE_THREAD, "TERM": "dumb"},
-        )  # fmt: skip
+        )
         os.close(slave)
         self._screen = Screen(self._master)
 

@@ -205,24 +205,32 @@ def test_pairs_keep_their_lines(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"input": "one\\ndrop", "output": "two\\ndrop"}\n')
     data = DataConfig.model_validate(
-        {"sources": [{"path": str(file), "format": "pairs"}], "validation": 0.0, "clean": {"drop_lines": "drop"},
-         "dedup": {"lines": "line"}}
-    )  # fmt: skip
+        {
+            "sources": [{"path": str(file), "format": "pairs"}],
+            "validation": 0.0,
+            "clean": {"drop_lines": "drop"},
+            "dedup": {"lines": "line"},
+        }
+    )
     assert [document.record.fields for document in read_documents(data, Ledger())] == [Pair("one\ndrop", "two\ndrop")]
 
 
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("drop_lines", "['fine', '(open']", "data.clean.drop_lines.1: '(open' is no regular expression: missing ), "
-         "unterminated subpattern at character 1"),
+        (
+            "drop_lines",
+            "['fine', '(open']",
+            "data.clean.drop_lines.1: '(open' is no regular expression: missing ), "
+            "unterminated subpattern at character 1",
+        ),
         ("keep_documents", "'a**'", "at character 3"),
         ("drop_documents", "''", "an empty regular expression is found everywhere"),
         ("symbols", "40", "data.clean.symbols"),
         ("repeated_ngrams", "{1: 0.5}", "runs of 1 words"),
         ("repeated_ngrams", "{2: 1.5}", "data.clean.repeated_ngrams"),
     ],
-)  # fmt: skip
+)
 def test_wrong_values_are_told_when_the_run_file_is_read(key, value, expected):
     with pytest.raises(InputError, match=re.escape(expected)):
         run_from(
@@ -268,11 +276,14 @@ def test_rules_are_part_of_what_a_store_is_found_by():
 
 
 RULES = {
-    "mojibake": {"mojibake": True}, "mojibake alone": {"mojibake": True, "control": False, "whitespace": False,
-    "unicode": "none"}, "invisible": {"invisible": True}, "invisible NFKC": {"invisible": True, "unicode": "NFKC"},
+    "mojibake": {"mojibake": True},
+    "mojibake alone": {"mojibake": True, "control": False, "whitespace": False, "unicode": "none"},
+    "invisible": {"invisible": True},
+    "invisible NFKC": {"invisible": True, "unicode": "NFKC"},
     "all": {"mojibake": True, "invisible": True, "unicode": "NFKC", "drop_lines": ["^a", "Ð"]},
-    "lines": {"drop_lines": [r"^\W*$", "^a", "b$"]}, "lines alone": {"drop_lines": ["^a", "b$"], "whitespace": False},
-}  # fmt: skip
+    "lines": {"drop_lines": [r"^\W*$", "^a", "b$"]},
+    "lines alone": {"drop_lines": ["^a", "b$"], "whitespace": False},
+}
 # Pieces that rules act upon, and that come together when one between them goes.
 PIECES = st.sampled_from(
     [*"ab \n\t\r.7é!Ã©Ð\x9f\u00ad\u200b\u0301™\x00\ud83dﬁ\u3000😀", "\n\n", "â€", "Привет".encode().decode("cp1251")]
@@ -328,8 +339,9 @@ def test_novels_and_code_stay(shared_data, capsys):
     code = [file.read_text(errors="replace") for file in library[::3]]
     for reason, rules in RECOMMENDED.items():
         dropped = sum(why(text, **rules) == reason for text in paragraphs)
-        dropped_code = sum(why(text, **(rules | ({"languages": ["en"]} if "languages" in rules else {}))) == reason
-                           for text in code)  # fmt: skip
+        dropped_code = sum(
+            why(text, **(rules | ({"languages": ["en"]} if "languages" in rules else {}))) == reason for text in code
+        )
         with capsys.disabled():
             print(
                 f"\n{reason}: {dropped} of {len(paragraphs):,} paragraphs, {dropped_code} of {len(code)} files", end=""

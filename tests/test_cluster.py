@@ -107,8 +107,11 @@ def test_a_node_that_does_not_see_the_workspace(tmp_path):
 
 def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
     work = Work(str(tmp_path), "text", [0, 1], str(tmp_path), str(tmp_path))
-    for folder, name, log in (("slurm_logs", "7_0.out", "well\n"), ("slurm_logs", "7_1.out", "a\n\n" * 30 + "why\n"),
-                               ("completions", "00000", "")):  # fmt: skip
+    for folder, name, log in (
+        ("slurm_logs", "7_0.out", "well\n"),
+        ("slurm_logs", "7_1.out", "a\n\n" * 30 + "why\n"),
+        ("completions", "00000", ""),
+    ):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / name).write_text(log)
     error = str(lost_tasks(work, 1, "the job 7 ended as FAILED", "mend it"))

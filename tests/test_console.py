@@ -71,9 +71,10 @@ def test_without_a_terminal_there_are_lines(tmp_path):
         lines = stream.read().splitlines()
     assert lines[0].startswith("step 20 of 40 · loss 3.2500 · 1,234 tokens/s · 0:00:0")
     assert lines[1:] == [
-        "step 40 of 40 · loss 3.2500 · 1,234 tokens/s", "step 40 of 40 · evaluating 40%",
+        "step 40 of 40 · loss 3.2500 · 1,234 tokens/s",
+        "step 40 of 40 · evaluating 40%",
         "step 40 of 40 · loss 3.2500 · 1,234 tokens/s",  # the end is told in any case
-    ]  # fmt: skip
+    ]
 
 
 def test_news_come_now_and_then():

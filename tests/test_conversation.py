@@ -115,11 +115,15 @@ def test_settings():
     assert settings.changed("new_tokens", "1_000").new_tokens == 1000
     assert settings.changed("temperature", "0.25").temperature == 0.25
     wrong = {
-        ("temprature", "1"): "did you mean temperature?", ("new-tokens", "5"): "did you mean new_tokens?",
-        ("colour", "1"): "settings are: history", ("top_k", "many"): "'many' is not a number",
-        ("history", "1.5"): "not a whole number", ("top_p", "1.5"): "it goes from 0 to 1",
-        ("temperature", "1e999"): "too large", ("new_tokens", "0"): "it goes from 1 to 100,000,000",
-    }  # fmt: skip
+        ("temprature", "1"): "did you mean temperature?",
+        ("new-tokens", "5"): "did you mean new_tokens?",
+        ("colour", "1"): "settings are: history",
+        ("top_k", "many"): "'many' is not a number",
+        ("history", "1.5"): "not a whole number",
+        ("top_p", "1.5"): "it goes from 0 to 1",
+        ("temperature", "1e999"): "too large",
+        ("new_tokens", "0"): "it goes from 1 to 100,000,000",
+    }
     for (name, value), message in wrong.items():
         with pytest.raises(InputError) as error:
             settings.changed(name, value)

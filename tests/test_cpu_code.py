@@ -44,8 +44,10 @@ def test_without_a_working_compiler_the_operators_do_it_and_the_reason_is_said_o
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 def test_processes_that_build_it_at_once_do_not_see_each_other_s_half(tmp_path, monkeypatch):
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
-    line = "import sys, warnings; warnings.simplefilter('error'); from artel.models.cpu.build import *; " \
-           "sys.exit(library('cross_entropy') is None)"  # fmt: skip
+    line = (
+        "import sys, warnings; warnings.simplefilter('error'); from artel.models.cpu.build import *; "
+        "sys.exit(library('cross_entropy') is None)"
+    )
     together = [subprocess.Popen([sys.executable, "-c", line]) for _ in range(3)]
     assert [each.wait(120) for each in together] == [0, 0, 0]
     assert [each.suffix for each in (tmp_path / "built").iterdir()] == [".so"]

@@ -39,11 +39,17 @@ def trained(rank, world):
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # which would be compiled
     folder = Path(os.environ["FOLDER"])
     tokenizer = load_tokenizer(str(folder / "tokenizer")).hf
-    rows = [{"input_ids": (torch.arange(16) * 7 + row) % 101, "labels": (torch.arange(16) * 7 + row) % 101}
-            for row in range(16)]  # fmt: skip
+    rows = [
+        {"input_ids": (torch.arange(16) * 7 + row) % 101, "labels": (torch.arange(16) * 7 + row) % 101}
+        for row in range(16)
+    ]
     for stage, zero in STAGES.items():
-        config = {"zero_optimization": zero, "train_micro_batch_size_per_gpu": "auto",
-                  "gradient_clipping": "auto", "zero_allow_untested_optimizer": True}  # fmt: skip
+        config = {
+            "zero_optimization": zero,
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_clipping": "auto",
+            "zero_allow_untested_optimizer": True,
+        }
         arguments = TrainingArguments(
             str(folder / str(stage)), deepspeed=config, use_cpu=True, max_steps=2, save_steps=2, learning_rate=0.01,
             per_device_train_batch_size=4, report_to=[], disable_tqdm=True, ddp_backend="gloo", seed=stage

@@ -52,8 +52,10 @@ def test_weights_and_averages_on_a_disk_change_no_number(tmp_path):
         "checkpoint": {"every": "never", "best": None},
     }
     runs = [write_run(tmp_path / "memory.yaml", **asked)]
-    runs += [write_run(tmp_path / f"disk{world}.yaml", **asked, parallel={"deepspeed": str(tmp_path / "ds.json")})
-             for world in (1, 2)]  # fmt: skip
+    runs += [
+        write_run(tmp_path / f"disk{world}.yaml", **asked, parallel={"deepspeed": str(tmp_path / "ds.json")})
+        for world in (1, 2)
+    ]
     # The part that reads and writes is compiled by the first run, in two minutes; ninja lies with DeepSpeed.
     paths = {
         "PYTHONPATH": [os.environ.get("PYTHONPATH"), str(DEEPSPEED)],

@@ -110,8 +110,10 @@ def both_ranks(rank, world):
             tree, half = {"zero_optimization": zero}, STEPS // 2
             layout, optimizer = _opened(tree, train, rank, world, seed=0)
             steps = train_steps(layout, optimizer, 0, half, rank, world)
-            case = {"weights": _apart(_everywhere(optimizer.weights()), weights),
-                    "state": _apart(_everywhere(optimizer.state()), state)}  # fmt: skip
+            case = {
+                "weights": _apart(_everywhere(optimizer.weights()), weights),
+                "state": _apart(_everywhere(optimizer.state()), state),
+            }
             # Another engine, begun from other weights, goes on from what one process holds halfway.
             layout, optimizer = _opened(tree, train, rank, world, seed=1)
             optimizer.load_weights(weights)

@@ -36,8 +36,12 @@ def gone_on(rank, world):
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # which would be compiled
     folder, steps = Path(os.environ["FOLDER"]), {}
     for stage, zero in STAGES.items():
-        config = {"zero_optimization": zero, "train_micro_batch_size_per_gpu": 2, "zero_allow_untested_optimizer": True,
-                  "checkpoint": {"load_universal": True}}  # fmt: skip
+        config = {
+            "zero_optimization": zero,
+            "train_micro_batch_size_per_gpu": 2,
+            "zero_allow_untested_optimizer": True,
+            "checkpoint": {"load_universal": True},
+        }
         model = AutoModelForCausalLM.from_pretrained(folder / "out")
         with torch.no_grad():
             for parameter in model.parameters():

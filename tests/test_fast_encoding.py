@@ -75,9 +75,12 @@ def normalised_with_added_tokens():
     backend.pre_tokenizer = trained("gpt4").hf.backend_tokenizer.pre_tokenizer
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(ENOUGH[:50], trainers.BpeTrainer(
-        vocab_size=330, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    ))  # fmt: skip
+    backend.train_from_iterator(
+        ENOUGH[:50],
+        trainers.BpeTrainer(
+            vocab_size=330, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+        ),
+    )
     backend.add_tokens([AddedToken("<think>", normalized=False), AddedToken("Онегин", single_word=True),
                         AddedToken("abc", normalized=True, lstrip=True, rstrip=True)])  # fmt: skip
     backend.add_special_tokens([AddedToken("<mask>", lstrip=True), AddedToken("[CLS]", rstrip=True)])

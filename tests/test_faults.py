@@ -177,8 +177,10 @@ def test_a_slow_disk_is_only_slow(tmp_path, monkeypatch, capfd):
     (tmp_path / "slow.c").write_text(SLOW)
     library = tmp_path / "slow.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "slow.c", "-ldl"], check=True)
-    files = {name: write_run(tmp_path / f"{name}.yaml", data={"store": str(tmp_path / name / "stores")}, **RUN)
-             for name in ("slow", "fast")}  # fmt: skip
+    files = {
+        name: write_run(tmp_path / f"{name}.yaml", data={"store": str(tmp_path / name / "stores")}, **RUN)
+        for name in ("slow", "fast")
+    }
     done = artel("train", files["slow"], "--json", env={"LD_PRELOAD": str(library)})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 6

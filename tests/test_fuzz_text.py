@@ -89,15 +89,18 @@ SPAN = {"start_token": 1, "end_token": 3}
 NQ = [
     {"question_text": "q", "document_text": "a b c d", "answers": ["b c"], "id": "x"},
     {
-        "question_text": "q", "document_text": "a b c d", "example_id": 7,
+        "question_text": "q",
+        "document_text": "a b c d",
+        "example_id": 7,
         "long_answer_candidates": [{**SPAN, "top_level": True}],
         "annotations": [{"yes_no_answer": "NONE", "long_answer": {"candidate_index": 0}, "short_answers": [SPAN]}],
     },
     {
-        "question_text": "q", "document_tokens": [{"token": "a"}, {"token": "b"}, {"token": "c"}],
+        "question_text": "q",
+        "document_tokens": [{"token": "a"}, {"token": "b"}, {"token": "c"}],
         "annotations": [{"yes_no_answer": "YES", "long_answer": SPAN, "short_answers": []}],
     },
-]  # fmt: skip
+]
 
 
 class Kind(NamedTuple):
@@ -128,7 +131,7 @@ KINDS = {
     "warc": Kind(".warc", {}, [ARCHIVE]),
     "parquet": Kind(".parquet", {}, [parquet({"text": ["Привет", None, "b"]}), parquet({"text": [b"\xff", b"a"]})]),
     "parquet chat": Kind(".parquet", {"format": "chat"}, [parquet({"messages": [THOUGHTFUL, None], "n": [1, None]})]),
-}  # fmt: skip
+}
 PACKED = ["jsonl", "file", "line", "csv", "json pairs", "warc", "nq"]
 
 

@@ -151,8 +151,10 @@ def agent(tmp_path):
 
     from artel.launching.agent import Agent
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP,
-                                                                signal.SIGQUIT, signal.SIGUSR1)}  # fmt: skip
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+    }
 
     def agent(program, restarts=0):
         hosts = Hosts(restarts=restarts)
@@ -335,9 +337,12 @@ def test_a_whole_training_needs_no_network(tmp_path):
     looked = subprocess.run([*apart, "ip", "-brief", "link"], capture_output=True, text=True, check=False)
     assert " UP " not in looked.stdout
     done = subprocess.run(
-        [*apart, sys.executable, "-m", "artel", "train", str(run)], env=clean, capture_output=True, text=True,
+        [*apart, sys.executable, "-m", "artel", "train", str(run)],
+        env=clean,
+        capture_output=True,
+        text=True,
         timeout=LIMIT,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (tmp_path / "run" / "model" / name).stat().st_size

@@ -20,8 +20,9 @@ CHAT = {"objective": "chat", "model": {"config": {"model_type": "gpt2"}}}
 
 
 def talks(count, name="a"):
-    return [{"messages": [message("user", f"{name} {number}?"), message("assistant", "yes")]}
-            for number in range(count)]  # fmt: skip
+    return [
+        {"messages": [message("user", f"{name} {number}?"), message("assistant", "yes")]} for number in range(count)
+    ]
 
 
 def smallest(texts, share):
@@ -222,8 +223,10 @@ def test_a_novel_is_prepared_and_told_of_in_the_run_and_again(tmp_path):
     talk = run_of(tmp_path, objective="chat", tokenizer={"train": {"vocab": 264}}, data={"sources": [source]})
     messages = []
     prepared = prepare(talk, messages.append)
-    says = ("3 of 401 records (0.75%) cannot be used; each is listed in rejected.jsonl of the run's folder, the "
-            f"first: {tmp_path}/a.jsonl:6: ")  # fmt: skip
+    says = (
+        "3 of 401 records (0.75%) cannot be used; each is listed in rejected.jsonl of the run's folder, the "
+        f"first: {tmp_path}/a.jsonl:6: "
+    )
     assert "\n".join(messages).count(says) == 1
     assert any(says in note for note in prepared.notes())
     assert "401 documents read, 397 kept, 3 bad json, 1 duplicate dropped" in prepared.summary()

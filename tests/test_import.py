@@ -172,8 +172,9 @@ def test_the_command_and_a_glob(tokenizer, ids, tmp_path):
     assert json.loads(shown.stdout)["part"] == "train"
     again = artel("data", "import", f"{tmp_path}/part_0.bin", tmp_path / "store", "--tokenizer", tokenizer)
     assert (again.returncode, "is there already" in again.stderr) == (2, True)
-    refused = artel("data", "import", f"{tmp_path}/part_0.bin", tmp_path / "s", "--tokenizer", tokenizer,
-                    "--validation", "1.5")  # fmt: skip
+    refused = artel(
+        "data", "import", f"{tmp_path}/part_0.bin", tmp_path / "s", "--tokenizer", tokenizer, "--validation", "1.5"
+    )
     assert (refused.returncode, "not a fraction" in refused.stderr) == (2, True)
 
 

@@ -20,9 +20,13 @@ VALUES = st.recursive(
     max_leaves=10,
 )
 ENTRIES = st.fixed_dictionaries(
-    {}, optional={"text": st.text() | VALUES, "meta": st.dictionaries(st.just("pile_set_name"), VALUES) | VALUES,
-                  "other": VALUES}
-)  # fmt: skip
+    {},
+    optional={
+        "text": st.text() | VALUES,
+        "meta": st.dictionaries(st.just("pile_set_name"), VALUES) | VALUES,
+        "other": VALUES,
+    },
+)
 PARSE = line_parser("text", "meta")
 
 
@@ -80,6 +84,7 @@ def test_without_simdjson_it_is_orjson(monkeypatch):
 @with_simdjson
 def test_other_fields_are_left_out_where_simdjson_reads():
     assert PARSE(b'{"text":"a","url":"b","meta":{"pile_set_name":"c"}}') == {
-        "text": "a", "meta": {"pile_set_name": "c"},
-    }  # fmt: skip
+        "text": "a",
+        "meta": {"pile_set_name": "c"},
+    }
     assert line_parser("text", "")(b'{"text":"a","meta":"b"}') == {"text": "a"}

@@ -48,10 +48,13 @@ def run_all(files: dict[int, list[Path]]) -> None:
 @pytest.mark.parametrize("pairs", [SOME, pytest.param(EVERY, marks=pytest.mark.long)], ids=["some", "every"])
 def test_a_layout_goes_on_from_the_checkpoint_of_another(tmp_path, pairs):
     """Stopped after half of the run: the other half's losses and gradient norms within 1e-5, and the saved model."""
-    begun = {name: write_run(tmp_path / f"{name}.yaml", **RUN, parallel=parallel)
-             for name, (_, parallel) in LAYOUTS.items()}  # fmt: skip
-    muon = {world: write_run(tmp_path / f"muon-{world}.yaml", **MUON, parallel=parallel)
-            for world, parallel in ((1, {}), (2, {"data": "fsdp"}))}  # fmt: skip
+    begun = {
+        name: write_run(tmp_path / f"{name}.yaml", **RUN, parallel=parallel) for name, (_, parallel) in LAYOUTS.items()
+    }
+    muon = {
+        world: write_run(tmp_path / f"muon-{world}.yaml", **MUON, parallel=parallel)
+        for world, parallel in ((1, {}), (2, {"data": "fsdp"}))
+    }
     first = {world: [begun[name] for name in LAYOUTS if LAYOUTS[name][0] == world] for world in (1, 2, 4)}
     run_all({world: [*files, *([muon[world]] if world in muon else [])] for world, files in first.items()})
     assert largest_difference(*(losses(file.with_suffix("")) for file in muon.values())) < 1e-5

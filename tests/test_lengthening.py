@@ -36,8 +36,9 @@ def contents(folder):
 def test_a_run_of_another_length_is_the_run_that_began_so_long(tmp_path, schedule, steps, longer, kept):
     """Bit for bit, its warmup a fraction of the length that it began with."""
     train = {**SHORT, "schedule": schedule, "decay": 0.5}
-    changed = write_run(tmp_path / "changed.yaml", train={**train, "steps": steps, "warmup": 0.34},
-                        checkpoint={"every": 4})  # fmt: skip
+    changed = write_run(
+        tmp_path / "changed.yaml", train={**train, "steps": steps, "warmup": 0.34}, checkpoint={"every": 4}
+    )
     warmup = round(0.34 * steps)
     whole = write_run(tmp_path / "whole.yaml", train={**train, "steps": longer, "warmup": warmup})
     folder, other = changed.with_suffix(""), whole.with_suffix("")

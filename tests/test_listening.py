@@ -106,8 +106,11 @@ def test_every_way_to_read_a_value_asks_for_its_signature(store, foreign):
     moved = foreign.get("run/b")
     for value in ("", "1", b"\0" * 32 + b"1", moved, foreign.get("run/a")[:-1] + b"2"):
         foreign.set("run/a", value)
-        for read in (lambda: within.get("a"), lambda: within.multi_get(["b", "a"]),
-                     lambda: within.compare_set("a", "1", "2")):  # fmt: skip
+        for read in (
+            lambda: within.get("a"),
+            lambda: within.multi_get(["b", "a"]),
+            lambda: within.compare_set("a", "1", "2"),
+        ):
             with pytest.raises(ForeignValue):
                 read()
 
@@ -213,8 +216,9 @@ def test_one_host_listens_on_loopback_alone_and_takes_nothing_from_there(tmp_pat
     run = write_run(tmp_path / "run.yaml", **ENDLESS)
     others = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
     command = [sys.executable, "-m", "artel", "train", str(run), "--nproc", str(processes), "--max-restarts", "1"]
-    launcher = subprocess.Popen(command, env=ENVIRONMENT | others, stderr=subprocess.PIPE, text=True,
-                                start_new_session=True)  # fmt: skip
+    launcher = subprocess.Popen(
+        command, env=ENVIRONMENT | others, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         for step in (2, 4):
             wait_for_step(launcher, tmp_path / "run", step)

@@ -31,13 +31,16 @@ print("peak", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024, "s
 def peak(folder, file, tokenizer=None, **source):
     """(peak memory of the largest process in MB, exit status, what was said) of preparing a file."""
     run = {
-        "run": str(folder / "run"), "prepare": {"workers": 1}, "model": {"config": {"model_type": "gpt2"}},
+        "run": str(folder / "run"),
+        "prepare": {"workers": 1},
+        "model": {"config": {"model_type": "gpt2"}},
         "tokenizer": tokenizer or {"from": str(bytes_tokenizer(folder))},
         "data": {"sources": [{"path": str(file), **source}], "store": str(folder / "stores"), "validation": 0},
-    }  # fmt: skip
+    }
     run_file = written(folder, "run.yaml", json.dumps(run))
-    done = subprocess.run([sys.executable, "-c", _PEAK, str(run_file)], capture_output=True, text=True, timeout=600,
-                          env=ENVIRONMENT)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, str(run_file)], capture_output=True, text=True, timeout=600, env=ENVIRONMENT
+    )
     words = done.stdout.split()
     return int(words[words.index("peak") + 1]), int(words[-1]), done.stderr
 

@@ -28,8 +28,9 @@ def tokenizer():
 
 
 def tiny(vocabulary=270):
-    config = GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=vocabulary, n_positions=64,
-                        bos_token_id=0, eos_token_id=0)  # fmt: skip
+    config = GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, vocab_size=vocabulary, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
     torch.manual_seed(0)
     return GPT2LMHeadModel(config).eval()
 
@@ -59,8 +60,12 @@ def test_fine_tuning_from_a_folder_with_the_gpt2_tokenizer(shared_data, tmp_path
     tiny(vocabulary=50257).save_pretrained(folder)
     for name in ("vocab.json", "merges.txt"):
         (folder / name).write_bytes((shared_data / "tokenizers" / "gpt2" / name).read_bytes())
-    run = write_run(tmp_path / "run.yaml", model={"config": None, "from": str(folder)}, tokenizer={"train": None},
-                    train={"steps": 2, "batch": 4})  # fmt: skip
+    run = write_run(
+        tmp_path / "run.yaml",
+        model={"config": None, "from": str(folder)},
+        tokenizer={"train": None},
+        train={"steps": 2, "batch": 4},
+    )
     done = artel("train", run)
     assert done.returncode == 0, done.stderr
     trained = AutoModelForCausalLM.from_pretrained(run.with_suffix("") / "model")

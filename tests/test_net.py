@@ -149,8 +149,10 @@ def test_an_environment_of_ascii_alone(tmp_path):
     ascii_alone = {"PYTHONUTF8": "0", "LC_ALL": "C"}
     done = subprocess.run(
         [sys.executable, "-m", "artel", "recipes", "cat", "tolstoy-scratch", "--nö"],
-        capture_output=True, timeout=LIMIT, env={**ENVIRONMENT, **ascii_alone},
-    )  # fmt: skip
+        capture_output=True,
+        timeout=LIMIT,
+        env={**ENVIRONMENT, **ascii_alone},
+    )
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
     done = command("recipes", "ls", **ascii_alone)

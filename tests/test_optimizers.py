@@ -166,8 +166,7 @@ def test_layer_decay_and_weight_decay_together():
     assert torch.equal(after["transformer.ln_f.weight"], before["transformer.ln_f.weight"])
 
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
-         "vocab_size": 50}  # fmt: skip
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
 OPT = {"model_type": "opt", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 32,
        "word_embed_proj_dim": 16, "vocab_size": 50}  # fmt: skip
 BART = {"model_type": "bart", "d_model": 16, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 2,

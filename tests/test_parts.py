@@ -42,9 +42,10 @@ def everything(tmp_path):
                 {"path": str(tmp_path / "b*.txt"), "document": "line", "budget_documents": 300, "name": "lines"},
                 {"path": str(tmp_path / "c.jsonl.zst"), **fields, "weight": 3, "budget_bytes": "10k"},
             ],
-            "validation": str(tmp_path / "held.jsonl"), "max_bad": 0.1,
+            "validation": str(tmp_path / "held.jsonl"),
+            "max_bad": 0.1,
             "dedup": {"lines": "line", "near": {"threshold": 0.7}},
-        }  # fmt: skip
+        }
         data["sources"][0] |= {"set_field": "set"}
         tokenizer = {"train": {"vocab": 400}}
         return run_of(folder, data={**data, **changes.pop("data", {})}, tokenizer=tokenizer, **changes)
@@ -62,8 +63,9 @@ def test_parts_and_processes_do_not_show(tmp_path, everything, monkeypatch):
         prepared = prepare(everything(folder, prepare={"part": part, "workers": workers}))
         made[part, workers] = tree(prepared.folder)
         assert sorted(path.name for path in (folder / "stores").iterdir()) == [
-            prepared.folder.name, f"{prepared.folder.name}.lock",
-        ]  # fmt: skip
+            prepared.folder.name,
+            f"{prepared.folder.name}.lock",
+        ]
     assert len(set(made.values())) == 1, made
     store, ledger = prepared.open(), prepared.ledger()
     store.verify()

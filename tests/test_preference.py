@@ -69,10 +69,12 @@ def test_loss_and_gradient_equal_trl_on_the_same_batch(tokenizer, tmp_path, ours
     policy, reference = models(tokenizer)
     tokenizer.hf.chat_template = LLAMA_3
     rows = [
-        {name: [{"role": "user" if name == "prompt" else "assistant", "content": text}]
-         for name, text in zip(("prompt", "chosen", "rejected"), pair, strict=True)}
+        {
+            name: [{"role": "user" if name == "prompt" else "assistant", "content": text}]
+            for name, text in zip(("prompt", "chosen", "rejected"), pair, strict=True)
+        }
         for pair in PAIRS
-    ]  # fmt: skip
+    ]
     arguments = trl.DPOConfig(output_dir=str(tmp_path / "trl"), beta=0.3, loss_type=[theirs], report_to=[],
                               per_device_train_batch_size=len(PAIRS), use_cpu=True, bf16=False, max_length=None,
                               gradient_checkpointing=False, disable_dropout=True)  # fmt: skip

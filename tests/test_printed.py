@@ -66,7 +66,7 @@ def test_every_block_of_yaml_is_a_run_file():
         for path in documents()
         if path.suffix == ".md" and path.name != "extending.md"  # test_extending.py runs it
         for block in re.findall(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    }  # fmt: skip
+    }
     assert len(blocks) > 3
     for where, tree in blocks.items():
         run_from(tree, {}, {(): where})

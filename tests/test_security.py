@@ -219,9 +219,13 @@ def change(folder, **values):
 
 
 def own_run(tmp_path, folder, **model) -> Path:
-    return write_run(tmp_path / "run.yaml", model={"config": None, "from": str(folder), **model},
-                     tokenizer={"train": None, "from": str(folder)}, train={"steps": 2},
-                     data={"sources": [{"format": "dummy", "documents": 80}], "block": 16})  # fmt: skip
+    return write_run(
+        tmp_path / "run.yaml",
+        model={"config": None, "from": str(folder), **model},
+        tokenizer={"train": None, "from": str(folder)},
+        train={"steps": 2},
+        data={"sources": [{"format": "dummy", "documents": 80}], "block": 16},
+    )
 
 
 def test_code_of_a_model_is_run_by_a_run_that_names_its_repository(own_code, tmp_path, monkeypatch, capfd):
@@ -288,8 +292,12 @@ def guarded():
 def test_secrets_in_addresses_are_written_nowhere(guarded, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
     addresses = [f"http://reader:{PASSWORD}@{guarded}/a.jsonl?token={token}&part=1" for token in TOKENS]
-    run = write_run(tmp_path / "run.yaml", data={"sources": [{"path": addresses[0]}]}, train={"steps": 2},
-                    tokenizer={"train": {"vocab": 280}})  # fmt: skip
+    run = write_run(
+        tmp_path / "run.yaml",
+        data={"sources": [{"path": addresses[0]}]},
+        train={"steps": 2},
+        tokenizer={"train": {"vocab": 280}},
+    )
     status, said = run_artel(monkeypatch, capfd, "train", run)
     assert status == 0, said
     assert "write ${NAME} instead" in said

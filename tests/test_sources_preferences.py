@@ -65,7 +65,7 @@ def test_preferences_with_system_history_thoughts_and_names(tmp_path):
         {"chosen": [*longer, message("assistant", "<think>t</think>me")], "rejected": [*longer, BAD]},
         {"system": "s", "chosen": [*longer[1:], {**GOOD, "thinking": "t"}], "rejected": [*longer[1:], BAD]},
         {"system": "s", "history": [["a", "b"]], "instruction": "who?", "output": ["<think>t</think>me", "no"]},
-    ]  # fmt: skip
+    ]
     prompt = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "who?")]
     for record in preferences(tmp_path, *rows):
         assert sides(record) == (prompt, "me", "no")

@@ -52,9 +52,13 @@ def example(*annotations, **more):
         {"start_token": 11, "end_token": 17, "top_level": True},
     ]
     return {
-        "document_text": DOCUMENT, "question_text": "who is the mother", "annotations": list(annotations),
-        "long_answer_candidates": candidates, "example_id": -7, **more,
-    }  # fmt: skip
+        "document_text": DOCUMENT,
+        "question_text": "who is the mother",
+        "annotations": list(annotations),
+        "long_answer_candidates": candidates,
+        "example_id": -7,
+        **more,
+    }
 
 
 @pytest.mark.parametrize("part", ["train", "dev"])
@@ -250,8 +254,11 @@ def test_squad_2_and_several_answers(tmp_path):
     impossible = {"question": "why ?", "id": "q3", "is_impossible": True, "plausible_answers": []}
     records = squad(tmp_path, one(asked(is_impossible=False), several, impossible, asked("q4") | {"answers": []}))
     assert [(item.fields.answer_class, gold(item.fields)) for item in records] == [
-        ("short", ["Broncos"]), ("short", ["Broncos", "Denver"]), ("unknown", []), ("unknown", []),
-    ]  # fmt: skip
+        ("short", ["Broncos"]),
+        ("short", ["Broncos", "Denver"]),
+        ("unknown", []),
+        ("unknown", []),
+    ]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "windows-1251"])
@@ -280,7 +287,7 @@ def test_squad_in_other_encodings_and_compressed(tmp_path, encoding):
         (one(asked() | {"question": ""}), "empty", "question"),
         ({"data": [{"paragraphs": [{"qas": [asked()]}]}]}, "no_field", r"\.paragraphs\[0\] has no field 'context'"),
     ],
-)  # fmt: skip
+)
 def test_bad_squad_questions(tmp_path, content, reason, said):
     text = json.dumps(content, indent=1)
     records = squad(tmp_path, text)

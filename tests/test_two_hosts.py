@@ -32,9 +32,13 @@ def start_in(namespace, *arguments, **environment):
     command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "artel", *map(str, arguments)]
     clean = {key: value for key, value in ENVIRONMENT.items() if key not in HIDDEN}
     return subprocess.Popen(
-        command, env={**clean, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command,
+        env={**clean, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def finish(processes):

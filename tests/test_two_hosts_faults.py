@@ -47,8 +47,9 @@ class Host:
         command = ["ip", "netns", "exec", self.namespace, sys.executable, "-m", "artel", "train", *self._flags]
         clean = {key: value for key, value in ENVIRONMENT.items() if key not in HIDDEN}
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(list(map(str, command)), env=clean, stdout=log, stderr=log,
-                                            start_new_session=True)  # fmt: skip
+            self.process = subprocess.Popen(
+                list(map(str, command)), env=clean, stdout=log, stderr=log, start_new_session=True
+            )
 
     def output(self):
         return self._log.read_text()

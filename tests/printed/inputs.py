@@ -25,8 +25,10 @@ _TAILS = "когда стемнело|потому что было холодн�
 def _sentences(seed: int, count: int) -> list[str]:
     """Different ones, each with a comma."""
     draw = random.Random(seed)
-    made = [f"{draw.choice(_SUBJECTS)} {draw.choice(_VERBS)} {number} раз, {draw.choice(_TAILS)}."
-            for number in range(count)]  # fmt: skip
+    made = [
+        f"{draw.choice(_SUBJECTS)} {draw.choice(_VERBS)} {number} раз, {draw.choice(_TAILS)}."
+        for number in range(count)
+    ]
     return made
 
 

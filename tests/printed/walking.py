@@ -43,6 +43,8 @@ def go(walk: Walk, folder: Path, home: Path) -> None:
             done = run(command, folder, home, step.typed, variables)
             output = done.stdout + done.stderr
             if done.returncode or (step.leaves and not (folder / step.leaves).exists()) or step.says not in output:
-                failed.append(f"$ {command}\n{output[-4000:]}\n(status {done.returncode}; leaves {step.leaves or '-'}; "
-                              f"says {step.says or '-'})")  # fmt: skip
+                failed.append(
+                    f"$ {command}\n{output[-4000:]}\n(status {done.returncode}; leaves {step.leaves or '-'}; "
+                    f"says {step.says or '-'})"
+                )
     assert not failed, "\n\n".join(failed)

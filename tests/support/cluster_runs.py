@@ -8,8 +8,11 @@ from support.stores import lines_with_repeats, run_of
 
 def every_stage(texts: Path, folder: Path, **prepare):
     """Repeated lines, near-duplicates, weights, a budget and a given validation text; `texts` is filled once."""
-    files = {"a.jsonl": lines_with_repeats(400, 1), "b.jsonl": lines_with_repeats(60, 2),
-             "held.jsonl": lines_with_repeats(20, 1)}  # fmt: skip
+    files = {
+        "a.jsonl": lines_with_repeats(400, 1),
+        "b.jsonl": lines_with_repeats(60, 2),
+        "held.jsonl": lines_with_repeats(20, 1),
+    }
     texts.mkdir(exist_ok=True)
     for name, content in files.items():
         if not (texts / name).exists():
@@ -20,9 +23,10 @@ def every_stage(texts: Path, folder: Path, **prepare):
             {"path": str(texts / "a.jsonl"), **fields, "weight": {"set 0": 2.5, "set 1": 0.5}},
             {"path": str(texts / "b.jsonl"), **fields, "budget_bytes": "10k"},
         ],
-        "validation": str(texts / "held.jsonl"), "max_bad": 0.1,
+        "validation": str(texts / "held.jsonl"),
+        "max_bad": 0.1,
         "dedup": {"lines": "line", "near": {"threshold": 0.7}},
-    }  # fmt: skip
+    }
     return run_of(folder, data=data, tokenizer={"train": {"vocab": 400}}, prepare={"part": 20_000, **prepare})
 
 

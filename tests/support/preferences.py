@@ -18,8 +18,12 @@ PAIRS = [
 
 def preferring(tokenizer, tmp_path, loss, **more):
     (tmp_path / "template.jinja").write_text(LLAMA_3)
-    run = {"objective": "preference", "data": {"block": 512}, "chat": {"template": str(tmp_path / "template.jinja")},
-           "preference": {"loss": loss, **more}}  # fmt: skip
+    run = {
+        "objective": "preference",
+        "data": {"block": 512},
+        "chat": {"template": str(tmp_path / "template.jinja")},
+        "preference": {"loss": loss, **more},
+    }
     return PreferenceOptimization(RunConfig.model_validate(run), tokenizer)
 
 

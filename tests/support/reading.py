@@ -18,8 +18,12 @@ from artel.text.sources.read import read_shard, read_with
 def read_texts(path, *, max_bad=0.0, max_document=100_000_000, **source):
     """(texts, ledger as told) of one source, through the whole pipeline."""
     ledger = Ledger()
-    data = {"validation": 0.0, "max_bad": max_bad, "max_document": max_document,
-            "sources": [{"path": str(path), **source}]}  # fmt: skip
+    data = {
+        "validation": 0.0,
+        "max_bad": max_bad,
+        "max_document": max_document,
+        "sources": [{"path": str(path), **source}],
+    }
     texts = [document.record.text for document in read_documents(DataConfig.model_validate(data), ledger)]
     ledger.check()
     return texts, ledger.to_json()
@@ -106,8 +110,10 @@ def read_in_spans(file, size, **source):
     entries, before, spans = [], 0, 0
     for part in input_shards(data, size):
         prepared = PreparedShard(file, np.empty(0), {}, before)
-        entries += [(type(item), getattr(item, "text", ""), getattr(item, "detail", ""), prepared.origin(item.origin))
-                  for item in read_shard(part, data)]  # fmt: skip
+        entries += [
+            (type(item), getattr(item, "text", ""), getattr(item, "detail", ""), prepared.origin(item.origin))
+            for item in read_shard(part, data)
+        ]
         span = part.inputs[0].span
         before += count_lines(file, span) if span else 0
         spans += span is not None

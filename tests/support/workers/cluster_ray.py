@@ -47,8 +47,9 @@ def main(folder: Path, texts: Path):
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "node_ip_address": HEAD,
-                                                            "include_dashboard": False})  # fmt: skip
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "node_ip_address": HEAD, "include_dashboard": False}
+    )
     nodes = [cluster.add_node(num_cpus=1, node_ip_address=address) for address in NODES]
     cluster.wait_for_nodes()
     os.environ["RAY_ADDRESS"] = cluster.address
