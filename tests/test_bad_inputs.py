@@ -44,7 +44,7 @@ def encoder(objective):
 
 
 def chat(**more):
-    return merged({"objective": "chat", **sources("{here}/a.jsonl", format="chat")}, more)
+    return merged({"objective": "chat", **sources("a.jsonl", format="chat")}, more)
 
 
 TURNS = '{"messages": [%s]}\n'
@@ -101,39 +101,39 @@ CASES = [
     # sources
     Case("missing-file", ["data.sources.0.path", "there is no file"], sources("nowhere.txt")),
     Case("empty-glob", ["no file matches"], sources("nowhere/*.txt")),
-    Case("empty-folder", ["holds no file"], sources("{here}/empty"), files={"empty/.keep": b""}),
-    Case("empty-file", ["no document is left", "1 empty"], sources("{here}/a.txt"), files={"a.txt": b""}),
-    Case("blank-file", ["no document is left"], sources("{here}/a.txt"), files={"a.txt": b" \n\t\n"}),
-    Case("binary-file", ["a.txt", "binary"], sources("{here}/a.txt"), files={"a.txt": bytes(range(256))}),
-    Case("pdf", ["pdftotext"], sources("{here}/a.pdf"), files={"a.pdf": b"%PDF"}),
-    Case("zip", ["unpack"], sources("{here}/a.zip"), files={"a.zip": b"PK"}),
-    Case("unknown-encoding", ["data.sources.0.encoding"], sources("{here}/a.txt", encoding="utf-9"),
+    Case("empty-folder", ["holds no file"], sources("empty"), files={"empty/.keep": b""}),
+    Case("empty-file", ["no document is left", "1 empty"], sources("a.txt"), files={"a.txt": b""}),
+    Case("blank-file", ["no document is left"], sources("a.txt"), files={"a.txt": b" \n\t\n"}),
+    Case("binary-file", ["a.txt", "binary"], sources("a.txt"), files={"a.txt": bytes(range(256))}),
+    Case("pdf", ["pdftotext"], sources("a.pdf"), files={"a.pdf": b"%PDF"}),
+    Case("zip", ["unpack"], sources("a.zip"), files={"a.zip": b"PK"}),
+    Case("unknown-encoding", ["data.sources.0.encoding"], sources("a.txt", encoding="utf-9"),
          files={"a.txt": TEXT}),
-    Case("wrong-encoding", ["a.txt", "is not utf-8"], sources("{here}/a.txt", encoding="utf-8"),
+    Case("wrong-encoding", ["a.txt", "is not utf-8"], sources("a.txt", encoding="utf-8"),
          files={"a.txt": "слово".encode("cp1251")}),
-    Case("truncated-jsonl", ["a.jsonl:2", "not JSON", "data.max_bad"], sources("{here}/a.jsonl"),
+    Case("truncated-jsonl", ["a.jsonl:2", "not JSON", "data.max_bad"], sources("a.jsonl"),
          files={"a.jsonl": b'{"text": "one"}\n{"text": "tw'}),
-    Case("jsonl-without-field", ["a.jsonl:1", "it has: body"], sources("{here}/a.jsonl"),
+    Case("jsonl-without-field", ["a.jsonl:1", "it has: body"], sources("a.jsonl"),
          files={"a.jsonl": b'{"body": "x"}'}),
-    Case("jsonl-field-not-text", ["a.jsonl:1", "not text"], sources("{here}/a.jsonl"),
+    Case("jsonl-field-not-text", ["a.jsonl:1", "not text"], sources("a.jsonl"),
          files={"a.jsonl": b'{"text": 1}'}),
-    Case("damaged-gzip", ["a.jsonl.gz"], sources("{here}/a.jsonl.gz"), files={"a.jsonl.gz": b"\x1f\x8bnot gzip"}),
+    Case("damaged-gzip", ["a.jsonl.gz"], sources("a.jsonl.gz"), files={"a.jsonl.gz": b"\x1f\x8bnot gzip"}),
     Case("page-too-large", ["a.html", "data.max_document"],
-         merged(sources("{here}/a.html"), {"data": {"max_document": "2k"}}), files={"a.html": b"<p>x" * 1000}),
+         merged(sources("a.html"), {"data": {"max_document": "2k"}}), files={"a.html": b"<p>x" * 1000}),
     Case("unknown-scheme", ["ftp://"], sources("ftp://host/x")),
     Case("not-an-address", ["http://"], sources("http://")),
     Case("refused-connection", ["127.0.0.1:9"], sources("http://127.0.0.1:9/x"), status=1),
     Case("missing-validation", ["data.validation", "there is no file"], {"data": {"validation": "nowhere.txt"}}),
     Case("one-document", ["data.validation", "there is one document"],
-         merged(sources("{here}/a.txt"), {"tokenizer": {"train": {"vocab": 262}}}), files={"a.txt": TEXT}),
+         merged(sources("a.txt"), {"tokenizer": {"train": {"vocab": 262}}}), files={"a.txt": TEXT}),
     Case("text-shorter-than-a-block", ["data.block"], {"data": {"block": 100_000}}),
     Case("validation-shorter-than-a-block", ["data.validation"], {"data": {"block": 2500, "validation": 0.03}}),
     # tokenizer
     Case("vocabulary-too-large", ["tokenizer.train.vocab", "or less"], {"tokenizer": {"train": {"vocab": 50_000}}}),
     Case("vocabulary-too-small", ["tokenizer.train.vocab"], {"tokenizer": {"train": {"vocab": 100}}}),
-    Case("no-tokenizer-there", ["holds no tokenizer"], {"tokenizer": {"train": None, "from": "{here}/t"}},
+    Case("no-tokenizer-there", ["holds no tokenizer"], {"tokenizer": {"train": None, "from": "t"}},
          files={"t/x": b""}),
-    Case("broken-tokenizer", ["tokenizer.from", "cannot be opened"], {"tokenizer": {"train": None, "from": "{here}/t"}},
+    Case("broken-tokenizer", ["tokenizer.from", "cannot be opened"], {"tokenizer": {"train": None, "from": "t"}},
          files={"t/tokenizer.json": b"{"}),
     Case("tokenizer-hub-offline", ["no/such", "needs network"], {"tokenizer": {"train": None, "from": "no/such"}}),
     # model
@@ -143,37 +143,37 @@ CASES = [
     Case("vocabulary-below-tokenizer", ["model.config.vocab_size"], model(vocab_size=10)),
     Case("positions-below-block", ["data.block", "16 positions"], model(n_positions=16)),
     Case("no-such-folder", ["model.from"], pretrained("./nowhere")),
-    Case("folder-without-config", ["config.json"], pretrained("{here}/m"), files={"m/x": b""}),
-    Case("folder-without-weights", ["has no weights"], pretrained("{here}/m"),
+    Case("folder-without-config", ["config.json"], pretrained("m"), files={"m/x": b""}),
+    Case("folder-without-weights", ["has no weights"], pretrained("m"),
          files={"m/config.json": b'{"model_type": "gpt2"}'}),
     Case("model-hub-offline", ["no/such", "needs network"], pretrained("no/such")),
     Case("pickle-with-code", ["not a file of tensors only", "nothing in it was run"],
-         pretrained("{here}/m"),
+         pretrained("m"),
          files={"m/config.json": b'{"model_type": "gpt2"}', "m/pytorch_model.bin": "EVIL"}),
-    Case("broken-safetensors", ["model.from"], pretrained("{here}/m"),
+    Case("broken-safetensors", ["model.from"], pretrained("m"),
          files={"m/config.json": b'{"model_type": "gpt2"}', "m/model.safetensors": b"nonsense"}),
     # masked models, pairs and questions
     Case("masked-by-a-decoder", ["model.config", "gpt2"], {"objective": "masked"}),
     Case("questions-by-a-model-without-the-head", ["model.config", "mamba", "AutoModelForQuestionAnswering"],
          merged(encoder("span_qa"), {"model": {"config": {"model_type": "mamba"}}})),
     Case("questions-of-plain-text", ["data.sources.0", "span_qa"], {"objective": "span_qa"}),
-    Case("pairs-for-causal", ["data.sources.0", "causal"], sources("{here}/a.csv", format="pairs"),
+    Case("pairs-for-causal", ["data.sources.0", "causal"], sources("a.csv", format="pairs"),
          files={"a.csv": b"input,output\na,a\n"}),
     Case("a-best-figure-nobody-makes", ["checkpoint.best", "exact_match"], {"checkpoint": {"best": "exact_match"}}),
     Case("mask-rate-of-all", ["masked.rate"], merged(encoder("masked"), {"masked": {"rate": 1.0}})),
     Case("masks-over-one", ["masked"], merged(encoder("masked"), {"masked": {"mask": 0.9, "random": 0.2}})),
     Case("csv-without-header", ["a.csv", "input", "output"],
-         merged(encoder("masked"), sources("{here}/a.csv", format="pairs")), files={"a.csv": b"vhod,vyhod\nx,x\n"}),
+         merged(encoder("masked"), sources("a.csv", format="pairs")), files={"a.csv": b"vhod,vyhod\nx,x\n"}),
     Case("pair-that-differs", ["a.csv:2", "data.max_bad"],
-         merged(merged(encoder("masked"), sources("{here}/a.csv", format="pairs")), SMALL_VOCABULARY),
+         merged(merged(encoder("masked"), sources("a.csv", format="pairs")), SMALL_VOCABULARY),
          files={"a.csv": b"input,output\none two three,quite another thing\n"}),
     Case("nq-without-answer", ["a.jsonl:1", "document_text"],
-         merged(encoder("span_qa"), sources("{here}/a.jsonl", format="nq")),
+         merged(encoder("span_qa"), sources("a.jsonl", format="nq")),
          files={"a.jsonl": b'{"question_text": "who", "example_id": 1}\n'}),
     Case("answer-not-in-the-context", ["a.json", "q1", "data.max_bad"],
-         merged(encoder("span_qa"), sources("{here}/a.json", format="squad")), files={"a.json": SQUAD}),
+         merged(encoder("span_qa"), sources("a.json", format="squad")), files={"a.json": SQUAD}),
     Case("question-longer-than-its-place", ["span_qa.question", "data.max_bad"],
-         merged(merged(encoder("span_qa"), sources("{here}/a.json", format="squad")), SMALL_VOCABULARY),
+         merged(merged(encoder("span_qa"), sources("a.json", format="squad")), SMALL_VOCABULARY),
          files={"a.json": SQUAD.replace(b"who?", b"who " * 50).replace(b'"Nobody"', b'"Anna"')}),
     Case("question-as-long-as-the-block", ["span_qa.question", "data.block"],
          merged(encoder("span_qa"), {"span_qa": {"question": 60}})),
@@ -185,29 +185,29 @@ CASES = [
     Case("conversation-without-answer", ["a.jsonl:1", "assistant"], chat(), files=rows(USER)),
     Case("row-of-another-form", ["a.jsonl:1", "title", "mapping"], chat(), files={"a.jsonl": b'{"title": "x"}\n'}),
     Case("template-that-raises", ["chat.template", "not today"],
-         merged(chat(chat={"template": "{here}/t.jinja"}, data={"validation": 0}), LETTERS),
+         merged(chat(chat={"template": "t.jinja"}, data={"validation": 0}), LETTERS),
          files=rows(USER, ASSISTANT) | {"t.jinja": b"{{ raise_exception('not today') }}"}),
     Case("template-that-is-not-there", ["chat.template", "nowhere.jinja"], chat(chat={"template": "nowhere.jinja"}),
          files=rows(USER, ASSISTANT)),
     Case("no-such-converter", ["data.sources.0.converter", "nowhere"],
-         chat(data={"sources": [{"path": "{here}/a.jsonl", "format": "chat", "converter": "nowhere:at_all"}]}),
+         chat(data={"sources": [{"path": "a.jsonl", "format": "chat", "converter": "nowhere:at_all"}]}),
          files=rows(USER, ASSISTANT)),
     Case("wrong-slice", ["data.sources.0.rows"],
-         chat(data={"sources": [{"path": "{here}/a.jsonl", "format": "chat", "rows": "[a:b]"}]}),
+         chat(data={"sources": [{"path": "a.jsonl", "format": "chat", "rows": "[a:b]"}]}),
          files=rows(USER, ASSISTANT)),
-    Case("conversations-for-causal", ["data.sources.0", "chat"], sources("{here}/a.jsonl", format="chat"),
+    Case("conversations-for-causal", ["data.sources.0", "chat"], sources("a.jsonl", format="chat"),
          files=rows(USER, ASSISTANT)),
     Case("unknown-language", ["data.clean.languages", "klingon"], {"data": {"clean": {"languages": ["klingon"]}}}),
     Case("equal-answers", ["a.jsonl:1", "data.max_bad"],
-         {"objective": "preference", **sources("{here}/a.jsonl", format="preference")},
+         {"objective": "preference", **sources("a.jsonl", format="preference")},
          files={"a.jsonl": b'{"prompt": "word", "chosen": "a", "rejected": "a"}\n'}),
     Case("one-answer-for-dpo", ["a.jsonl:1", "kto"],
-         merged(merged({"objective": "preference", **sources("{here}/a.jsonl", format="preference")},
+         merged(merged({"objective": "preference", **sources("a.jsonl", format="preference")},
                        LETTERS), {"data": {"validation": 0}}),
          files={"a.jsonl": b'{"prompt": "word", "completion": "a", "label": true}\n'}),
     Case("lora-from-scratch", ["model", "lora"], {"model": {"lora": {"rank": 4}}}),
     Case("a-causal-folder-for-masks", ["model.from", "gpt2"],
-         merged(encoder("masked"), pretrained("{here}/m")),
+         merged(encoder("masked"), pretrained("m")),
          files={"m/config.json": b'{"model_type": "gpt2"}', "m/model.safetensors": b"x"}),
 ]  # fmt: skip
 
@@ -222,33 +222,23 @@ class _Evil:
         return (open, (str(self.path), "w"))
 
 
-def _fill(value, here):
-    if isinstance(value, str):
-        return value.replace("{here}", str(here))
-    if isinstance(value, list):
-        return [_fill(item, here) for item in value]
-    if isinstance(value, dict):
-        return {key: _fill(item, here) for key, item in value.items()}
-    return value
-
-
 def test_there_are_sixty():
     assert len(CASES) >= 60
     assert len({case.name for case in CASES}) == len(CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_one_clear_message(case, tmp_path, capfd, monkeypatch):
-    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path / "cache"))
+def test_one_clear_message(case, capfd, monkeypatch):
+    monkeypatch.setenv("ARTEL_CACHE", "cache")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for name, content in case.files.items():
-        file = tmp_path / name
+        file = Path(name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(pickle.dumps(_Evil(tmp_path / "executed")) if content == "EVIL" else content)
-    run = merged(TINY, {"run": str(tmp_path / "run"), "data": {"store": str(tmp_path / "stores")}})
-    run = merged(run, _fill(case.changes, tmp_path)) if case.changes.get("train") != 3 else {**run, "train": 3}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
-    monkeypatch.setattr(sys, "argv", ["artel", case.verb, str(tmp_path / "run.yaml"), *case.arguments])
+        file.write_bytes(pickle.dumps(_Evil("executed")) if content == "EVIL" else content)
+    run = merged(TINY, {"run": "run", "data": {"store": "stores"}})
+    run = merged(run, case.changes) if case.changes.get("train") != 3 else {**run, "train": 3}
+    Path("run.yaml").write_text(yaml.safe_dump(run))
+    monkeypatch.setattr(sys, "argv", ["artel", case.verb, "run.yaml", *case.arguments])
     with pytest.raises(SystemExit) as exit_:
         main()
     output = capfd.readouterr()
@@ -257,11 +247,11 @@ def test_one_clear_message(case, tmp_path, capfd, monkeypatch):
         assert part in output.err
     assert "Traceback" not in output.err
     assert output.out == ""
-    assert not (tmp_path / "executed").exists()
-    written = [*(tmp_path / "run").rglob("step-*"), *(tmp_path / "run").rglob("*.partial-*")]
-    written += (tmp_path / "stores").glob("*.partial-*")
+    assert not Path("executed").exists()
+    written = [*Path("run").rglob("step-*"), *Path("run").rglob("*.partial-*")]
+    written += Path("stores").glob("*.partial-*")
     assert not written
-    assert not (tmp_path / "run" / "model").exists()
+    assert not Path("run/model").exists()
 
 
 @pytest.mark.parametrize(
@@ -272,10 +262,9 @@ def test_one_clear_message(case, tmp_path, capfd, monkeypatch):
      (b"seed: 1\nseed: 2", "given twice"), (b"", "names no text"), (b"a: &x [*x]", "not valid YAML"),
      (b"!!python/object/apply:os.system ['true']", "not valid YAML")],
 )  # fmt: skip
-def test_broken_run_files(text, says, tmp_path, capfd, monkeypatch):
-    file = tmp_path / "run.yaml"
-    file.write_bytes(text)
-    monkeypatch.setattr(sys, "argv", ["artel", "train", str(file)])
+def test_broken_run_files(text, says, capfd, monkeypatch):
+    Path("run.yaml").write_bytes(text)
+    monkeypatch.setattr(sys, "argv", ["artel", "train", "run.yaml"])
     with pytest.raises(SystemExit) as exit_:
         main()
     output = capfd.readouterr().err
@@ -285,31 +274,31 @@ def test_broken_run_files(text, says, tmp_path, capfd, monkeypatch):
 
 
 @pytest.mark.processes
-def test_several_problems_are_reported_together(tmp_path):
-    run = write_run(tmp_path / "run.yaml", trian={"x": 1}, train={"batch": "x", "clip": -1}, data={"blok": 1})
+def test_several_problems_are_reported_together():
+    run = write_run(Path("run.yaml"), trian={"x": 1}, train={"batch": "x", "clip": -1}, data={"blok": 1})
     done = artel("train", run)
     assert done.returncode == 2
     for part in ("trian", "train.batch", "train.clip", "data.blok"):
         assert part in done.stderr
 
 
-def test_a_wrong_model_is_told_with_the_wrong_text_before_any_is_read(tmp_path):
+def test_a_wrong_model_is_told_with_the_wrong_text_before_any_is_read():
     config = {"model_type": "gpt2", "n_layr": 2}
-    run = write_run(tmp_path / "run.yaml", data={"sources": [{"path": "nowhere.txt"}]}, model={"config": config})
+    run = write_run(Path("run.yaml"), data={"sources": [{"path": "nowhere.txt"}]}, model={"config": config})
     done = artel("train", run)
     assert (done.returncode, "nowhere.txt" in done.stderr, "n_layr" in done.stderr) == (2, True, True)
     assert "tokenizer" not in done.stderr
 
 
 @pytest.fixture
-def disk(tmp_path):
-    with small_disk(tmp_path / "disk", "300k") as folder:
+def disk():
+    with small_disk(Path("disk"), "300k") as folder:
         yield folder
 
 
-def test_a_full_disk_while_preparing(tmp_path, disk):
+def test_a_full_disk_while_preparing(disk):
     (disk / "fill").write_bytes(bytes(280_000))
-    run = write_run(tmp_path / "run.yaml", TEXT_ALONE, data={"store": str(disk / "stores")})
+    run = write_run(Path("run.yaml"), TEXT_ALONE, data={"store": str(disk / "stores")})
     done = artel("prepare", run)
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
     assert "the disk is full" in done.stderr
@@ -317,9 +306,9 @@ def test_a_full_disk_while_preparing(tmp_path, disk):
     assert not list((disk / "stores").glob(".*.partial-*"))
 
 
-def test_a_disk_without_room_for_a_checkpoint(tmp_path, disk):
+def test_a_disk_without_room_for_a_checkpoint(disk):
     """Told before the first step; one that fills up later is met in test_saver.py."""
-    run = write_run(tmp_path / "run.yaml", run=str(disk / "run"))
+    run = write_run(Path("run.yaml"), run=str(disk / "run"))
     done = artel("train", run)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     assert "a checkpoint takes about" in done.stderr
@@ -327,20 +316,19 @@ def test_a_disk_without_room_for_a_checkpoint(tmp_path, disk):
     assert not (disk / "run" / "model").exists()
 
 
-def test_a_read_only_folder(tmp_path, disk):
+def test_a_read_only_folder(disk):
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     for keys in ({"run": str(disk / "run")}, {"data": {"store": str(disk / "stores")}}):
-        done = artel("train", write_run(tmp_path / "run.yaml", **keys))
+        done = artel("train", write_run(Path("run.yaml"), **keys))
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
         assert "cannot be written" in done.stderr
 
 
 @pytest.mark.long
-def test_the_page_of_200_megabytes(tmp_path):
-    page = Path(tmp_path / "a.html")
-    with page.open("wb") as file:
+def test_the_page_of_200_megabytes():
+    with Path("a.html").open("wb") as file:
         file.truncate(200_000_000)
-    run = write_run(tmp_path / "run.yaml", data={"sources": [{"path": str(page)}]})
+    run = write_run(Path("run.yaml"), data={"sources": [{"path": "a.html"}]})
     done = artel("prepare", run, "--json")
     assert done.returncode == 2
     assert "200,000,000 bytes" in done.stderr

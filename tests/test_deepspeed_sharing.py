@@ -127,28 +127,28 @@ def test_no_process_holds_the_whole_model():
         assert whole / 4 < grown < whole / 4 + 25, "a quarter and one module"
 
 
-def test_a_run_checks_writes_and_goes_on_under_stage_3(tmp_path):
-    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, **SMALL}}))
+def test_a_run_checks_writes_and_resumes_under_stage_3():
+    Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, **SMALL}}))
     asked = {
         "data": {"packing": "best_fit"},  # documents apart: what the model makes of that is tried
         "train": {"batch": 8, "micro_batch": 4, "schedule": "constant"},
         "checkpoint": {"every": 3},
         "validate": {"every": 3, "prompts": ["words"]},
     }
-    shared = {"run": str(tmp_path / "two"), "parallel": {"deepspeed": str(tmp_path / "ds.json")}}
-    alone = write_run(tmp_path / "one.yaml", **asked)
-    three = write_run(tmp_path / "three.yaml", **merged(asked, shared | {"train": {"steps": 3}}))
-    six = write_run(tmp_path / "six.yaml", **merged(asked, shared))
+    shared = {"run": "two", "parallel": {"deepspeed": "ds.json"}}
+    alone = write_run(Path("one.yaml"), **asked)
+    three = write_run(Path("three.yaml"), **merged(asked, shared | {"train": {"steps": 3}}))
+    six = write_run(Path("six.yaml"), **merged(asked, shared))
     worker = WORKERS / "layout_cases.py"
     for world, files in ((1, [alone]), (2, [three, six])):
         results = run_ranks(world, worker, "run_files", CASES=os.pathsep.join(map(str, files)))
         assert results == [[None] * len(files)] * world
-    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    one, two = losses(Path("one")), losses(Path("two"))
     assert sorted(two) == [1, 2, 3, 4, 5, 6]
     assert largest_difference(one, two) < 1e-5
-    written = (tmp_path / "two/samples.jsonl").read_text().splitlines()
+    written = Path("two/samples.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in written] == [3, 6]
-    trained = [load_file(tmp_path / name / "model/model.safetensors") for name in ("one", "two")]
+    trained = [load_file(f"{name}/model/model.safetensors") for name in ("one", "two")]
     assert trained[0].keys() == trained[1].keys()
     for name, tensor in trained[0].items():
         assert torch.allclose(tensor, trained[1][name], atol=1e-3), name

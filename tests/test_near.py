@@ -4,6 +4,7 @@ import json
 import random
 import sys
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,9 +41,9 @@ def read(tmp_path):
     return read
 
 
-def lines_of(path, texts):
-    path.write_text("\n".join(texts))
-    return {"path": str(path), "document": "line"}
+def lines_of(name, texts):
+    Path(name).write_text("\n".join(texts))
+    return {"path": name, "document": "line"}
 
 
 def texts_of(documents):
@@ -72,8 +73,11 @@ def families(count, seed=0):
     chance.shuffle(texts)
     texts = list(dict.fromkeys(texts))
     sets = [{tuple(words[place : place + 5]) for place in range(len(words) - 4)} for words in map(str.split, texts)]
-    alike = {(one, other): len(sets[one] & sets[other]) / len(sets[one] | sets[other])
-             for one, other in combinations(range(len(texts)), 2) if sets[one] & sets[other]}  # fmt: skip
+    alike = {
+        (one, other): len(sets[one] & sets[other]) / len(sets[one] | sets[other])
+        for one, other in combinations(range(len(texts)), 2)
+        if sets[one] & sets[other]
+    }
     return texts, alike
 
 
@@ -112,12 +116,12 @@ def test_the_editions_of_a_novel_are_one(shared_data, read):
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9])
-def test_what_is_left_is_what_comparing_all_pairs_leaves(tmp_path, read, threshold):
+def test_what_is_left_is_what_comparing_all_pairs_leaves(read, threshold):
     texts, alike = families(150)
     first = clusters_of(len(texts), alike, threshold)
     expected = [text for number, text in enumerate(texts) if first[number] == number]
     assert len(texts) - len(expected) > 20
-    documents, ledger = read({"threshold": threshold}, sources=[lines_of(tmp_path / "a.txt", texts)])
+    documents, ledger = read({"threshold": threshold}, sources=[lines_of("a.txt", texts)])
     assert texts_of(documents) == expected
     assert ledger["documents"]["dropped"] == {"near_duplicate": len(texts) - len(expected)}
 
@@ -130,7 +134,7 @@ def test_no_cluster_stands_on_both_sides_of_the_split(tmp_path, read):
         part = {number[document.text]: document.split for document in documents}
         return [value for (one, other), value in alike.items() if {part.get(one), part.get(other)} == {"train", "validation"}]  # fmt: skip  # noqa: E501
 
-    source = lines_of(tmp_path / "a.txt", texts)
+    source = lines_of("a.txt", texts)
     documents, ledger = read({"threshold": 0.7}, sources=[source], validation=0.5)
     assert min(ledger["parts"][part]["documents"] for part in ("train", "validation")) > 50
     assert max(across(documents), default=0.0) < 0.7
@@ -138,7 +142,7 @@ def test_no_cluster_stands_on_both_sides_of_the_split(tmp_path, read):
     assert max(across(without)) > 0.9  # the texts do offer the mistake
 
 
-def test_a_pair_just_under_the_threshold_stays_and_one_at_it_goes(tmp_path, read):
+def test_a_pair_just_under_the_threshold_stays_and_one_at_it_goes(read):
     """Sets of 100 words in all. With 79 in both, 9,998 pairs of 10,000 have an equal key and are compared."""
     under, at = [], []
     for place in range(0, 50_000, 1000):
@@ -146,23 +150,23 @@ def test_a_pair_just_under_the_threshold_stays_and_one_at_it_goes(tmp_path, read
         at += [words_from(place + 500, place + 590), words_from(place + 510, place + 600)]  # 80 of 100
     assert similarity(*under[:2], words=1) == 0.79
     assert similarity(*at[:2], words=1) == 0.8
-    documents, _ = read({"words": 1}, sources=[lines_of(tmp_path / "a.txt", [*under, *at])])
+    documents, _ = read({"words": 1}, sources=[lines_of("a.txt", [*under, *at])])
     assert texts_of(documents) == [*under, *at[::2]]
 
 
-def test_equal_texts_are_duplicates_and_not_near_ones(tmp_path, read):
+def test_equal_texts_are_duplicates_and_not_near_ones(read):
     text, near = words_from(0, 60), words_from(1, 60)
-    source = lines_of(tmp_path / "a.txt", [text, text, near, text.upper() + "!", text])
+    source = lines_of("a.txt", [text, text, near, text.upper() + "!", text])
     documents, ledger = read(sources=[source])
     assert texts_of(documents) == [text]
     assert ledger["documents"]["dropped"] == {"duplicate": 2, "near_duplicate": 2}
     assert read(dedup={"exact": False}, sources=[source])[1]["documents"]["dropped"] == {"near_duplicate": 4}
 
 
-def test_texts_of_too_few_words_are_left_to_the_exact_rule(tmp_path, read):
+def test_texts_of_too_few_words_are_left_to_the_exact_rule(read):
     short = ["— Да!", "— Да?", "один два три четыре", "один, два, три, четыре", "...", "!!!"]
     whole = ["один два три четыре пять", "Один, два, три, четыре, пять!"]
-    documents, _ = read(sources=[lines_of(tmp_path / "a.txt", [*short, *whole])])
+    documents, _ = read(sources=[lines_of("a.txt", [*short, *whole])])
     assert texts_of(documents) == [*short, whole[0]]
 
 
@@ -172,27 +176,28 @@ def test_writing_without_spaces_has_words_too():
     assert similarity(text, text.replace("。", "！")) == 1.0
 
 
-def test_training_texts_near_given_validation_texts_are_dropped(tmp_path, read):
+def test_training_texts_near_given_validation_texts_are_dropped(read):
     held = [words_from(0, 100), words_from(3, 100), words_from(1000, 1100)]  # the first two are near each other
     near = [words_from(1, 99), words_from(1000, 1098), words_from(1000, 1098) + " end"]
     alone = [words_from(5000, 5100), words_from(5000, 5099)]
-    (tmp_path / "held.txt").write_text("\n".join(held))
-    source = lines_of(tmp_path / "a.txt", [near[0], alone[0], *near[1:], held[0], alone[1]])
-    documents, ledger = read(sources=[source], validation=str(tmp_path / "held.txt"))
+    Path("held.txt").write_text("\n".join(held))
+    source = lines_of("a.txt", [near[0], alone[0], *near[1:], held[0], alone[1]])
+    documents, ledger = read(sources=[source], validation="held.txt")
     assert [(document.text, document.split) for document in documents] == [
-        *((text, "validation") for text in held), (alone[0], "train")
-    ]  # fmt: skip
+        *((text, "validation") for text in held),
+        (alone[0], "train"),
+    ]
     assert ledger["documents"]["dropped"] == {"duplicate": 1, "near_duplicate": 1, "near_validation": 3}
 
 
-def test_validation_texts_do_not_depend_on_training_texts(tmp_path, read):
+def test_validation_texts_do_not_depend_on_training_texts(read):
     """A training text between two validation texts makes all three one cluster; both validation texts stay."""
     held = [words_from(0, 100), words_from(16, 116)]
     between = words_from(8, 108)
     assert similarity(*held) < 0.8 <= min(similarity(text, between) for text in held)
-    (tmp_path / "held.txt").write_text("\n".join(held))
-    source = lines_of(tmp_path / "a.txt", [between, words_from(500, 600)])
-    documents, ledger = read(sources=[source], validation=str(tmp_path / "held.txt"))
+    Path("held.txt").write_text("\n".join(held))
+    source = lines_of("a.txt", [between, words_from(500, 600)])
+    documents, ledger = read(sources=[source], validation="held.txt")
     assert texts_of(documents) == [*held, words_from(500, 600)]
     assert ledger["documents"]["dropped"] == {"near_validation": 1}
 
@@ -247,12 +252,12 @@ def test_bands_find_a_pair_at_the_threshold(threshold, permutations):
     assert probability(rows) >= 0.999 > probability(rows + 1)
 
 
-def test_pairs_and_conversations_are_compared_by_their_texts(tmp_path, read):
+def test_pairs_and_conversations_are_compared_by_their_texts(read):
     answers = [words_from(0, 60), words_from(1, 60), words_from(100, 160)]
     pairs = [{"input": f"question {number}", "output": answer} for number, answer in enumerate(answers)]
     chats = [{"instruction": row["input"], "output": row["output"]} for row in pairs]
     for objective, rows, kind in (("chat", chats, "chat"), ("causal", pairs, "jsonl")):
-        file = tmp_path / f"{kind}.jsonl"
+        file = Path(f"{kind}.jsonl")
         file.write_text("\n".join(map(json.dumps, rows)))
         documents, ledger = read(sources=[{"path": str(file), "format": kind, "field": "output"}], objective=objective)
         assert len(documents) == 2
@@ -267,20 +272,19 @@ def test_what_shares_a_document_or_a_prompt_is_refused(source):
 
 
 def test_a_missing_package_is_told_before_any_text_is_read(tmp_path, read, monkeypatch):
-    source = lines_of(tmp_path / "a.txt", ["one"])
+    source = lines_of("a.txt", ["one"])
     monkeypatch.setitem(sys.modules, "rensa", None)
     with pytest.raises(InputError, match=r"(?s)data\.dedup\.near: .*rensa.*artel-lm\[near\]"):
         read(sources=[source])
-    assert not (tmp_path / "stores").exists()
+    assert not Path("stores").exists()
     stored(tmp_path, data={"sources": [source]})  # nobody else needs it
 
 
-def test_prepare_looks_for_them_once(tmp_path):
+def test_prepare_looks_for_them_once():
     texts, alike = families(100, seed=3)
     first = clusters_of(len(texts), alike, 0.8)
-    source = lines_of(tmp_path / "a.txt", texts)
-    given = [f"data.store={tmp_path}/stores", f"data.sources={json.dumps([source])}", "tokenizer.train.vocab=300",
-             "data.block=8"]  # fmt: skip
+    source = lines_of("a.txt", texts)
+    given = ["data.store=stores", f"data.sources={json.dumps([source])}", "tokenizer.train.vocab=300", "data.block=8"]
     run = load_run("demo", Overrides.parse([*given, "data.dedup.near={}"]))
     messages = []
     ledger = prepare(run, messages.append).ledger()  # the texts are read for the tokenizer and again for the tokens

@@ -24,8 +24,9 @@ def texts(folder: Path) -> Path:
     return folder / "texts"
 
 
-@pytest.mark.parametrize("pattern", ["{}", "{}/**/*.txt", "{}/**", "{}/../texts/**/*.txt"])
+@pytest.mark.parametrize("pattern", ["texts", "texts/**/*.txt", "texts/**", "texts/../texts/**/*.txt"])
 def test_each_file_is_read_once_whatever_links_there_are(tmp_path, pattern):
+    # Links lead to absolute paths: a relative one counts from the folder of the link.
     folder = texts(tmp_path)
     for name in ("deep/up", "deep/again", "round"):  # together they make 3 ** 40 paths
         (folder / name).symlink_to(folder)
@@ -38,32 +39,32 @@ def test_each_file_is_read_once_whatever_links_there_are(tmp_path, pattern):
     written(tmp_path, "beside.txt", "beside")
     for name, to in (("parent", tmp_path), ("all", "/")):
         (folder / name).symlink_to(to)
-    records = items(pattern.format(folder))
+    records = items(pattern)
     assert sorted(item.text for item in records) == ["one", "three", "two"]
     assert not any(item.origin.endswith("1.txt") for item in records)
 
 
-def test_globs_match_what_they_matched(tmp_path):
+def test_globs_match_what_they_matched():
     for name in ("a.txt", ".hidden.txt", "b/c.txt", "b/.d/e.txt", ".f/g.txt", "b/h/i.txt", "b/h/j.md"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        written(tmp_path, name, name)
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        written(Path(), name, name)
     expected = {
         "*.txt": ["a.txt"], "**/*.txt": ["a.txt", "b/c.txt", "b/h/i.txt"], "**/h/*": ["b/h/i.txt", "b/h/j.md"],
         "b/**": ["b/c.txt", "b/h/i.txt", "b/h/j.md"], "**/.d/*.txt": ["b/.d/e.txt"], "*/c.txt": ["b/c.txt"],
         "b/**/**/i.*": ["b/h/i.txt"], ".f/**/*.txt": [".f/g.txt"], "[ab]/*.txt": ["b/c.txt"],
     }  # fmt: skip
     for pattern, names in expected.items():
-        assert sorted(item.text for item in items(tmp_path / pattern)) == sorted(names), pattern
+        assert sorted(item.text for item in items(pattern)) == sorted(names), pattern
 
 
-def test_only_regular_files_are_read(tmp_path):
-    os.mkfifo(tmp_path / "pipe.txt")
+def test_only_regular_files_are_read():
+    os.mkfifo("pipe.txt")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("socket.txt")  # a socket's name has 108 bytes at most
-        (tmp_path / "link.txt").symlink_to(tmp_path / "pipe.txt")
+        Path("link.txt").symlink_to("pipe.txt")
         kinds = {
-            str(tmp_path / "pipe.txt"): "a named pipe", str(tmp_path / "link.txt"): "a named pipe",
-            str(tmp_path / "socket.txt"): "a socket", "/dev/zero": "a device", "/dev/tty": "a device",
+            "pipe.txt": "a named pipe", "link.txt": "a named pipe", "socket.txt": "a socket",
+            "/dev/zero": "a device", "/dev/tty": "a device",
             "/proc/self/maps": "made up by the kernel", "/proc/kmsg": "made up by the kernel",
         }  # fmt: skip
         for path, kind in kinds.items():
@@ -71,9 +72,9 @@ def test_only_regular_files_are_read(tmp_path):
                 for source in ({}, {"document": "line"}, {"format": "jsonl"}, {"format": "csv"}, {"format": "parquet"}):
                     with pytest.raises(InputError, match=f"is {kind}, not a regular file"):
                         checked(path, **source)
-    written(tmp_path, "empty.txt", "")  # has no bytes either, and is a file
-    written(tmp_path, "good.txt", "good")
-    assert read_texts(tmp_path / "*.txt")[0] == ["good"]
+    written(Path(), "empty.txt", "")  # has no bytes either, and is a file
+    written(Path(), "good.txt", "good")
+    assert read_texts("*.txt")[0] == ["good"]
 
 
 def test_homes(tmp_path, monkeypatch):
@@ -161,12 +162,12 @@ def test_what_lies_beside_one_another_is_not_refused(tmp_path):
 
 
 def test_a_cache_among_the_texts_is_refused(tmp_path):
-    folder = texts(tmp_path)
-    run = written(tmp_path, "run.yaml", f"run: {tmp_path}/run\ndata: {{sources: [{{path: {folder}}}]}}\n")
-    done = artel("prepare", run, env={"ARTEL_CACHE": str(folder / "cache")})
+    texts(Path())
+    run = written(Path(), "run.yaml", "run: run\ndata: {sources: [{path: texts}]}\n")
+    done = artel("prepare", run, env={"ARTEL_CACHE": "texts/cache"})
     assert done.returncode == 2
-    assert f"ARTEL_CACHE: the folder {folder}/cache (really {folder}/cache) lies in {folder}" in done.stderr
-    assert not (folder / "cache").exists()
+    assert f"ARTEL_CACHE: the folder texts/cache (really {tmp_path}/texts/cache) lies in texts" in done.stderr
+    assert not Path("texts/cache").exists()
 
 
 def test_text_that_belongs_to_no_run_may_lie_in_the_working_folder(tmp_path):

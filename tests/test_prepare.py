@@ -19,12 +19,13 @@ from support.waiting import LIMIT, wait_until
 
 
 @pytest.fixture
-def novels(shared_data, tmp_path):
-    file = tmp_path / "run.yaml"
+def novels(shared_data):
+    file = Path("run.yaml")
+    # The sources are absolute: shared/ lies elsewhere.
     file.write_text(f"""
-run: {tmp_path}/run
+run: run
 data:
-  store: {tmp_path}/stores
+  store: stores
   sources:
     - {{path: {shared_data}/literature, document: line}}
     - {{path: {shared_data}/html, profile: lib.ru}}
@@ -55,28 +56,29 @@ def test_the_decoded_store_equals_the_cleaned_documents(novels):
     assert not prepare(run).made
 
 
-def test_a_changed_file_or_rule_makes_another_store(tmp_path):
+def test_a_changed_file_or_rule_makes_another_store():
     def made(*overrides):
-        return prepare(load_run("demo", Overrides.parse([f"data.store={tmp_path}/stores", *base, *overrides]))).made
+        return prepare(load_run("demo", Overrides.parse(["data.store=stores", *base, *overrides]))).made
 
-    (tmp_path / "a.txt").write_text("\n".join(f"a line of words number {number}" for number in range(300)))
+    Path("a.txt").write_text("\n".join(f"a line of words number {number}" for number in range(300)))
     base = [
-        f"data.sources=[{{path: {tmp_path}/a.txt, document: line}}]",
-        "tokenizer.train.vocab=280", "data.block=8",
-    ]  # fmt: skip
+        "data.sources=[{path: a.txt, document: line}]",
+        "tokenizer.train.vocab=280",
+        "data.block=8",
+    ]
     assert made()
     assert not made()
     assert not made("data.block=16", "train.batch=3")  # neither is in the store
     assert made("data.clean.minimum=5")
-    with (tmp_path / "a.txt").open("a") as file:
+    with Path("a.txt").open("a") as file:
         file.write("\nanother line")
     assert made()
 
 
 @pytest.mark.ci
 @pytest.mark.processes
-def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path, novels):
-    stores = tmp_path / "stores"
+def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(novels):
+    stores = Path("stores")
     for _ in range(10):  # a store of this size is written in 14 ms, which a busy machine may miss
         shutil.rmtree(stores, ignore_errors=True)
         process = start("prepare", novels)
@@ -93,8 +95,8 @@ def test_a_killed_prepare_leaves_nothing_that_is_taken_for_a_store(tmp_path, nov
     assert not list(stores.glob(".*.partial-*"))  # what the dead process left was cleared away
 
 
-def test_a_store_is_verified_and_a_damaged_one_named(tmp_path):
-    store = prepare(load_run(str(write_run(tmp_path / "run.yaml")))).folder
+def test_a_store_is_verified_and_a_damaged_one_named():
+    store = prepare(load_run(str(write_run(Path("run.yaml"))))).folder
     assert artel("data", "verify", store).returncode == 0
     tokens = next((store / "train").glob("*.tokens"))
     content = bytearray(tokens.read_bytes())
@@ -104,13 +106,13 @@ def test_a_store_is_verified_and_a_damaged_one_named(tmp_path):
     assert (done.returncode, str(tokens) in done.stderr) == (2, True)
 
 
-def test_forgotten_work_is_removed_and_work_in_use_is_not(tmp_path):
-    stores = tmp_path / "stores"
+def test_forgotten_work_is_removed_and_work_in_use_is_not():
+    stores = Path("stores")
     forgotten, used = stores / "one.parts", stores / "two.parts"
     for folder in (forgotten, used):
         (folder / "text").mkdir(parents=True)
         os.utime(folder, (0, 0))
-    run = run_of(tmp_path, data={"sources": [{"format": "dummy", "documents": 5}]})
+    run = run_of(Path(), data={"sources": [{"format": "dummy", "documents": 5}]})
     with lock(stores / "two.lock"):
         prepare(run)
     assert (forgotten.exists(), used.exists()) == (False, True)
@@ -118,38 +120,40 @@ def test_forgotten_work_is_removed_and_work_in_use_is_not(tmp_path):
 
 @pytest.mark.ci
 @pytest.mark.processes
-def test_the_command_imports_no_torch_and_is_refused_beside_its_text(tmp_path):
+def test_the_command_imports_no_torch_and_is_refused_beside_its_text():
     """It takes seconds to import, and with it half of transformers: a process of its own checks the model."""
-    (tmp_path / "a.txt").write_text("\n\n".join(f"Document {number} of a text." for number in range(50)))
-    run = {"data": {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8},
-           "tokenizer": {"train": {"vocab": 270}},
-           "model": {"config": {"model_type": "gpt2", "n_embd": 100, "n_head": 3}}}  # fmt: skip
-    (tmp_path / "wrong.yaml").write_text(json.dumps(run))
+    Path("a.txt").write_text("\n\n".join(f"Document {number} of a text." for number in range(50)))
+    run = {
+        "data": {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8},
+        "tokenizer": {"train": {"vocab": 270}},
+        "model": {"config": {"model_type": "gpt2", "n_embd": 100, "n_head": 3}},
+    }
+    Path("wrong.yaml").write_text(json.dumps(run))
     run["model"]["config"] = {"model_type": "gpt2", "n_embd": 32, "n_head": 2}
-    (tmp_path / "right.yaml").write_text(json.dumps(run))
+    Path("right.yaml").write_text(json.dumps(run))
     script = (
         "import sys\n"
         "from artel.cli.main import app\n"
         "app(['prepare', sys.argv[1]], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules\n"
     )
-    wrong = subprocess.run(
-        [sys.executable, "-m", "artel", "prepare", "wrong.yaml"], cwd=tmp_path, capture_output=True, text=True
-    )
+    wrong = subprocess.run([sys.executable, "-m", "artel", "prepare", "wrong.yaml"], capture_output=True, text=True)
     assert wrong.returncode == 2
     assert wrong.stderr.count("must be divisible by num_heads") == 1
-    right = subprocess.run([sys.executable, "-c", script, "right.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    right = subprocess.run([sys.executable, "-c", script, "right.yaml"], capture_output=True, text=True)
     assert right.returncode == 0, right.stderr
-    assert [folder.suffix for folder in (tmp_path / "stores").iterdir() if folder.is_dir()] == [""]
+    assert [folder.suffix for folder in Path("stores").iterdir() if folder.is_dir()] == [""]
 
 
-PLAIN = {"data": {"sources": [{"path": "a.txt", "document": "line"}], "store": "stores"},
-         "tokenizer": {"train": {"vocab": 262}}}  # fmt: skip
+PLAIN = {
+    "data": {"sources": [{"path": "a.txt", "document": "line"}], "store": "stores"},
+    "tokenizer": {"train": {"vocab": 262}},
+}
 
 
-def test_a_run_that_says_nothing_of_training_needs_no_process_beside(tmp_path):
-    (tmp_path / "a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))
-    (tmp_path / "run.yaml").write_text(json.dumps(PLAIN))
+def test_a_run_that_says_nothing_of_training_needs_no_process_beside():
+    Path("a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))
+    Path("run.yaml").write_text(json.dumps(PLAIN))
     script = (
         "import sys\n"
         "import artel.launching.background_check\n"
@@ -158,18 +162,21 @@ def test_a_run_that_says_nothing_of_training_needs_no_process_beside(tmp_path):
         "app(['prepare', 'run.yaml', *sys.argv[1:]], standalone_mode=False)\n"
     )
     for more, started in (([], False), (["train.batch=4"], True)):
-        done = subprocess.run([sys.executable, "-c", script, *more], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", script, *more], capture_output=True, text=True)
         assert ("'NoneType' object has no attribute 'Popen'" in done.stderr) == started, done.stderr
-        shutil.rmtree(tmp_path / "stores")
+        shutil.rmtree("stores")
 
 
 @pytest.mark.processes
-def test_what_is_wrong_with_text_and_model_is_said_together(tmp_path):
+def test_what_is_wrong_with_text_and_model_is_said_together():
     lines = [json.dumps({"text": f"words {number}"} if number % 2 else {"other": number}) for number in range(60)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    run = {"data": {"sources": [{"path": "a.jsonl"}], "store": "stores", "block": 8}, "tokenizer": PLAIN["tokenizer"],
-           "model": {"config": {"model_type": "gpt2", "n_embd": 100, "n_head": 3}}}  # fmt: skip
-    (tmp_path / "run.yaml").write_text(json.dumps(run))
+    Path("a.jsonl").write_text("\n".join(lines))
+    run = {
+        "data": {"sources": [{"path": "a.jsonl"}], "store": "stores", "block": 8},
+        "tokenizer": PLAIN["tokenizer"],
+        "model": {"config": {"model_type": "gpt2", "n_embd": 100, "n_head": 3}},
+    }
+    Path("run.yaml").write_text(json.dumps(run))
     script = (  # nothing is found before the text is read
         "import sys\n"
         "from contextlib import nullcontext\n"
@@ -179,29 +186,27 @@ def test_what_is_wrong_with_text_and_model_is_said_together(tmp_path):
         "sys.argv = ['artel', 'prepare', 'run.yaml']\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 2
     assert "more than data.max_bad" in done.stderr
     assert "must be divisible by num_heads" in done.stderr
 
 
 @pytest.mark.processes
-def test_nothing_in_the_working_folder_is_imported(tmp_path):
+def test_nothing_in_the_working_folder_is_imported():
     """Not by the command, and not by the processes that it starts."""
-    (tmp_path / "a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))
-    (tmp_path / "run.yaml").write_text(json.dumps({**PLAIN, "train": {"batch": 4}}))
-    (tmp_path / "yaml.py").write_text("open('executed', 'w').close()\n")
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "artel", "prepare", "run.yaml"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert (done.returncode, (tmp_path / "executed").exists()) == (0, False), done.stderr
+    Path("a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))
+    Path("run.yaml").write_text(json.dumps({**PLAIN, "train": {"batch": 4}}))
+    Path("yaml.py").write_text("open('executed', 'w').close()\n")
+    done = subprocess.run([sys.executable, "-P", "-m", "artel", "prepare", "run.yaml"], capture_output=True, text=True)
+    assert (done.returncode, Path("executed").exists()) == (0, False), done.stderr
 
 
 @pytest.mark.ci
 @pytest.mark.processes
-def test_the_process_beside_ends_with_the_one_that_started_it(tmp_path):
+def test_the_process_beside_ends_with_the_one_that_started_it():
     """It waits for ever here: the run file is a pipe that nobody writes to."""
-    os.mkfifo(tmp_path / "run.yaml")
+    os.mkfifo("run.yaml")
     script = (
         "import os, signal\n"
         "from pathlib import Path\n"
@@ -212,7 +217,7 @@ def test_the_process_beside_ends_with_the_one_that_started_it(tmp_path):
         "    print(Path(f'/proc/self/task/{os.getpid()}/children').read_text(), flush=True)\n"
         "    signal.pause()\n"
     )
-    starter = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     beside = Path(f"/proc/{int(starter.stdout.readline())}/stat")
     starter.kill()
     starter.wait()
@@ -221,11 +226,11 @@ def test_the_process_beside_ends_with_the_one_that_started_it(tmp_path):
 
 @pytest.mark.ci
 @pytest.mark.processes
-def test_ctrl_c_while_processes_are_started_is_not_lost(tmp_path):
+def test_ctrl_c_while_processes_are_started_is_not_lost():
     """Python drops what is raised in a hook of a fork, and logging has hooks: the command went on to its end."""
-    (tmp_path / "a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))
+    Path("a.txt").write_text("".join(f"paragraph {number} of the text\n\n" for number in range(100)))
     data = {"sources": [{"path": "a.txt", "document": "paragraph"}], "store": "stores", "block": 8}
-    (tmp_path / "run.yaml").write_text(json.dumps({"data": data, "tokenizer": {"train": {"vocab": 270}}}))
+    Path("run.yaml").write_text(json.dumps({"data": data, "tokenizer": {"train": {"vocab": 270}}}))
     script = (
         "import os, signal, sys, threading\n"
         "from artel.cli.main import main\n"
@@ -235,6 +240,6 @@ def test_ctrl_c_while_processes_are_started_is_not_lost(tmp_path):
         "sys.argv = ['artel', 'prepare', 'run.yaml']\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr

@@ -1,5 +1,7 @@
 """Training a tokenizer by each pattern: what comes back, what is lost, and that what is lost is said."""
 
+from pathlib import Path
+
 import pytest
 import regex
 from hypothesis import given, settings
@@ -119,9 +121,12 @@ def test_whitespace_is_the_quick_tours_tokenizer():
     """The same merges as its few lines give: BPE with an unknown token over pre_tokenizers.Whitespace, no decoder."""
     theirs = Backend(models.BPE(unk_token="<unk>"))
     theirs.pre_tokenizer = pre_tokenizers.Whitespace()
-    theirs.train_from_iterator(TEXT, trainers.BpeTrainer(
-        vocab_size=300, min_frequency=1, special_tokens=["<|endoftext|>", "<|pad|>", "<unk>"], show_progress=False
-    ))  # fmt: skip
+    theirs.train_from_iterator(
+        TEXT,
+        trainers.BpeTrainer(
+            vocab_size=300, min_frequency=1, special_tokens=["<|endoftext|>", "<|pad|>", "<unk>"], show_progress=False
+        ),
+    )
     ours = train_tokenizer(iter(TEXT), _whitespace(300)).hf.backend_tokenizer
     assert ours.get_vocab() == theirs.get_vocab()
     assert ours.decoder is None
@@ -184,10 +189,10 @@ def test_a_tokenizer_that_cuts_off_and_fills_up_does_neither(trained, tmp_path):
     assert fingerprint == tokenizer.fingerprint == trained("gpt4", True).fingerprint
 
 
-def test_the_run_file_chooses_the_pattern(tmp_path):
-    (tmp_path / "a.txt").write_text("\n".join(f"Слово  номер {number * 104729}" for number in range(300)))
+def test_the_run_file_chooses_the_pattern():
+    Path("a.txt").write_text("\n".join(f"Слово  номер {number * 104729}" for number in range(300)))
     prepared = prepare(load_run("demo", Overrides.parse([
-        f"data.store={tmp_path}/stores", f"data.sources=[{{path: {tmp_path}/a.txt, document: line}}]",
+        "data.store=stores", "data.sources=[{path: a.txt, document: line}]",
         "tokenizer.train.pattern=whitespace", "tokenizer.train.vocab=300", "tokenizer.train.minimum_frequency=1",
         "data.block=8",
     ])))  # fmt: skip

@@ -28,10 +28,15 @@ def bytes_tokenizer(folder: Path) -> Path:
 
 
 def run_of(folder: Path, **sections):
-    """A run whose store and folder lie in `folder`; its tokens are bytes when no tokenizer is given."""
-    data = {"store": str(folder / "stores"), "validation": 0.0, **sections.pop("data", {})}
-    tree = {"run": str(folder / "run"), **sections, "data": data}
-    tree.setdefault("tokenizer", {"from": str(bytes_tokenizer(folder))})
+    """A run whose store and folder lie in `folder`, by relative paths in the working folder.
+
+    Its tokens are bytes when no tokenizer is given.
+    """
+    folder = folder.absolute()
+    place = Path() if folder == Path.cwd() else folder
+    data = {"store": str(place / "stores"), "validation": 0.0, **sections.pop("data", {})}
+    tree = {"run": str(place / "run"), **sections, "data": data}
+    tree.setdefault("tokenizer", {"from": str(place / bytes_tokenizer(folder).name)})
     return run_from(tree, {}, {(): "run.yaml"})
 
 
