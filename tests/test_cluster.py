@@ -13,21 +13,16 @@ import pytest
 from artel.config import PrepareConfig
 from artel.errors import ArtelError, InputError, WorkError
 from artel.preparing import prepare
+from artel.preparing.engines.cluster import Work, lost_tasks, new_work, rank_command
 from artel.preparing.engines.run_stage import check_engine
+from artel.preparing.engines.slurm import job_script
 from artel.preparing.tasks import Tasks
 from artel.preparing.workspace import Workspace
 from support import WORKERS, cluster_slurm
 from support.cluster_runs import KILLED_ONCE, SLOW_IN_JOBS, converted, every_stage, written
 from support.runs import artel, kill
 from support.stores import run_of, tree
-
-datatrove = pytest.importorskip("datatrove", reason="the extra `cluster` is not installed")
-
-from datatrove.executor.local import LocalPipelineExecutor  # noqa: E402
-
-from artel.preparing.engines.cluster import Work, lost_tasks, new_work  # noqa: E402
-from artel.preparing.engines.slurm import JobArray  # noqa: E402
-from support.waiting import LIMIT, wait_until  # noqa: E402
+from support.waiting import LIMIT, wait_until
 
 SLURM = {"time": "0:10:00", "memory": "1G"}
 
@@ -47,7 +42,7 @@ def test_two_processes_here(tmp_path, texts, expected):
     assert tree(prepare(every_stage(texts, tmp_path, workers=2)).folder) == expected
 
 
-# Of datatrove alone ---------------------------------------------------------------------------------------------------
+# Ranks alone ----------------------------------------------------------------------------------------------------------
 
 
 def lines_left(run, folder):
@@ -59,15 +54,22 @@ def lines_left(run, folder):
     return Tasks(workspace)
 
 
-def by_datatrove(work, ranks):
-    LocalPipelineExecutor([work], tasks=ranks, workers=ranks, logging_dir=work.folder).run()
+def run_ranks(work, ranks):
+    """Run the ranks of a submission at the same time, as a cluster would, and return their exit statuses."""
+    processes = []
+    for rank in range(ranks):
+        with Path(work.folder, "logs", f"here_{rank}.log").open("wb") as log:
+            command = [*rank_command(work), str(rank), str(ranks)]
+            processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+    return [process.wait(LIMIT) for process in processes]
 
 
 def test_ranks_share_the_tasks_of_a_stage(tmp_path, texts):
     tasks = lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts")
     work = new_work(tasks, "lines", processes=2)
     assert len(work.numbers) > 10
-    by_datatrove(work, 2)
+    assert run_ranks(work, 2) == [0, 0]
+    assert sorted(file.name for file in Path(work.folder, "succeeded").iterdir()) == ["0", "1"]
     assert tasks.unfinished("lines") == []
     claims = {claim.name: str(claim.readlink()) for claim in Path(work.folder, "claims").iterdir()}
     assert sorted(map(int, claims)) == work.numbers
@@ -91,7 +93,7 @@ def test_an_error_of_a_task_is_the_users_to_see(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": "word " * 500}) for _ in range(9)))
     data = {"sources": [{"path": str(tmp_path / "a.jsonl")}], "max_document": 1000}
     tasks = lines_left(run_of(tmp_path, data=data), tmp_path / "key.parts")
-    by_datatrove(new_work(tasks, "text"), 1)
+    run_ranks(new_work(tasks, "text"), 1)
     with pytest.raises(InputError, match="the line is over 1,000 bytes"):
         tasks.workspace.raise_errors()
 
@@ -99,7 +101,9 @@ def test_an_error_of_a_task_is_the_users_to_see(tmp_path):
 def test_a_node_that_does_not_see_the_workspace(tmp_path):
     work = Work(str(tmp_path / "elsewhere"), "text", [1, 2], str(tmp_path / "jobs"), str(tmp_path))
     with pytest.raises(WorkError, match=r"data\.store: the node \S+ does not see .*elsewhere\n.*a disk that all nodes"):
-        work(None, 0, 1)
+        work.run(0, 1)
+    with pytest.raises(WorkError, match=r"data\.store: the node \S+ does not see .*jobs\n"):
+        Work.read(tmp_path / "jobs")
     error = str(lost_tasks(work, 2, "the job 7 ended as FAILED", "mend it"))
     assert "2 of 2 tasks (text) were not done: the job 7 ended as FAILED and left no log" in error
     assert "data.store" in error
@@ -108,14 +112,14 @@ def test_a_node_that_does_not_see_the_workspace(tmp_path):
 def test_the_last_lines_of_a_failures_log_are_quoted(tmp_path):
     work = Work(str(tmp_path), "text", [0, 1], str(tmp_path), str(tmp_path))
     for folder, name, log in (
-        ("slurm_logs", "7_0.out", "well\n"),
-        ("slurm_logs", "7_1.out", "a\n\n" * 30 + "why\n"),
-        ("completions", "00000", ""),
+        ("logs", "7_0.log", "well\n"),
+        ("logs", "7_1.log", "a\n\n" * 30 + "why\n"),
+        ("succeeded", "0", ""),
     ):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / name).write_text(log)
     error = str(lost_tasks(work, 1, "the job 7 ended as FAILED", "mend it"))
-    assert error.startswith(f"{tmp_path}/slurm_logs/7_1.out: 1 of 2 tasks (text) were not done")
+    assert error.startswith(f"{tmp_path}/logs/7_1.log: 1 of 2 tasks (text) were not done")
     assert error.count("    | a") == 11
     assert "| why" in error
     assert error.endswith("mend it; then run the same command: it resumes from the finished parts")
@@ -128,24 +132,23 @@ def test_the_script_for_slurm(tmp_path):
                   "options": {"account": "nlp", "qos": "high"}},
     })  # fmt: skip
     work = Work(str(tmp_path), "near", [0, 1, 2, 3], str(tmp_path), str(tmp_path), 8)
-    array = JobArray(work, 5, config.slurm)
-    script = array.get_launch_file_contents(array.get_sbatch_args(5), "launch")
-    lines = [line.strip() for line in script.splitlines()]
+    lines = job_script(work, 5, config.slurm).splitlines()
     for line in ("job-name=artel-near", "array=0-4", "cpus-per-task=8", "mem-per-cpu=2862M", "time=2:00:00",
                  "account=nlp", "qos=high", "requeue", "nodes=1"):  # fmt: skip
         assert f"#SBATCH --{line}" in lines
-    assert "--partition" not in script  # none was named: the cluster's own
+    assert not any("--partition" in line for line in lines)  # none was named: the cluster's own
     setup = [f"export PATH={Path(sys.executable).parent}:$PATH", "module load python", "echo ready", "set -xe"]
-    assert [line for line in lines if line in setup] == setup
-    array = JobArray(work, 1, config.slurm.model_copy(update={"partition": "cpu"}))
-    assert "#SBATCH --partition=cpu" in array.get_launch_file_contents(array.get_sbatch_args(1), "launch")
+    assert lines[-5:-1] == setup
+    assert lines[-1] == f'python -P -m artel.preparing.engines.rank {tmp_path} "$SLURM_ARRAY_TASK_ID" 5'
+    script = job_script(work, 1, config.slurm.model_copy(update={"partition": "cpu"}))
+    assert "#SBATCH --partition=cpu" in script
 
 
 def test_a_path_that_no_script_can_name_is_told(tmp_path):
     folder = tmp_path / 'a"b'
     work = Work(str(folder), "near", [0], str(folder), str(folder), 1)
     with pytest.raises(InputError, match=r"data\.store: .* has a quote or a backslash"):
-        JobArray(work, 1, PrepareConfig(engine="slurm").slurm).submit()
+        job_script(work, 1, PrepareConfig(engine="slurm").slurm)
 
 
 def test_without_slurm_nothing_is_read(tmp_path):
@@ -160,8 +163,8 @@ def test_without_slurm_nothing_is_read(tmp_path):
 
 
 def test_what_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr("artel.preparing.engines.run_stage.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"prepare\.engine: needs the package datatrove.*\n.*artel-lm\[cluster\]"):
+    monkeypatch.setattr("artel.preparing.engines.ray.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"prepare\.engine: needs the package ray.*\n.*artel-lm\[cluster\]"):
         check_engine(PrepareConfig(engine="ray"))
     check_engine(PrepareConfig())
 

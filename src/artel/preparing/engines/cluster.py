@@ -1,11 +1,11 @@
 """The work of a node of a cluster, and what the process that submits the jobs must know about it.
 
-    KEY.parts/jobs/text-0/claims/12    a link to the name of the process that took task 12
-    KEY.parts/jobs/text-0/killed/3     a message about rank 3, of which a process was killed
-    KEY.parts/jobs/text-0/completions  ranks that succeeded            }
-    KEY.parts/jobs/text-0/logs         the log of each rank            } datatrove's
-    KEY.parts/jobs/text-0/slurm_logs   and all that its job printed    }
-    KEY.parts/jobs/text-0/slurm-job    the number of the job
+    KEY.parts/jobs/text-0/work.json     the submission, which each rank reads
+    KEY.parts/jobs/text-0/claims/12     a link to the name of the process that took task 12
+    KEY.parts/jobs/text-0/killed/3      a message about rank 3, of which a process was killed
+    KEY.parts/jobs/text-0/succeeded/3   rank 3 ended without an error
+    KEY.parts/jobs/text-0/logs/7_3.log  what rank 3 printed (7: the number of Slurm's job)
+    KEY.parts/jobs/text-0/slurm-job     the number of the job
 
 Each submission has its own folder, so that the claims of an earlier one hide no work: only the results of tasks tell
 what is finished. Two processes that run the same task write the same result, and the first one stays.
@@ -17,15 +17,16 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from datatrove.utils.logging import logger  # type: ignore[import-untyped]
+import orjson
 
 from artel.errors import ArtelError, WorkError
 from artel.preparing.engines.local import exit_with
@@ -42,11 +43,12 @@ UNSEEN_SECONDS = 60
 # Seconds between looks for results. If there are many, so that looking takes long, looking takes a tenth of the time.
 _POLL_SECONDS = 2.0
 _QUOTED_LINES = 12
+_FILE = "work.json"
 
 
 @dataclass(frozen=True)
 class Work:
-    """A step of datatrove's pipelines. Each rank runs tasks of a stage that no process has taken, until none is left.
+    """A submission. Each rank runs tasks of a stage that no process has taken, until none is left.
 
     A rank that starts first runs more tasks: jobs of a busy cluster start hours apart, and nodes differ in speed.
     """
@@ -62,11 +64,23 @@ class Work:
     processes: int = 1
     """Processes per rank."""
 
-    def __call__(self, _data: Any, rank: int, ranks: int) -> None:
+    def write(self) -> None:
+        """Write it into its folder, for the ranks."""
+        write_file(Path(self.folder, _FILE), orjson.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Work:
+        """What `write` wrote. Raises WorkError on a node that does not see the folder."""
+        try:
+            return cls(**orjson.loads((folder / _FILE).read_bytes()))
+        except FileNotFoundError:
+            raise _unseen(folder) from None
+
+    def run(self, rank: int, ranks: int) -> None:
+        """Do the share of a rank, from 0 to `ranks` - 1. Raises WorkError; errors of tasks go to the workspace."""
         # The folder alone proves nothing: on a disk that is not shared, it is created for the logs.
         if not Path(self.workspace, "plan.json").is_file():
-            node = socket.gethostname()
-            raise WorkError.at("data.store", f"the node {node} does not see {self.workspace}", FIX_SHARED_DISK)
+            raise _unseen(Path(self.workspace))
         workspace = Workspace.at(Path(self.workspace))
         try:
             os.chdir(self.directory)
@@ -76,7 +90,7 @@ class Work:
             return
         encode_in_one_thread()  # there are other processes
         threading.Thread(target=exit_with, args=(os.getppid(),), daemon=True).start()
-        # Forked even for one process: a pool of datatrove's waits forever for a process that was killed.
+        # Forked even for one process, so that this one sees how it ended.
         context = multiprocessing.get_context("fork")
         processes = []
         for number in range(self.processes):
@@ -94,6 +108,7 @@ class Work:
             raise WorkError.at("prepare.workers", what)
         if any(codes):
             raise WorkError.at("prepare.workers", "a process failed; its log tells why")
+        write_file(Path(self.folder, "succeeded", str(rank)), "")
 
     def _run_tasks(self, workspace: Workspace, name: str, first: int, parent: int) -> None:
         threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
@@ -103,15 +118,15 @@ class Work:
                 workspace.raise_errors()
             except ArtelError:
                 return  # another process failed
-            logger.info(f"{self.stage} {number}")
+            print(f"{self.stage} {number}", flush=True)
             try:
                 tasks.run(self.stage, number)
             except ArtelError as error:
-                logger.error(error.in_a_line)
+                print(f"artel: {error.in_a_line}", file=sys.stderr, flush=True)
                 workspace.write_error(f"{self.stage}-{number}", error)
                 return
             except Exception as error:
-                logger.exception(error)
+                traceback.print_exc()
                 known = worker_error(error, f"stage {self.stage}, part {number}")
                 workspace.write_error(f"{self.stage}-{number}", known)
                 os._exit(1)
@@ -134,13 +149,21 @@ class Work:
 
 
 def new_work(tasks: Tasks, stage: Stage, processes: int = 1) -> Work:
-    """The unfinished tasks of a stage, as a submission with a folder of its own."""
+    """The unfinished tasks of a stage, as a submission, written into a folder of its own."""
     jobs = tasks.workspace.path.resolve() / "jobs"
     number = len(list(jobs.glob(f"{stage}-*")))
     folder = jobs / f"{stage}-{number}"
-    (folder / "claims").mkdir(parents=True)
+    for name in ("claims", "logs", "succeeded"):
+        (folder / name).mkdir(parents=True)
     path = str(tasks.workspace.path.resolve())
-    return Work(path, stage, tasks.unfinished(stage), str(folder), str(Path.cwd()), processes)
+    work = Work(path, stage, tasks.unfinished(stage), str(folder), str(Path.cwd()), processes)
+    work.write()
+    return work
+
+
+def rank_command(work: Work, python: str = sys.executable) -> list[str]:
+    """The command of a rank; its number and the number of ranks are to follow (rank.py)."""
+    return [python, "-P", "-m", "artel.preparing.engines.rank", work.folder]
 
 
 def wait_for_results(tasks: Tasks, work: Work, progress: Callable[[int, int], None]) -> int:
@@ -169,8 +192,11 @@ def lost_tasks(work: Work, missing: int, ended: str, fix: str) -> WorkError:
 
 
 def _failed_log(folder: Path) -> Path | None:
-    """The newest log of a rank that failed. Slurm's log of a rank contains datatrove's."""
-    succeeded = {int(file.name) for file in folder.glob("completions/*")}
-    logs = [*folder.glob("slurm_logs/*_*.out")] or [*folder.glob("logs/task_*.log")]
-    failed = [log for log in logs if int(log.stem.rpartition("_")[2]) not in succeeded and log.stat().st_size]
-    return max(failed, key=lambda log: log.stat().st_mtime, default=None)
+    """The newest log of a rank that failed."""
+    succeeded = {file.name for file in folder.glob("succeeded/*")}
+    failed = [log for log in folder.glob("logs/*_*.log") if log.stem.rpartition("_")[2] not in succeeded]
+    return max((log for log in failed if log.stat().st_size), key=lambda log: log.stat().st_mtime, default=None)
+
+
+def _unseen(path: Path) -> WorkError:
+    return WorkError.at("data.store", f"the node {socket.gethostname()} does not see {path}", FIX_SHARED_DISK)

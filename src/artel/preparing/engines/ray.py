@@ -1,40 +1,38 @@
-"""Runs the tasks of a stage as tasks of Ray, by datatrove, on a running cluster."""
+"""Runs the tasks of a stage as tasks of Ray, on a running cluster."""
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from datatrove.executor.ray import RayPipelineExecutor  # type: ignore[import-untyped]
-from datatrove.utils.logging import logger  # type: ignore[import-untyped]
-
 from artel.config import PrepareConfig
-from artel.errors import InputError, Problem, WorkError
+from artel.errors import InputError, Problem, WorkError, missing_extra
 from artel.preparing.engines.cluster import (
     FIX_SHARED_DISK,
     UNSEEN_SECONDS,
     Work,
     lost_tasks,
     new_work,
+    rank_command,
     wait_for_results,
 )
 from artel.preparing.tasks import Stage, Tasks
 
 _START_SECONDS = 120
-_END_SECONDS = 30
 
 
 def check() -> None:
     """Raise InputError if Ray is not installed or no cluster can be reached."""
     if find_spec("ray") is None:
-        raise InputError.at("prepare.engine", "ray: the package ray is not installed", "pip install ray")
+        raise missing_extra("ray", "cluster", "prepare.engine")
     with _connected():
         pass
 
@@ -49,30 +47,37 @@ def run_by_ray(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Call
         _check_nodes(ray, work)
         cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
         count = min(cpus if config.workers == "auto" else config.workers, len(work.numbers))
-        # No memory is requested: Ray guesses the memory of a node, and a task that does not fit waits forever.
-        executor = RayPipelineExecutor([work], tasks=count, workers=count, mem_per_cpu_gb=0, logging_dir=work.folder)
-        failures: list[Exception] = []
-        thread = threading.Thread(target=_run, args=(executor, failures), daemon=True)
-        thread.start()
+        # Ray starts a rank again whose node was lost. No memory is requested: Ray guesses the memory of a node, and a
+        # task that does not fit waits forever.
+        run_rank = ray.remote(num_cpus=1)(_run_rank)
+        running = [run_rank.remote(work, rank, count) for rank in range(count)]
+        failures: list[str] = []
         ended: float | None = None
-        while True:
-            if ended is None and not thread.is_alive():
-                ended = time.monotonic()
-            if not (missing := wait_for_results(tasks, work, progress)):
-                break
-            if ended is None:
+        while missing := wait_for_results(tasks, work, progress):
+            finished, running = ray.wait(running, num_returns=len(running), timeout=0) if running else ([], [])
+            failures += filter(None, map(partial(_failure, ray), finished))
+            if running:
                 continue
-            if failures or Path(work.folder, "killed").exists() or time.monotonic() > ended + UNSEEN_SECONDS:
+            ended = ended or time.monotonic()
+            if failures or time.monotonic() > ended + UNSEEN_SECONDS:
                 reason = f": {failures[0]}" if failures else ""
                 raise lost_tasks(work, missing, f"the tasks of Ray ended{reason}", "fix what the log reports")
-        thread.join(_END_SECONDS)
 
 
-def _run(executor: RayPipelineExecutor, failures: list[Exception]) -> None:
+def _run_rank(work: Work, rank: int, ranks: int) -> int:
+    """A rank, as a process of its own that ends with this one; returns its exit status. Runs on a node."""
+    with Path(work.folder, "logs", f"ray_{rank}.log").open("ab") as log:
+        command = [*rank_command(work), str(rank), str(ranks)]
+        return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
+
+
+def _failure(ray: Any, task: Any) -> str | None:
+    """Why a task of Ray that has ended failed, in a line; None if it did not."""
     try:
-        executor.run()
-    except Exception as error:
-        failures.append(error)
+        status = ray.get(task)
+    except ray.exceptions.RayError as error:
+        return str(error).strip().splitlines()[-1]
+    return f"a rank ended with status {status}" if status else None
 
 
 @contextmanager
@@ -81,7 +86,6 @@ def _connected() -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     import ray
 
-    logger.disable("datatrove")
     try:
         try:
             ray.init("auto", log_to_driver=False, logging_level=logging.ERROR)
@@ -95,16 +99,15 @@ def _connected() -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-        logger.enable("datatrove")
 
 
 def _check_nodes(ray: Any, work: Work) -> None:
     """Raise InputError if a node does not see the workspace or lacks artel, WorkError if no node has a CPU."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def look(file: str) -> tuple[bool, list[str]]:
+    def look(file: str) -> tuple[bool, bool]:
         # Ray sends this function by value, so that it runs also where artel is not installed.
-        return Path(file).is_file(), [name for name in ("artel", "datatrove") if find_spec(name) is None]
+        return Path(file).is_file(), find_spec("artel") is not None
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     if not nodes:
@@ -118,13 +121,13 @@ def _check_nodes(ray: Any, work: Work) -> None:
     for node, answer in zip(nodes, answers, strict=True):
         name = f"the node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
         try:
-            is_seen, missing = ray.get(answer, timeout=_START_SECONDS)
+            is_seen, has_artel = ray.get(answer, timeout=_START_SECONDS)
         except ray.exceptions.RayError:
             continue  # the node left the cluster: another one runs its tasks
         if not is_seen:
             problems.append(Problem("data.store", f"{name} does not see {work.workspace}", FIX_SHARED_DISK))
-        if missing:
-            fix = "install the same artel, with its extra `cluster`, in the environment in which Ray is started there"
-            problems.append(Problem("prepare.engine", f"{name} has no package {' and no '.join(missing)}", fix))
+        if not has_artel:
+            fix = "install the same artel in the environment in which Ray is started there"
+            problems.append(Problem("prepare.engine", f"{name} has no package artel", fix))
     if problems:
         raise InputError(problems)

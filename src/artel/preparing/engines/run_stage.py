@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 
 from artel.config import PrepareConfig
-from artel.errors import missing_extra
 from artel.preparing.engines.local import run_here
 from artel.preparing.tasks import Stage, Tasks
 
@@ -15,8 +13,6 @@ def check_engine(config: PrepareConfig) -> None:
     """Raise InputError if the engine cannot be used, before any text is read."""
     if config.engine == "local":
         return
-    if find_spec("datatrove") is None:
-        raise missing_extra("datatrove", "cluster", "prepare.engine")
     from artel.preparing.engines import ray, slurm
 
     (slurm.check if config.engine == "slurm" else ray.check)()
@@ -27,7 +23,7 @@ def run_stage(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Calla
 
     Raises InputError, WorkError.
     """
-    if (tasks.workspace.path / "jobs").is_dir() and find_spec("datatrove") is not None:
+    if (tasks.workspace.path / "jobs").is_dir():
         from artel.preparing.engines.slurm import cancel_jobs
 
         cancel_jobs(tasks.workspace)  # those of a process that was killed; its Ray tasks died with it

@@ -1,4 +1,4 @@
-"""Runs the tasks of a stage as a job array of Slurm, submitted by datatrove."""
+"""Runs the tasks of a stage as a job array of Slurm."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from datatrove.executor.slurm import SlurmPipelineExecutor  # type: ignore[import-untyped]
-from datatrove.utils.logging import logger  # type: ignore[import-untyped]
 
 from artel.config import PrepareConfig, SlurmConfig
-from artel.config.sbatch import quoted
+from artel.config.sbatch import directive
 from artel.errors import InputError, WorkError
-from artel.preparing.engines.cluster import UNSEEN_SECONDS, Work, lost_tasks, new_work, wait_for_results
+from artel.preparing.engines.cluster import UNSEEN_SECONDS, Work, lost_tasks, new_work, rank_command, wait_for_results
 from artel.preparing.tasks import Stage, Tasks
 from artel.preparing.workspace import Workspace
 from artel.storage import write_file
@@ -55,8 +50,7 @@ def run_by_slurm(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Ca
     """
     work = new_work(tasks, stage, config.slurm.cpus)
     processes = min(_PROCESSES if config.workers == "auto" else config.workers, len(work.numbers))
-    array = JobArray(work, -(-processes // config.slurm.cpus), config.slurm)
-    job = _Job(array.submit())
+    job = _Job(_submit(work, job_script(work, -(-processes // config.slurm.cpus), config.slurm)))
     try:
         write_file(Path(work.folder, _JOB_FILE), job.number)
         _wait(tasks, work, job, progress)
@@ -73,48 +67,47 @@ def cancel_jobs(workspace: Workspace) -> None:
         file.unlink()
 
 
-class JobArray(SlurmPipelineExecutor):
-    """datatrove's job array, without its second job for statistics, and in the cluster's default partition."""
+def job_script(work: Work, jobs: int, config: SlurmConfig) -> str:
+    """The batch script of a job array, a rank each. Raises InputError for a path that sbatch cannot read."""
+    options: dict[str, object] = {
+        "job-name": f"artel-{work.stage}",
+        "array": f"0-{jobs - 1}",
+        "nodes": 1,
+        "cpus-per-task": config.cpus,
+        "mem-per-cpu": f"{-(-config.memory // 2**20)}M",
+        "time": config.time,
+        "output": f"{work.folder}/logs/%A_%a.log",
+        **({"partition": config.partition} if config.partition else {}),
+        **config.options,
+    }
+    try:
+        directives = [f"#SBATCH --{directive(name, value)}" for name, value in options.items()]
+    except ValueError as error:  # a path for the log; everything else is checked before
+        fix = "choose another folder for stores (data.store, ARTEL_CACHE)"
+        raise InputError.at("data.store", str(error), fix) from None
+    # No `srun`: there is nothing to distribute, and it would inherit limits of a job in which this process runs.
+    lines = [
+        "#!/bin/bash",
+        *directives,
+        "#SBATCH --requeue",
+        f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH",
+        *config.setup,
+        "set -xe",
+        f'{shlex.join(rank_command(work, python="python"))} "$SLURM_ARRAY_TASK_ID" {jobs}',
+    ]
+    return "\n".join(lines) + "\n"
 
-    def __init__(self, work: Work, jobs: int, config: SlurmConfig) -> None:
-        # No `srun`: there is nothing to distribute, and it would inherit limits of a job in which this process runs.
-        path = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"
-        super().__init__(
-            [work],
-            tasks=jobs,
-            time=config.time,
-            partition=config.partition,
-            cpus_per_task=config.cpus,
-            job_name=f"artel-{work.stage}",
-            qos="",
-            env_command="\n".join([path, *config.setup]),
-            sbatch_args={"mem-per-cpu": f"{-(-config.memory // 2**20)}M", **config.options},
-            max_array_size=-1,
-            logging_dir=work.folder,
-            with_srun=False,
-        )
 
-    def get_sbatch_args(self, max_array: int = 1) -> dict[str, Any]:
-        arguments: dict[str, Any] = super().get_sbatch_args(max_array)
-        return {name: quoted(str(value)) for name, value in arguments.items() if name != "partition" or value}
-
-    def launch_merge_stats(self) -> None:
-        pass
-
-    def submit(self) -> str:
-        """Submit the job; return its number. Raises InputError if Slurm refuses it."""
-        with _silence():
-            try:
-                self.launch_job()
-            except ValueError as error:  # a bad log path; everything else in the script is checked before
-                fix = "choose another folder for stores (data.store, ARTEL_CACHE)"
-                raise InputError.at("data.store", str(error), fix) from None
-            except subprocess.CalledProcessError:
-                script = self.logging_dir.resolve_paths("launch_script.slurm")
-                lines = _run("sbatch", "--test-only", script).stderr.strip().splitlines()
-                what = f"Slurm refuses the job {script}: {lines[-1].removeprefix('sbatch: error: ') if lines else ''}"
-                raise InputError.at("prepare.slurm", what, _FIX_REFUSED) from None
-        return str(self.job_id)
+def _submit(work: Work, script: str) -> str:
+    """Submit the job; return its number. Raises InputError if Slurm refuses it."""
+    file = Path(work.folder, "job.sbatch")
+    file.write_text(script)
+    result = _run("sbatch", "--parsable", str(file))
+    if result.returncode:
+        lines = result.stderr.strip().splitlines() or [""]
+        what = f"Slurm refuses the job {file}: {lines[-1].removeprefix('sbatch: error: ')}"
+        raise InputError.at("prepare.slurm", what, _FIX_REFUSED)
+    return result.stdout.strip().splitlines()[-1].partition(";")[0]  # NUMBER, or NUMBER;CLUSTER
 
 
 class _Job:
@@ -182,13 +175,3 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "LC_ALL": "C"})
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", "no answer within 60 seconds")
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Without datatrove's messages on standard error; artel reports progress itself."""
-    logger.disable("datatrove")
-    try:
-        yield
-    finally:
-        logger.enable("datatrove")
