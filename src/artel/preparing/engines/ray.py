@@ -53,13 +53,14 @@ def run_by_ray(tasks: Tasks, stage: Stage, config: PrepareConfig, progress: Call
         running = [run_rank.remote(work, rank, count) for rank in range(count)]
         failures: list[str] = []
         ended: float | None = None
-        while missing := wait_for_results(tasks, work, progress):
+        while True:
             finished, running = ray.wait(running, num_returns=len(running), timeout=0) if running else ([], [])
             failures += filter(None, map(partial(_failure, ray), finished))
-            if running:
-                continue
-            ended = ended or time.monotonic()
-            if failures or time.monotonic() > ended + UNSEEN_SECONDS:
+            if not running:
+                ended = ended or time.monotonic()
+            if not (missing := wait_for_results(tasks, work, progress)):  # counted after the ranks were looked at
+                break
+            if ended is not None and (failures or time.monotonic() > ended + UNSEEN_SECONDS):
                 reason = f": {failures[0]}" if failures else ""
                 raise lost_tasks(work, missing, f"the tasks of Ray ended{reason}", "fix what the log reports")
 
