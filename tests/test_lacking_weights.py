@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     CONFIG_MAPPING,
+    AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
+    BitsAndBytesConfig,
     GPT2Config,
     GPT2LMHeadModel,
     T5Config,
@@ -24,6 +26,7 @@ from artel.models.loading.build import build_model, load_model
 from artel.models.loading.check import check_pretrained
 from artel.models.loading.heads import check_sizes
 from artel.models.loading.request import ModelRequest
+from artel.models.quantization import compute_in, keep_trainable
 from artel.tokens import train_tokenizer
 
 CAUSAL, ANSWERS = "AutoModelForCausalLM", "AutoModelForQuestionAnswering"
@@ -150,6 +153,22 @@ def test_packed_weights_have_names_of_their_own(folder, tmp_path):
     check_pretrained(ModelConfig.model_validate({"from": str(folder)}), CAUSAL)
     export(str(folder), tmp_path / "out", tell=print)
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_a_folder_that_bitsandbytes_quantized_opens(folder, tmp_path):
+    """As the hub's many *-bnb-4bit folders: 4-bit weights under their usual names, in shapes of their own."""
+    pytest.importorskip("bitsandbytes")
+    options = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", llm_int8_skip_modules=["lm_head"])
+    theirs = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options, dtype=torch.float32)
+    packed = tmp_path / "packed"
+    shutil.copytree(folder, packed, ignore=shutil.ignore_patterns("*.safetensors"))
+    theirs.save_pretrained(packed)
+    opened = open_model(str(packed))
+    keep_trainable(theirs)
+    compute_in(theirs, "fp32")
+    with torch.no_grad():
+        expected, logits = (model.eval()(torch.arange(9)[None]).logits for model in (theirs, opened.model))
+    assert torch.allclose(logits, expected, atol=1e-5)
 
 
 def test_sizes_that_each_layer_has_for_itself_are_not_looked_at():

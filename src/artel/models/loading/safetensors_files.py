@@ -86,13 +86,15 @@ def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig) ->
 
     This comes before a model is allocated: a wrong configuration may describe one of any size. So files with far fewer
     numbers than the model are refused too. It compares tensors whose names are the model's, and reads headers only.
+    Packed weights of a quantized folder have shapes of their own: of them only the numbers are counted.
     """
     files = find_files(name, config)
     if not files.have_headers:
         return
     with files:
         saved_names = set(files.names)
-        for parameter, tensor in model.named_parameters():
+        is_packed = getattr(config, "quantization_config", None) is not None
+        for parameter, tensor in () if is_packed else model.named_parameters():
             if parameter in saved_names and files.shape(parameter) != tuple(tensor.shape):
                 what = f"{name}: {parameter} is {files.shape(parameter)}, by its config.json {tuple(tensor.shape)}"
                 raise InputError.at("model.from", what, _DIFFER)
