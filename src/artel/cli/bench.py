@@ -122,6 +122,25 @@ def train(
         print_json(measured.to_json())
 
 
+@app.command("hardware")
+def hardware(as_json: AsJson = False) -> None:
+    """Measure this machine once, in about a minute, for `artel plan`: products, attention, memory, all-reduce.
+
+    The result is kept in the cache folder (ARTEL_CACHE) until the device or PyTorch is another one.
+
+    Example: artel bench hardware
+    """
+    quiet_libraries()
+    from artel.diagnostics.bench import table
+    from artel.diagnostics.bench.hardware import measure_hardware
+
+    measured = measure_hardware(tell)
+    tell(*table(measured.figures()).split("\n"))
+    tell(f"kept in {measured.path}, after {measured.seconds:,.0f} s")
+    if as_json:
+        print_json(measured.to_json())
+
+
 def _read(value: str, option: str, problems: list) -> int:
     """A size in bytes or a number of processes; what is wrong with it is added to `problems`."""
     from artel.config.schema.quantities import read_bytes, read_count

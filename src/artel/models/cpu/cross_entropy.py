@@ -30,9 +30,6 @@ def cpu_cross_entropy_with_grad(
     logits (count, vocabulary), overwritten by the gradient; targets int64 (count,), `IGNORED` where there is none.
     Raises IndexError for any other target that is no id.
     """
-    smallest, largest = (int(bound) for bound in targets.aminmax()) if len(targets) else (0, 0)
-    if largest >= logits.shape[1] or (smallest < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
-        raise IndexError(f"targets from {smallest} to {largest} among {logits.shape[1]} ids")
     losses, guesses = _cross_entropy(logits, targets)
     return losses.sum(), guesses, logits
 
@@ -41,6 +38,9 @@ def cpu_cross_entropy_with_grad(
 @torch.library.custom_op("artel::cpu_cross_entropy", mutates_args={"logits"}, device_types="cpu")
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of each row, float32, and its likeliest id, int64 (count,). The gradient overwrites the logits."""
+    smallest, largest = (int(bound) for bound in targets.aminmax()) if len(targets) else (0, 0)
+    if largest >= logits.shape[1] or (smallest < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
+        raise IndexError(f"targets from {smallest} to {largest} among {logits.shape[1]} ids")
     functions = library("cross_entropy")
     assert functions is not None
     assert logits.is_contiguous()
@@ -53,6 +53,11 @@ def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.T
         *map(pointer, (losses, guesses)),
     )
     return losses, guesses
+
+
+@_cross_entropy.register_fake
+def _(_: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return targets.new_empty(len(targets), dtype=torch.float32), torch.empty_like(targets)
 
 
 def add_transposed_product(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
@@ -85,3 +90,8 @@ def _add_transposed(total: torch.Tensor, product: torch.Tensor, overwrite: bool)
         *(ctypes.c_int(value) for value in (overwrite, torch.get_num_threads())),
         pointer(total),
     )
+
+
+@_add_transposed.register_fake
+def _(total: torch.Tensor, product: torch.Tensor, overwrite: bool) -> None:
+    pass

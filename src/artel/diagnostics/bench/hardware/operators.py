@@ -1,0 +1,199 @@
+"""The operators of a training step at a few sizes, each measured alone, as `planning.rates` keeps them.
+
+The fastest of several turns counts. On a CPU that is processor time of the thread that starts the operator, which has a
+share of the work like all others: another program on the machine does not lengthen it. Communication is done by threads
+of its own, so that of the whole process counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from artel.models.attention import AttentionOptions, attend
+from artel.models.compile import compile_layers
+from artel.models.cpu.cross_entropy import can_take, cpu_cross_entropy_with_grad
+from artel.planning.operations import MEMORY, OperationRecorder
+
+Measured = dict[str, list[tuple[float, float]]]
+
+_TURNS, _SECONDS = 20, 0.06  # of each operator: as many turns as fit, and at least three
+_TOKENS = 2048
+_WIDTHS = (64, 128, 384, 1024)
+_HEADS = ((8, 6, 256, 64), (2, 8, 1024, 64))  # rows, heads, length, size
+_NUMBERS = (786_432, 8_388_608)  # of a tensor: 2,048 x 384, and one that no cache holds
+_WIDTH, _VOCABULARY = 384, 16_384
+_MESSAGES = (2**20, 2**24)  # bytes of an all-reduce
+
+
+def measure(device: torch.device, *, compiles: bool) -> Measured:
+    """All operators on this process's device; with several processes also the all-reduce between them."""
+    measured: Measured = defaultdict(list)
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
+        for width in _WIDTHS:
+            for layout, work, flops in _products(width, dtype, device):
+                measured[f"product {name} {layout}"].append((flops, _fastest(work, device)))
+        for shape in _HEADS:
+            for direction, work, flops in _attention(shape, dtype, device):
+                measured[f"attention {name} {direction}"].append((flops, _fastest(work, device)))
+    for count in _NUMBERS:
+        for work in _memory_operators(count, device):
+            name, size = _recorded(work)
+            measured[f"memory {name}"].append((size, _fastest(work, device)))
+    if compiles:
+        _measure_compiled(measured, device)
+    if dist.is_initialized():
+        for size in _MESSAGES:
+            work = partial(dist.all_reduce, torch.zeros(size // 4, device=device))
+            measured["all_reduce"].append((size, _fastest(work, device, time.process_time, turns=10)))
+    return {key: sorted(points) for key, points in measured.items()}
+
+
+def _fastest(
+    work: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.thread_time, turns: int = 0
+) -> float:
+    """Seconds of the fastest of several turns, by `clock` on a CPU; `turns` fixes how many."""
+    if device.type == "cuda":
+        clock = time.perf_counter
+    work()
+    seconds: list[float] = []
+    while len(seconds) < (turns or 3):
+        _wait(device)
+        start = clock()
+        work()
+        _wait(device)
+        seconds.append(clock() - start)
+        turns = turns or max(3, min(_TURNS, int(_SECONDS / max(seconds[0], 1e-6))))
+    return min(seconds)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _products(
+    width: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, Callable[[], object], float]]:
+    """A layer's matrix: forward as it lies or transposed, the gradient of the weight with the left one transposed."""
+    inputs = torch.randn(_TOKENS, width, device=device).to(dtype)
+    weight = torch.randn(width, 4 * width, device=device).to(dtype)
+    transposed = weight.T.contiguous().T
+    grad_output = torch.randn(_TOKENS, 4 * width, device=device).to(dtype)
+    flops = 2.0 * _TOKENS * width * 4 * width
+    yield "nn", partial(torch.mm, inputs, weight), flops
+    yield "nt", partial(torch.mm, inputs, transposed), flops
+    yield "tn", partial(torch.mm, grad_output.T, inputs), flops
+
+
+def _attention(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, Callable[[], object], float]]:
+    rows, heads, length, size = shape
+    query, key, value = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(3))
+    options = AttentionOptions(None, causal=True, window=None, dropout=0.0, scale=None)
+    flops = 2.0 * rows * heads * length * length * size  # two products on half of the square
+    yield "forward", partial(attend, query, key, value, options), flops
+    output = attend(query, key, value, options)
+    gradient = torch.randn_like(output)
+    yield (
+        "backward",
+        partial(torch.autograd.grad, output, (query, key, value), gradient, retain_graph=True),
+        2.5 * flops,
+    )
+
+
+def _memory_operators(count: int, device: torch.device) -> Iterator[Callable[[], object]]:
+    """Those that take most of a step between products; each is one operator of PyTorch."""
+    aten: Any = torch.ops.aten
+    x, y = torch.randn(2, count // _WIDTH, _WIDTH, device=device)
+    half, other_half = x.bfloat16(), y.bfloat16()
+    weight, bias = torch.ones(2, _WIDTH, device=device)
+    _, mean, scale = torch.native_layer_norm(x, [_WIDTH], weight, bias, 1e-5)
+    yield partial(torch.add, x, y)
+    yield partial(torch.mul, half, other_half)
+    yield partial(x.mul_, 1.0)
+    yield partial(x.to, torch.bfloat16)
+    yield partial(x.copy_, y)
+    yield x.clone
+    yield partial(torch.cat, (x, y))
+    yield partial(torch.pow, x, 2)
+    yield partial(torch.mean, x, -1, True)
+    yield partial(torch.sum, half, 0)
+    yield partial(torch.tanh, half)
+    yield partial(aten.tanh_backward, half, other_half)
+    yield partial(F.gelu, half)
+    yield partial(aten.gelu_backward, half, other_half)
+    yield partial(F.silu, half)
+    yield partial(aten.silu_backward, half, other_half)
+    yield partial(torch.native_layer_norm, x, [_WIDTH], weight, bias, 1e-5)
+    mask = [True, True, True]
+    yield partial(aten.native_layer_norm_backward, y, x, [_WIDTH], mean, scale, weight, bias, mask)
+    yield partial(torch.linalg.vector_norm, x)
+    ids = torch.randint(_VOCABULARY, (count // _WIDTH,), device=device)
+    yield partial(aten.embedding_dense_backward, x, ids, _VOCABULARY, -1, False)
+    yield _adamw(count, device)
+    logits = torch.randn(max(1, count // _VOCABULARY), _VOCABULARY, device=device).bfloat16()
+    targets = torch.randint(_VOCABULARY, (len(logits),), device=device)
+    if can_take(device, logits.dtype):
+        yield partial(cpu_cross_entropy_with_grad, logits, targets)
+
+
+def _adamw(count: int, device: torch.device) -> Callable[[], object]:
+    parameter = nn.Parameter(torch.randn(count, device=device))
+    parameter.grad = torch.randn_like(parameter)
+    optimizer = torch.optim.AdamW([parameter], lr=1e-9, fused=True)
+    optimizer.step()
+    return optimizer.step
+
+
+def _recorded(work: Callable[[], object]) -> tuple[str, int]:
+    """The name and the bytes of the largest operation in `work`, as a trace of a step counts them."""
+    with OperationRecorder(nn.Module()) as recorder:
+        work()
+    largest = max(recorder.operations, key=lambda operation: operation.bytes)
+    assert largest.kind == MEMORY, largest
+    return largest.name, largest.bytes
+
+
+class _Plain(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 0.5 + y
+
+
+class _Gelu(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x, approximate="tanh")
+
+
+class _Layers(nn.Module):
+    """What `compile_layers` asks for of a model."""
+
+    _no_split_modules = ("_Plain", "_Gelu")
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.layers = nn.ModuleList([_Plain(), _Gelu()])
+
+
+def _measure_compiled(measured: Measured, device: torch.device) -> None:
+    """What the compiler makes of a chain: the time of a byte, and on top of it that of an exponential."""
+    layers = _Layers(device)
+    compile_layers(layers, fixed=False)
+    plain, gelu = layers.layers
+    with torch.no_grad():
+        for count in _NUMBERS:
+            x, y = torch.randn(2, count, device=device).bfloat16()
+            seconds = _fastest(partial(plain, x, y), device)
+            measured["fused"].append((6 * count, seconds))
+            with_exponentials = _fastest(partial(gelu, x), device) - seconds * 4 / 6
+            measured["exponentials"].append((count, max(with_exponentials, 1e-9)))

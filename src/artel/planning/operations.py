@@ -1,0 +1,293 @@
+"""What a training step does, operation by operation: recorded while the step runs, under FakeTensorMode or for real.
+
+    with OperationRecorder(model, compiled=True) as recorder:
+        ...  # forward, backward, optimizer
+    recorder.operations
+
+Operations that are the same are kept once, with how often they ran. A product or attention counts its FLOPs; everything
+else counts the bytes that it reads and writes, as memory is what it waits for. What `torch.compile` joins counts what
+goes in and out of the whole chain: a tensor that was made before it is read once, and of those that it makes only the
+ones that something else reads are written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torch.utils.module_tracker import ModuleTracker
+
+from artel.models.compile import repeated_layers
+
+PRODUCT, ATTENTION, MEMORY, FUSED, COLLECTIVE = "product", "attention", "memory", "fused", "collective"
+
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}
+_WITHOUT_WORK = {"prim", "profiler", "streams"}
+# They take memory and write nothing to it.
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "_local_scalar_dense"}
+# Of their first tensor they read as much as they give out.
+_LOOKUPS = {"embedding", "gather", "index_select", "index"}
+# Of their first tensor they write as much as they are given.
+_SCATTERS = {"scatter_add_", "scatter_", "index_put_", "index_add_"}
+_OVERWRITES = {"copy_", "fill_", "zero_"}
+# Each number of their result takes an exponential or the like.
+_EXPONENTIALS = {"exp", "tanh", "sigmoid", "gelu", "gelu_backward", "silu", "silu_backward", "erf", "log", "cos", "sin",
+                 "_softmax", "_log_softmax"}  # fmt: skip
+_PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation on tensors of one size."""
+
+    kind: str
+    """`product`, `attention`, `memory`, `fused` (a chain of those, compiled), `collective`."""
+    name: str
+    """PyTorch's name of the operator, `aten.mm`."""
+    dtype: str = "fp32"
+    """What it computes in."""
+    layout: str = ""
+    """Of a product: whether each matrix is transposed in memory, `nn`, `nt`, `tn` or `tt`."""
+    flops: int = 0
+    bytes: int = 0
+    """Read and written; of a collective the size of the tensor that is reduced or gathered, whole."""
+    exponentials: int = 0
+    """How often a fused chain computes one."""
+    ranks: tuple[int, ...] = ()
+    """Of a collective: who takes part."""
+    is_backward: bool = False
+
+
+class OperationRecorder(TorchDispatchMode):
+    """Records the operations that run within its block; enter it inside of FakeTensorMode.
+
+    With `compiled`, what the layers of `model` do between products is one fused operation.
+    """
+
+    def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
+        super().__init__()
+        layers = {id(layer) for layer in repeated_layers(model)} if compiled else set()
+        self._layers = tuple(f".{name}" for name, module in model.named_modules() if id(module) in layers)
+        self._tracker = ModuleTracker()
+        self._counts: Counter[Operation] = Counter()
+        self._chains = _Chains()
+
+    @property
+    def operations(self) -> dict[Operation, int]:
+        """Each operation with how often it ran."""
+        return dict(self._counts + Counter(self._chains.operations()))
+
+    def __enter__(self) -> OperationRecorder:
+        self._tracker.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._tracker.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not all(kind in _PLAIN for kind in types):
+            return NotImplemented  # of a DTensor we want the operations on this rank's part, which follow
+        out = func(*args, **kwargs)
+        if func.namespace not in _WITHOUT_WORK and func not in sync_ops:
+            self._record(func, args, kwargs, out)
+        return out
+
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.name()
+        label = f"{func.namespace}.{name}"
+        if func in collective_ops:
+            self._add(_collective(func, name, args, kwargs, out))
+            return
+        traffic = _Traffic.of(func, name, args, kwargs, out)
+        if traffic is None:
+            return
+        backward, compute = self._tracker.is_bw, traffic.dtype
+        packet = getattr(func, "overloadpacket", func)
+        if "attention" in name:
+            flops = _attention_flops(func, args, kwargs, "backward" in name)
+            self._add(Operation(ATTENTION, label, compute, "", flops, traffic.bytes, is_backward="backward" in name))
+        elif packet in flop_registry:
+            flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
+            matrices = [tensor for tensor in traffic.inputs if tensor.ndim > 1][-2:]
+            layout = "".join(map(_layout, matrices))
+            self._add(Operation(PRODUCT, label, compute, layout, flops, traffic.bytes, is_backward=backward))
+        elif self._layers and any(parent.endswith(self._layers) for parent in self._tracker.parents):
+            self._chains.join(name, traffic, backward)
+            return
+        else:
+            self._add(Operation(MEMORY, label, compute, "", 0, traffic.bytes, is_backward=backward))
+        self._chains.end(traffic)
+
+    def _add(self, operation: Operation) -> None:
+        self._counts[operation] += 1
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """The tensors of an operation, and the bytes that it reads and writes."""
+
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    """Tensors that it makes or changes."""
+    bytes: int
+    dtype: str
+
+    @classmethod
+    def of(cls, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> _Traffic | None:
+        """None for what touches no number: views, and memory that is only taken."""
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        storages = {_storage(tensor) for tensor in inputs}
+        made = [tensor for tensor in results if _storage(tensor) not in storages]
+        changed = list(_mutated(func, args, kwargs))
+        if name in _EMPTY or not (made or changed):
+            return None
+        read = inputs
+        if name in _OVERWRITES or "out" in kwargs:
+            read = [tensor for tensor in inputs if all(tensor is not other for other in changed)]
+        total = sum(map(_bytes, (*read, *made, *changed)))
+        if name in _LOOKUPS:
+            total += sum(map(_bytes, made)) - _bytes(inputs[0])
+        elif name in _SCATTERS:
+            total += 2 * min(_bytes(inputs[0]), _bytes(inputs[-1])) - 2 * _bytes(inputs[0])
+        dtypes = [tensor.dtype for tensor in (*inputs, *made) if tensor.is_floating_point() and tensor.ndim > 1]
+        lowest = min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
+        return cls(read, [*made, *changed], total, _DTYPES.get(lowest, "fp32"))
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Operations that run as one: what they read that was there before, and what they make."""
+
+    backward: bool
+    reads: dict[tuple[int, int], int] = field(default_factory=dict)
+    made: dict[tuple[int, int], int] = field(default_factory=dict)
+    read_later: set[tuple[int, int]] = field(default_factory=set)
+    from_exponentials: dict[tuple[int, int], int] = field(default_factory=dict)
+    exponentials: int = 0
+
+    def operation(self) -> Operation:
+        total = sum(self.reads.values()) + sum(self.made[tensor] for tensor in self.read_later)
+        return Operation(FUSED, "fused", "", "", 0, total, self.exponentials, is_backward=self.backward)
+
+
+class _Chains:
+    """Splits what compiled layers do into chains, and follows each tensor from the chain that makes it to its readers.
+
+    A tensor is known by its storage and by how often that was made: a storage that is gone leaves its number to others.
+    """
+
+    def __init__(self) -> None:
+        self._done: list[_Chain] = []
+        self._open: _Chain | None = None
+        self._births: Counter[int] = Counter()
+        self._maker: dict[tuple[int, int], _Chain] = {}
+
+    def operations(self) -> Iterator[Operation]:
+        for chain in self._done if self._open is None else [*self._done, self._open]:
+            yield chain.operation()
+
+    def join(self, name: str, traffic: _Traffic, backward: bool) -> None:
+        """An operation of a compiled layer."""
+        if self._open is None or self._open.backward != backward:
+            self._finish()
+            self._open = _Chain(backward)
+        chain = self._open
+        self._read(traffic.inputs, chain)
+        for tensor in traffic.outputs:
+            self._births[_storage(tensor)] += 1
+            key = self._key(tensor)
+            chain.made[key], self._maker[key] = _bytes(tensor), chain
+            if name in _EXPONENTIALS:
+                chain.from_exponentials[key] = tensor.numel()
+                chain.exponentials += tensor.numel()
+
+    def end(self, traffic: _Traffic) -> None:
+        """Something else runs, which ends a chain."""
+        self._finish()
+        self._read(traffic.inputs, None)
+        for tensor in traffic.outputs:
+            self._births[_storage(tensor)] += 1
+
+    def _read(self, tensors: Iterable[torch.Tensor], chain: _Chain | None) -> None:
+        for tensor in tensors:
+            key = self._key(tensor)
+            maker = self._maker.get(key)
+            if maker is not None and maker is not chain:
+                maker.read_later.add(key)
+            if chain is not None and maker is not chain:
+                if maker is not None and chain.backward and key not in chain.reads:
+                    # The compiler computes it again rather than keep it for the backward pass.
+                    chain.exponentials += maker.from_exponentials.get(key, 0)
+                chain.reads[key] = max(chain.reads.get(key, 0), _bytes(tensor))
+
+    def _finish(self) -> None:
+        if self._open is not None:
+            self._done.append(self._open)
+            self._open = None
+
+    def _key(self, tensor: torch.Tensor) -> tuple[int, int]:
+        storage = _storage(tensor)
+        return storage, self._births[storage]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """What a tensor's numbers take; those that are repeated by a stride of 0 count once."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride else 1
+    return count * tensor.element_size()
+
+
+def _layout(matrix: torch.Tensor) -> str:
+    return "t" if matrix.stride(-1) != 1 and matrix.stride(-2) == 1 else "n"
+
+
+def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """Each argument of the operator's schema with its value."""
+    for number, argument in enumerate(func._schema.arguments):
+        if number < len(args):
+            yield argument, args[number]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def _mutated(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    if not hasattr(func, "_schema"):
+        return
+    for argument, value in _arguments(func, args, kwargs):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _attention_flops(func: Any, args: Any, kwargs: Any, backward: bool) -> int:
+    """Two products forward, five backward (scores again, and four gradients); half of the square if it is causal."""
+    values = {argument.name: value for argument, value in _arguments(func, args, kwargs)}
+    query, key = values["query"], values["key"]
+    causal = bool(values.get("is_causal", values.get("causal", False)))
+    pairs = query.shape[-2] * key.shape[-2] * (0.5 if causal else 1)
+    return int((5 if backward else 2) * 2 * query.shape[0] * query.shape[1] * pairs * query.shape[-1])
+
+
+def _collective(func: Any, name: str, args: Any, kwargs: Any, out: Any) -> Operation:
+    group = CollectiveOp.get_process_group(func, args)
+    ranks = tuple(dist.get_process_group_ranks(group))
+    size = 0 if name == "barrier" else CollectiveOp.get_comm_tensor_size(func, out, args, kwargs)
+    return Operation(COLLECTIVE, f"{func.namespace}.{name}", bytes=size, ranks=ranks)

@@ -1,0 +1,256 @@
+"""How long a training step takes, before it runs: each operation's time by the slower of its limits, added up.
+
+On a machine that `artel bench hardware` has measured, times are measured ones (`rates`). For other hardware they come
+from data sheets and from the share of them that others have measured:
+
+    products      FLOPs over peak x the share in `_PRODUCT_SHARE`, or bytes over memory bandwidth, whichever is longer
+    attention     the same with `_ATTENTION_SHARE`
+    all else      bytes over memory bandwidth x `_MEMORY_SHARE`
+    collectives   latency of each hop + bytes that pass a link over the bandwidth that NCCL gives it (alpha-beta)
+
+Collectives of data parallelism (gradients, weights of FSDP) run beside computation on a GPU: only what is longer than
+it, and the first and last of them, count. Those of tensor, context and expert parallelism are waited for. On a CPU the
+cores that would compute do the communication, so all of it counts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from artel.planning.hardware import Hardware, Link
+from artel.planning.operations import ATTENTION, COLLECTIVE, FUSED, MEMORY, PRODUCT, Operation
+from artel.planning.rates import Rates
+
+# Largest differences between predicted and measured tokens/s in benchmarks/plan_time.md.
+MEASURED_ERROR = 0.15
+PUBLIC_ERROR = 0.30
+
+# The best that bf16 products of any shape reach: S. Bekman, "Machine Learning Engineering", compute/accelerator,
+# "Maximum Achievable Matmul FLOPS" (2025); an H200 as an H100.
+_PRODUCT_SHARE = {
+    "a100-40gb": 0.869,
+    "a100-80gb": 0.869,
+    "a100-40gb-pcie": 0.811,
+    "a100-80gb-pcie": 0.811,
+    "h100-80gb": 0.803,
+    "h200": 0.803,
+    "b200": 0.776,
+    "mi300x": 0.514,
+}
+# Of others: what PyTorch's inductor counts with (torch/utils/_runtime_estimation.py, flops_to_ns).
+_OTHER_PRODUCT_SHARE = 0.75
+# cuDNN on an H100, heads of 128, causal, forward: 539 of 989.5 TFLOP/s (Shah et al. 2024, "FlashAttention-3", figure
+# 5); on an A100 FlashAttention 2 reaches more of the peak (Dao 2023), which is not counted on.
+_ATTENTION_SHARE = 0.54
+# Of its own forward pass: 63 % of the peak backward where it is 73 % forward (Dao 2023, "FlashAttention-2", section 4).
+_ATTENTION_BACKWARD = 63 / 73
+# What plain loads reach of the peak: 2.8 of 3.35 TB/s on an H100 by Nsight Compute (mikamirai.com/blog/
+# gpu-memory-bandwidth, 2026).
+_MEMORY_SHARE = 0.84
+# What NCCL counts with for each link, of its peak in one direction (src/graph/topo.h: 370 of 450 GB/s for NVLink 4, 240
+# of 300 for NVLink 3, 120 of 150 for NVLink 2, 720 of 900 for NVLink 5; of PCIe PyTorch's torch/_inductor/
+# comm_analysis.py: 24 of 32).
+_LINK_SHARE = {"NVLink 4": 370 / 450, "NVLink 3": 0.8, "NVLink 2": 0.8, "NVLink 5": 0.8}
+_OTHER_LINK_SHARE = 0.75
+# Seconds of a ring: to begin, and for each hop (NCCL, src/graph/tuning.cc: base and hardware latency of LL).
+_RING_LATENCY = 6.6e-6
+_HOP_LATENCY, _NETWORK_HOP_LATENCY = 0.6e-6, 2.7e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A figure with its range of error."""
+
+    low: float
+    mid: float
+    high: float
+
+    def scaled(self, factor: float) -> Range:
+        return Range(self.low * factor, self.mid * factor, self.high * factor)
+
+    def inverse(self, factor: float = 1.0) -> Range:
+        """`factor` over it."""
+        return Range(factor / self.high, factor / self.mid, factor / self.low)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one step."""
+
+    seconds: Range
+    by_kind: dict[str, float]
+    """Of the middle of the range; `waiting` is a pipeline's bubble, communication what no computation hides."""
+    source: str
+
+    def tokens_per_second(self, tokens: int) -> Range:
+        """`tokens` are those of a step, of all processes together."""
+        return self.seconds.inverse(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a whole run takes."""
+
+    tokens_per_second: Range
+    hours: Range
+    energy_kwh: Range | None
+    """At most: the power that the accelerators may draw, without the hosts'. None: unknown."""
+    cost: Range | None
+    """In the currency of the price; None where no price is given."""
+
+
+class Cost(Protocol):
+    """Seconds of one operation on some hardware."""
+
+    def seconds(self, operation: Operation) -> float: ...
+
+
+def step_time(
+    operations: Mapping[Operation, int], hardware: Hardware, rates: Rates | None = None, *, bubble: float = 0.0
+) -> StepTime:
+    """The time of a step that runs these operations on each process, so many times each.
+
+    `rates` are those of this machine, where it is the one planned for. `bubble` is the time in which a pipeline's stage
+    waits, over that in which it works (`pipeline_bubble`).
+    """
+    cost: Cost = PublicCost(hardware) if rates is None else MeasuredCost(rates)
+    by_kind: defaultdict[str, float] = defaultdict(float)
+    hidden, longest_hidden = 0.0, 0.0
+    for operation, count in operations.items():
+        seconds = cost.seconds(operation)
+        if operation.kind == COLLECTIVE and hardware.device != "cpu" and _is_overlapped(operation):
+            hidden += count * seconds
+            longest_hidden = max(longest_hidden, seconds)
+        else:
+            by_kind[operation.kind] += count * seconds
+    computing = sum(by_kind.values())
+    by_kind[COLLECTIVE] += max(hidden - computing, min(2 * longest_hidden, hidden))
+    total = sum(by_kind.values())
+    by_kind["waiting"] = bubble * total
+    total *= 1 + bubble
+    error = PUBLIC_ERROR if rates is None else MEASURED_ERROR
+    source = hardware.source if rates is None else "artel bench hardware"
+    return StepTime(Range(total * (1 - error), total, total * (1 + error)), dict(by_kind), source)
+
+
+def extended(fewer: Mapping[Operation, int], more: Mapping[Operation, int], times: float) -> dict[Operation, int]:
+    """The operations of a model with `times` as many layers more as `more` has over `fewer`: a straight line."""
+    counts = {
+        key: round(more.get(key, 0) + times * (more.get(key, 0) - fewer.get(key, 0))) for key in {**fewer, **more}
+    }
+    return {operation: count for operation, count in counts.items() if count > 0}
+
+
+def forecast(
+    step: StepTime, tokens: int, steps: int, hardware: Hardware, price_per_hour: float | None = None
+) -> Forecast:
+    """What `steps` steps of `tokens` tokens take; `price_per_hour` is that of all nodes together."""
+    hours = step.seconds.scaled(steps / 3600)
+    watts = None if hardware.watts is None else hardware.watts * hardware.world_size
+    return Forecast(
+        tokens_per_second=step.tokens_per_second(tokens),
+        hours=hours,
+        energy_kwh=None if watts is None else hours.scaled(watts / 1000),
+        cost=None if price_per_hour is None else hours.scaled(price_per_hour),
+    )
+
+
+def pipeline_bubble(schedule: str, stages: int, micro_batches: int, chunks: int = 2) -> float:
+    """The time that a stage waits over the time that it works (Narayanan et al. 2021, section 2.2).
+
+    (p - 1) / m of 1F1B and GPipe; of interleaved stages as much less as each process has `chunks`; of zero-bubble none
+    (Qi et al. 2023); one micro-batch after another leaves all other stages waiting.
+    """
+    if schedule == "sequential":
+        return stages - 1
+    if schedule == "zero_bubble":
+        return 0.0
+    return (stages - 1) / micro_batches / (chunks if schedule == "interleaved" else 1)
+
+
+class MeasuredCost:
+    """Seconds by what was measured on this machine."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+
+    def seconds(self, operation: Operation) -> float:
+        if operation.kind == COLLECTIVE:
+            return self._collective(operation)
+        if operation.kind == FUSED:
+            return self._seconds("fused", operation.bytes) + self._seconds("exponentials", operation.exponentials)
+        if operation.kind == MEMORY:
+            key = f"memory {operation.name}"
+            return self._seconds(key if key in self._rates else "memory aten.add", operation.bytes)
+        if operation.kind == ATTENTION:
+            key = f"attention {operation.dtype} {'backward' if operation.is_backward else 'forward'}"
+        else:
+            key = f"product {operation.dtype} {operation.layout}"
+        return self._seconds(key if key in self._rates else key.replace(operation.dtype, "fp32"), operation.flops)
+
+    def _seconds(self, key: str, size: float) -> float:
+        return self._rates.seconds(key, size) if size else 0.0
+
+    def _collective(self, operation: Operation) -> float:
+        """From an all-reduce between two processes: each sends and receives the tensor once."""
+        count = len(operation.ranks)
+        if count < 2 or "all_reduce" not in self._rates:
+            return 0.0
+        return self._seconds("all_reduce", operation.bytes) * _passes(operation) * (count - 1) / count
+
+
+class PublicCost:
+    """Seconds by the figures of data sheets, and what others measured of them."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._hardware = hardware
+        self._product_share = _PRODUCT_SHARE.get(hardware.name, _OTHER_PRODUCT_SHARE)
+
+    def seconds(self, operation: Operation) -> float:
+        if operation.kind == COLLECTIVE:
+            return self._collective(operation)
+        memory = operation.bytes / (self._bandwidth() * _MEMORY_SHARE)
+        if operation.kind == PRODUCT:
+            return max(memory, operation.flops / (self._peak(operation.dtype) * self._product_share))
+        if operation.kind == ATTENTION:
+            share = _ATTENTION_SHARE * (_ATTENTION_BACKWARD if operation.is_backward else 1)
+            return max(memory, operation.flops / (self._peak(operation.dtype) * share))
+        return memory
+
+    def _bandwidth(self) -> float:
+        assert self._hardware.memory_bandwidth is not None
+        return self._hardware.memory_bandwidth
+
+    def _peak(self, dtype: str) -> float:
+        """Peak FLOP/s; what a device cannot compute in is computed in float32."""
+        peaks = self._hardware.peak_flops
+        return peaks.get(dtype) or peaks["fp32"]
+
+    def _collective(self, operation: Operation) -> float:
+        count = len(operation.ranks)
+        if count < 2:
+            return 0.0
+        across = len({rank // self._hardware.count for rank in operation.ranks}) > 1
+        link = self._hardware.network if across else self._hardware.link
+        assert link is not None
+        hop = _NETWORK_HOP_LATENCY if across else _HOP_LATENCY
+        passes = _passes(operation)
+        latency = _RING_LATENCY + passes * (count - 1) * hop
+        return latency + passes * (count - 1) / count * operation.bytes / (link.bandwidth * _share(link))
+
+
+def _share(link: Link) -> float:
+    return 1.0 if link.name == "network" else _LINK_SHARE.get(link.name, _OTHER_LINK_SHARE)
+
+
+def _passes(operation: Operation) -> int:
+    """How often each process sends the tensor, without its own part: twice in an all-reduce by a ring."""
+    return 2 if "all_reduce" in operation.name or "allreduce" in operation.name else 1
+
+
+def _is_overlapped(operation: Operation) -> bool:
+    """Whether it is one of data parallelism, which PyTorch runs beside computation: FSDP and DDP call c10d itself."""
+    return operation.name.startswith("c10d.")

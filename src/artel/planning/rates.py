@@ -1,0 +1,82 @@
+"""How fast this machine runs each kind of operation: what `artel bench hardware` measured and keeps for `artel plan`.
+
+A measurement is a number of seconds for an operation of some size: FLOPs of a product or of attention, bytes of
+everything else. Between two sizes that were measured the rate is interpolated along the logarithm of the size; beyond
+them it stays what it was at the last one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from artel.models.flops import device_name
+from artel.planning.machine import processor
+from artel.storage import cache_folder, write_file
+
+_FILE = "hardware.json"
+_VERSION = 1
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Seconds by operation, where `processes` processes run it on this machine at the same time."""
+
+    processes: int
+    points: Mapping[str, Points]
+    """`product bf16 nt`, `attention bf16 forward`, `memory aten.add`, `fused` … -> (size, seconds), by size."""
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.points
+
+    def seconds(self, key: str, size: float) -> float:
+        """Seconds of one operation of that size, as FLOPs or bytes."""
+        points = self.points[key]
+        if size <= points[0][0]:
+            return points[0][1] * size / points[0][0]
+        for (small, first), (large, second) in pairwise(points):
+            if size <= large:
+                part = math.log(size / small) / math.log(large / small)
+                return size / ((small / first) ** (1 - part) * (large / second) ** part)
+        return points[-1][1] * size / points[-1][0]
+
+
+def about_here(device: torch.device) -> dict[str, Any]:
+    """What a measurement depends on: it holds for no other device or version of PyTorch."""
+    name = processor() if device.type == "cpu" else device_name(device)
+    return {"version": _VERSION, "device": name, "torch": torch.__version__}
+
+
+def save_rates(about: dict[str, Any], rates: Sequence[Rates]) -> Path:
+    """Keep a measurement in the cache folder. Raises InputError or WorkError where it cannot be written."""
+    path = cache_folder() / _FILE
+    content = {**about, "processes": {str(each.processes): each.points for each in rates}}
+    write_file(path, orjson.dumps(content, option=orjson.OPT_INDENT_2))
+    return path
+
+
+def read_rates(processes: int, device: torch.device) -> Rates | None:
+    """What was measured here for so many processes; None where nothing was, or on another device or PyTorch.
+
+    More processes than were measured share the same cores: each takes as much longer.
+    """
+    try:
+        content = orjson.loads((cache_folder() / _FILE).read_bytes())
+        measured = {int(count): points for count, points in content["processes"].items()}
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    if any(content.get(key) != value for key, value in about_here(device).items()) or not measured:
+        return None
+    nearest = max((count for count in measured if count <= processes), default=min(measured))
+    slower = max(1.0, processes / nearest) if device.type == "cpu" else 1.0
+    points = {key: [(size, seconds * slower) for size, seconds in values] for key, values in measured[nearest].items()}
+    return Rates(processes, points)

@@ -1,0 +1,245 @@
+"""The time of a step from its operations: what is recorded, closed forms, monotony. No clock is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from artel.diagnostics.bench.hardware import operators
+from artel.models.attention import AttentionOptions, attend
+from artel.planning.hardware import Hardware, find_hardware
+from artel.planning.operations import ATTENTION, COLLECTIVE, FUSED, MEMORY, PRODUCT, Operation, OperationRecorder
+from artel.planning.performance import (
+    MeasuredCost,
+    PublicCost,
+    extended,
+    forecast,
+    pipeline_bubble,
+    step_time,
+)
+from artel.planning.rates import Rates, about_here, read_rates, save_rates
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def node() -> Hardware:
+    return find_hardware("h100-80gb:8", nodes=2)
+
+
+def recorded(work: Any, model: nn.Module | None = None, **options: Any) -> dict[Operation, int]:
+    with FakeTensorMode(), OperationRecorder(model or nn.Module(), **options) as recorder:
+        work()
+    return recorder.operations
+
+
+def test_a_product_counts_two_flops_for_each_multiplication_and_knows_its_layout() -> None:
+    def work() -> None:
+        left, right = torch.empty(8, 16), torch.empty(16, 32)
+        left @ right
+        left @ right
+        torch.empty(16, 8).T @ torch.empty(32, 16).T
+
+    product = Operation(PRODUCT, "aten.mm", "fp32", "nn", 2 * 8 * 16 * 32, 4 * (8 * 16 + 16 * 32 + 8 * 32))
+    operations = recorded(work)
+    assert operations[product] == 2
+    assert [operation.layout for operation in operations] == ["nn", "tt"]
+
+
+def test_views_and_empty_tensors_are_no_work_and_other_operators_are_what_they_read_and_write() -> None:
+    def work() -> None:
+        x = torch.empty(4, 6)
+        x.view(24).reshape(2, 12).T.expand(3, 12, 2)
+        x + x.T.reshape(4, 6)[:1]  # a row that is repeated is read once
+
+    copy, add = recorded(work)
+    assert (copy.kind, copy.bytes) == (MEMORY, 2 * 96)
+    assert (add.name, add.bytes) == ("aten.add", 96 + 24 + 96)
+
+
+def test_a_lookup_reads_the_rows_that_it_gives() -> None:
+    operations = recorded(lambda: nn.functional.embedding(torch.zeros(5, dtype=torch.int64), torch.empty(1000, 8)))
+    [lookup] = [operation for operation in operations if operation.name == "aten.embedding"]
+    assert lookup.bytes == 2 * 5 * 8 * 4 + 5 * 8
+
+
+def test_attention_is_half_of_the_square_if_causal_and_five_products_backward() -> None:
+    def work(causal: bool) -> None:
+        query, key, value = (torch.empty(2, 3, 8, 4, requires_grad=True) for _ in range(3))
+        attend(query, key, value, AttentionOptions(None, causal, None, 0.0, None)).sum().backward()
+
+    whole = 2 * 2 * 2 * 3 * 8 * 8 * 4
+    for causal, flops in ((False, whole), (True, whole // 2)):
+        operations = recorded(lambda causal=causal: work(causal))
+        found = {operation.is_backward: operation.flops for operation in operations if operation.kind == ATTENTION}
+        assert found == {False: flops, True: flops * 5 // 2}
+
+
+class Layer(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * 2 + 1) - x
+
+
+class Model(nn.Module):
+    _no_split_modules = ("Layer",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x.clone()).sum()
+
+
+def test_a_compiled_chain_reads_what_comes_in_once_and_writes_what_goes_out_once() -> None:
+    model = Model()
+    operations = recorded(lambda: model(torch.empty(100)), model, compiled=True)
+    [chain] = [operation for operation in operations if operation.kind == FUSED]
+    assert (chain.bytes, chain.exponentials) == (800, 100)
+    alone = recorded(lambda: model(torch.empty(100)), model)
+    assert not any(operation.kind == FUSED for operation in alone)
+    assert sum(operation.bytes for operation in alone) > sum(operation.bytes for operation in operations)
+
+
+@pytest.fixture
+def four_processes() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_collective_has_its_size_and_its_ranks(four_processes: None) -> None:
+    with OperationRecorder(nn.Module()) as recorder:
+        dist.all_reduce(torch.zeros(1000))
+        dist.all_gather_into_tensor(torch.zeros(4000), torch.zeros(1000))
+    found = {(o.name, o.bytes, o.ranks) for o in recorder.operations if o.kind == COLLECTIVE}
+    assert found == {("c10d.allreduce_", 4000, (0, 1, 2, 3)), ("c10d._allgather_base_", 16000, (0, 1, 2, 3))}
+
+
+def test_an_all_reduce_sends_each_part_twice_and_a_gather_once(node: Hardware) -> None:
+    cost = PublicCost(node)
+    ranks = tuple(range(8))
+
+    def seconds(name: str, size: int, ranks: tuple[int, ...] = ranks) -> float:
+        return cost.seconds(Operation(COLLECTIVE, name, bytes=size, ranks=ranks))
+
+    latency = seconds("c10d.allreduce_", 0)
+    assert seconds("c10d.allreduce_", 8 * 10**9) - latency == pytest.approx(2 * 7e9 / 370e9)
+    gathered = seconds("c10d._allgather_base_", 8 * 10**9) - seconds("c10d._allgather_base_", 0)
+    assert gathered == pytest.approx(7e9 / 370e9)
+    # Eight ranks on two nodes go by the network, 50 GB/s each; one rank alone sends nothing.
+    across = seconds("c10d.allreduce_", 8 * 10**9, (0, 1, 2, 3, 8, 9, 10, 11))
+    assert across == pytest.approx(2 * 7e9 / 50e9, rel=1e-3)
+    assert seconds("c10d.allreduce_", 8 * 10**9, (3,)) == 0
+
+
+def test_a_product_takes_the_longer_of_computing_and_reading(node: Hardware) -> None:
+    cost = PublicCost(node)
+    large = Operation(PRODUCT, "aten.mm", "bf16", "nn", flops=10**15, bytes=10**6)
+    assert cost.seconds(large) == pytest.approx(1 / (0.9895 * 0.803))
+    thin = Operation(PRODUCT, "aten.mm", "bf16", "nn", flops=10**6, bytes=335 * 10**9)
+    assert cost.seconds(thin) == pytest.approx(0.1 / 0.84)
+
+
+def test_more_work_takes_longer_and_faster_hardware_less(node: Hardware) -> None:
+    def step(flops: int, hardware: Hardware) -> float:
+        work = {Operation(PRODUCT, "aten.mm", "bf16", "nn", flops, 10**9): 3, Operation(MEMORY, "aten.add"): 1}
+        return step_time(work, hardware).seconds.mid
+
+    assert step(10**13, node) < step(2 * 10**13, node)
+    assert step(10**13, find_hardware("b200:8")) < step(10**13, node) < step(10**13, find_hardware("a100-80gb:8"))
+    time = step_time({Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**13): 1}, node)
+    assert time.seconds.low < time.seconds.mid < time.seconds.high
+    tokens = time.tokens_per_second(1000)
+    assert tokens.low < tokens.mid < tokens.high
+    assert tokens.mid == pytest.approx(1000 / time.seconds.mid)
+
+
+def test_gradients_hide_behind_computing_on_a_gpu_and_those_of_tensor_parallelism_do_not(node: Hardware) -> None:
+    ranks = tuple(range(8))
+    computing = Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**15)
+    buckets = {Operation(COLLECTIVE, "c10d.allreduce_", bytes=10**8, ranks=ranks): 10}
+    waited = {Operation(COLLECTIVE, "_c10d_functional.all_reduce", bytes=10**8, ranks=ranks): 10}
+    alone = step_time({computing: 1}, node).seconds.mid
+    one = PublicCost(node).seconds(next(iter(buckets)))
+    assert step_time({computing: 1, **buckets}, node).seconds.mid == pytest.approx(alone + 2 * one)
+    assert step_time({computing: 1, **waited}, node).seconds.mid == pytest.approx(alone + 10 * one)
+    assert step_time(buckets, node).seconds.mid == pytest.approx(10 * one)  # nothing to hide behind
+
+
+def test_the_bubble_of_each_schedule() -> None:
+    assert pipeline_bubble("1f1b", 4, 12) == pipeline_bubble("gpipe", 4, 12) == 3 / 12
+    assert pipeline_bubble("interleaved", 4, 12) == 3 / 24
+    assert pipeline_bubble("zero_bubble", 4, 12) == 0
+    assert pipeline_bubble("sequential", 4, 12) == 3
+    work = {Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**15): 1}
+    node = find_hardware("h100-80gb:4")
+    assert step_time(work, node, bubble=0.25).seconds.mid == pytest.approx(1.25 * step_time(work, node).seconds.mid)
+
+
+def test_hours_energy_and_cost(node: Hardware) -> None:
+    work = {Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**15): 1}
+    step = step_time(work, node)
+    steps = round(3600 / step.seconds.mid)
+    run = forecast(step, tokens=1000, steps=steps, hardware=node, price_per_hour=40.0)
+    assert run.hours.mid == pytest.approx(1, rel=1e-3)
+    assert run.energy_kwh is not None
+    assert run.cost is not None
+    assert run.energy_kwh.mid == pytest.approx(16 * 0.7, rel=1e-3)
+    assert run.cost.mid == pytest.approx(40, rel=1e-3)
+    assert forecast(step, 1000, 1, find_hardware("cpu")).cost is None
+
+
+def test_a_model_of_more_layers_from_two_shorter_ones() -> None:
+    layer, head = Operation(PRODUCT, "aten.mm", flops=2), Operation(PRODUCT, "aten.mm", flops=3)
+    assert extended({layer: 2, head: 1}, {layer: 4, head: 1}, times=10) == {layer: 24, head: 1}
+
+
+def test_rates_are_exact_where_they_were_measured_and_keep_between_and_beyond() -> None:
+    rates = Rates(1, {"memory aten.add": [(100, 1.0), (10_000, 25.0)]})
+    key = "memory aten.add"
+    assert (rates.seconds(key, 100), rates.seconds(key, 10_000)) == (1.0, 25.0)
+    assert rates.seconds(key, 50) == 0.5  # at 100 a second
+    assert rates.seconds(key, 20_000) == 50.0  # at 400 a second
+    assert rates.seconds(key, 1000) == pytest.approx(1000 / 200)  # halfway along the logarithm
+    cost = MeasuredCost(rates)
+    assert cost.seconds(Operation(MEMORY, "aten.unheard_of", bytes=100)) == 1.0
+
+
+def test_a_measurement_is_kept_for_this_device_and_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ARTEL_CACHE", str(tmp_path))
+    assert read_rates(1, CPU) is None
+    measured = [Rates(1, {"fused": [(10, 1.0)]}), Rates(2, {"fused": [(10, 3.0)]})]
+    path = save_rates(about_here(CPU), measured)
+    for processes, seconds in ((1, 1.0), (2, 3.0), (4, 6.0)):
+        rates = read_rates(processes, CPU)
+        assert rates is not None
+        assert rates.seconds("fused", 10) == seconds
+    save_rates(about_here(CPU) | {"torch": "1.0"}, measured)
+    assert read_rates(1, CPU) is None
+    path.write_text("{}")
+    assert read_rates(1, CPU) is None
+
+
+def test_what_is_measured_is_what_a_step_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tiny sizes: the names of a measurement are those by which a step's operations are looked up."""
+    monkeypatch.setattr(operators, "_WIDTHS", (8,))
+    monkeypatch.setattr(operators, "_TOKENS", 16)
+    monkeypatch.setattr(operators, "_HEADS", ((1, 2, 16, 8),))
+    monkeypatch.setattr(operators, "_NUMBERS", (768,))
+    monkeypatch.setattr(operators, "_VOCABULARY", 64)
+    monkeypatch.setattr(operators, "_SECONDS", 0.0)
+    measured = operators.measure(CPU, compiles=False)
+    assert all(size > 0 and seconds > 0 for points in measured.values() for size, seconds in points)
+    products = {f"product {dtype} {layout}" for dtype in ("bf16", "fp32") for layout in ("nn", "nt", "tn")}
+    attention = {f"attention {dtype} {way}" for dtype in ("bf16", "fp32") for way in ("forward", "backward")}
+    memory = {f"memory aten.{name}" for name in ("add", "_to_copy", "native_layer_norm", "_fused_adamw_", "silu")}
+    assert products | attention | memory <= measured.keys()
