@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from artel.errors import InputError
@@ -86,3 +88,9 @@ def test_this_machine_as_a_cpu() -> None:
     about = memory()
     assert (here.device, here.count, here.shares_memory) == ("cpu", 2, True)
     assert here.memory_bytes == (about.limit or about.total)
+
+
+def test_the_page_lists_all_names() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs/hardware.md").read_text(encoding="utf-8")
+    block = "".join(line for line in page.splitlines(keepends=True) if line.startswith("    "))
+    assert block.split() == list(ACCELERATORS)

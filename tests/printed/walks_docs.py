@@ -181,6 +181,18 @@ DOCS = (
         long=True,
     ),
     Walk(
+        "docs/hardware.md",
+        (
+            Step("artel bench hardware", says="GFLOP/s"),
+            Step(
+                "python benchmarks/plan_time.py",
+                instead="python {clone}/benchmarks/plan_time.py --help",
+                why="from the clone; takes many minutes",
+            ),
+        ),
+        long=True,
+    ),
+    Walk(
         "the clone",
         (
             Step(

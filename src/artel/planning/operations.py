@@ -87,6 +87,10 @@ class OperationRecorder(TorchDispatchMode):
         """Each operation with how often it ran."""
         return dict(self._counts + Counter(self._chains.operations()))
 
+    def add(self, operation: Operation) -> None:
+        """Record one that no operator shows, as what a hook of DistributedDataParallel exchanges."""
+        self._counts[operation] += 1
+
     def __enter__(self) -> OperationRecorder:
         self._tracker.__enter__()
         super().__enter__()
@@ -109,7 +113,7 @@ class OperationRecorder(TorchDispatchMode):
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else func.name()
         label = f"{func.namespace}.{name}"
         if func in collective_ops:
-            self._add(_collective(func, name, args, kwargs, out))
+            self.add(_collective(func, name, args, kwargs, out))
             return
         traffic = _Traffic.of(func, name, args, kwargs, out)
         if traffic is None:
@@ -118,21 +122,18 @@ class OperationRecorder(TorchDispatchMode):
         packet = getattr(func, "overloadpacket", func)
         if "attention" in name:
             flops = _attention_flops(func, args, kwargs, "backward" in name)
-            self._add(Operation(ATTENTION, label, compute, "", flops, traffic.bytes, is_backward="backward" in name))
+            self.add(Operation(ATTENTION, label, compute, "", flops, traffic.bytes, is_backward="backward" in name))
         elif packet in flop_registry:
             flops = int(flop_registry[packet](*args, **kwargs, out_val=out))
             matrices = [tensor for tensor in traffic.inputs if tensor.ndim > 1][-2:]
             layout = "".join(map(_layout, matrices))
-            self._add(Operation(PRODUCT, label, compute, layout, flops, traffic.bytes, is_backward=backward))
+            self.add(Operation(PRODUCT, label, compute, layout, flops, traffic.bytes, is_backward=backward))
         elif self._layers and any(parent.endswith(self._layers) for parent in self._tracker.parents):
             self._chains.join(name, traffic, backward)
             return
         else:
-            self._add(Operation(MEMORY, label, compute, "", 0, traffic.bytes, is_backward=backward))
+            self.add(Operation(MEMORY, label, compute, "", 0, traffic.bytes, is_backward=backward))
         self._chains.end(traffic)
-
-    def _add(self, operation: Operation) -> None:
-        self._counts[operation] += 1
 
 
 @dataclass(slots=True)
