@@ -217,6 +217,7 @@ README = (
     Walk(
         "speed and memory",
         (
+            Step("artel plan run.yaml", says="fits"),
             Step("artel doctor run.yaml", says="torch"),
             Step(
                 "artel bench train",

@@ -91,6 +91,11 @@ DOCS = (
         needs=(inputs.run_yaml(),),
     ),
     Walk(
+        "docs/plan.md",
+        (Step("artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp", says="32 × h100-80gb"),),
+        needs=(inputs.run_yaml(),),
+    ),
+    Walk(
         "docs/parallel.md",
         (
             Step(

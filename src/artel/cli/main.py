@@ -23,6 +23,7 @@ from artel.cli import (
     export,
     generate,
     launch,
+    plan,
     prepare,
     recipes,
     report,
@@ -67,6 +68,7 @@ def artel(
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
 
+app.command("plan")(plan.plan)
 app.command("prepare")(prepare.prepare)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)

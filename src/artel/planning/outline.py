@@ -54,14 +54,14 @@ def outline_model(run: RunConfig, auto_class: str) -> PreTrainedModel:
     """
     request = ModelRequest(run.model, auto_class, block=run.data.block)
     is_new = run.model.from_ is None
-    model = from_scratch(request, _known_tokenizer(run)) if is_new else pretrained_structure(request)
+    model = from_scratch(request, known_tokenizer(run)) if is_new else pretrained_structure(request)
     check_positions(model, run.data.block)
     if run.model.freeze:
         freeze(model, run.model.freeze)
     return model
 
 
-def _known_tokenizer(run: RunConfig) -> Tokenizer:
+def known_tokenizer(run: RunConfig) -> Tokenizer:
     """The run's tokenizer, or in its place one of the size that it will be trained to, or of which nothing is known."""
     with suppress(InputError):  # said by a check of its own
         there = tokenizer_here(run)

@@ -1,0 +1,52 @@
+"""`artel plan`: what a run will need of memory and disk, before it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from artel.cli.common import AsJson, OverrideWords, RunName, print_json
+from artel.cli.streams import show
+from artel.launching.quiet_libraries import quiet_libraries
+
+
+def plan(
+    name: RunName,
+    overrides: OverrideWords = None,
+    hardware: Annotated[
+        str, typer.Option(help="What it runs on, as h100-80gb:8 (accelerators of a node); else this machine.")
+    ] = "",
+    nodes: Annotated[int, typer.Option(min=1, help="Machines with that hardware.")] = 1,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Processes on a CPU; else as many as the numbers in `parallel` need.")
+    ] = None,
+    host_memory: Annotated[str | None, typer.Option(help="Memory of each machine, as 1TB.")] = None,
+    interconnect: Annotated[
+        str | None, typer.Option(help="Rate of one accelerator to other machines, as 400Gb/s.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say before a run what it will need: memory of each rank by kind, host memory, disk, and whether it fits.
+
+    The model is built without memory, and two steps of it are traced with the code that trains, as one rank of as many
+    processes as you ask for. The exit status is 1 where the run does not fit.
+
+    Examples: artel plan run.yaml
+              artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp
+    """
+    from artel.config import Overrides
+    from artel.launching.read_run import read_run
+
+    run = read_run(name, Overrides.parse(overrides), here=not hardware)
+    quiet_libraries()
+    from artel.planning.hardware import find_hardware
+    from artel.planning.plan import describe, make_plan
+
+    planned = make_plan(run, find_hardware(hardware, nodes, host_memory, interconnect), nproc)
+    if as_json:
+        print_json(planned.to_json())
+    else:
+        show(describe(planned))
+    if planned.share > 1:
+        raise typer.Exit(1)

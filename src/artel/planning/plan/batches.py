@@ -1,0 +1,104 @@
+"""The micro-batches of a run's worst step: of the longest sample in its token store, or in the first of its texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from artel.config import RunConfig, TokenizerTraining
+from artel.errors import InputError
+from artel.objectives import Batch, Objective, objective_of, objective_type
+from artel.planning.outline import known_tokenizer, tokenizer_here
+from artel.preparing import has_store, prepare
+from artel.text import Ledger, read_documents
+from artel.tokens import Sample, Samples, Tokenizer, TokenStore, evaluation_rows, train_tokenizer
+from artel.training.memory.micro_batch import longest_sample, repeat_sample
+
+_DOCUMENTS = 200  # of the sources that are read where there is no store
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedData:
+    """What a plan knows of a run's data."""
+
+    objective: Objective
+    tokenizer: Tokenizer
+    """Of as many ids as the run's own, which may still have to be trained."""
+    longest: Sample | int
+    """The sample that makes the largest batch: itself, or its index in `samples`."""
+    samples: Samples | None
+    row_tokens: int
+    note: str
+    store: TokenStore | None = None
+
+    def batch(self, rows: int) -> Batch:
+        """A micro-batch of so many rows of the longest sample."""
+        if self.samples is not None and isinstance(self.longest, int):
+            return repeat_sample(self.objective, self.samples, self.longest, rows)
+        return self.objective.batch(evaluation_rows(_Same(self.longest), np.zeros(rows, dtype=np.int64), rows))
+
+
+def planned_data(run: RunConfig) -> PlannedData:
+    """The run's objective and its longest sample. Raises InputError."""
+    if run.data.from_store or has_store(run):
+        prepared = prepare(run)
+        store = prepared.open()
+        objective = objective_of(run, prepared.tokenizer())
+        samples = objective.dataset(store.train)
+        index, tokens = longest_sample(objective, samples)
+        return PlannedData(objective, objective.tokenizer, index, samples, tokens, "its token store", store)
+    objective = objective_of(run, tokenizer_here(run) or _small_tokenizer(run))
+    if objective.packs_text:
+        longest = _block(run, objective)
+        note = f"blocks of {run.data.block} tokens"
+    else:
+        longest = _longest_of_sources(run, objective)
+        note = f"the longest of the first {_DOCUMENTS} documents: {len(longest.ids)} tokens"
+    data = PlannedData(objective, known_tokenizer(run), longest, None, 0, note)
+    tokens = data.batch(1).tensors["input_ids"].numel()
+    return PlannedData(objective, known_tokenizer(run), longest, None, tokens, note)
+
+
+def _small_tokenizer(run: RunConfig) -> Tokenizer:
+    """In place of one that is still to be trained: the same special tokens, and a few ids."""
+    kind = objective_type(run)
+    wanted = run.tokenizer.train or TokenizerTraining()
+    special = list(dict.fromkeys([*kind.special_tokens(run), *wanted.special]))
+    few = wanted.model_copy(update={"vocab": 256 + len(special) + 16, "special": special})
+    return train_tokenizer(iter([" ".join(map(str, range(2000)))]), few, encoder=kind.encoder)
+
+
+def _block(run: RunConfig, objective: Objective) -> Sample:
+    """A block of text, of one document."""
+    ids = np.arange(run.data.block + 1) % max(1, objective.tokenizer.vocabulary - 1)
+    flags = np.full(len(ids), 3, dtype=np.uint32) if objective.apart else None
+    return Sample(ids, flags)
+
+
+def _longest_of_sources(run: RunConfig, objective: Objective) -> Sample:
+    documents = list(islice(read_documents(run.data, Ledger()), _DOCUMENTS))
+    made = [item for item in objective.samples(documents) if hasattr(item, "samples")]
+    samples = [sample for item in made for sample in item.samples]
+    if not samples:
+        what = f"the first {len(documents)} documents make no sample of up to {run.data.block} tokens"
+        raise InputError.at("data.sources", what, "artel prepare says why")
+    return max(samples, key=lambda sample: len(sample.ids))
+
+
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """A dataset of one sample."""
+
+    sample: Sample | int
+
+    def __len__(self) -> int:
+        return 1
+
+    def read(self, index: int) -> Sample:
+        assert isinstance(self.sample, Sample)
+        return self.sample
+
+    def origins(self, index: int) -> list[str]:
+        return []

@@ -1,0 +1,24 @@
+"""What a run writes to disks: checkpoints, the finished model, the token store."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.planning.plan.batches import PlannedData
+from artel.training.checkpoint.retention import checkpoint_bytes
+
+_ID_BYTES = 2
+
+
+def disk_bytes(run: RunConfig, model: PreTrainedModel, data: PlannedData) -> dict[str, int]:
+    """Bytes by what they are: `checkpoints` that are kept at a time with one being written, `model`, `store`."""
+    one = checkpoint_bytes(model, run.train, 1)
+    kept = run.checkpoint.keep + (run.checkpoint.best is not None) + 1
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    sizes = {"checkpoints": one * kept, "model": trained if run.model.lora is not None else whole}
+    if data.store is not None:
+        splits = (data.store.train, data.store.validation)
+        sizes["store"] = sum(split.tokens for split in splits) * _ID_BYTES
+    return sizes

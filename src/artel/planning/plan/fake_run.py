@@ -1,0 +1,208 @@
+"""Two training steps of one rank of a run, traced without memory: the model, the strategy and the optimizer of the run.
+
+The tensors are FakeTensors and the process group is PyTorch's `fake` one, whose collectives do nothing. All else is
+the code that trains: `plan_parallelism`, the strategy's `run`, the objective's loss, the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.models import loss
+from artel.models.activation_checkpointing import Recompute, recompute
+from artel.models.attention_switch import use_for_training
+from artel.objectives import Batch, Objective
+from artel.parallel import ParallelStrategy, World, plan_parallelism
+from artel.parallel.pipeline.stages import stages_in_all
+from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, bytes_by_kind
+from artel.training.optim.optimizer import Optimizer
+
+_STEPS = 2  # the first makes the optimizer's state
+
+
+@dataclass(slots=True)
+class Trace:
+    """What lived when."""
+
+    live: LiveBytes
+    begin: int = 0
+    """The event at which the first step begins; before it are the weights."""
+    phases: list[tuple[int, int]] = field(default_factory=list)
+    """Events of each: the forward and backward passes and the optimizer's step, of each step."""
+    kept_bytes: int = 0
+    """Of the weights and the optimizer's state: what a checkpoint holds."""
+
+
+def trace_steps(
+    run: RunConfig,
+    model: PreTrainedModel,
+    objective: Objective,
+    batches: list[Batch],
+    world: World,
+    how: Recompute,
+    precision: str,
+    *,
+    on_gpu: bool = False,
+) -> Trace:
+    """Trace the steps on the rank of `world`. `model`, on the meta device, is used up.
+
+    `on_gpu`: logits are held in pieces as large as on a GPU. The operators are those of a CPU all the same.
+    """
+    live = LiveBytes()
+    trace = Trace(live)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    use_for_training(model, encoders=run.parallel.context > 1)
+    head = model.get_output_embeddings()
+    loss._HEADS[model] = head if type(head) is nn.Linear else None
+    model.train()
+    with fake:
+        _give_memory(model, world.device)
+    with fake_process_group(world):
+        # Without the mode: a mesh is of real tensors, and what becomes of fake ones is fake.
+        with _ddp_buckets(fake, live):
+            strategy = _parallelized(run, model, objective, world, precision)
+        gc.collect()  # whole weights that are sharded now
+        recompute(model, how)
+        with fake, live, _logits_of_gpus(on_gpu):
+            live.name(model.parameters(), WEIGHTS)
+            live.name(model.buffers(), COMMUNICATION)
+            optimizer = Optimizer(model, run.train, run.seed, None, precision)
+            batches = [_fake(batch, fake) for batch in batches]
+            targets = float(sum(batch.targets for batch in batches) * world.size)
+            trace.begin = len(live.events)
+            for _ in range(_STEPS):
+                _step(strategy, optimizer, batches, targets, trace)
+    after = bytes_by_kind(live.events, len(live.events) - 1)
+    trace.kept_bytes = after[WEIGHTS] + after[OPTIMIZER]
+    return trace
+
+
+def _step(
+    strategy: ParallelStrategy,
+    optimizer: Optimizer,
+    batches: list[Batch],
+    targets: float,
+    trace: Trace,
+) -> None:
+    live, begin = trace.live, len(trace.live.events)
+    strategy.run(batches, targets, optimizer.loss_factor)
+    live.name((parameter.grad for parameter in strategy.model.parameters()), GRADIENTS)
+    middle = len(live.events)
+    optimizer.clip_and_step(1.0, strategy.norm())
+    live.name((tensor for tensor in optimizer.state().values() if tensor.ndim), OPTIMIZER)
+    trace.phases += [(begin, middle), (middle, len(live.events))]
+
+
+def _parallelized(
+    run: RunConfig, model: PreTrainedModel, objective: Objective, world: World, precision: str
+) -> ParallelStrategy:
+    plan = plan_parallelism(run, world.size, world.on_host)
+    model.to = lambda *_, **__: model
+    strategy = plan.parallelize(model, objective, world, precision, load_weights=None, tell=lambda _: None)
+    del model.to
+    if strategy.stages > 1:  # it would ask the other stages what they send
+        hidden = model.config.get_text_config().hidden_size
+        strategy._sent = [(model.dtype, hidden)] * stages_in_all(run.parallel.pipeline, run.parallel.schedule)  # type: ignore[attr-defined]
+    ddp = getattr(strategy, "ddp", None)
+    if ddp is not None:
+        ddp.register_comm_hook(None, _all_reduced)
+        ddp.reducer = _Reducer(ddp.reducer)
+    return strategy
+
+
+@contextmanager
+def _ddp_buckets(fake: FakeTensorMode, live: LiveBytes) -> Iterator[None]:
+    """Within the block DistributedDataParallel makes fake buckets, which are counted."""
+    reducer = dist.Reducer  # type: ignore[attr-defined]
+
+    def make(*arguments: Any) -> Any:
+        with fake, live:
+            return reducer(*arguments)
+
+    dist.Reducer = make  # type: ignore[attr-defined,assignment]
+    try:
+        yield
+    finally:
+        dist.Reducer = reducer  # type: ignore[attr-defined]
+
+
+def _all_reduced(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """DistributedDataParallel's exchange of a bucket: the `fake` process group gives it no tensor back."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+# PyTorch compares the hook's annotations, which are strings in this file.
+_all_reduced.__annotations__ = {
+    "bucket": dist.GradBucket,  # type: ignore[attr-defined]
+    "return": torch.futures.Future[torch.Tensor],
+}
+
+
+@contextmanager
+def _logits_of_gpus(on_gpu: bool) -> Iterator[None]:
+    chunk_bytes = dict(loss._CHUNK_BYTES)
+    if on_gpu:
+        loss._CHUNK_BYTES["cpu"] = chunk_bytes["cuda"]
+    try:
+        yield
+    finally:
+        loss._CHUNK_BYTES.update(chunk_bytes)
+
+
+class _Reducer:
+    """DistributedDataParallel's own, but its buckets keep the order of the start: a new one asks other ranks."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def _give_memory(model: PreTrainedModel, device: torch.device) -> None:
+    """Put what is on the meta device on `device`; ties stay."""
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in moved:
+                    new = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    moved[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+                tensors[name] = moved[id(tensor)]
+
+
+def _fake(batch: Batch, fake: FakeTensorMode) -> Batch:
+    return replace(batch, tensors={name: fake.from_tensor(tensor) for name, tensor in batch.tensors.items()})
+
+
+@contextmanager
+def fake_process_group(world: World) -> Iterator[None]:
+    """A process group of that size of which only this process is there."""
+    if world.size == 1:
+        yield
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

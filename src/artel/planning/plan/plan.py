@@ -1,0 +1,175 @@
+"""The plan of a run: what each rank's memory holds at its fullest moment, host memory, disk, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from artel.config import RunConfig
+from artel.errors import InputError
+from artel.models.activation_checkpointing import Recompute
+from artel.models.device import pick_precision
+from artel.parallel import World
+from artel.parallel.mesh import read_parallel_dims
+from artel.planning.hardware import Hardware
+from artel.planning.plan.batches import PlannedData, planned_data
+from artel.planning.plan.disk import disk_bytes
+from artel.planning.plan.models import ModelOutline
+from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
+from artel.training.memory.micro_batch import sizes_to_try
+
+GIB = 2**30
+_TIGHT = 0.9
+"""Of the memory, beyond which a plan is tight: artel leaves as much free itself when it looks for a micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will need."""
+
+    hardware: Hardware
+    processes: int
+    parameters: dict[str, int]
+    """total, active (for a token), trained."""
+    micro_batch: int
+    recompute: Recompute
+    precision: str
+    ranks: tuple[RankMemory, ...]
+    """Of the ranks that differ: of a pipeline one of each stage, else the first."""
+    host_bytes: int
+    """Of the fullest host, of all its processes."""
+    host_room: int | None
+    disk: dict[str, int]
+    data_note: str
+
+    @property
+    def fullest(self) -> RankMemory:
+        return max(self.ranks, key=lambda rank: rank.reserved)
+
+    @property
+    def share(self) -> float:
+        """The part of the memory that is used where it is scarcest."""
+        shares = []
+        if not self.hardware.shares_memory:
+            shares.append(self.fullest.reserved / self.hardware.memory_bytes)
+        if self.host_room:
+            shares.append(self.host_bytes / self.host_room)
+        return max(shares, default=0.0)
+
+    @property
+    def verdict(self) -> str:
+        return "fits" if self.share <= _TIGHT else "tight" if self.share <= 1 else "does not fit"
+
+    def to_json(self) -> dict[str, Any]:
+        rank = self.fullest
+        per_rank = {kind: round(size / GIB, 3) for kind, size in rank.kinds.items()}
+        return {
+            "fits": self.share <= 1,
+            "verdict": self.verdict,
+            "parameters": self.parameters,
+            "processes": self.processes,
+            "micro_batch": self.micro_batch,
+            "activation_checkpointing": self.recompute,
+            "precision": self.precision,
+            "per_rank_gib": per_rank
+            | {"allocated": round(rank.allocated / GIB, 3), "reserved": round(rank.reserved / GIB, 3)},
+            "host_gib": round(self.host_bytes / GIB, 3),
+            "disk_gib": {name: round(size / GIB, 3) for name, size in self.disk.items()},
+        }
+
+
+def make_plan(run: RunConfig, hardware: Hardware, nproc: int | None = None) -> Plan:
+    """Plan `run` on `hardware`. Raises InputError for what cannot be planned.
+
+    A CPU runs `nproc` processes, or as many as the numbers in `parallel` need; GPUs one each.
+    """
+    world_size = hardware.world_size if not hardware.shares_memory else nproc or max(1, run.parallel.processes)
+    on_host = world_size // hardware.nodes if not hardware.shares_memory else world_size
+    if run.parallel.deepspeed is not None:
+        what = "DeepSpeed shares out weights in its own way, which is not planned yet"
+        raise InputError.at("parallel.deepspeed", what, "plan it as parallel.data: fsdp, which holds about as much")
+    dims = read_parallel_dims(run.parallel, world_size, on_host)
+    data = planned_data(run)
+    outline = ModelOutline.of(run, data.objective, data.tokenizer)
+    precision = _precision(run, hardware)
+    most = -(-run.train.batch // dims.dp_degree)
+    size = run.train.micro_batch
+    sizes = sizes_to_try(most, data.row_tokens, torch.device(hardware.device)) if size == "auto" else [size]
+    mode = run.train.activation_checkpointing
+    modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
+    plan = None
+    for how in modes:
+        for rows in dict.fromkeys((sizes[-1], sizes[0])):
+            plan = _planned(run, hardware, outline, data, world_size, on_host, precision, rows, how, most)
+            if plan.share <= _TIGHT:
+                return plan
+    assert plan is not None
+    return plan
+
+
+def _planned(
+    run: RunConfig,
+    hardware: Hardware,
+    outline: ModelOutline,
+    data: PlannedData,
+    world_size: int,
+    on_host: int,
+    precision: str,
+    size: int,
+    how: Recompute,
+    most: int,
+) -> Plan:
+    """The plan with micro-batches of `size` rows, of a rank's share of `most`."""
+    count = -(-most // size)
+    rows = -(-most // count)
+    stages = run.parallel.pipeline
+    worlds = [
+        World(rank, world_size, 0, torch.device("cpu"), on_host) for rank in range(0, world_size, world_size // stages)
+    ]
+    on_gpu = not hardware.shares_memory
+    ranks = tuple(
+        rank_memory(run, outline, data, world, how, precision, rows, count, on_gpu=on_gpu) for world in worlds
+    )
+    host = sum(rank.host for rank in ranks) * on_host // stages + ranks[0].shared
+    if not on_gpu and not is_sharded(run, worlds[0]):  # the first rank alone writes checkpoints
+        host -= ranks[0].kinds[CHECKPOINT] * (on_host - 1)
+    if on_gpu:
+        host = on_host * max(rank.host for rank in ranks)
+    model = outline.build()
+    return Plan(
+        hardware,
+        world_size,
+        _parameters(model),
+        rows,
+        how,
+        precision,
+        ranks,
+        host,
+        hardware.host_memory_bytes,
+        disk_bytes(run, model, data),
+        data.note,
+    )
+
+
+def _precision(run: RunConfig, hardware: Hardware) -> str:
+    if hardware.shares_memory:
+        return pick_precision(run.train.precision, torch.device("cpu"), run.train.weights)
+    if run.train.precision != "auto":
+        return run.train.precision
+    return "bf16" if run.train.weights == "bf16" or "bf16" in hardware.peak_flops else "fp32"
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, int]:
+    """Parameters in all, those that a token uses, and those that are trained; a tied one counts once."""
+    config: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
+    experts = max(getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1, 1)
+    chosen = getattr(config, "num_experts_per_tok", None) or experts
+    total = active = trained = 0
+    for parameter in model.parameters():
+        count = parameter.numel()
+        total += count
+        active += count * chosen // experts if parameter.ndim == 3 and parameter.shape[0] == experts else count
+        trained += count if parameter.requires_grad else 0
+    return {"total": total, "active": active, "trained": trained}

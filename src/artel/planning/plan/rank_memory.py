@@ -1,0 +1,138 @@
+"""What one rank holds at its fullest moment, by kind: from the trace of its steps, and from what is not traced."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from artel.config import RunConfig
+from artel.config.schema.quantities import Interval
+from artel.models.activation_checkpointing import Recompute
+from artel.parallel import World, plan_parallelism
+from artel.planning.plan import cpu_heap, untraced
+from artel.planning.plan.batches import PlannedData
+from artel.planning.plan.fake_run import Trace, trace_steps
+from artel.planning.plan.live_bytes import GRADIENTS, OPTIMIZER, WEIGHTS, bytes_by_kind
+from artel.planning.plan.models import ModelOutline
+
+FRAMEWORK, CHECKPOINT, ALLOCATOR = "framework", "checkpoint_copy", "allocator"
+_REPLAYED = 3 * 2**30
+"""Bytes with which the heap is tried; tensors of a larger step are made smaller in proportion."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes of one rank."""
+
+    kinds: dict[str, int]
+    """At the fullest moment."""
+    allocated: int
+    """What lives then."""
+    reserved: int
+    """What the process holds, with what its allocator keeps between tensors."""
+    host: int
+    """Of host memory, without what processes share."""
+    shared: int
+    """Of host memory, which all processes of the host share."""
+
+
+def rank_memory(
+    run: RunConfig,
+    outline: ModelOutline,
+    data: PlannedData,
+    world: World,
+    how: Recompute,
+    precision: str,
+    rows: int,
+    count: int,
+    *,
+    on_gpu: bool,
+) -> RankMemory:
+    """Memory of the rank of `world`, with `count` micro-batches of `rows` rows a step."""
+    traced = min(count, 2 * max(1, run.parallel.pipeline))
+    counts = outline.layer_counts(run.parallel.pipeline) if run.parallel.pipeline == 1 else None
+    shards = is_sharded(run, world)
+    batches = [data.batch(rows)] * traced
+    lines = []
+    for layers in counts or (None,):
+        model = outline.build(layers)
+        lines.append(
+            _peaks(trace_steps(run, model, data.objective, batches, world, how, precision, on_gpu=on_gpu), shards)
+        )
+    peaks = lines[0] if counts is None else _extended(lines[0], lines[1], counts, outline.layers)
+    kinds = max(peaks, key=_total).copy()
+    slack = kinds.pop(ALLOCATOR)
+    copy = _checkpoint_copy(run, peaks)
+    process = untraced.FRAMEWORK + untraced.CPU_KERNELS
+    process += untraced.GLOO * (world.size > 1) + untraced.SHARDING * shards
+    if on_gpu:
+        offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if run.parallel.offload != "none" else []
+        host = process + untraced.CUDA_HOST + copy + sum(kinds.pop(kind) for kind in offloaded)
+        kinds[FRAMEWORK] = untraced.CUDA_CONTEXT
+        allocated = sum(kinds.values())
+        return RankMemory(kinds, allocated, allocated, host, untraced.LIBRARIES)
+    kinds |= {CHECKPOINT: copy, FRAMEWORK: process}
+    allocated = sum(kinds.values())
+    return RankMemory(kinds | {ALLOCATOR: slack}, allocated, allocated + slack, allocated + slack, untraced.LIBRARIES)
+
+
+def _total(peak: dict[str, int]) -> int:
+    return sum(peak.values())
+
+
+def _peaks(trace: Trace, shards: bool) -> list[dict[str, int]]:
+    """By kind, the fullest moment of each phase; and what the allocator holds beyond the fullest of all."""
+    peaks = [bytes_by_kind(trace.live.events, start, end) for start, end in trace.phases]
+    before = bytes_by_kind(trace.live.events, trace.begin - 1, trace.begin)
+    heap = _heap_bytes(trace, shards) + sum(before.values())
+    highest = max(sum(peak.values()) for peak in peaks)
+    for peak in peaks:
+        peak[ALLOCATOR] = max(0, heap - highest)
+    return peaks
+
+
+def _extended(
+    fewer: list[dict[str, int]], more: list[dict[str, int]], counts: tuple[int, int], layers: int
+) -> list[dict[str, int]]:
+    """Each phase of a model of so many layers, from those of two shorter ones: a straight line in the layers."""
+    times = (layers - counts[1]) / (counts[1] - counts[0])
+    return [
+        {kind: round(longer[kind] + times * (longer[kind] - shorter[kind])) for kind in longer}
+        for shorter, longer in zip(fewer, more, strict=True)
+    ]
+
+
+def _heap_bytes(trace: Trace, shards: bool) -> int:
+    """Pages that glibc's allocator takes for the tensors of the steps, where they are on a CPU.
+
+    With `shards` also for their checkpoint: safetensors puts the bytes of all of a rank's shards together in memory.
+    """
+    numbers: dict[int, int] = {}
+    scale = max(1.0, _total(bytes_by_kind(trace.live.events)) / _REPLAYED)
+    lines = []
+    for storage, comes in trace.live.events[trace.begin :]:
+        if comes:
+            numbers[id(storage)] = len(numbers) + 1
+            lines.append(f"{numbers[id(storage)]} {round(storage.size / scale)}")
+        elif id(storage) in numbers:
+            lines.append(f"-{numbers[id(storage)]} 0")
+    for _ in range(untraced.SERIALIZED_SHARDS * shards):
+        numbers[len(numbers)] = len(numbers) + 1
+        lines.append(f"{len(numbers)} {round(trace.kept_bytes / scale)}")
+    command = [sys.executable, str(Path(cpu_heap.__file__))]
+    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True)
+    return round(int(done.stdout) * scale)
+
+
+def _checkpoint_copy(run: RunConfig, peaks: list[dict[str, int]]) -> int:
+    """The copy from which checkpoints are written while training goes on (training/checkpoint/async_saver.py)."""
+    if run.checkpoint.every == Interval() or not run.checkpoint.asynchronous:
+        return 0
+    return peaks[-1][WEIGHTS] + peaks[-1][OPTIMIZER]
+
+
+def is_sharded(run: RunConfig, world: World) -> bool:
+    """Whether each rank holds, and writes, a part of its own."""
+    return not plan_parallelism(run, world.size, world.on_host).whole_matrices

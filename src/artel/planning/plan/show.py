@@ -1,0 +1,37 @@
+"""A plan as people read it."""
+
+from __future__ import annotations
+
+from artel.planning.machine import in_gib
+from artel.planning.plan.plan import Plan
+
+
+def describe(plan: Plan) -> str:
+    """The verdict first, then what it comes from."""
+    rank, parameters = plan.fullest, plan.parameters
+    active = f", {parameters['active']:,} for a token" if parameters["active"] < parameters["total"] else ""
+    lines = [
+        f"{plan.verdict}: {plan.share:.0%} of the memory of {_place(plan)}",
+        "",
+        f"parameters       {parameters['total']:,}{active}, {parameters['trained']:,} trained",
+        f"processes        {plan.processes:,} · {plan.precision}, micro-batches of {plan.micro_batch}, "
+        f"recomputed: {plan.recompute}",
+        f"data             {plan.data_note}",
+        f"memory of {'the fullest rank' if len(plan.ranks) > 1 else 'each rank'}, at its fullest moment",
+    ]
+    lines += [f"  {kind.replace('_', ' '):<27}{size / 2**30:>8.2f} GiB" for kind, size in rank.kinds.items() if size]
+    lines += [
+        f"  {'allocated':<27}{rank.allocated / 2**30:>8.2f} GiB",
+        f"  {'reserved':<27}{rank.reserved / 2**30:>8.2f} GiB",
+        f"host memory      {in_gib(plan.host_bytes)}",
+        "disk             " + ", ".join(f"{name} {in_gib(size)}" for name, size in plan.disk.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _place(plan: Plan) -> str:
+    hardware = plan.hardware
+    if hardware.shares_memory:
+        return f"this machine, {in_gib(hardware.host_memory_bytes or hardware.memory_bytes)}"
+    nodes = f" on {hardware.nodes} nodes" if hardware.nodes > 1 else ""
+    return f"{hardware.world_size} × {hardware.name}{nodes}, {in_gib(hardware.memory_bytes)} each"

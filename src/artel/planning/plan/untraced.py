@@ -1,0 +1,26 @@
+"""Memory that no trace of tensors sees: each term with the measurement that it comes from.
+
+Measured with torch 2.13 for CPUs and transformers 5.23 on Python 3.11, Linux, glibc 2.36, by benchmarks/plan.py.
+"""
+
+from __future__ import annotations
+
+MIB = 2**20
+
+FRAMEWORK = 300 * MIB
+"""Of each process, before it has a model: Python, PyTorch, transformers and artel, their objects on the heap."""
+LIBRARIES = 134 * MIB
+"""Pages of libraries' files, which all processes of a host share."""
+CPU_KERNELS = 20 * MIB
+"""oneDNN's code and scratch memory, threads' stacks: what a tiny model's steps add on a CPU."""
+GLOO = 12 * MIB
+"""Buffers of gloo, of each process in a group of several."""
+SHARDING = 70 * MIB
+"""Of each process that shares a model: PyTorch's code for DTensor and fully_shard, which is imported then."""
+SERIALIZED_SHARDS = 2
+"""Times the bytes of a rank's shards: of what safetensors writes, the vector in Rust and the bytes in Python."""
+CUDA_CONTEXT = 500 * MIB
+"""Of each process on its GPU: CUDA's context and cuBLAS's workspace. From NVIDIA's and PyTorch's documentation, not
+measured here."""
+CUDA_HOST = 2048 * MIB
+"""Host memory of a process with a GPU: CUDA's libraries. Not measured here."""

@@ -1,0 +1,137 @@
+"""A plan before the run: what is traced without memory is what a real step holds, and a few layers tell of all."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+
+from artel.cli.main import main
+from artel.config import run_from
+from artel.models.attention_switch import use_for_training
+from artel.models.loading.materialize import WeightSource, materialize
+from artel.parallel import World, plan_parallelism
+from artel.planning.plan.batches import planned_data
+from artel.planning.plan.fake_run import trace_steps
+from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, bytes_by_kind
+from artel.planning.plan.models import ModelOutline, _recurring
+from artel.planning.plan.rank_memory import _extended
+from artel.training.optim.optimizer import Optimizer, state_bytes
+from support.runs import TINY, merged
+
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "resid_pdrop": 0, "embd_pdrop": 0}
+GPT2 |= {"attn_pdrop": 0}
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
+LLAMA |= {"num_attention_heads": 4}
+MOE = LLAMA | {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+def planned(config, parallel=None, **train):
+    """(run, its data, its model)."""
+    run = run_from(merged(TINY, {"model": {"config": config}, "parallel": parallel or {}, "train": train}), {}, {})
+    data = planned_data(run)
+    return run, data, ModelOutline.of(run, data.objective, data.tokenizer)
+
+
+def traced(config, world_size=1, parallel=None, layers=None, rank=0, how="none", **train):
+    run, data, outline = planned(config, parallel, **train)
+    world = World(rank, world_size, 0, torch.device("cpu"), world_size)
+    return trace_steps(run, outline.build(layers), data.objective, [data.batch(4)] * 2, world, how, "fp32")
+
+
+def peaks(trace):
+    return [bytes_by_kind(trace.live.events, *phase) for phase in trace.phases]
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=lambda config: config["model_type"])
+def test_what_is_traced_without_memory_is_what_a_real_step_holds(config):
+    run, data, outline = planned(config)
+    world = World(0, 1, 0, torch.device("cpu"))
+    model = outline.build()
+    source = WeightSource(outline.build(), run.seed)
+    use_for_training(model)
+    materialize(model, source, device="cpu")
+    plan = plan_parallelism(run, 1, 1)
+    strategy = plan.parallelize(model, data.objective, world, "fp32", load_weights=None, tell=print)
+    model.train()
+    data.objective.loss(model, data.batch(1))  # finds the output head
+    live, real = LiveBytes(), []
+    with live:
+        live.name(model.parameters(), WEIGHTS)
+        live.name(model.buffers(), COMMUNICATION)
+        optimizer = Optimizer(model, run.train, run.seed, None, "fp32")
+        for _ in range(2):
+            begin = len(live.events)
+            strategy.run([data.batch(4)] * 2, 100.0, None)
+            middle = len(live.events)
+            optimizer.clip_and_step(1.0, strategy.norm())
+            real += [(begin, middle), (middle, len(live.events))]
+    expected = [sum(bytes_by_kind(live.events, *phase).values()) for phase in real]
+    assert [sum(peak.values()) for peak in peaks(traced(config))] == pytest.approx(expected, rel=5e-3)
+
+
+@pytest.mark.parametrize("how", ["none", "full"])
+@pytest.mark.parametrize("config", [GPT2 | {"n_layer": 9}, MOE | {"num_hidden_layers": 9}], ids=["gpt2", "experts"])
+def test_a_few_layers_tell_of_all(config, how):
+    outline = planned(config)[2]
+    fewer, more = outline.layer_counts(1)
+    assert more < 9
+    lines = [peaks(traced(config, layers=layers, how=how)) for layers in (fewer, more)]
+    extended = _extended(*lines, (fewer, more), 9)
+    whole = peaks(traced(config, how=how))
+    assert max(sum(peak.values()) for peak in extended) == pytest.approx(max(sum(p.values()) for p in whole), rel=1e-3)
+    for of_few, of_all in zip(extended, whole, strict=True):
+        assert of_few[WEIGHTS] == of_all[WEIGHTS]
+        assert of_few[OPTIMIZER] == pytest.approx(of_all[OPTIMIZER], rel=1e-3)
+
+
+@pytest.mark.parametrize("parallel", [{"data": "fsdp"}, {"tensor": 4}, {"pipeline": 2, "data": "fsdp"}], ids=str)
+def test_ranks_share_weights_and_state(parallel):
+    config = LLAMA | {"num_hidden_layers": 4}
+    whole, shared = peaks(traced(config))[-1], peaks(traced(config, 4, parallel))[-1]
+    assert shared[WEIGHTS] < 0.5 * whole[WEIGHTS]
+    assert shared[OPTIMIZER] < 0.5 * whole[OPTIMIZER]
+
+
+def test_ddp_holds_gradients_all_the_time():
+    alone, ddp = traced(GPT2), traced(GPT2, 2, {"data": "ddp"})
+    trained = sum(p.numel() * 4 for p in planned(GPT2)[2].build().parameters())
+    begins = [bytes_by_kind(trace.live.events, trace.phases[0][0], trace.phases[0][0] + 1) for trace in (alone, ddp)]
+    assert [begin[GRADIENTS] for begin in begins] == [0, pytest.approx(trained, rel=0.01)]
+
+
+def test_the_optimizers_state_is_that_of_arithmetic():
+    for optimizer in ("adamw", "muon"):
+        run, _, outline = planned(GPT2, optimizer=optimizer)
+        held = peaks(traced(GPT2, optimizer=optimizer))[2][OPTIMIZER]
+        assert held == pytest.approx(state_bytes(outline.build(), run.train), rel=0.001)
+
+
+def test_layers_of_several_kinds_recur():
+    assert _recurring("aaaaaa") == (0, 1)
+    assert _recurring("dabababab") == (1, 2)
+    assert _recurring("aaab") in ((3, 1), (0, 4))
+
+
+def test_the_command_says_whether_it_fits(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("word " * 1000)
+    (tmp_path / "run.yaml").write_text(json.dumps(merged(TINY, {"model": {"config": GPT2}})))
+    command = partial(_status, monkeypatch)
+    assert command("plan", "run.yaml", "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"]
+    assert plan["verdict"] == "fits"
+    assert plan["parameters"]["total"] == plan["parameters"]["trained"] > 0
+    assert plan["per_rank_gib"]["reserved"] >= plan["per_rank_gib"]["allocated"] > 0
+    assert plan["host_gib"] > 0
+    large = ["model.config.n_embd=8192", "model.config.n_head=64", "train.activation_checkpointing=full"]
+    assert command("plan", "run.yaml", "--hardware", "v100-16gb:1", *large, "train.micro_batch=1") == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+def _status(monkeypatch, *words):
+    monkeypatch.setattr("sys.argv", ["artel", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code
