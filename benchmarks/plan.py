@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="cases with one of these in their name")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    page = Path(__file__).resolve().with_suffix(".md")
     os.chdir(options.folder)
     write_inputs()
     file = Path("measured.json")
@@ -112,6 +113,9 @@ def main() -> None:
     predicted = {case.name: predict(case) for case in cases}
     table = report(cases, measured, predicted)
     print(table)
+    if not options.only:
+        head = page.read_text(encoding="utf-8").partition("| case |")[0]
+        page.write_text(f"{head}{table}\n", encoding="utf-8")
 
 
 def run_file(case: Case) -> Path:

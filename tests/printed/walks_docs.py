@@ -92,8 +92,17 @@ DOCS = (
     ),
     Walk(
         "docs/plan.md",
-        (Step("artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp", says="32 × h100-80gb"),),
+        (
+            Step("artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp", says="32 × h100-80gb"),
+            Step(
+                "python benchmarks/plan.py",
+                instead="python {clone}/benchmarks/plan.py --only 'roberta, one process'",
+                why="its 26 cases take an hour",
+                says="error",
+            ),
+        ),
         needs=(inputs.run_yaml(),),
+        long=True,
     ),
     Walk(
         "docs/parallel.md",
