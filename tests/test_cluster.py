@@ -54,7 +54,7 @@ def lines_left(run, folder):
     return Tasks(workspace)
 
 
-def run_ranks(work, ranks):
+def run_submission(work, ranks):
     """Run the ranks of a submission at the same time, as a cluster would, and return their exit statuses."""
     processes = []
     for rank in range(ranks):
@@ -68,7 +68,7 @@ def test_ranks_share_the_tasks_of_a_stage(tmp_path, texts):
     tasks = lines_left(every_stage(texts, tmp_path), tmp_path / "key.parts")
     work = new_work(tasks, "lines", processes=2)
     assert len(work.numbers) > 10
-    assert run_ranks(work, 2) == [0, 0]
+    assert run_submission(work, 2) == [0, 0]
     assert sorted(file.name for file in Path(work.folder, "succeeded").iterdir()) == ["0", "1"]
     assert tasks.unfinished("lines") == []
     claims = {claim.name: str(claim.readlink()) for claim in Path(work.folder, "claims").iterdir()}
@@ -93,7 +93,7 @@ def test_an_error_of_a_task_is_the_users_to_see(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": "word " * 500}) for _ in range(9)))
     data = {"sources": [{"path": str(tmp_path / "a.jsonl")}], "max_document": 1000}
     tasks = lines_left(run_of(tmp_path, data=data), tmp_path / "key.parts")
-    run_ranks(new_work(tasks, "text"), 1)
+    run_submission(new_work(tasks, "text"), 1)
     with pytest.raises(InputError, match="the line is over 1,000 bytes"):
         tasks.workspace.raise_errors()
 
