@@ -93,6 +93,14 @@ def test_ranks_share_weights_and_state(parallel):
     assert shared[OPTIMIZER] < 0.5 * whole[OPTIMIZER]
 
 
+@pytest.mark.parametrize("parallel", [{"expert": 2}, {"data": "fsdp", "expert": 4}], ids=str)
+def test_experts_get_equal_shares_of_the_tokens(parallel):
+    """Which experts are chosen is not known before the run."""
+    whole, shared = peaks(traced(MOE))[-1], peaks(traced(MOE, 4, parallel))[-1]
+    assert shared[WEIGHTS] < 0.8 * whole[WEIGHTS]
+    assert shared[OPTIMIZER] < 0.8 * whole[OPTIMIZER]
+
+
 def test_ddp_holds_gradients_all_the_time():
     alone, ddp = traced(GPT2), traced(GPT2, 2, {"data": "ddp"})
     trained = sum(p.numel() * 4 for p in planned(GPT2)[2].build().parameters())

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
@@ -122,7 +123,7 @@ def _forward(
     counts = chosen.new_zeros(_count(experts)).scatter_add_(0, chosen, torch.ones_like(chosen)).view(mesh.size(), -1)
     counts_here = torch.empty_like(counts)
     dist.all_to_all_single(counts_here, counts, group=group)
-    sent, received = torch.stack([counts.sum(dim=1), counts_here.sum(dim=1)]).tolist()
+    sent, received = _rows_by_process(counts, counts_here, len(chosen))
 
     (tokens,) = in_autocast(hidden_states)  # they are computed in that precision anyway, and half as much to send
     tokens = _Exchange.apply(tokens[order // choices], sent, received, group)
@@ -132,6 +133,18 @@ def _forward(
 
     results = results[order.argsort()].view(*top_k_index.shape, hidden_states.shape[1])
     return (results * top_k_weights[..., None]).sum(dim=1).to(hidden_states.dtype)
+
+
+def _rows_by_process(counts: torch.Tensor, counts_here: torch.Tensor, rows: int) -> tuple[list[int], list[int]]:
+    """How many of `rows` rows go to each process, and how many come from each, by experts (processes, experts of each).
+
+    In a step that is traced for a plan nothing is chosen: each process gets the same.
+    """
+    if isinstance(counts, FakeTensor):
+        even = [rows // len(counts) + (process < rows % len(counts)) for process in range(len(counts))]
+        return even, even
+    sent, received = torch.stack([counts.sum(dim=1), counts_here.sum(dim=1)]).tolist()
+    return sent, received
 
 
 def _compute(experts: nn.Module, size: int, tokens: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
