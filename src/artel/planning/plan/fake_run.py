@@ -101,7 +101,9 @@ def _step(
     live.name((parameter.grad for parameter in strategy.model.parameters()), GRADIENTS)
     middle = len(live.events)
     optimizer.clip_and_step(1.0, strategy.norm())
-    live.name((tensor for tensor in optimizer.state().values() if tensor.ndim), OPTIMIZER)
+    state = [tensor for tensor in optimizer.state().values() if tensor.ndim]
+    live.name(state, OPTIMIZER)
+    live.keep_only(state, OPTIMIZER)
     trace.phases += [(begin, middle), (middle, len(live.events))]
 
 

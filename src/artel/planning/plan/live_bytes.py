@@ -87,6 +87,12 @@ class LiveBytes(TorchDispatchMode):
             self._add(local.untyped_storage(), kind)
             self._live[local.untyped_storage()._cdata][0].kind = kind
 
+    def keep_only(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
+        """Say that of this kind nothing but these tensors lives on. PyTorch holds what the `fake` group gathered."""
+        kept = {getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata for tensor in tensors}
+        for key in [key for key, (record, _) in self._live.items() if record.kind == kind and key not in kept]:
+            self._drop(key)
+
     def _add(self, storage: torch.UntypedStorage, kind: str) -> None:
         key = storage._cdata
         if key in self._live:
@@ -96,8 +102,9 @@ class LiveBytes(TorchDispatchMode):
         self.events.append((record, True))
 
     def _drop(self, key: int, _: Any = None) -> None:
-        record, _ = self._live.pop(key)
-        self.events.append((record, False))
+        if key in self._live:
+            record, _ = self._live.pop(key)
+            self.events.append((record, False))
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata in self._live:
