@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from artel.diagnostics.bench.hardware import operators
+from artel.diagnostics.bench.hardware.operators import Sizes, measure
 from artel.models.attention import AttentionOptions, attend
 from artel.planning.hardware import Hardware, find_hardware
 from artel.planning.operations import ATTENTION, COLLECTIVE, FUSED, MEMORY, PRODUCT, Operation, OperationRecorder
@@ -229,15 +229,10 @@ def test_a_measurement_is_kept_for_this_device_and_version(monkeypatch: pytest.M
     assert read_rates(1, CPU) is None
 
 
-def test_what_is_measured_is_what_a_step_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_measured_is_what_a_step_asks_for() -> None:
     """On tiny sizes: the names of a measurement are those by which a step's operations are looked up."""
-    monkeypatch.setattr(operators, "_WIDTHS", (8,))
-    monkeypatch.setattr(operators, "_TOKENS", 16)
-    monkeypatch.setattr(operators, "_HEADS", ((1, 2, 16, 8),))
-    monkeypatch.setattr(operators, "_NUMBERS", (768,))
-    monkeypatch.setattr(operators, "_VOCABULARY", 64)
-    monkeypatch.setattr(operators, "_SECONDS", 0.0)
-    measured = operators.measure(CPU, compiles=False)
+    sizes = Sizes(seconds=0, tokens=16, widths=(8,), heads=((1, 2, 16, 8),), numbers=(768,), vocabulary=64)
+    measured = measure(CPU, compiles=False, sizes=sizes)
     assert all(size > 0 and seconds > 0 for points in measured.values() for size, seconds in points)
     products = {f"product {dtype} {layout}" for dtype in ("bf16", "fp32") for layout in ("nn", "nt", "tn")}
     attention = {f"attention {dtype} {way}" for dtype in ("bf16", "fp32") for way in ("forward", "backward")}

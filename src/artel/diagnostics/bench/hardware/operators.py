@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,54 +26,71 @@ from artel.planning.operations import MEMORY, OperationRecorder
 
 Measured = dict[str, list[tuple[float, float]]]
 
-_TURNS, _SECONDS = 20, 0.06  # of each operator: as many turns as fit, and at least three
-_TOKENS = 2048
-_WIDTHS = (64, 128, 384, 1024)
-_HEADS = ((8, 6, 256, 64), (2, 8, 1024, 64))  # rows, heads, length, size
-_NUMBERS = (786_432, 8_388_608)  # of a tensor: 2,048 x 384, and one that no cache holds
-_WIDTH, _VOCABULARY = 384, 16_384
-_MESSAGES = (2**20, 2**24)  # bytes of an all-reduce
+_TURNS = 20
 
 
-def measure(device: torch.device, *, compiles: bool) -> Measured:
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is measured, and how long."""
+
+    seconds: float = 0.06
+    """Of each operator: as many turns as fit, from three to 20."""
+    tokens: int = 2048
+    widths: Sequence[int] = (64, 128, 384, 1024)
+    heads: Sequence[tuple[int, int, int, int]] = ((8, 6, 256, 64), (2, 8, 1024, 64))
+    """Rows, heads, length, size of each attention."""
+    numbers: Sequence[int] = (786_432, 8_388_608)
+    """Of a tensor: 2,048 x 384, and one that no cache holds."""
+    width: int = 384
+    vocabulary: int = 16_384
+    messages: Sequence[int] = (2**20, 2**24)
+    """Bytes of an all-reduce."""
+
+
+def measure(device: torch.device, *, compiles: bool, sizes: Sizes = Sizes()) -> Measured:
     """All operators on this process's device; with several processes also the all-reduce between them."""
     measured: Measured = defaultdict(list)
+    fastest = partial(_fastest, device=device, seconds=sizes.seconds)
     for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
-        for width in _WIDTHS:
-            for layout, work, flops in _products(width, dtype, device):
-                measured[f"product {name} {layout}"].append((flops, _fastest(work, device)))
-        for shape in _HEADS:
+        for width in sizes.widths:
+            for layout, work, flops in _products(sizes.tokens, width, dtype, device):
+                measured[f"product {name} {layout}"].append((flops, fastest(work)))
+        for shape in sizes.heads:
             for direction, work, flops in _attention(shape, dtype, device):
-                measured[f"attention {name} {direction}"].append((flops, _fastest(work, device)))
-    for count in _NUMBERS:
-        for work in _memory_operators(count, device):
+                measured[f"attention {name} {direction}"].append((flops, fastest(work)))
+    for count in sizes.numbers:
+        for work in _memory_operators(count, sizes, device):
             name, size = _recorded(work)
-            measured[f"memory {name}"].append((size, _fastest(work, device)))
+            measured[f"memory {name}"].append((size, fastest(work)))
     if compiles:
-        _measure_compiled(measured, device)
+        _measure_compiled(measured, sizes, device)
     if dist.is_initialized():
-        for size in _MESSAGES:
+        for size in sizes.messages:
             work = partial(dist.all_reduce, torch.zeros(size // 4, device=device))
-            measured["all_reduce"].append((size, _fastest(work, device, time.process_time, turns=10)))
+            measured["all_reduce"].append((size, fastest(work, clock=time.process_time, turns=10)))
     return {key: sorted(points) for key, points in measured.items()}
 
 
 def _fastest(
-    work: Callable[[], object], device: torch.device, clock: Callable[[], float] = time.thread_time, turns: int = 0
+    work: Callable[[], object],
+    device: torch.device,
+    seconds: float,
+    clock: Callable[[], float] = time.thread_time,
+    turns: int = 0,
 ) -> float:
-    """Seconds of the fastest of several turns, by `clock` on a CPU; `turns` fixes how many."""
+    """Seconds of the fastest of several turns, by `clock` on a CPU; `turns` fixes how many, else `seconds` do."""
     if device.type == "cuda":
         clock = time.perf_counter
     work()
-    seconds: list[float] = []
-    while len(seconds) < (turns or 3):
+    measured: list[float] = []
+    while len(measured) < (turns or 3):
         _wait(device)
         start = clock()
         work()
         _wait(device)
-        seconds.append(clock() - start)
-        turns = turns or max(3, min(_TURNS, int(_SECONDS / max(seconds[0], 1e-6))))
-    return min(seconds)
+        measured.append(clock() - start)
+        turns = turns or max(3, min(_TURNS, int(seconds / max(measured[0], 1e-6))))
+    return min(measured)
 
 
 def _wait(device: torch.device) -> None:
@@ -81,14 +99,14 @@ def _wait(device: torch.device) -> None:
 
 
 def _products(
-    width: int, dtype: torch.dtype, device: torch.device
+    tokens: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Callable[[], object], float]]:
     """A layer's matrix: forward as it lies or transposed, the gradient of the weight with the left one transposed."""
-    inputs = torch.randn(_TOKENS, width, device=device).to(dtype)
+    inputs = torch.randn(tokens, width, device=device).to(dtype)
     weight = torch.randn(width, 4 * width, device=device).to(dtype)
     transposed = weight.T.contiguous().T
-    grad_output = torch.randn(_TOKENS, 4 * width, device=device).to(dtype)
-    flops = 2.0 * _TOKENS * width * 4 * width
+    grad_output = torch.randn(tokens, 4 * width, device=device).to(dtype)
+    flops = 2.0 * tokens * width * 4 * width
     yield "nn", partial(torch.mm, inputs, weight), flops
     yield "nt", partial(torch.mm, inputs, transposed), flops
     yield "tn", partial(torch.mm, grad_output.T, inputs), flops
@@ -111,13 +129,14 @@ def _attention(
     )
 
 
-def _memory_operators(count: int, device: torch.device) -> Iterator[Callable[[], object]]:
+def _memory_operators(count: int, sizes: Sizes, device: torch.device) -> Iterator[Callable[[], object]]:
     """Those that take most of a step between products; each is one operator of PyTorch."""
     aten: Any = torch.ops.aten
-    x, y = torch.randn(2, count // _WIDTH, _WIDTH, device=device)
+    width, vocabulary = sizes.width, sizes.vocabulary
+    x, y = torch.randn(2, count // width, width, device=device)
     half, other_half = x.bfloat16(), y.bfloat16()
-    weight, bias = torch.ones(2, _WIDTH, device=device)
-    _, mean, scale = torch.native_layer_norm(x, [_WIDTH], weight, bias, 1e-5)
+    weight, bias = torch.ones(2, width, device=device)
+    _, mean, scale = torch.native_layer_norm(x, [width], weight, bias, 1e-5)
     yield partial(torch.add, x, y)
     yield partial(torch.mul, half, other_half)
     yield partial(x.mul_, 1.0)
@@ -134,15 +153,15 @@ def _memory_operators(count: int, device: torch.device) -> Iterator[Callable[[],
     yield partial(aten.gelu_backward, half, other_half)
     yield partial(F.silu, half)
     yield partial(aten.silu_backward, half, other_half)
-    yield partial(torch.native_layer_norm, x, [_WIDTH], weight, bias, 1e-5)
+    yield partial(torch.native_layer_norm, x, [width], weight, bias, 1e-5)
     mask = [True, True, True]
-    yield partial(aten.native_layer_norm_backward, y, x, [_WIDTH], mean, scale, weight, bias, mask)
+    yield partial(aten.native_layer_norm_backward, y, x, [width], mean, scale, weight, bias, mask)
     yield partial(torch.linalg.vector_norm, x)
-    ids = torch.randint(_VOCABULARY, (count // _WIDTH,), device=device)
-    yield partial(aten.embedding_dense_backward, x, ids, _VOCABULARY, -1, False)
+    ids = torch.randint(vocabulary, (count // width,), device=device)
+    yield partial(aten.embedding_dense_backward, x, ids, vocabulary, -1, False)
     yield _adamw(count, device)
-    logits = torch.randn(max(1, count // _VOCABULARY), _VOCABULARY, device=device).bfloat16()
-    targets = torch.randint(_VOCABULARY, (len(logits),), device=device)
+    logits = torch.randn(max(1, count // vocabulary), vocabulary, device=device).bfloat16()
+    targets = torch.randint(vocabulary, (len(logits),), device=device)
     if can_take(device, logits.dtype):
         yield partial(cpu_cross_entropy_with_grad, logits, targets)
 
@@ -185,15 +204,15 @@ class _Layers(nn.Module):
         self.layers = nn.ModuleList([_Plain(), _Gelu()])
 
 
-def _measure_compiled(measured: Measured, device: torch.device) -> None:
+def _measure_compiled(measured: Measured, sizes: Sizes, device: torch.device) -> None:
     """What the compiler makes of a chain: the time of a byte, and on top of it that of an exponential."""
     layers = _Layers(device)
     compile_layers(layers, fixed=False)
     plain, gelu = layers.layers
     with torch.no_grad():
-        for count in _NUMBERS:
+        for count in sizes.numbers:
             x, y = torch.randn(2, count, device=device).bfloat16()
-            seconds = _fastest(partial(plain, x, y), device)
+            seconds = _fastest(partial(plain, x, y), device, sizes.seconds)
             measured["fused"].append((6 * count, seconds))
-            with_exponentials = _fastest(partial(gelu, x), device) - seconds * 4 / 6
+            with_exponentials = _fastest(partial(gelu, x), device, sizes.seconds) - seconds * 4 / 6
             measured["exponentials"].append((count, max(with_exponentials, 1e-9)))
