@@ -26,6 +26,7 @@ from artel.models.attention_switch import use_for_training
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
 from artel.parallel.pipeline.stages import stages_in_all
+from artel.planning.operations import Operation, OperationRecorder
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, bytes_by_kind
 from artel.training.optim.optimizer import Optimizer
 
@@ -43,6 +44,10 @@ class Trace:
     """Events of each: the forward and backward passes and the optimizer's step, of each step."""
     kept_bytes: int = 0
     """Of the weights and the optimizer's state: what a checkpoint holds."""
+    passes: dict[Operation, int] = field(default_factory=dict)
+    """What the forward and backward passes of a step do, and how often."""
+    stepping: dict[Operation, int] = field(default_factory=dict)
+    """What the optimizer's step does."""
 
 
 def trace_steps(
@@ -55,6 +60,7 @@ def trace_steps(
     precision: str,
     *,
     on_gpu: bool = False,
+    compiled: bool = False,
 ) -> Trace:
     """Trace the steps on the rank of `world`. `model`, on the meta device, is used up.
 
@@ -84,6 +90,7 @@ def trace_steps(
             trace.begin = len(live.events)
             for _ in range(_STEPS):
                 _step(strategy, optimizer, batches, targets, trace)
+            _record_operations(strategy, optimizer, batches, targets, trace, compiled)
     after = bytes_by_kind(live.events, len(live.events) - 1)
     trace.kept_bytes = after[WEIGHTS] + after[OPTIMIZER]
     return trace
@@ -105,6 +112,24 @@ def _step(
     live.name(state, OPTIMIZER)
     live.keep_only(state, OPTIMIZER)
     trace.phases += [(begin, middle), (middle, len(live.events))]
+
+
+def _record_operations(
+    strategy: ParallelStrategy,
+    optimizer: Optimizer,
+    batches: list[Batch],
+    targets: float,
+    trace: Trace,
+    compiled: bool,
+) -> None:
+    """One more step, of which the operations count and not the bytes: the recorder's hooks hold tensors."""
+    end = len(trace.live.events)
+    with OperationRecorder(strategy.model, compiled=compiled) as passes:
+        strategy.run(batches, targets, optimizer.loss_factor)
+    with OperationRecorder(strategy.model) as stepping:
+        optimizer.clip_and_step(1.0, strategy.norm())
+    trace.passes, trace.stepping = passes.operations, stepping.operations
+    del trace.live.events[end:]
 
 
 def _parallelized(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -10,19 +10,27 @@ import torch
 from artel.config import RunConfig
 from artel.errors import InputError
 from artel.models.activation_checkpointing import Recompute
+from artel.models.compile import OFF, compile_choice
 from artel.models.device import pick_precision
 from artel.parallel import World
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.hardware import Hardware
+from artel.planning.operations import COLLECTIVE, Operation
+from artel.planning.performance import StepTime, pipeline_bubble, step_time
 from artel.planning.plan.batches import PlannedData, planned_data
 from artel.planning.plan.disk import disk_bytes
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
+from artel.planning.rates import read_rates
 from artel.training.memory.micro_batch import sizes_to_try
 
 GIB = 2**30
 _TIGHT = 0.9
 """Of the memory, beyond which a plan is tight: artel leaves as much free itself when it looks for a micro-batch."""
+
+
+_LONG = 10**6
+"""Steps of a run that does not say how many: it is then taken to be long enough to compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,10 @@ class Plan:
     host_room: int | None
     disk: dict[str, int]
     data_note: str
+    tokens: int
+    """Of a step, at most."""
+    step: StepTime | None
+    """None: neither the table nor `artel bench hardware` has the rates."""
 
     @property
     def fullest(self) -> RankMemory:
@@ -75,6 +87,7 @@ class Plan:
             "precision": self.precision,
             "per_rank_gib": per_rank
             | {"allocated": round(rank.allocated / GIB, 3), "reserved": round(rank.reserved / GIB, 3)},
+            "tokens_per_second": None if self.step is None else asdict(self.step.tokens_per_second(self.tokens)),
             "host_gib": round(self.host_bytes / GIB, 3),
             "disk_gib": {name: round(size / GIB, 3) for name, size in self.disk.items()},
         }
@@ -129,8 +142,11 @@ def _planned(
         World(rank, world_size, 0, torch.device("cpu"), on_host) for rank in range(0, world_size, world_size // stages)
     ]
     on_gpu = not hardware.shares_memory
+    device = torch.device(hardware.device)
+    compiled = compile_choice(run.train.compile, device, run.train.steps or _LONG).value != OFF
     ranks = tuple(
-        rank_memory(run, outline, data, world, how, precision, rows, count, on_gpu=on_gpu) for world in worlds
+        rank_memory(run, outline, data, world, how, precision, rows, count, on_gpu=on_gpu, compiled=compiled)
+        for world in worlds
     )
     host = sum(rank.host for rank in ranks) * on_host // stages + ranks[0].shared
     if not on_gpu and not is_sharded(run, worlds[0]):  # the first rank alone writes checkpoints
@@ -150,7 +166,33 @@ def _planned(
         hardware.host_memory_bytes,
         disk_bytes(run, model, data),
         data.note,
+        run.train.batch * data.row_tokens,
+        _step_time(run, hardware, ranks, model, world_size, on_host, count),
     )
+
+
+def _step_time(
+    run: RunConfig,
+    hardware: Hardware,
+    ranks: tuple[RankMemory, ...],
+    model: torch.nn.Module,
+    world_size: int,
+    on_host: int,
+    count: int,
+) -> StepTime | None:
+    """The time of the slowest rank's step; None where no rates are known."""
+    rates = read_rates(on_host, torch.device("cpu")) if hardware.shares_memory else None
+    if rates is None and not (hardware.memory_bandwidth and hardware.peak_flops):
+        return None
+    bubble = pipeline_bubble(run.parallel.schedule, run.parallel.pipeline, count)
+    dims = read_parallel_dims(run.parallel, world_size, on_host)
+    exchanged = {}
+    if dims.mode == "ddp" and dims.dp_replicate > 1:  # DistributedDataParallel's reducer is not traced
+        size = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        group = range(0, world_size, world_size // dims.dp_replicate)
+        exchanged[Operation(COLLECTIVE, "c10d.allreduce_", bytes=size, ranks=tuple(group))] = 1
+    steps = [step_time({**rank.operations, **exchanged}, hardware, rates, bubble=bubble) for rank in ranks]
+    return max(steps, key=lambda step: step.seconds.mid)
 
 
 def _precision(run: RunConfig, hardware: Hardware) -> str:

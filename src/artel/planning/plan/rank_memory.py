@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from artel.config import RunConfig
 from artel.config.schema.quantities import Interval
 from artel.models.activation_checkpointing import Recompute
 from artel.parallel import World, plan_parallelism
+from artel.planning.operations import Operation
+from artel.planning.performance import extended
 from artel.planning.plan import cpu_heap, untraced
 from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.fake_run import Trace, trace_steps
@@ -36,6 +40,8 @@ class RankMemory:
     """Of host memory, without what processes share."""
     shared: int
     """Of host memory, which all processes of the host share."""
+    operations: Mapping[Operation, int]
+    """What a step does, and how often."""
 
 
 def rank_memory(
@@ -49,19 +55,25 @@ def rank_memory(
     count: int,
     *,
     on_gpu: bool,
+    compiled: bool,
 ) -> RankMemory:
     """Memory of the rank of `world`, with `count` micro-batches of `rows` rows a step."""
     traced = min(count, 2 * max(1, run.parallel.pipeline))
     counts = outline.layer_counts(run.parallel.pipeline) if run.parallel.pipeline == 1 else None
     shards = is_sharded(run, world)
     batches = [data.batch(rows)] * traced
-    lines = []
-    for layers in counts or (None,):
-        model = outline.build(layers)
-        lines.append(
-            _peaks(trace_steps(run, model, data.objective, batches, world, how, precision, on_gpu=on_gpu), shards)
+    traces = [
+        trace_steps(
+            run, outline.build(layers), data.objective, batches, world, how, precision, on_gpu=on_gpu, compiled=compiled
         )
+        for layers in counts or (None,)
+    ]
+    lines = [_peaks(trace, shards) for trace in traces]
     peaks = lines[0] if counts is None else _extended(lines[0], lines[1], counts, outline.layers)
+    times = 0.0 if counts is None else (outline.layers - counts[1]) / (counts[1] - counts[0])
+    operations = Counter(extended(traces[0].stepping, traces[-1].stepping, times))
+    for operation, often in extended(traces[0].passes, traces[-1].passes, times).items():
+        operations[operation] += round(often * count / traced)
     kinds = max(peaks, key=_total).copy()
     slack = kinds.pop(ALLOCATOR)
     copy = _checkpoint_copy(run, peaks)
@@ -72,10 +84,12 @@ def rank_memory(
         host = process + untraced.CUDA_HOST + copy + sum(kinds.pop(kind) for kind in offloaded)
         kinds[FRAMEWORK] = untraced.CUDA_CONTEXT
         allocated = sum(kinds.values())
-        return RankMemory(kinds, allocated, allocated, host, untraced.LIBRARIES)
+        return RankMemory(kinds, allocated, allocated, host, untraced.LIBRARIES, operations)
     kinds |= {CHECKPOINT: copy, FRAMEWORK: process}
     allocated = sum(kinds.values())
-    return RankMemory(kinds | {ALLOCATOR: slack}, allocated, allocated + slack, allocated + slack, untraced.LIBRARIES)
+    kinds |= {ALLOCATOR: slack}
+    held = allocated + slack
+    return RankMemory(kinds, allocated, held, held, untraced.LIBRARIES, operations)
 
 
 def _total(peak: dict[str, int]) -> int:

@@ -23,10 +23,18 @@ def describe(plan: Plan) -> str:
     lines += [
         f"  {'allocated':<27}{rank.allocated / 2**30:>8.2f} GiB",
         f"  {'reserved':<27}{rank.reserved / 2**30:>8.2f} GiB",
+        f"speed            {_speed(plan)}",
         f"host memory      {in_gib(plan.host_bytes)}",
         "disk             " + ", ".join(f"{name} {in_gib(size)}" for name, size in plan.disk.items()),
     ]
     return "\n".join(lines)
+
+
+def _speed(plan: Plan) -> str:
+    if plan.step is None:
+        return "unknown: measure this machine once, artel bench hardware"
+    tokens = plan.step.tokens_per_second(plan.tokens)
+    return f"{tokens.mid:,.0f} tokens/s ({tokens.low:,.0f} to {tokens.high:,.0f}), by {plan.step.source}"
 
 
 def _place(plan: Plan) -> str:
