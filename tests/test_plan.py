@@ -99,6 +99,19 @@ def test_experts_get_equal_shares_of_the_tokens(parallel):
     whole, shared = peaks(traced(MOE))[-1], peaks(traced(MOE, 4, parallel))[-1]
     assert shared[WEIGHTS] < 0.8 * whole[WEIGHTS]
     assert shared[OPTIMIZER] < 0.8 * whole[OPTIMIZER]
+    assert shared[COMMUNICATION] < 0.05 * whole[WEIGHTS]  # of DTensors a rank's part counts: nothing else is left
+
+
+def test_a_longer_model_may_be_fullest_at_another_moment():
+    """Few layers are fullest when the loss is, many when weights and activations are."""
+    loss = {"weights": 1, "activations": 2, "logits_and_loss": 9, "allocator": 5}
+    step = [{"weights": 1, "activations": 0, "logits_and_loss": 0, "allocator": 5},
+            {"weights": 2, "activations": 0, "logits_and_loss": 0, "allocator": 3}]  # fmt: skip
+    fewer, more = [loss, step[0], loss], [loss | {"weights": 2, "activations": 3}, step[1], step[1]]
+    assert _extended(fewer, more, (1, 2), 11) == [
+        {"weights": 11, "activations": 12, "logits_and_loss": 9, "allocator": 5},
+        {"weights": 11, "activations": 0, "logits_and_loss": 0, "allocator": 0},
+    ]
 
 
 def test_ddp_holds_gradients_all_the_time():

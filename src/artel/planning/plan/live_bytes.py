@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -72,6 +73,8 @@ class LiveBytes(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it becomes operators on this rank's part, and these come here
         result = run_with_static_shapes(func, args, kwargs or {})
         for tensor in tree_iter(result):
             if isinstance(tensor, torch.Tensor):
@@ -113,17 +116,21 @@ class LiveBytes(TorchDispatchMode):
             self._add(storage, record.kind)
 
 
-def bytes_by_kind(events: list[tuple[Storage, bool]], start: int = 0, end: int | None = None) -> dict[str, int]:
-    """Live bytes by kind at the moment of [start, end) at which they are most in all."""
+def bytes_by_kind(
+    events: list[tuple[Storage, bool]], start: int = 0, end: int | None = None, most: str = ""
+) -> dict[str, int]:
+    """Live bytes by kind at the moment of [start, end) at which they are most in all, or most of the kind `most`."""
     now = dict.fromkeys(KINDS, 0)
-    total = highest = 0
+    total = 0
+    highest = (-1, -1)
     best: dict[str, int] = {}
     for number, (storage, comes) in enumerate(events[:end]):
         change = storage.size if comes else -storage.size
         now[storage.kind] += change
         total += change
-        if number >= start and (total > highest or not best):
-            highest, best = total, dict(now)
+        height = (now[most] if most else total, total)
+        if number >= start and height > highest:
+            highest, best = height, dict(now)
     return best or now
 
 

@@ -18,7 +18,7 @@ from artel.planning.performance import extended
 from artel.planning.plan import cpu_heap, untraced
 from artel.planning.plan.batches import PlannedData
 from artel.planning.plan.fake_run import Trace, trace_steps
-from artel.planning.plan.live_bytes import GRADIENTS, OPTIMIZER, WEIGHTS, bytes_by_kind
+from artel.planning.plan.live_bytes import GRADIENTS, KINDS, OPTIMIZER, WEIGHTS, bytes_by_kind
 from artel.planning.plan.models import ModelOutline
 
 FRAMEWORK, CHECKPOINT, ALLOCATOR = "framework", "checkpoint_copy", "allocator"
@@ -97,8 +97,12 @@ def _total(peak: dict[str, int]) -> int:
 
 
 def _peaks(trace: Trace, shards: bool) -> list[dict[str, int]]:
-    """By kind, the fullest moment of each phase; and what the allocator holds beyond the fullest of all."""
-    peaks = [bytes_by_kind(trace.live.events, start, end) for start, end in trace.phases]
+    """By kind, the fullest moments of each phase; and what the allocator holds beyond the fullest of all.
+
+    Besides the moment that is the fullest in all, those at which one kind is: in a longer model another may be fuller.
+    """
+    moments = ("", *(kind for kind in KINDS if kind != WEIGHTS))
+    peaks = [bytes_by_kind(trace.live.events, *phase, most) for phase in trace.phases for most in moments]
     before = bytes_by_kind(trace.live.events, trace.begin - 1, trace.begin)
     heap = _heap_bytes(trace, shards) + sum(before.values())
     highest = max(sum(peak.values()) for peak in peaks)
@@ -110,12 +114,18 @@ def _peaks(trace: Trace, shards: bool) -> list[dict[str, int]]:
 def _extended(
     fewer: list[dict[str, int]], more: list[dict[str, int]], counts: tuple[int, int], layers: int
 ) -> list[dict[str, int]]:
-    """Each phase of a model of so many layers, from those of two shorter ones: a straight line in the layers."""
+    """Each moment of a model of so many layers, from those of two shorter ones: a straight line in the layers.
+
+    Where the two are not the same moment of a step, a kind would become less than nothing: such a pair is left out.
+    """
     times = (layers - counts[1]) / (counts[1] - counts[0])
-    return [
+    extended = [
         {kind: round(longer[kind] + times * (longer[kind] - shorter[kind])) for kind in longer}
         for shorter, longer in zip(fewer, more, strict=True)
     ]
+    for moment in extended:
+        moment[ALLOCATOR] = max(0, moment[ALLOCATOR])
+    return [moment for moment in extended if min(moment.values()) >= 0]
 
 
 def _heap_bytes(trace: Trace, shards: bool) -> int:
