@@ -124,7 +124,7 @@ def _extended(
         for shorter, longer in zip(fewer, more, strict=True)
     ]
     for moment in extended:
-        moment[ALLOCATOR] = max(0, moment[ALLOCATOR])
+        moment[ALLOCATOR] = max(0, moment.get(ALLOCATOR, 0))
     return [moment for moment in extended if min(moment.values()) >= 0]
 
 
