@@ -114,6 +114,12 @@ def test_a_longer_model_may_be_fullest_at_another_moment():
     ]
 
 
+def test_one_process_may_shard():
+    """With `offload` a model on one GPU has its weights and state in host memory."""
+    alone, sharded = peaks(traced(LLAMA))[-1], peaks(traced(LLAMA, 1, {"data": "fsdp"}))[-1]
+    assert [sharded[kind] for kind in (WEIGHTS, OPTIMIZER)] == [alone[kind] for kind in (WEIGHTS, OPTIMIZER)]
+
+
 def test_ddp_holds_gradients_all_the_time():
     alone, ddp = traced(GPT2), traced(GPT2, 2, {"data": "ddp"})
     trained = sum(p.numel() * 4 for p in planned(GPT2)[2].build().parameters())
@@ -149,6 +155,11 @@ def test_the_command_says_whether_it_fits(tmp_path, monkeypatch, capsys):
     large = ["model.config.n_embd=8192", "model.config.n_head=64", "train.activation_checkpointing=full"]
     assert command("plan", "run.yaml", "--hardware", "v100-16gb:1", *large, "train.micro_batch=1") == 1
     assert "does not fit" in capsys.readouterr().out
+    offload = ["parallel.data=fsdp", "parallel.offload=pinned", "--host-memory", "1GB"]
+    assert command("plan", "run.yaml", "--hardware", "v100-16gb:1", *offload) == 1
+    shown = capsys.readouterr().out
+    assert "of the host memory, 0.9 GiB on each host" in shown
+    assert "transfers of parallel.offload are not planned" in shown
 
 
 def _status(monkeypatch, *words):

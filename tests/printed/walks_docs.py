@@ -100,6 +100,12 @@ DOCS = (
                 why="its 26 cases take an hour",
                 says="error",
             ),
+            Step(
+                "artel plan pile-235b --hardware a100-80gb:8 --host-memory 1TB",
+                "|| [ $? = 1 ]",
+                says="of the host memory, 931.3 GiB on each host",
+            ),
+            Step("artel plan pile-125m --hardware v100-16gb", says="fits: "),
         ),
         needs=(inputs.run_yaml(),),
         long=True,

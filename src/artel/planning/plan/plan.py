@@ -54,7 +54,7 @@ class Plan:
     tokens: int
     """Of a step, at most."""
     step: StepTime | None
-    """None: neither the table nor `artel bench hardware` has the rates."""
+    """None: neither the table nor `artel bench hardware` has the rates; or offload, whose transfers are not planned."""
 
     @property
     def fullest(self) -> RankMemory:
@@ -63,12 +63,17 @@ class Plan:
     @property
     def share(self) -> float:
         """The part of the memory that is used where it is scarcest."""
-        shares = []
-        if not self.hardware.shares_memory:
-            shares.append(self.fullest.reserved / self.hardware.memory_bytes)
-        if self.host_room:
-            shares.append(self.host_bytes / self.host_room)
-        return max(shares, default=0.0)
+        return max(self.device_share, self.host_share)
+
+    @property
+    def device_share(self) -> float:
+        """Of an accelerator's memory, on the fullest one."""
+        return 0.0 if self.hardware.shares_memory else self.fullest.reserved / self.hardware.memory_bytes
+
+    @property
+    def host_share(self) -> float:
+        """Of the fullest host's memory; 0 where that is not known."""
+        return self.host_bytes / self.host_room if self.host_room else 0.0
 
     @property
     def verdict(self) -> str:
@@ -180,7 +185,9 @@ def _step_time(
     on_host: int,
     count: int,
 ) -> StepTime | None:
-    """The time of the slowest rank's step; None where no rates are known."""
+    """The time of the slowest rank's step; None where no rates are known, or weights travel from host memory."""
+    if run.parallel.offload != "none":
+        return None
     rates = read_rates(on_host, torch.device("cpu")) if hardware.shares_memory else None
     if rates is None and not (hardware.memory_bandwidth and hardware.peak_flops):
         return None

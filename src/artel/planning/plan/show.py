@@ -11,7 +11,7 @@ def describe(plan: Plan) -> str:
     rank, parameters = plan.fullest, plan.parameters
     active = f", {parameters['active']:,} for a token" if parameters["active"] < parameters["total"] else ""
     lines = [
-        f"{plan.verdict}: {plan.share:.0%} of the memory of {_place(plan)}",
+        f"{plan.verdict}: {plan.share:.0%} of the {_scarcest(plan)}",
         "",
         f"parameters       {parameters['total']:,}{active}, {parameters['trained']:,} trained",
         f"processes        {plan.processes:,} · {plan.precision}, micro-batches of {plan.micro_batch}, "
@@ -31,15 +31,21 @@ def describe(plan: Plan) -> str:
 
 
 def _speed(plan: Plan) -> str:
-    if plan.step is None:
+    if plan.step is None and plan.hardware.shares_memory:
         return "unknown: measure this machine once, artel bench hardware"
+    if plan.step is None:
+        return "unknown: transfers of parallel.offload are not planned"
     tokens = plan.step.tokens_per_second(plan.tokens)
     return f"{tokens.mid:,.0f} tokens/s ({tokens.low:,.0f} to {tokens.high:,.0f}), by {plan.step.source}"
 
 
-def _place(plan: Plan) -> str:
+def _scarcest(plan: Plan) -> str:
+    """The memory of which the largest part is used, and how large it is."""
     hardware = plan.hardware
+    host = in_gib(plan.host_room or hardware.memory_bytes)
     if hardware.shares_memory:
-        return f"this machine, {in_gib(hardware.host_memory_bytes or hardware.memory_bytes)}"
+        return f"memory of this machine, {host}"
+    if plan.host_share > plan.device_share:
+        return f"host memory, {host} on each host"
     nodes = f" on {hardware.nodes} nodes" if hardware.nodes > 1 else ""
-    return f"{hardware.world_size} × {hardware.name}{nodes}, {in_gib(hardware.memory_bytes)} each"
+    return f"memory of {hardware.world_size} × {hardware.name}{nodes}, {in_gib(hardware.memory_bytes)} each"
