@@ -55,6 +55,11 @@ class ParallelDims:
         """Whether each process holds the whole model: alone, or as DistributedDataParallel."""
         return self.mode == "ddp" and self.dp_replicate == self.world_size
 
+    @property
+    def sums_replica_gradients(self) -> bool:
+        """Whether DistributedDataParallel sums the gradients of replicas, each of which holds all that a stage trains."""
+        return self.mode == "ddp" and self.dp_replicate > 1
+
     def dp_rank(self, rank: int) -> int:
         """Which share of a global batch a process takes."""
         return rank // (self.context * self.tensor) % self.dp_degree

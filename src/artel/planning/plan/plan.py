@@ -194,7 +194,7 @@ def _step_time(
     bubble = pipeline_bubble(run.parallel.schedule, run.parallel.pipeline, count)
     dims = read_parallel_dims(run.parallel, world_size, on_host)
     exchanged = {}
-    if dims.mode == "ddp" and dims.dp_replicate > 1:  # DistributedDataParallel's reducer is not traced
+    if dims.sums_replica_gradients:  # DistributedDataParallel's reducer is not traced
         size = sum(4 * parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         group = range(0, world_size, world_size // dims.dp_replicate)
         exchanged[Operation(COLLECTIVE, "c10d.allreduce_", bytes=size, ranks=tuple(group))] = 1
