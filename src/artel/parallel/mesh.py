@@ -57,7 +57,7 @@ class ParallelDims:
 
     @property
     def sums_replica_gradients(self) -> bool:
-        """Whether DistributedDataParallel sums the gradients of replicas, each of which holds all that a stage trains."""
+        """Whether DistributedDataParallel sums the gradients of replicas, each with all weights of its stage."""
         return self.mode == "ddp" and self.dp_replicate > 1
 
     def dp_rank(self, rank: int) -> int:
