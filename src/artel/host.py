@@ -67,7 +67,7 @@ def swap() -> int:
 
 
 def process_memory(name: str) -> int:
-    """Bytes of this process's memory on Linux: VmRSS (resident), VmHWM (its peak), RssAnon (no files) or VmSize; 0 elsewhere."""
+    """Bytes of this process on Linux: VmRSS (resident), VmHWM (its peak), RssAnon (no files), VmSize; 0 elsewhere."""
     return _field(Path("/proc/self/status"), f"{name}:", 0) * 1024
 
 
