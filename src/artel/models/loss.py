@@ -207,6 +207,23 @@ def output_head(model: PreTrainedModel) -> nn.Linear | None:
     return _HEADS[model]
 
 
+def trust_output_head(model: PreTrainedModel) -> None:
+    """Take the model's output head without a test: a model that is traced for a plan has no numbers to test with."""
+    head = model.get_output_embeddings()
+    _HEADS[model] = head if type(head) is nn.Linear else None
+
+
+@contextmanager
+def logits_held_as_on(device: str) -> Iterator[None]:
+    """Within the block a CPU holds as many logits at a time as a device of that type: a plan for it is traced here."""
+    here = _CHUNK_BYTES["cpu"]
+    _CHUNK_BYTES["cpu"] = _CHUNK_BYTES[device]
+    try:
+        yield
+    finally:
+        _CHUNK_BYTES["cpu"] = here
+
+
 def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:  # quantized, adapted, or of the model's own making

@@ -92,14 +92,14 @@ def find_hardware(
 
 def _row(name: str) -> tuple[str, Accelerator]:
     """The row of an accelerator by our name or by the name that the device reports."""
-    wanted = re.sub(r"[\s_]+", "-", name.lower().strip()).removeprefix("nvidia-")
-    if wanted in ACCELERATORS:
-        return wanted, ACCELERATORS[wanted]
-    near = [key for key in ACCELERATORS if wanted and key.startswith(wanted)]
+    asked = re.sub(r"[\s_]+", "-", name.lower().strip()).removeprefix("nvidia-")
+    if asked in ACCELERATORS:
+        return asked, ACCELERATORS[asked]
+    near = [key for key in ACCELERATORS if asked and key.startswith(asked)]
     by_report = {row.reports.lower().replace(" ", "-"): key for key, row in ACCELERATORS.items()}
-    if wanted in by_report and not near:
-        return by_report[wanted], ACCELERATORS[by_report[wanted]]
-    near = near or difflib.get_close_matches(wanted, ACCELERATORS, 3, cutoff=0.5)
+    if asked in by_report and not near:
+        return by_report[asked], ACCELERATORS[by_report[asked]]
+    near = near or difflib.get_close_matches(asked, ACCELERATORS, 3, cutoff=0.5)
     fix = f"did you mean {' or '.join(near)}?" if near else f"write cpu, or one of: {', '.join(ACCELERATORS)}"
     raise InputError.at("--hardware", f"there is no {name!r} in the table of accelerators", fix)
 

@@ -64,9 +64,9 @@ def planned_data(run: RunConfig) -> PlannedData:
 def _small_tokenizer(run: RunConfig) -> Tokenizer:
     """In place of one that is still to be trained: the same special tokens, and a few ids."""
     kind = objective_type(run)
-    wanted = run.tokenizer.train or TokenizerTraining()
-    special = list(dict.fromkeys([*kind.special_tokens(run), *wanted.special]))
-    few = wanted.model_copy(update={"vocab": 256 + len(special) + 16, "special": special})
+    training = run.tokenizer.train or TokenizerTraining()
+    special = list(dict.fromkeys([*kind.special_tokens(run), *training.special]))
+    few = training.model_copy(update={"vocab": 256 + len(special) + 16, "special": special})
     return train_tokenizer(iter([" ".join(map(str, range(2000)))]), few, encoder=kind.encoder)
 
 

@@ -8,8 +8,6 @@ from artel.config import RunConfig
 from artel.planning.plan.batches import PlannedData
 from artel.training.checkpoint.retention import checkpoint_bytes
 
-_ID_BYTES = 2
-
 
 def disk_bytes(run: RunConfig, model: PreTrainedModel, data: PlannedData) -> dict[str, int]:
     """Bytes by what they are: `checkpoints` that are kept at a time with one being written, `model`, `store`."""
@@ -19,6 +17,5 @@ def disk_bytes(run: RunConfig, model: PreTrainedModel, data: PlannedData) -> dic
     whole = sum(parameter.nbytes for parameter in model.parameters())
     sizes = {"checkpoints": one * kept, "model": trained if run.model.lora is not None else whole}
     if data.store is not None:
-        splits = (data.store.train, data.store.validation)
-        sizes["store"] = sum(split.tokens for split in splits) * _ID_BYTES
+        sizes["store"] = sum(file.stat().st_size for file in data.store.folder.rglob("*") if file.is_file())
     return sizes

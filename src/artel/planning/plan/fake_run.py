@@ -64,14 +64,13 @@ def trace_steps(
 ) -> Trace:
     """Trace the steps on the rank of `world`. `model`, on the meta device, is used up.
 
-    `on_gpu`: logits are held in pieces as large as on a GPU. The operators are those of a CPU all the same.
+    `on_gpu`: logits are held in chunks as large as on a GPU. The operators are those of a CPU all the same.
     """
     live = LiveBytes()
     trace = Trace(live)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     use_for_training(model, encoders=run.parallel.context > 1)
-    head = model.get_output_embeddings()
-    loss._HEADS[model] = head if type(head) is nn.Linear else None
+    loss.trust_output_head(model)
     model.train()
     with fake:
         _give_memory(model, world.device)
@@ -81,7 +80,7 @@ def trace_steps(
             strategy = _parallelized(run, model, objective, world, precision)
         gc.collect()  # whole weights that are sharded now
         recompute(model, how)
-        with fake, live, _logits_of_gpus(on_gpu):
+        with fake, live, loss.logits_held_as_on("cuda" if on_gpu else "cpu"):
             live.name(model.parameters(), WEIGHTS)
             live.name(model.buffers(), COMMUNICATION)
             optimizer = Optimizer(model, run.train, run.seed, None, precision)
@@ -177,17 +176,6 @@ _all_reduced.__annotations__ = {
     "bucket": dist.GradBucket,  # type: ignore[attr-defined]
     "return": torch.futures.Future[torch.Tensor],
 }
-
-
-@contextmanager
-def _logits_of_gpus(on_gpu: bool) -> Iterator[None]:
-    chunk_bytes = dict(loss._CHUNK_BYTES)
-    if on_gpu:
-        loss._CHUNK_BYTES["cpu"] = chunk_bytes["cuda"]
-    try:
-        yield
-    finally:
-        loss._CHUNK_BYTES.update(chunk_bytes)
 
 
 class _Reducer:

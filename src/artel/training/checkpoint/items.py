@@ -35,7 +35,7 @@ class CheckpointItems:
                 self._callbacks[name] = callback
 
     def state(self) -> dict[str, Tensors]:
-        """The tensors of each item by name; all ranks call it. They are the run's own, not copies.
+        """The tensors of each item by name, on each rank that writes. They are the run's own, not copies.
 
         Parameters of the model may be DTensors. Raises WorkError for a callback's state that is no tensors by name.
         """
