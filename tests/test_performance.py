@@ -189,13 +189,13 @@ def test_hours_energy_and_cost(node: Hardware) -> None:
     work = {Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**15): 1}
     step = step_time(work, node)
     steps = round(3600 / step.seconds.mid)
-    run = forecast(step, tokens=1000, steps=steps, hardware=node, price_per_hour=40.0)
+    run = forecast(step, tokens=1000, total=1000 * steps, hardware=node, price_per_hour=40.0)
     assert run.hours.mid == pytest.approx(1, rel=1e-3)
     assert run.energy_kwh is not None
     assert run.cost is not None
     assert run.energy_kwh.mid == pytest.approx(16 * 0.7, rel=1e-3)
     assert run.cost.mid == pytest.approx(40, rel=1e-3)
-    assert forecast(step, 1000, 1, find_hardware("cpu")).cost is None
+    assert forecast(step, 1000, 1000, find_hardware("cpu")).cost is None
 
 
 def test_a_model_of_more_layers_from_two_shorter_ones() -> None:

@@ -3,6 +3,7 @@
 import json
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,9 +14,11 @@ from artel.models.loading.materialize import WeightSource, materialize
 from artel.parallel import World, plan_parallelism
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.fake_run import trace_steps
+from artel.planning.plan.length import PlannedLength, planned_length
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, bytes_by_kind
 from artel.planning.plan.models import ModelOutline, _recurring
 from artel.planning.plan.rank_memory import _extended
+from artel.preparing import prepare
 from artel.training.optim.optimizer import Optimizer, state_bytes
 from support.runs import TINY, merged
 
@@ -167,3 +170,42 @@ def _status(monkeypatch, *words):
     with pytest.raises(SystemExit) as end:
         main()
     return end.value.code
+
+
+def length_of(folder, config, **train):
+    """The planned length of a run on what lies in a folder; `config` is merged into that of a small one."""
+    places = {"run": str(folder / "run"), "data": {"store": str(folder / "stores")}}
+    changes = merged(merged(places, config), {"train": {"steps": None} | train})
+    run = run_from(merged(TINY, changes), {}, {})
+    return run, planned_length(run, planned_data(run))
+
+
+def test_the_length_of_a_run_is_that_of_its_store(tmp_path):
+    for number in range(3):
+        lines = [f"{number} ships went over the sea to trade, {line} came back." for line in range(200)]
+        (tmp_path / f"{number}.txt").write_text("\n".join(lines))
+    config = {"data": {"sources": [{"path": str(tmp_path / "*.txt")}]}}
+    run, estimated = length_of(tmp_path, config, epochs=3)
+    assert estimated.note == "the whole text"
+    prepare(run)
+    _, exact = length_of(tmp_path, config, epochs=3)
+    assert exact.note == "its token store"
+    assert estimated.steps == pytest.approx(exact.steps, rel=0.05)
+    assert estimated.tokens == pytest.approx(exact.tokens, rel=0.05)
+
+
+def test_a_part_of_a_large_text_tells_its_length(tmp_path):
+    lines = [f"{n * 7919 % 100_003} ships went over the sea, and {n % 977} came back." for n in range(60_000)]
+    (tmp_path / "large.txt").write_text("\n".join(lines))
+    config = {"data": {"sources": [{"path": str(tmp_path / "large.txt"), "document": "line"}]}}
+    run, estimated = length_of(tmp_path, config, epochs=1)
+    assert estimated.note.endswith("of the text")
+    part = prepare(run).open().train
+    assert estimated.tokens == pytest.approx(part.tokens, rel=0.1)
+
+
+def test_rows_of_several_lengths_are_computed_with_their_padding():
+    length = PlannedLength(10, 1000.0, None, "", np.array([10, 30]))
+    assert length.computed_tokens(1) == pytest.approx(1000, rel=0.05)
+    assert length.computed_tokens(8) == pytest.approx(1500, rel=0.05)
+    assert PlannedLength(10, 1000.0, None, "").computed_tokens(8) == 1000

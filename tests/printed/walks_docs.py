@@ -94,6 +94,7 @@ DOCS = (
         "docs/plan.md",
         (
             Step("artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp", says="32 × h100-80gb"),
+            Step("artel plan run.yaml --hardware h100-80gb:8 --price 2.49", says="costs"),
             Step(
                 "python benchmarks/plan.py",
                 instead="python {clone}/benchmarks/plan.py --only 'roberta, one process'",

@@ -25,9 +25,12 @@ def plan(
     interconnect: Annotated[
         str | None, typer.Option(help="Rate of one accelerator to other machines, as 400Gb/s.")
     ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Price of one accelerator (of the machine, on a CPU) for an hour.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say before a run what it will need: memory of each rank by kind, host memory, disk, and whether it fits.
+    """Say before a run what it will need, and whether it fits: memory of each rank by kind, host memory, disk, hours.
 
     The model is built without memory, and two steps of it are traced with the code that trains, as one rank of as many
     processes as you ask for. The exit status is 1 where the run does not fit.
@@ -43,7 +46,7 @@ def plan(
     from artel.planning.hardware import find_hardware
     from artel.planning.plan import describe, make_plan
 
-    planned = make_plan(run, find_hardware(hardware, nodes, host_memory, interconnect), nproc)
+    planned = make_plan(run, find_hardware(hardware, nodes, host_memory, interconnect), nproc, price)
     if as_json:
         print_json(planned.to_json())
     else:

@@ -146,10 +146,10 @@ def extended(fewer: Mapping[Operation, int], more: Mapping[Operation, int], time
 
 
 def forecast(
-    step: StepTime, tokens: int, steps: int, hardware: Hardware, price_per_hour: float | None = None
+    step: StepTime, tokens: int, total: float, hardware: Hardware, price_per_hour: float | None = None
 ) -> Forecast:
-    """What `steps` steps of `tokens` tokens take; `price_per_hour` is that of all nodes together."""
-    hours = step.seconds.scaled(steps / 3600)
+    """What a run of `total` tokens takes, of which a full step has `tokens`; the price is that of all nodes."""
+    hours = step.seconds.scaled(total / tokens / 3600)
     watts = None if hardware.watts is None else hardware.watts * hardware.world_size
     return Forecast(
         tokens_per_second=step.tokens_per_second(tokens),

@@ -124,8 +124,7 @@ def prepare(
             key = store_key(run)
     except InputError as error:
         return _without_texts(run, error, tell, verify)
-    remote_stores = run.data.store.rstrip("/") if is_remote(run.data.store) else ""
-    stores = Path(run.data.store) if run.data.store and not remote_stores else cache_folder() / "stores"
+    stores, remote_stores = _stores(run)
     folder, made = stores / key, False
     address = remote_stores and f"{remote_stores}/{key}"
     is_damaged = verify and _is_whole(folder) and damage(folder) is not None
@@ -174,6 +173,18 @@ def has_store(run: RunConfig) -> bool:
     return remembered_store(run, _digest(_settings(run))) is not None
 
 
+def is_prepared(run: RunConfig) -> bool:
+    """True if `prepare` would find the run's store and make nothing."""
+    if run.data.from_store or has_store(run):
+        return True
+    try:
+        key = store_key(run)
+    except InputError:  # of the texts
+        return False
+    stores, remote_stores = _stores(run)
+    return _is_whole(stores / key, remote_stores and f"{remote_stores}/{key}")
+
+
 def remember(run: RunConfig, prepared: Prepared) -> None:
     """Record in the run's folder which store it is trained on, in case its texts disappear. Raises as a disk does."""
     if not run.data.from_store:
@@ -184,6 +195,12 @@ def store_key(run: RunConfig) -> str:
     """A digest of everything that the store's content depends on. It is cheap: no file is read."""
     files = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
     return _digest({**_settings(run), **files})
+
+
+def _stores(run: RunConfig) -> tuple[Path, str]:
+    """(the folder with stores on this machine, the address of that on S3 or empty)."""
+    address = run.data.store.rstrip("/") if is_remote(run.data.store) else ""
+    return (Path(run.data.store) if run.data.store and not address else cache_folder() / "stores"), address
 
 
 def _settings(run: RunConfig) -> dict[str, Any]:

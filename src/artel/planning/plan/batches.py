@@ -11,7 +11,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.objectives import Batch, Objective, objective_of, objective_type
 from artel.planning.outline import known_tokenizer, tokenizer_here
-from artel.preparing import has_store, prepare
+from artel.preparing import is_prepared, prepare
 from artel.text import Ledger, read_documents
 from artel.tokens import Sample, Samples, Tokenizer, TokenStore, evaluation_rows, train_tokenizer
 from artel.training.memory.micro_batch import longest_sample, repeat_sample
@@ -42,7 +42,7 @@ class PlannedData:
 
 def planned_data(run: RunConfig) -> PlannedData:
     """The run's objective and its longest sample. Raises InputError."""
-    if run.data.from_store or has_store(run):
+    if is_prepared(run):
         prepared = prepare(run)
         store = prepared.open()
         objective = objective_of(run, prepared.tokenizer())

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from artel.config import RunConfig
 from artel.planning.plan.batches import PlannedData
+from artel.planning.plan.length import PlannedLength
+from artel.tokens.store.shards import token_type
 from artel.training.checkpoint.retention import checkpoint_bytes
 
 
-def disk_bytes(run: RunConfig, model: PreTrainedModel, data: PlannedData) -> dict[str, int]:
+def disk_bytes(
+    run: RunConfig, model: PreTrainedModel, data: PlannedData, length: PlannedLength | None
+) -> dict[str, int]:
     """Bytes by what they are: `checkpoints` that are kept at a time with one being written, `model`, `store`."""
     one = checkpoint_bytes(model, run.train, 1)
     kept = run.checkpoint.keep + (run.checkpoint.best is not None) + 1
@@ -18,4 +23,6 @@ def disk_bytes(run: RunConfig, model: PreTrainedModel, data: PlannedData) -> dic
     sizes = {"checkpoints": one * kept, "model": trained if run.model.lora is not None else whole}
     if data.store is not None:
         sizes["store"] = sum(file.stat().st_size for file in data.store.folder.rglob("*") if file.is_file())
+    elif length is not None and length.epoch_tokens is not None:
+        sizes["store"] = round(length.epoch_tokens) * np.dtype(token_type(data.tokenizer.vocabulary)).itemsize
     return sizes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ from artel.parallel import World
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.hardware import Hardware
 from artel.planning.operations import COLLECTIVE, Operation
-from artel.planning.performance import StepTime, pipeline_bubble, step_time
+from artel.planning.performance import Forecast, StepTime, forecast, pipeline_bubble, step_time
 from artel.planning.plan.batches import PlannedData, planned_data
 from artel.planning.plan.disk import disk_bytes
+from artel.planning.plan.length import PlannedLength, planned_length
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
 from artel.planning.rates import read_rates
@@ -55,6 +56,20 @@ class Plan:
     """Of a step, at most."""
     step: StepTime | None
     """None: neither the table nor `artel bench hardware` has the rates; or offload, whose transfers are not planned."""
+    length: PlannedLength | None = None
+    """None: only `artel prepare` can tell."""
+    price: float | None = None
+    """Of one accelerator (of the machine, on a CPU) for an hour, as the user gave it."""
+
+    @property
+    def forecast(self) -> Forecast | None:
+        """What the whole run takes; None where its speed or its length is not known."""
+        if self.step is None or self.length is None:
+            return None
+        machines = self.hardware.nodes if self.hardware.shares_memory else self.hardware.world_size
+        price = None if self.price is None else self.price * machines
+        computed = self.length.computed_tokens(self.micro_batch)
+        return forecast(self.step, self.tokens, computed, self.hardware, price)
 
     @property
     def fullest(self) -> RankMemory:
@@ -81,6 +96,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         rank = self.fullest
+        total = {} if self.forecast is None else asdict(self.forecast)
         per_rank = {kind: round(size / GIB, 3) for kind, size in rank.kinds.items()}
         return {
             "fits": self.share <= 1,
@@ -93,15 +109,21 @@ class Plan:
             "per_rank_gib": per_rank
             | {"allocated": round(rank.allocated / GIB, 3), "reserved": round(rank.reserved / GIB, 3)},
             "tokens_per_second": None if self.step is None else asdict(self.step.tokens_per_second(self.tokens)),
+            "steps": None if self.length is None else self.length.steps,
+            "tokens": None if self.length is None else round(self.length.tokens),
+            "hours": total.get("hours"),
+            "energy_kwh": total.get("energy_kwh"),
+            "cost": total.get("cost"),
             "host_gib": round(self.host_bytes / GIB, 3),
             "disk_gib": {name: round(size / GIB, 3) for name, size in self.disk.items()},
         }
 
 
-def make_plan(run: RunConfig, hardware: Hardware, nproc: int | None = None) -> Plan:
+def make_plan(run: RunConfig, hardware: Hardware, nproc: int | None = None, price: float | None = None) -> Plan:
     """Plan `run` on `hardware`. Raises InputError for what cannot be planned.
 
-    A CPU runs `nproc` processes, or as many as the numbers in `parallel` need; GPUs one each.
+    A CPU runs `nproc` processes, or as many as the numbers in `parallel` need; GPUs one each. `price` is that of one
+    accelerator (of a machine, on a CPU) for an hour.
     """
     world_size = hardware.world_size if not hardware.shares_memory else nproc or max(1, run.parallel.processes)
     on_host = world_size // hardware.nodes if not hardware.shares_memory else world_size
@@ -117,10 +139,12 @@ def make_plan(run: RunConfig, hardware: Hardware, nproc: int | None = None) -> P
     sizes = sizes_to_try(most, data.row_tokens, torch.device(hardware.device)) if size == "auto" else [size]
     mode = run.train.activation_checkpointing
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
+    length = planned_length(run, data)
     plan = None
     for how in modes:
         for rows in dict.fromkeys((sizes[-1], sizes[0])):
-            plan = _planned(run, hardware, outline, data, world_size, on_host, precision, rows, how, most)
+            plan = _planned(run, hardware, outline, data, length, world_size, on_host, precision, rows, how, most)
+            plan = replace(plan, price=price)
             if plan.share <= _TIGHT:
                 return plan
     assert plan is not None
@@ -132,6 +156,7 @@ def _planned(
     hardware: Hardware,
     outline: ModelOutline,
     data: PlannedData,
+    length: PlannedLength | None,
     world_size: int,
     on_host: int,
     precision: str,
@@ -169,10 +194,11 @@ def _planned(
         ranks,
         host,
         hardware.host_memory_bytes,
-        disk_bytes(run, model, data),
+        disk_bytes(run, model, data, length),
         data.note,
         run.train.batch * data.row_tokens,
         _step_time(run, hardware, ranks, model, world_size, on_host, count),
+        length,
     )
 
 

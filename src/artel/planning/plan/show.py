@@ -24,6 +24,7 @@ def describe(plan: Plan) -> str:
         f"  {'allocated':<27}{rank.allocated / 2**30:>8.2f} GiB",
         f"  {'reserved':<27}{rank.reserved / 2**30:>8.2f} GiB",
         f"speed            {_speed(plan)}",
+        f"time             {_time(plan)}",
         f"host memory      {in_gib(plan.host_bytes)}",
         "disk             " + ", ".join(f"{name} {in_gib(size)}" for name, size in plan.disk.items()),
     ]
@@ -37,6 +38,30 @@ def _speed(plan: Plan) -> str:
         return "unknown: transfers of parallel.offload are not planned"
     tokens = plan.step.tokens_per_second(plan.tokens)
     return f"{tokens.mid:,.0f} tokens/s ({tokens.low:,.0f} to {tokens.high:,.0f}), by {plan.step.source}"
+
+
+def _time(plan: Plan) -> str:
+    """How long the run takes, and what that uses and costs."""
+    if plan.length is None:
+        return "unknown: artel prepare tells how much text there is"
+    length = f"{plan.length.steps:,} steps, {plan.length.tokens:,.0f} tokens, by {plan.length.note}"
+    if plan.forecast is None:
+        return length
+    hours, energy, cost = plan.forecast.hours, plan.forecast.energy_kwh, plan.forecast.cost
+    parts = [f"{_duration(hours.mid)} ({_duration(hours.low)} to {_duration(hours.high)})", length]
+    if energy is not None:
+        parts.append(f"at most {energy.mid:,.4g} kWh")
+    if cost is not None:
+        parts.append(f"costs {cost.mid:,.4g} ({cost.low:,.4g} to {cost.high:,.4g})")
+    return " · ".join(parts)
+
+
+def _duration(hours: float) -> str:
+    if hours >= 48:
+        return f"{hours / 24:.1f} days"
+    if hours >= 1.5:
+        return f"{hours:.1f} h"
+    return f"{hours * 60:.0f} min" if hours * 60 >= 2 else f"{hours * 3600:.3g} s"
 
 
 def _scarcest(plan: Plan) -> str:

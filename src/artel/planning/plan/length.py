@@ -1,0 +1,124 @@
+"""How long a run is before it has begun: by its token store, by the run file, or by a sample of its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from artel.config import RunConfig, TokenizerTraining
+from artel.errors import InputError
+from artel.objectives import DocumentSamples, Objective, objective_of, objective_type
+from artel.planning.outline import tokenizer_here
+from artel.planning.plan.batches import PlannedData
+from artel.text import Document, InputShard, Ledger, clean_shard, input_shards
+from artel.tokens import train_tokenizer
+from artel.training.schedule import Length, run_length
+
+_PIECE_BYTES = 128 * 1024
+_PIECES = 8
+_LARGEST_BYTES = 8 * 2**20
+"""Of a file that cannot be divided (a table, a compressed file): one that is larger is not read for an estimate."""
+_LOOKED_AT = 2000  # samples, of which the padding is estimated
+_GROUPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLength:
+    """The length of a run, as far as it is known before it."""
+
+    steps: int
+    tokens: float
+    """In all steps together, without padding."""
+    epoch_tokens: float | None
+    """Of the training part, once; None where the length does not depend on it, and it was not looked at."""
+    note: str
+    """Where it is from."""
+    row_lengths: np.ndarray | None = field(default=None, repr=False)
+    """Tokens of some samples, where each has a row of its own; None where rows are full."""
+
+    def computed_tokens(self, rows: int) -> float:
+        """In all steps together, with what fills the rows of a micro-batch up to its longest."""
+        if self.row_lengths is None:
+            return self.tokens
+        groups = np.resize(np.random.default_rng(0).permutation(self.row_lengths), (_GROUPS, rows))
+        return self.tokens * float(groups.max(axis=1).mean() / self.row_lengths.mean())
+
+
+def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
+    """How long the run is; None where only `artel prepare` can tell."""
+    if data.store is not None and data.samples is not None:
+        part, length = data.store.train, run_length(run, data.samples, data.store.train)
+        lengths = None
+        if not data.objective.packs_text:
+            some = np.linspace(0, len(data.samples) - 1, min(_LOOKED_AT, len(data.samples))).astype(int)
+            lengths = np.array([len(data.samples.read(int(index)).ids) for index in some])
+        return _planned(length, part.tokens, "its token store", lengths)
+    if data.objective.packs_text and run.train.steps is not None:
+        in_all = run.train.steps * run.train.batch * run.data.block
+        return PlannedLength(run.train.steps, in_all, None, "train.steps")
+    if data.objective.packs_text and run.train.tokens is not None:
+        length = Length.of(run.train, 1, run.data.block)
+        return PlannedLength(length.steps, run.train.tokens, None, "train.tokens")
+    sampled = _sampled(run, data)
+    if sampled is None:
+        return None
+    counts, share = sampled
+    tokens = float(counts.sum()) / share
+    samples = tokens / run.data.block if data.objective.packs_text else len(counts) / share
+    length = Length.of(run.train, max(1, round(samples)), tokens / samples)
+    note = "the whole text" if share == 1 else f"{share:.1%} of the text"
+    return _planned(length, tokens, note, None if data.objective.packs_text else counts)
+
+
+def _planned(length: Length, epoch_tokens: float, note: str, row_lengths: np.ndarray | None) -> PlannedLength:
+    tokens = length.total * epoch_tokens / length.samples
+    return PlannedLength(length.steps, tokens, epoch_tokens, note, row_lengths)
+
+
+def _sampled(run: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] | None:
+    """(tokens of each sample, share): from the share of the training part's bytes that was read.
+
+    Duplicates are not looked for. None where nothing that tells of the rest can be read.
+    """
+    pieces = [piece for piece in input_shards(run.data, _PIECE_BYTES) if piece.key != "data.validation"]
+    if not pieces or any(piece.size == 0 for piece in pieces):
+        return None
+    readable = [piece for piece in pieces if piece.size <= _LARGEST_BYTES]
+    if {piece.key for piece in readable} != {piece.key for piece in pieces}:
+        return None
+    chosen = readable[:: max(1, len(readable) // _PIECES)]
+    documents = list(_documents(run, chosen))
+    share = sum(piece.size for piece in chosen) / sum(piece.size for piece in pieces)
+    objective = _with_tokenizer(run, data.objective, documents)
+    made = [item for item in objective.samples(documents) if isinstance(item, DocumentSamples)]
+    counts = [len(sample.ids) for item in made for sample in item.samples]
+    return (np.array(counts), share) if sum(counts) else None
+
+
+def _documents(run: RunConfig, pieces: list[InputShard]) -> Iterator[Document]:
+    """The documents for training in some pieces of the text."""
+    for piece in pieces:
+        for cleaned in clean_shard(piece, run.data, Ledger()):
+            if cleaned.document.split == "train":
+                yield cleaned.document
+
+
+def _with_tokenizer(run: RunConfig, objective: Objective, documents: list[Document]) -> Objective:
+    """The objective with a tokenizer that counts as the run's will: where that is still to be trained, of its size.
+
+    So little text may not yield so many ids; it is then the largest half, quarter … that it does yield.
+    """
+    if tokenizer_here(run) is not None:
+        return objective
+    training = run.tokenizer.train or TokenizerTraining()
+    texts = [document.record.text for document in documents]
+    size = training.vocab
+    while size > 300:
+        smaller = training.model_copy(update={"vocab": size})
+        try:
+            return objective_of(run, train_tokenizer(iter(texts), smaller, encoder=objective_type(run).encoder))
+        except InputError:
+            size //= 2
+    return objective
