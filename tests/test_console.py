@@ -77,6 +77,25 @@ def test_without_a_terminal_there_are_lines(tmp_path):
     ]
 
 
+def test_of_a_run_on_a_budget_the_time_is_shown(terminal, tmp_path):
+    run = RunConfig(train={"budget": "1h"})
+    tracker = ConsoleTracker(run, RunFolder(Path()), 0, None, terminal.stream, bar_seconds=0.0)
+    tracker.training({"step": 9, "budget_used": 0.25, **FIGURES})
+    terminal.until("25%")
+    tracker.close()
+    with (tmp_path / "lines").open("w+") as stream:
+        tracker = ConsoleTracker(run, RunFolder(Path()), 0, None, stream, line_seconds=0.0)
+        tracker.training({"step": 9, "budget_used": 0.25, **FIGURES})
+        tracker.busy("evaluating", 0.4)
+        tracker.close()
+        stream.seek(0)
+        lines = stream.read().splitlines()
+    assert lines == [
+        "step 9, 25% of the time · loss 3.2500 · 1,234 tokens/s · 0:45:00 left",
+        "step 9, 25% of the time · evaluating 40%",
+    ]
+
+
 def test_news_come_now_and_then():
     messages = []
     now = iter([0.0, 9.9, 10.0, 19.9, 20.0])

@@ -69,7 +69,8 @@ def test_a_run_of_another_length_is_the_run_that_began_so_long(tmp_path, schedul
 def test_the_command_that_trains_on_leaves_out_a_tokenizer_that_took_the_place_of_another(tmp_path):
     begun = ["model.from=x", "tokenizer.replace=true"]
     run = load_run("tolstoy-scratch", Overrides.parse(begun))
-    fix = _refused(tmp_path / "a" / "config.yaml", run, 2, 9, "why", tmp_path).problems[0].fix
+    length = Length(samples=100, batch=4, total=36)
+    fix = _refused(tmp_path / "a" / "config.yaml", run, run, 2, length, "why", tmp_path).problems[0].fix
     _, _, _, *values = shlex.split(fix.partition("of its own: ")[2])
     again = load_run("tolstoy-scratch", Overrides.parse([*begun, *values]))
     assert (again.tokenizer.train, again.tokenizer.replace, again.train.steps) == (None, False, 7)

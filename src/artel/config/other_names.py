@@ -25,6 +25,7 @@ _NAMES = {
     "train.epochs": "num_train_epochs num_epochs max_epochs n_epochs",
     "train.steps": "max_steps num_steps total_steps train_steps max_iters num_iterations train_iters",
     "train.tokens": "total_tokens max_train_tokens",
+    "train.budget": "max_time max_train_time time_budget time_limit",
     "train.batch": "batch_size global_batch_size train_batch_size total_batch_size gradient_accumulation_steps "
     "grad_accum grad_accum_steps accumulate_grad_batches",
     "train.micro_batch": "per_device_train_batch_size per_device_batch_size micro_batch_size device_batch_size",

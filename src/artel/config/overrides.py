@@ -19,7 +19,7 @@ _LONGEST_SHOWN = 200  # characters of an override in a message
 _ONE_OF = (
     ("model.config", "model.from"),
     ("tokenizer.train", "tokenizer.from"),
-    ("train.epochs", "train.steps", "train.tokens"),
+    ("train.epochs", "train.steps", "train.tokens", "train.budget"),
 )
 
 

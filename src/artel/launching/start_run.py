@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from artel.config import Overrides, RunConfig, read_run_file
+from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.launching.accelerate import take_over
 from artel.launching.hosts import Hosts
@@ -192,8 +194,11 @@ def _lead(
     check_run(run, Start(world, on_host, hub=True), checks)  # text and model together, before hours of tokenizing
     if has_secrets(run):
         announce(SECRETS_NOTE)
+    began = time.monotonic()
     prepared = prepare(run, announce, verify=restart or not is_done(run))
     announce(prepared.summary())
+    if run.train.budget is not None:
+        announce(f"the text took {duration(time.monotonic() - began)}, which is not of train.budget")
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         _remove_earlier(run, folder)
     check_same_run(run, prepared)

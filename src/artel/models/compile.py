@@ -20,6 +20,7 @@ from artel.models.cpu.build import library, uninterrupted_compilers
 
 OFF = "off"
 _MIN_STEPS = 1000  # for which compiling on a CPU pays
+_MIN_SECONDS = 300
 _CPU_OPTIONS: dict[str, Any] = {
     # tanh from exponentials: GPT-2's GELU took 2.7 ms forward and 4.9 backward instead of 6.5 and 6.3 (2,048 x 1,536 in
     # bf16, two cores with AVX-512), with the same error against GELU in float64.
@@ -33,11 +34,12 @@ _CPU_OPTIONS: dict[str, Any] = {
 _COMPILED: WeakSet[nn.Module] = WeakSet()
 
 
-def compile_choice(requested: str, device: torch.device, steps: int) -> Choice:
-    """`layers` or `off`, and why, for `train.compile`.
+def compile_choice(requested: str, device: torch.device, steps: int | None, budget: float | None = None) -> Choice:
+    """`layers` or `off`, and why, for `train.compile` in a run of `steps`, or of `budget` seconds.
 
-    `auto` compiles on a GPU, and on a CPU with a C++ compiler in runs of over 1,000 steps: there compiling takes about
-    30 s and training gains a quarter (1,417 instead of 1,126 tokens/s for a GPT-2 of 6 × 384 on two cores).
+    `auto` compiles on a GPU, and on a CPU with a C++ compiler in runs of over 1,000 steps, or five minutes: there
+    compiling takes about 30 s and training gains a quarter (1,417 instead of 1,126 tokens/s for a GPT-2 of 6 × 384 on
+    two cores), which is even after two and a half minutes.
     """
     if requested == "off":
         return Choice(OFF, "train.compile: off")
@@ -49,9 +51,13 @@ def compile_choice(requested: str, device: torch.device, steps: int) -> Choice:
         return Choice(OFF, f"not on {device.type}")
     if not (shutil.which("g++") or shutil.which("clang++")):
         return Choice(OFF, "no C++ compiler is installed (g++ or clang++)")
-    if steps <= _MIN_STEPS:
+    if budget is not None:
+        if budget < _MIN_SECONDS:
+            return Choice(OFF, f"half a minute of compiling pays in runs of {_MIN_SECONDS} s or more")
+        return Choice("layers", f"{budget:,.0f} s on a processor")
+    if steps is not None and steps <= _MIN_STEPS:
         return Choice(OFF, f"{steps:,} steps: half a minute of compiling pays from about {_MIN_STEPS:,} on")
-    return Choice("layers", f"{steps:,} steps on a processor")
+    return Choice("layers", "a long run on a processor" if steps is None else f"{steps:,} steps on a processor")
 
 
 def compile_layers(model: PreTrainedModel, *, fixed: bool) -> None:

@@ -149,7 +149,7 @@ class Strategy:
             return self._on_model(work)
 
     def own_optimizer(
-        self, make: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int
+        self, make: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int | None
     ) -> OptimizerProtocol | None:
         return None
 

@@ -139,7 +139,7 @@ class ParallelStrategy(Protocol):
         ...
 
     def own_optimizer(
-        self, make: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int
+        self, make: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int | None
     ) -> OptimizerProtocol | None:
         """The optimizer of a strategy that steps by itself; None where the loop's own steps.
 

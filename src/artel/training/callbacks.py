@@ -6,6 +6,7 @@ so under `train.on_bad_step: stop` it may see the weights of a bad step, after w
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from functools import partial
@@ -59,6 +60,7 @@ class Log:
                 "tokens": run.progress.tokens,
                 "tokens_per_second": speed,
                 **({"mfu": used} if used is not None else {}),
+                **({"budget_used": round(run.budget_used, 6)} if run.budget_used is not None else {}),
             }
         )
 
@@ -80,7 +82,8 @@ class Validate:
         self._guard.rewound(run)
         run.trackers.busy("evaluating", 0.0)
         progress = partial(run.trackers.busy, "evaluating")
-        metrics, _ = self._validation.evaluate(run.strategy, run.batch_plan.size, config.blocks, progress)
+        with run.timed_end("validation"):
+            metrics, _ = self._validation.evaluate(run.strategy, run.batch_plan.size, config.blocks, progress)
         run.progress.validation = metrics
         run.newest_validation = run.step
         run.check_folder()
@@ -101,7 +104,7 @@ class Validate:
             return
         progress.validations_since_best += is_due
         patience = run.config.validate_.patience
-        if patience is not None and progress.validations_since_best >= patience and run.step < run.length.steps:
+        if patience is not None and progress.validations_since_best >= patience and not run.finished:
             progress.stopped_early = True
             run.tell(f"step {run.step}: {name} has not improved since step {progress.best_step}; stopping")
 
@@ -112,18 +115,72 @@ class ShowSamples:
     def __call__(self, run: Run) -> None:
         if run.newest_validation != run.step:
             return
-        with run.strategy.generating() as takes_part:
+        with run.timed_end("samples"), run.strategy.generating() as takes_part:
             for prompt in run.config.validate_.prompts if takes_part else ():
                 self._show(run, prompt)
 
     def _show(self, run: Run, prompt: str) -> None:
-        sampling = Sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
-        text = "".join(run.objective.show(run.strategy.model, prompt, sampling))
+        text = _continued(run, prompt)
         run.tell(f"step {run.step}: {prompt} → {text}")
         if run.world.first:
             lines = Lines(run.folder.samples)
             lines.add({"step": run.step, "prompt": prompt, "text": text})
             lines.close()
+
+
+def _continued(run: Run, prompt: str) -> str:
+    sampling = Sampling(new_tokens=run.config.validate_.new_tokens, seed=run.config.seed)
+    return "".join(run.objective.show(run.strategy.model, prompt, sampling))
+
+
+class MeasureEnd:
+    """Under `train.budget`: times what the end of the run takes, after the second step of this start.
+
+    A few micro-batches are evaluated, one prompt continued, one checkpoint written, which the loop waits for as it does
+    for the last one. The final model is taken to need as long as a checkpoint, of which it is a part.
+    """
+
+    _MICRO_BATCHES = 4  # of the validation, after one that warms up
+
+    def __init__(self, guard: Guard, validation: Validation) -> None:
+        self._guard, self._validation = guard, validation
+        self._steps = 0
+
+    def __call__(self, run: Run) -> None:
+        self._steps += 1
+        if run.config.train.budget is None or self._steps != 2 or run.finished:
+            return
+        self._guard.rewound(run)
+        run.trackers.busy("measuring what the end takes")
+        self._validate(run)
+        self._show(run)
+        run.saver.wait()
+        run.check_folder()
+        started = run.clock()
+        run.saver.save(run.progress_so_far(), last=True)
+        for part in ("checkpoint", "model"):
+            run.budget.note_end(part, run.clock() - started)
+        run.budget.is_measured = True
+
+    def _validate(self, run: Run) -> None:
+        rows, most = run.batch_plan.size * run.strategy.dp_degree, run.config.validate_.blocks
+        count = min(len(self._validation.samples), most or len(self._validation.samples))
+        if count == 0:
+            return
+        some = min(count, self._MICRO_BATCHES * rows)
+        self._validation.evaluate(run.strategy, run.batch_plan.size, min(some, rows))
+        started = run.clock()
+        self._validation.evaluate(run.strategy, run.batch_plan.size, some)
+        seconds = run.clock() - started
+        run.budget.note_end("validation", seconds * math.ceil(count / rows) / math.ceil(some / rows))
+
+    def _show(self, run: Run) -> None:
+        prompts = run.config.validate_.prompts
+        started = run.clock()
+        with run.strategy.generating() as takes_part:
+            if prompts and takes_part:
+                _continued(run, prompts[0])
+        run.budget.note_end("samples", (run.clock() - started) * len(prompts))
 
 
 class Save:
@@ -177,8 +234,7 @@ class StopOnSignal:
 
     def __call__(self, run: Run) -> None:
         if run.stop_requested and not run.finished:
-            what = f"stopped and saved after step {run.step} of {run.length.steps}"
-            raise Interrupted.at("", what, "the same command resumes")
+            raise Interrupted.at("", f"stopped and saved after {run.position}", "the same command resumes")
 
     def close(self) -> None:
         for number, handler in self._before.items():

@@ -18,7 +18,7 @@ from artel.models.profiler_ranges import profiler_range
 from artel.objectives import Batch
 from artel.parallel import World
 from artel.preparing import Prepared
-from artel.training.callbacks import Callback, Log, Save, ShowSamples, StopOnSignal, Validate
+from artel.training.callbacks import Callback, Log, MeasureEnd, Save, ShowSamples, StopOnSignal, Validate
 from artel.training.faults.bad_steps import Guard
 from artel.training.faults.out_of_memory import optimizer_memory, use_less_memory
 from artel.training.faults.watchdog import watchdog
@@ -38,20 +38,24 @@ def train(
     world: World,
     tell: Callable[[str], None],
     callbacks: Sequence[Callback] = (),
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """Train, or resume, the run that `config` describes. Returns the result, as in result.json.
 
     `callbacks` are called after every step, before those that are always there. One that has `state_dict` and
-    `load_state_dict` is saved in every checkpoint and resumes with the run.
+    `load_state_dict` is saved in every checkpoint and resumes with the run. `clock` gives seconds: intervals, the
+    budget and the figures of the result go by it.
 
-    Raises InputError before the first step, WorkError when the work fails, Interrupted when asked to stop.
+    Raises InputError before the first step, or where `train.budget` is too short, WorkError when the work fails,
+    Interrupted when asked to stop.
     """
     signals = StopOnSignal()
-    run, validation = open_run(config, prepared, world, tell, callbacks)
+    run, validation = open_run(config, prepared, world, tell, callbacks, clock)
     guard, profile = Guard(run), Profile(run)
     # The order matters: metrics are logged before a validation, and both come before a save. The profile is last, so
     # that it sees each step together with what callbacks do after it.
-    callbacks = [*callbacks, Log(guard), Validate(guard, validation), ShowSamples(), Save(guard), signals, profile]
+    validate, measure = Validate(guard, validation), MeasureEnd(guard, validation)
+    callbacks = [*callbacks, Log(guard), validate, ShowSamples(), measure, Save(guard), signals, profile]
     try:
         with (
             watchdog(run),
@@ -90,12 +94,13 @@ def train(
 
 
 def synchronize(run: Run, batches: list[Batch], stop: bool) -> None:
-    """Agree with all ranks on the global batch's counts, on whether to stop, and on the first rank's clock."""
-    clock = time.monotonic() - run.started if run.world.first else 0.0
+    """Agree with all ranks on the global batch's counts, on whether to stop, and on the first rank's times."""
+    times = run.times() if run.world.first else (0.0, 0.0, 0.0)
     counts = [0.0, 0.0]
     if run.strategy.is_reporting_rank:
         counts = [float(sum(batch.targets for batch in batches)), float(sum(batch.tokens for batch in batches))]
-    run.targets, tokens, stops, run.first_rank_seconds = run.strategy.all_reduce_sum([*counts, float(stop), clock])
+    run.targets, tokens, stops, *agreed = run.strategy.all_reduce_sum([*counts, float(stop), *times])
+    run.follow(*agreed)
     run.tokens = int(tokens)
     run.stop_requested = stops > 0
 

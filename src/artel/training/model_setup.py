@@ -92,10 +92,12 @@ def set_up_model(
     objective: Objective,
     samples: Samples,
     world: World,
-    steps: int,
+    steps: int | None,
     tell: Callable[[str], None],
 ) -> TrainableModel:
-    """The run's model, spread over the processes of `world`, and its optimizer; `steps` is the length of the run.
+    """The run's model, spread over the processes of `world`, and its optimizer.
+
+    `steps` is the length of the run; None where `train.budget` ends it.
 
     Raises InputError.
     """
@@ -127,7 +129,7 @@ def set_up_model(
     if batch_plan != fitting:
         tell(f"micro-batches of {batch_plan.size}, not {fitting.size}: memory ran out in an earlier step of this run")
     recomputed = _recompute(model, config, batch_plan)
-    compiled = compile_choice(config.train.compile, world.device, steps)
+    compiled = compile_choice(config.train.compile, world.device, steps, config.train.budget)
     if plan.not_compiled_because is not None:
         compiled = Choice(OFF, plan.not_compiled_because)
     if compiled.value != OFF:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -72,7 +73,8 @@ class Prefetcher:
         if run.world.device.type != "cuda":
             return local_batches(run, step)
         if self._ahead is None:
-            self._ahead = BatchThread(partial(local_batches, run), step, run.length.steps, run.world.device)
+            end = sys.maxsize if run.length.steps is None else run.length.steps
+            self._ahead = BatchThread(partial(local_batches, run), step, end, run.world.device)
         return self._ahead.take(step)
 
     def __enter__(self) -> Prefetcher:

@@ -35,7 +35,7 @@ class Profile:
         self._run = run
         self._wanted = run.config.profile and run.world.first
         self._profiler: profile | None = None
-        left = run.length.steps - run.step
+        left = _SKIPPED + _RECORDED if run.length.steps is None else run.length.steps - run.step
         skipped = min(_SKIPPED, left // 2)
         self._first = run.step + skipped  # steps done when the recording begins
         self._last = self._first + min(_RECORDED, left - skipped)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from artel.config import RunConfig
-from artel.config.schema.quantities import Interval
+from artel.config.schema.quantities import Interval, duration
+from artel.errors import InputError
 from artel.objectives import Objective
 from artel.parallel import OptimizerProtocol, ParallelStrategy, World
 from artel.tokens import BalancedOrder, Order, Samples, Tokenizer
+from artel.training.budget import Budget
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress
 from artel.training.checkpoint.items import CheckpointItems
 from artel.training.memory.micro_batch import MemoryLimit, MicroBatchPlan
 from artel.training.metrics.trackers import Trackers
 from artel.training.run_folder import RunFolder
-from artel.training.schedule import Length, rate
+from artel.training.schedule import Length, rate, rate_by_time
 
 
 @dataclass(slots=True)
@@ -58,6 +60,12 @@ class Run:
     """The objective's sums over the good steps since the last logged line, on the device."""
     norm: torch.Tensor
     """Gradient norm of the newest good step before clipping, on the device."""
+    budget: Budget
+    """The time that the run may take."""
+    clock: Callable[[], float]
+    """Seconds since any moment that stays."""
+    started: float
+    """When this start of the run began to load the model, by `clock`."""
     window_seconds: float = 0.0
     window_tokens: int = 0
     targets: float = 0.0
@@ -68,9 +76,10 @@ class Run:
     """True on every rank when any rank was asked to stop."""
     newest_validation: int = -1
     """The step after which the newest validation ran."""
-    started: float = field(default_factory=time.monotonic)
     first_rank_seconds: float = 0.0
     """Seconds since the start on the first rank's clock, so that all ranks see the same intervals end."""
+    budget_is_over: bool = False
+    """True on every rank in the last step of a run on a budget."""
 
     @property
     def step(self) -> int:
@@ -80,7 +89,27 @@ class Run:
     @property
     def finished(self) -> bool:
         """True after the last step, and when validations stopped improving."""
-        return self.step >= self.length.steps or self.progress.stopped_early
+        steps, spent = self.length.steps, self.progress.spent_budget or 0.0
+        is_over = spent >= self.budget.seconds if steps is None else self.step >= steps
+        return is_over or self.progress.stopped_early
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the run has taken, all its starts together, on this rank's clock."""
+        return self.progress.seconds + self.clock() - self.started
+
+    @property
+    def budget_used(self) -> float | None:
+        """The share of `train.budget` that had passed as the newest step began; None without a budget."""
+        budget = self.config.train.budget
+        return None if budget is None else (self.progress.seconds + self.first_rank_seconds) / budget
+
+    @property
+    def position(self) -> str:
+        """Where the run stands, in words: `step 5 of 100`, or `step 5, after 42% of 30min`."""
+        if self.length.steps is not None:
+            return f"step {self.step:,} of {self.length.steps:,}"
+        return f"step {self.step:,}, after {self.budget_used:.0%} of {duration(self.budget.seconds)}"
 
     @property
     def learning_rate(self) -> float:
@@ -88,19 +117,65 @@ class Run:
         return self.config.train.learning_rate * self.lr_multiplier(self.step - 1)
 
     def lr_multiplier(self, step: int) -> float:
-        """The learning rate of a step, counted from 0, as a fraction of the peak."""
-        return rate(self.config.train, step, self.length.steps, self.progress.warmup)
+        """The learning rate of a step, counted from 0, as a fraction of the peak.
+
+        Under `train.budget` that of the newest step, or of the one that is taken: it goes by the time.
+        """
+        train, progress = self.config.train, self.progress
+        if self.length.steps is None:
+            return rate_by_time(train, step, progress.share, progress.warmup)
+        return rate(train, step, self.length.steps, progress.warmup)
 
     @contextmanager
     def timed_step(self) -> Iterator[None]:
         """Count the seconds within the block as time spent in training steps."""
-        started = time.monotonic()
+        started = self.clock()
         yield
-        seconds = time.monotonic() - started
+        seconds = self.clock() - started
         self.progress.train_seconds += seconds
         self.window_seconds += seconds
+        self.budget.note_step(seconds)
+
+    @contextmanager
+    def timed_end(self, part: str) -> Iterator[None]:
+        """Note the seconds within the block as those of a part of what happens at the run's end."""
+        started = self.clock()
+        yield
+        self.budget.note_end(part, self.clock() - started)
+
+    def times(self) -> tuple[float, float, float]:
+        """What the first rank tells the others in each step: see `follow`."""
+        elapsed = self.seconds
+        share = self.budget.share(elapsed, self.progress.train_seconds)
+        return self.clock() - self.started, share, self.budget.needed(elapsed)
+
+    def follow(self, seconds: float, share: float, needed: float) -> None:
+        """Go by what the first rank says: seconds since the start, the share of the time for steps that has passed, and
+        the seconds that the run takes in all if this step is not its last.
+
+        Raises InputError where the budget does not suffice for a beginning and an end.
+        """
+        self.first_rank_seconds = seconds
+        progress, is_measured = self.progress, self.budget.is_measured
+        begins = progress.share == 0.0
+        self.budget_is_over = needed > self.budget.seconds and (is_measured or not begins)
+        if begins and self.budget_is_over:
+            raise self._too_short(needed)
+        if begins and not is_measured:
+            return
+        progress.share = share
+        if progress.warmup is None and share >= (self.config.train.warmup.fraction or 0.0):
+            progress.warmup = self.step
+
+    def _too_short(self, needed: float) -> InputError:
+        parts = "loading the model, the first steps, and the last validation and save"
+        what = f"{duration(self.budget.seconds)} is too short: {parts} take {needed:,.0f} s"
+        shortest = duration(math.ceil(1.2 * needed))  # the machine may be slower the next time
+        return InputError.at("train.budget", what, f"write train.budget: {shortest} or more")
 
     def count_step(self) -> None:
+        if self.budget_is_over:
+            self.progress.spent_budget = self.budget.seconds
         self.progress.step += 1
         self.progress.tokens += self.tokens
         self.window_tokens += self.tokens
@@ -112,7 +187,7 @@ class Run:
 
     def progress_so_far(self) -> Progress:
         """The progress with the wall time of this start added."""
-        return replace(self.progress, seconds=self.progress.seconds + time.monotonic() - self.started)
+        return replace(self.progress, seconds=self.seconds)
 
 
 class IntervalClock:

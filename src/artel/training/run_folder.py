@@ -194,7 +194,7 @@ def is_done(config: RunConfig) -> bool:
 def differs_in_length(before: RunConfig, config: RunConfig) -> bool:
     """Whether how long the run is differs, and nothing else that shapes the result."""
     changed = {line.partition(":")[0] for line in result_differences(before, config)}
-    return bool(changed) and changed <= {"train.epochs", "train.steps", "train.tokens"}
+    return bool(changed) and changed <= {"train.epochs", "train.steps", "train.tokens", "train.budget"}
 
 
 def check_same(file: Path, config: RunConfig, instead: str) -> None:

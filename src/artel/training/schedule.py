@@ -10,6 +10,9 @@ from artel.config.schema.quantities import Interval
 from artel.registry import SCHEDULES
 from artel.tokens import Samples, StoreSplit, TokenBlocks
 
+_FIRST_RATE = 0.01  # of the peak: where warmup is a fraction of a time, the pace is not known at its first step
+_SMALLEST_SHARE = 1e-9  # for which a run's end is out of sight
+
 
 @dataclass(frozen=True, slots=True)
 class Length:
@@ -18,13 +21,16 @@ class Length:
     samples: int
     """Samples in an epoch."""
     batch: int
-    total: int
-    """Samples in the whole run."""
+    total: int | None
+    """Samples in the whole run; None where its time ends it (`train.budget`)."""
 
     @classmethod
     def of(cls, train: TrainConfig, samples: int, tokens: float) -> Length:
         """`samples` are there, of `tokens` each on average."""
-        if train.steps is not None:
+        total: int | None
+        if train.budget is not None:
+            total = None
+        elif train.steps is not None:
             total = train.steps * train.batch
         elif train.tokens is not None:
             total = math.ceil(train.tokens / tokens)
@@ -33,12 +39,13 @@ class Length:
         return cls(samples, train.batch, total)
 
     @property
-    def steps(self) -> int:
-        return -(-self.total // self.batch)
+    def steps(self) -> int | None:
+        return None if self.total is None else -(-self.total // self.batch)
 
     def epoch(self, step: int) -> float:
         """Epochs gone through after `step` steps."""
-        return min(step * self.batch, self.total) / self.samples
+        done = step * self.batch
+        return (done if self.total is None else min(done, self.total)) / self.samples
 
     def is_due(self, interval: Interval, step: int) -> bool:
         """Whether an interval of steps or epochs ends with step number `step` (counted from 1)."""
@@ -57,6 +64,13 @@ def run_length(config: RunConfig, samples: Samples, part: StoreSplit) -> Length:
     return Length.of(config.train, len(samples), tokens)
 
 
+def warmup_steps(train: TrainConfig, steps: int | None) -> int | None:
+    """Steps of warmup in a run of `steps`; None where it is a fraction of a run whose steps are not known."""
+    if steps is None:
+        return train.warmup.steps
+    return train.warmup.of(steps)
+
+
 def rate(train: TrainConfig, step: int, steps: int, warmup: int | None = None) -> float:
     """The learning rate of step `step` (counted from 0) of `steps`, as a fraction of the peak.
 
@@ -70,20 +84,36 @@ def rate(train: TrainConfig, step: int, steps: int, warmup: int | None = None) -
     return floor + (1 - floor) * SCHEDULES[train.schedule](train, step, steps, warmup)
 
 
-def linear(train: TrainConfig, step: int, steps: int, warmup: int) -> float:
+def rate_by_time(train: TrainConfig, step: int, share: float, warmup: int | None) -> float:
+    """The learning rate of a step of a run on a budget, as a fraction of the peak.
+
+    `share` of its time for steps, from 0 to 1, has passed. The schedule is given the steps that the run would have at
+    its pace so far, so that it follows the time, whatever the machine does. `warmup` is in steps; None while a warmup
+    that is a fraction of the time goes on, whose first step, before anything is known of the pace, has 1 % of the peak.
+    """
+    if warmup is None:
+        return min(1.0, max(_FIRST_RATE, share / (train.warmup.fraction or 1.0)))
+    if step < warmup:
+        return (step + 1) / warmup
+    floor = train.minimum_learning_rate
+    steps = max(step, 1) / max(share, _SMALLEST_SHARE)
+    return floor + (1 - floor) * SCHEDULES[train.schedule](train, step, steps, warmup)
+
+
+def linear(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
     """1 just after warmup, falling to 0 at the end of the run."""
     return (steps - step) / max(1, steps - warmup)
 
 
-def cosine(train: TrainConfig, step: int, steps: int, warmup: int) -> float:
+def cosine(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
     """Half a wave from 1 to 0 (Loshchilov and Hutter 2017)."""
     return 0.5 * (1 + math.cos(math.pi * (1 - linear(train, step, steps, warmup))))
 
 
-def constant(train: TrainConfig, step: int, steps: int, warmup: int) -> float:
+def constant(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
     return 1.0
 
 
-def warmup_stable_decay(train: TrainConfig, step: int, steps: int, warmup: int) -> float:
+def warmup_stable_decay(train: TrainConfig, step: int, steps: float, warmup: int) -> float:
     """1 until the last part of the run (`train.decay`), where it falls to 0 (wsd; Hu et al. 2024, MiniCPM)."""
     return min(1.0, (steps - step) / max(1.0, train.decay * steps))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from artel.config import RunConfig, dump_run
+from artel.config.schema.quantities import duration
 from artel.models.compile import try_compiled
 from artel.models.flops import device_name, flops_a_token, peak_flops
 from artel.objectives import objective_of
 from artel.parallel import World
 from artel.preparing import Prepared
+from artel.training.budget import Budget
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress, list_checkpoints, load_checkpoint
 from artel.training.checkpoint.items import CheckpointItems
@@ -27,7 +30,7 @@ from artel.training.prefetch import local_batches
 from artel.training.reference_log_probs import set_reference
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
-from artel.training.schedule import run_length
+from artel.training.schedule import Length, run_length, warmup_steps
 
 
 def open_run(
@@ -36,11 +39,13 @@ def open_run(
     world: World,
     tell: Callable[[str], None],
     callbacks: Sequence[object] = (),
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Run, Validation]:
     """The run, ready for its next step, and its validation split. Raises InputError.
 
     Messages of the first rank alone go to `tell`. Those of `callbacks` that have a state resume with the run.
     """
+    started = clock()
     if not world.first:
         tell = _silent
     folder = RunFolder(Path(config.run))
@@ -66,7 +71,9 @@ def open_run(
     progress = load_checkpoint(folder.checkpoints, items, tell) or Progress(store=store.digest)
     check_same_store(progress, store.digest)
     if progress.warmup is None:
-        progress.warmup = config.train.warmup.of(length.steps)
+        progress.warmup = warmup_steps(config.train, length.steps)
+    if config.train.budget is not None and progress.share == 0.0:
+        progress.seconds = 0.0  # spent on finding out whether the budget suffices, perhaps another one
     if world.first:
         if progress.step:
             commit(folder.checkpoints, progress, config.checkpoint)
@@ -75,12 +82,7 @@ def open_run(
     if world.first:
         drop_lines_after(folder.bad_steps, progress.step)
 
-    tell(
-        f"{len(samples):,} samples of up to {config.data.block} tokens · {length.steps:,} steps of "
-        f"{config.train.batch} · {model.summary}"
-    )
-    if progress.step:
-        tell(f"resuming from step {progress.step:,} of {length.steps:,}")
+    tell(f"{len(samples):,} samples of up to {config.data.block} tokens · {_length(config, length)} · {model.summary}")
     peak = peak_flops(device_name(world.device), model.precision)
     flops_per_token = None
     if peak is not None:
@@ -121,10 +123,22 @@ def open_run(
         peak_flops=peak,
         window=torch.zeros(len(objective.sums), device=world.device),
         norm=torch.zeros((), device=world.device),
+        budget=Budget(config.train.budget),
+        clock=clock,
+        started=started,
     )
+    if progress.step:
+        tell(f"resuming from {run.position}")
     if model.compiled and not run.finished:
         _compile(run)
     return run, validation
+
+
+def _length(config: RunConfig, length: Length) -> str:
+    train = config.train
+    if train.budget is not None:
+        return f"steps of {train.batch} for {duration(train.budget)}, learning rate by {train.schedule}"
+    return f"{length.steps:,} steps of {train.batch}"
 
 
 def _compile(run: Run) -> None:

@@ -85,6 +85,12 @@ def read_seconds(value: object) -> float:
     return _finite(number * _SECONDS[unit.lower() or "s"], value)
 
 
+def duration(seconds: float) -> str:
+    """Seconds as they are written in a run file: 90s, 30min, 1.5h."""
+    unit = "s" if seconds < 120 else "min" if seconds < 7200 else "h"
+    return f"{seconds / _SECONDS[unit]:.4g}{unit}"
+
+
 def _bounded(number: float, value: object) -> float:
     if number > _YEARS:
         raise OverLimit(f"{value!r} is never due; write never, or at most {_YEARS:,} (steps, epochs, s)")

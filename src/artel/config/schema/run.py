@@ -110,11 +110,14 @@ class ModelConfig(Section):
 
 
 class TrainConfig(Section):
-    epochs: Number | None = Field(
-        None, gt=0, description="Length of the run in epochs (1 if none of the three is set)."
-    )
+    epochs: Number | None = Field(None, gt=0, description="Length of the run in epochs (1 if none of the four is set).")
     steps: Count | None = Field(None, ge=1, description="Length of the run in steps.")
     tokens: Count | None = Field(None, ge=1, description="Length of the run in tokens.")
+    budget: Seconds | None = Field(
+        None,
+        description="Length of the run as a time, 30min or 2h: from loading the model to its last save. The schedule "
+        "goes by the time that has passed.",
+    )
     batch: Samples = Field(64, ge=1, description="Blocks in a global batch: what one optimizer step sees.")
     micro_batch: Literal["auto"] | Samples = free(
         "auto", "Blocks that one process runs at a time; gradients are accumulated over the rest of its share."
@@ -141,7 +144,8 @@ class TrainConfig(Section):
         1.0, gt=0, le=1, description="Each layer's learning rate is the next one's times this; 1: all alike."
     )
     schedule: ScheduleName = Field(
-        "cosine", description="Learning rate after warmup; wsd is warmup, stable, then a linear decay."
+        "cosine",
+        description="Learning rate after warmup; wsd, which a budget chooses, is warmup, stable, then a linear decay.",
     )
     warmup: Warmup = Field(Warmup(fraction=0.01), description="Steps, or a fraction of the run when below 1.")
     decay: Number = Field(0.2, gt=0, le=1, description="wsd: fraction of the run that decays at its end.")
@@ -175,10 +179,18 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainConfig:
-        lengths = [name for name in ("epochs", "steps", "tokens") if getattr(self, name) is not None]
+        lengths = [name for name in ("epochs", "steps", "tokens", "budget") if getattr(self, name) is not None]
         if len(lengths) > 1:
             raise ValueError(f"{' and '.join(lengths)} are given together; keep one")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _schedule_of_a_budget(cls, section: object) -> object:
+        """A run on a budget stays at its peak rate until the decay at its end, unless a schedule is named."""
+        if isinstance(section, dict) and section.get("budget") is not None and "schedule" not in section:
+            return section | {"schedule": "wsd"}
+        return section
 
 
 class ValidateConfig(Section):

@@ -55,9 +55,9 @@ def _attention(case: Case) -> Choice | None:
 
 
 def _compile(case: Case) -> Choice:
-    mode, steps = case.run.train.compile, case.run.train.steps
-    if steps is not None:
-        return compile_choice(mode, case.device, steps)
+    mode, steps, budget = case.run.train.compile, case.run.train.steps, case.run.train.budget
+    if steps is not None or budget is not None:
+        return compile_choice(mode, case.device, steps, budget)
     short, long = (compile_choice(mode, case.device, steps) for steps in (1, 10**9))
     if short.value == long.value:
         return Choice(short.value, short.why)

@@ -90,7 +90,7 @@ def begin_run(run: RunConfig, prepared: Prepared, folder: Path, tell: Callable[[
     state, step = saved.adam()
     opened, store = open_fresh(run, prepared), prepared.open()
     steps = run_length(run, opened.objective.dataset(store.train), store.train).steps
-    if step >= steps:
+    if steps is not None and step >= steps:
         what = f"is of step {step:,}, and this run ends after {steps:,}"
         raise InputError.at(str(folder), what, "give train.steps, tokens or epochs for all of it")
     weights, state = _of_run(opened.model, saved.weights(), state, folder)

@@ -30,9 +30,9 @@ from artel.parallel.deepspeed.checkpoint import AVERAGES
 from artel.preparing import Prepared
 from artel.storage import disk_errors
 from artel.training import RunFolder
-from artel.training.checkpoint.format import read_progress
+from artel.training.checkpoint.format import Progress, read_progress
 from artel.training.checkpoint.sharded_files import piece_shapes, read_pieces
-from artel.training.schedule import rate, run_length
+from artel.training.schedule import rate, rate_by_time, run_length
 
 _CHUNK_BYTES = 2**30
 _VERSION = "0.19.8"  # of DeepSpeed, whose format this is; it refuses files without a version
@@ -69,7 +69,7 @@ def write_universal(run: RunConfig, prepared: Prepared, checkpoint: Path, folder
         "module": {},
         "lr_scheduler": _scheduler(step),
     }
-    groups = [{"lr": _next_rate(run, prepared, step, progress.warmup)}]
+    groups = [{"lr": _next_rate(run, prepared, progress)}]
     count = torch.tensor(float(step))
     with disk_errors(folder):
         whole = folder / f"global_step{step}"
@@ -112,11 +112,13 @@ def _parameters(checkpoint: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]
             yield name, {"fp32": read.pop(name).float(), **averages}
 
 
-def _next_rate(run: RunConfig, prepared: Prepared, step: int, warmup: int | None) -> float:
-    """The learning rate of the step after `step` steps."""
+def _next_rate(run: RunConfig, prepared: Prepared, progress: Progress) -> float:
+    """The learning rate of the step after those that are done."""
     objective, store = objective_of(run, prepared.tokenizer()), prepared.open()
     steps = run_length(run, objective.dataset(store.train), store.train).steps
-    return run.train.learning_rate * rate(run.train, min(step, steps - 1), steps, warmup)
+    if steps is None:
+        return run.train.learning_rate * rate_by_time(run.train, progress.step, progress.share, progress.warmup)
+    return run.train.learning_rate * rate(run.train, min(progress.step, steps - 1), steps, progress.warmup)
 
 
 def _scheduler(step: int) -> dict[str, Any]:

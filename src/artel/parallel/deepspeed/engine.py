@@ -63,6 +63,9 @@ class DeepSpeedPlan:
             problems.append(Problem("train.on_bad_step", f"{run.train.on_bad_step}: {steps_itself}", fix))
         if run.train.spike is not None:
             problems.append(Problem("train.spike", f"{run.train.spike:g}: {steps_itself}", fix))
+        if run.train.budget is not None:
+            what = "DeepSpeed's engine is given the number of steps beforehand"
+            problems.append(Problem("train.budget", what, "write train.steps, or leave parallel.deepspeed out"))
         try:
             resolved = read_deepspeed(file, run, world_size, local_device())
         except InputError as error:
@@ -128,12 +131,13 @@ class DeepSpeedStrategy(Strategy):
         return self._resolved.stage < 3 and not self._started
 
     def own_optimizer(
-        self, make: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int
+        self, make: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int | None
     ) -> DeepSpeedOptimizer:
         """Hand the model and the optimizer that `make` makes to DeepSpeed's engine, which steps from then on.
 
         Raises InputError where the file asks for what DeepSpeed or its model cannot do.
         """
+        assert steps is not None  # DeepSpeedPlan.read refuses a budget
         settings = self._resolved.complete(self.model.config, steps, micro_batch)
         _prepare(self._world)
         if self._weight_loader is not None:

@@ -30,7 +30,6 @@ _TIGHT = 0.9
 """Of the memory, beyond which a plan is tight: artel leaves as much free itself when it looks for a micro-batch."""
 
 
-_LONG = 10**6
 """Steps of a run that does not say how many: it is then taken to be long enough to compile."""
 
 
@@ -173,7 +172,7 @@ def _planned(
     ]
     on_gpu = not hardware.shares_memory
     device = torch.device(hardware.device)
-    compiled = compile_choice(run.train.compile, device, run.train.steps or _LONG).value != OFF
+    compiled = compile_choice(run.train.compile, device, run.train.steps, run.train.budget).value != OFF
     ranks = tuple(
         rank_memory(run, outline, data, world, how, precision, rows, count, on_gpu=on_gpu, compiled=compiled)
         for world in worlds

@@ -48,9 +48,10 @@ class Rows:
     """int64 (rows, columns)."""
 
 
-def step_numbers(step: int, batch: int, total: int) -> np.ndarray:
+def step_numbers(step: int, batch: int, total: int | None) -> np.ndarray:
     """The running numbers of a step's samples, from 0. The last step of a run of `total` samples may have fewer."""
-    return np.arange(step * batch, min((step + 1) * batch, total), dtype=np.int64)
+    end = (step + 1) * batch
+    return np.arange(step * batch, end if total is None else min(end, total), dtype=np.int64)
 
 
 def micro_batches(

@@ -56,7 +56,7 @@ class Progress:
     tokens: int = 0
     """Input tokens trained on, without filler."""
     seconds: float = 0.0
-    """Wall time in the loop, all starts of the run together."""
+    """Wall time from the loading of the model on, all starts of the run together."""
     train_seconds: float = 0.0
     """Of these, the time in training steps alone."""
     train_loss: float | None = None
@@ -73,7 +73,13 @@ class Progress:
     bad_in_a_row: int = 0
     """Bad steps since the newest good one."""
     warmup: int | None = None
-    """Steps of warmup as the run began; a change of its length does not change them."""
+    """Steps of warmup as the run began; a change of its length does not change them. Under `train.budget`, where warmup
+    is a fraction of the time, None until it is over."""
+    share: float = 0.0
+    """Under `train.budget`: of the time for steps so much, from 0 to 1, had passed at the newest step, whose learning
+    rate went by it. 0 as long as it is not known whether the budget suffices."""
+    spent_budget: float | None = None
+    """The budget in seconds to whose end the run has come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from artel.config import RunConfig
 from artel.errors import missing_extra
@@ -25,6 +25,7 @@ Figures = dict[str, Any]
 
 _BAR_SECONDS = 0.1  # the bar is drawn ten times a second; an update takes 50 µs, which many a step does not
 _LINE_SECONDS = 10.0
+_PARTS = 1000  # of the bar of a run on a budget
 
 
 class Tracker:
@@ -33,8 +34,8 @@ class Tracker:
     package: ClassVar[str] = ""
     """The package that it needs, which comes with the extra of that name."""
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int) -> None:
-        """`step` is where the run stands, `steps` where it ends."""
+    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
+        """`step` is where the run stands, `steps` where it ends; None where `train.budget` ends it."""
 
     def training(self, figures: Figures) -> None: ...
 
@@ -64,7 +65,7 @@ def check_trackers(track: list[str]) -> None:
 class Trackers:
     """All trackers of a run as one."""
 
-    def __init__(self, run: RunConfig, folder: RunFolder, *, step: int, steps: int) -> None:
+    def __init__(self, run: RunConfig, folder: RunFolder, *, step: int, steps: int | None) -> None:
         self._alive: list[Tracker] = []
         for name in run.track:
             try:
@@ -107,7 +108,7 @@ def _warn(name: str, error: Exception) -> None:
 class JsonLines(Tracker):
     """metrics.jsonl: a line a logged step, a line a validation; on resume, lines after the checkpoint are dropped."""
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int) -> None:
+    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         drop_lines_after(folder.metrics, step)
         self._lines = Lines(folder.metrics)
         self._hint = f"artel report {shlex.quote(str(folder.path))}"
@@ -132,7 +133,7 @@ class ConsoleTracker(Tracker):
         run: RunConfig,
         folder: RunFolder,
         step: int,
-        steps: int,
+        steps: int | None,
         stream: TextIO | None = None,
         *,
         bar_seconds: float = _BAR_SECONDS,
@@ -142,46 +143,60 @@ class ConsoleTracker(Tracker):
         self._console = Console(file=stream or sys.stderr, soft_wrap=True, highlight=False)
         self._header = False
         self._loss = float("nan")
-        self._step, self._steps = step, steps
+        self._step, self._steps, self._budget = step, steps, run.train.budget
+        self._used = 0.0
+        """Share of the budget that is over, where there is one."""
         self._shown = time.monotonic()
         self._first: tuple[int, float] | None = None
         """The first step of this start, which compiles and warms up, and when it was done."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            MofNCompleteColumn() if self._budget is None else TaskProgressColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
         )
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task("training", total=steps, completed=step, figures="")
+        total = steps if self._budget is None else _PARTS
+        self._task = self._bar.add_task("training", total=total, completed=self._completed(step), figures="")
         self._bar.start()
 
     def step(self, step: int) -> None:
         self._step = step
         self._first = self._first or (step, time.monotonic())
         if not self._bar.disable and (self._is_due(self._bar_seconds) or step == self._steps):
-            self._bar.update(self._task, description="training", completed=step)
+            self._bar.update(self._task, description="training", completed=self._completed(step))
 
     def busy(self, what: str, share: float | None = None) -> None:
         text = what if share is None else f"{what} {share:.0%}"
         if not self._bar.disable:
-            self._bar.update(self._task, description=text, completed=self._step)
+            self._bar.update(self._task, description=text, completed=self._completed(self._step))
         elif self._is_due(self._line_seconds):
-            self._console.print(f"step {self._step:,} of {self._steps:,} · {text}")
+            self._console.print(f"{self._position(self._step)} · {text}")
 
     def training(self, figures: Figures) -> None:
-        self._loss = figures["loss"]
+        self._loss, self._used = figures["loss"], figures.get("budget_used", 0.0)
         text = f"loss {figures['loss']:.4f} · {figures['tokens_per_second']:,.0f} tokens/s"
         if not self._bar.disable:
-            self._bar.update(self._task, completed=figures["step"], figures=text)
+            self._bar.update(self._task, completed=self._completed(figures["step"]), figures=text)
         elif self._is_due(self._line_seconds) or figures["step"] == self._steps:
-            self._console.print(f"step {figures['step']:,} of {self._steps:,} · {text}{self._left(figures['step'])}")
+            self._console.print(f"{self._position(figures['step'])} · {text}{self._left(figures['step'])}")
+
+    def _position(self, step: int) -> str:
+        if self._steps is not None:
+            return f"step {step:,} of {self._steps:,}"
+        return f"step {step:,}, {self._used:.0%} of the time"
+
+    def _completed(self, step: int) -> int:
+        """Of the bar: steps, or of a budget what was over at the newest logged step."""
+        return step if self._budget is None else round(_PARTS * self._used)
 
     def _left(self, step: int) -> str:
-        """How long the rest takes when it goes as fast as since the first step, validations and all."""
+        """What is left of the budget; else the time of the rest at the pace since the first step, with validations."""
+        if self._budget is not None:
+            return f" · {timedelta(seconds=max(0, round((1 - self._used) * self._budget)))} left"
         first, when = self._first or (step, 0.0)
-        if step <= first or step >= self._steps:
+        if self._steps is None or step <= first or step >= self._steps:
             return ""
         seconds = (time.monotonic() - when) / (step - first) * (self._steps - step)
         return f" · {timedelta(seconds=round(seconds))} left"
@@ -217,7 +232,7 @@ def _short(value: float) -> str:
 class TensorBoard(Tracker):
     package = "tensorboard"
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int) -> None:
+    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1)
@@ -242,7 +257,7 @@ class Wandb(Tracker):
 
     package = "wandb"
 
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int) -> None:
+    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         import wandb
 
         offline = not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"))
