@@ -85,6 +85,7 @@ def test_of_a_run_on_a_budget_the_time_is_shown(terminal, tmp_path):
     tracker.close()
     with (tmp_path / "lines").open("w+") as stream:
         tracker = ConsoleTracker(run, RunFolder(Path()), 0, None, stream, line_seconds=0.0)
+        tracker.step(9)
         tracker.training({"step": 9, "budget_used": 0.25, **FIGURES})
         tracker.busy("evaluating", 0.4)
         tracker.close()

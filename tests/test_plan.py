@@ -165,6 +165,19 @@ def test_the_command_says_whether_it_fits(tmp_path, monkeypatch, capsys):
     assert "transfers of parallel.offload are not planned" in shown
 
 
+def test_a_run_on_a_budget_takes_its_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("word " * 1000)
+    (tmp_path / "run.yaml").write_text(json.dumps(merged(TINY, {"model": {"config": GPT2}})))
+    words = ("plan", "run.yaml", "--hardware", "h100-80gb:1", "train.budget=90min")
+    assert _status(monkeypatch, *words, "--json") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["hours"] == {"low": 1.5, "mid": 1.5, "high": 1.5}
+    assert plan["steps"] is None
+    assert _status(monkeypatch, *words) == 0
+    assert "1.5 h, by train.budget · at most" in capsys.readouterr().out
+
+
 def _status(monkeypatch, *words):
     monkeypatch.setattr("sys.argv", ["artel", *words])
     with pytest.raises(SystemExit) as end:

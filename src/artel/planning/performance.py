@@ -149,7 +149,13 @@ def forecast(
     step: StepTime, tokens: int, total: float, hardware: Hardware, price_per_hour: float | None = None
 ) -> Forecast:
     """What a run of `total` tokens takes, of which a full step has `tokens`; the price is that of all nodes."""
-    hours = step.seconds.scaled(total / tokens / 3600)
+    return forecast_of_time(step, tokens, step.seconds.scaled(total / tokens / 3600), hardware, price_per_hour)
+
+
+def forecast_of_time(
+    step: StepTime, tokens: int, hours: Range, hardware: Hardware, price_per_hour: float | None = None
+) -> Forecast:
+    """What a run of so many hours takes; see `forecast`."""
     watts = None if hardware.watts is None else hardware.watts * hardware.world_size
     return Forecast(
         tokens_per_second=step.tokens_per_second(tokens),

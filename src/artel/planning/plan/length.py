@@ -47,7 +47,9 @@ class PlannedLength:
 
 
 def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
-    """How long the run is; None where only `artel prepare` can tell."""
+    """How long the run is; None where only `artel prepare` can tell, or `train.budget` ends it."""
+    if run.train.budget is not None:
+        return None
     if data.store is not None and data.samples is not None:
         part, length = data.store.train, run_length(run, data.samples, data.store.train)
         lengths = None
@@ -59,8 +61,8 @@ def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
         in_all = run.train.steps * run.train.batch * run.data.block
         return PlannedLength(run.train.steps, in_all, None, "train.steps")
     if data.objective.packs_text and run.train.tokens is not None:
-        length = Length.of(run.train, 1, run.data.block)
-        return PlannedLength(length.steps, run.train.tokens, None, "train.tokens")
+        steps = -(-run.train.tokens // (run.train.batch * run.data.block))
+        return PlannedLength(steps, run.train.tokens, None, "train.tokens")
     sampled = _sampled(run, data)
     if sampled is None:
         return None
@@ -73,6 +75,8 @@ def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
 
 
 def _planned(length: Length, epoch_tokens: float, note: str, row_lengths: np.ndarray | None) -> PlannedLength:
+    assert length.total is not None  # a budget has no planned length
+    assert length.steps is not None
     tokens = length.total * epoch_tokens / length.samples
     return PlannedLength(length.steps, tokens, epoch_tokens, note, row_lengths)
 

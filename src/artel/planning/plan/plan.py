@@ -16,7 +16,15 @@ from artel.parallel import World
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.hardware import Hardware
 from artel.planning.operations import COLLECTIVE, Operation
-from artel.planning.performance import Forecast, StepTime, forecast, pipeline_bubble, step_time
+from artel.planning.performance import (
+    Forecast,
+    Range,
+    StepTime,
+    forecast,
+    forecast_of_time,
+    pipeline_bubble,
+    step_time,
+)
 from artel.planning.plan.batches import PlannedData, planned_data
 from artel.planning.plan.disk import disk_bytes
 from artel.planning.plan.length import PlannedLength, planned_length
@@ -56,17 +64,22 @@ class Plan:
     step: StepTime | None
     """None: neither the table nor `artel bench hardware` has the rates; or offload, whose transfers are not planned."""
     length: PlannedLength | None = None
-    """None: only `artel prepare` can tell."""
+    """None: only `artel prepare` can tell, or the run is as long as its `budget`."""
+    budget: float | None = None
+    """Seconds, where that is the length of the run."""
     price: float | None = None
     """Of one accelerator (of the machine, on a CPU) for an hour, as the user gave it."""
 
     @property
     def forecast(self) -> Forecast | None:
         """What the whole run takes; None where its speed or its length is not known."""
-        if self.step is None or self.length is None:
+        if self.step is None or (self.length is None and self.budget is None):
             return None
         machines = self.hardware.nodes if self.hardware.shares_memory else self.hardware.world_size
         price = None if self.price is None else self.price * machines
+        if self.length is None:
+            hours = (self.budget or 0.0) / 3600
+            return forecast_of_time(self.step, self.tokens, Range(hours, hours, hours), self.hardware, price)
         computed = self.length.computed_tokens(self.micro_batch)
         return forecast(self.step, self.tokens, computed, self.hardware, price)
 
@@ -198,6 +211,7 @@ def _planned(
         run.train.batch * data.row_tokens,
         _step_time(run, hardware, ranks, model, world_size, on_host, count),
         length,
+        run.train.budget,
     )
 
 

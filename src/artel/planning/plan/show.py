@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from artel.planning.machine import in_gib
+from artel.planning.performance import Forecast
 from artel.planning.plan.plan import Plan
 
 
@@ -42,18 +43,35 @@ def _speed(plan: Plan) -> str:
 
 def _time(plan: Plan) -> str:
     """How long the run takes, and what that uses and costs."""
+    if plan.budget is not None:
+        return _time_of_budget(plan, plan.budget / 3600)
     if plan.length is None:
         return "unknown: artel prepare tells how much text there is"
     length = f"{plan.length.steps:,} steps, {plan.length.tokens:,.0f} tokens, by {plan.length.note}"
     if plan.forecast is None:
         return length
-    hours, energy, cost = plan.forecast.hours, plan.forecast.energy_kwh, plan.forecast.cost
+    hours = plan.forecast.hours
     parts = [f"{_duration(hours.mid)} ({_duration(hours.low)} to {_duration(hours.high)})", length]
+    return " · ".join([*parts, *_price(plan.forecast)])
+
+
+def _time_of_budget(plan: Plan, hours: float) -> str:
+    parts = [f"{_duration(hours)}, by train.budget"]
+    if plan.forecast is None:
+        return parts[0]
+    tokens = plan.forecast.tokens_per_second.scaled(3600 * hours)
+    parts.append(f"at most {tokens.mid:,.0f} tokens ({tokens.low:,.0f} to {tokens.high:,.0f})")
+    return " · ".join([*parts, *_price(plan.forecast)])
+
+
+def _price(forecast: Forecast) -> list[str]:
+    """What a run uses and costs, where that is known."""
+    energy, cost, parts = forecast.energy_kwh, forecast.cost, []
     if energy is not None:
         parts.append(f"at most {energy.mid:,.4g} kWh")
     if cost is not None:
         parts.append(f"costs {cost.mid:,.4g} ({cost.low:,.4g} to {cost.high:,.4g})")
-    return " · ".join(parts)
+    return parts
 
 
 def _duration(hours: float) -> str:
