@@ -91,6 +91,25 @@ def test_the_largest_that_fits_in_the_first_mode_that_is_enough(limit, most, exp
     assert len(attempt.tried) <= len(MODES) * (1 + math.ceil(math.log2(len(sizes_to_try(most, 1, CPU)) + 1)))
 
 
+def test_what_was_planned_is_tried_first_and_once_more_at_most():
+    planned = MicroBatchPlan(16, "none")
+    for limit, expected in ((8 * 16, planned), (8 * 15, MicroBatchPlan(8, "none"))):
+        attempt = Memory(limit)
+        assert find(attempt, 64, key={"limit": limit}, planned=planned, **AS_ON_A_GPU) == expected
+        assert attempt.tried == [(16, "none"), (8, "none")][: len(attempt.tried)]
+    attempt = Memory(4 * 10)
+    assert find(attempt, 10, key={"limit": 40}, exactly=True, planned=MicroBatchPlan(10, "none")) == MicroBatchPlan(
+        10, "selective"
+    )
+    assert attempt.tried == [(10, "none"), (10, "selective")]
+
+
+def test_a_plan_that_is_wrong_costs_two_attempts():
+    assert find(Memory(8), 64, planned=MicroBatchPlan(64, "none"), **AS_ON_A_GPU) == MicroBatchPlan(8, "full")
+    of_no_size, options = MicroBatchPlan(5, "none"), {"key": {"limit": 300}, **AS_ON_A_GPU}
+    assert find(Memory(300), 64, planned=of_no_size, **options) == MicroBatchPlan(32, "none")
+
+
 def test_on_a_cpu_nothing_is_computed_again_for_the_sake_of_larger_micro_batches():
     assert find(Memory(8), 64) == MicroBatchPlan(1, "none")
 

@@ -19,7 +19,7 @@ def plan(
     ] = "",
     nodes: Annotated[int, typer.Option(min=1, help="Machines with that hardware.")] = 1,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Processes on a CPU; else as many as the numbers in `parallel` need.")
+        int | None, typer.Option(min=1, help="Processes on each node; else one for each GPU, or as `parallel` says.")
     ] = None,
     host_memory: Annotated[str | None, typer.Option(help="Memory of each machine, as 1TB.")] = None,
     interconnect: Annotated[
@@ -44,11 +44,11 @@ def plan(
     run = read_run(name, Overrides.parse(overrides), here=not hardware)
     quiet_libraries()
     from artel.planning.hardware import find_hardware
-    from artel.planning.plan import describe, make_plan
+    from artel.planning.plan import describe, in_brief, make_plan
 
     planned = make_plan(run, find_hardware(hardware, nodes, host_memory, interconnect), nproc, price)
     if as_json:
-        print_json(planned.to_json())
+        print_json(planned.to_json() | {"summary": in_brief(planned)})
     else:
         show(describe(planned))
     if planned.share > 1:

@@ -39,6 +39,7 @@ def train(
     ] = None,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Start over: the run's folder is emptied first.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Train although the plan says that it cannot fit.")] = False,
     report_to: Annotated[str | None, typer.Option(help="Add trackers, as tensorboard or wandb.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -64,6 +65,7 @@ def train(
         local_rank=local_rank,
         from_deepspeed=from_deepspeed,
         restart=restart,
+        force=force,
         trackers=tuple(report_to.split(",")) if report_to else (),
     )
     result = start_run(name, Overrides.parse(words), options, tell)

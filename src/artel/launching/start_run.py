@@ -21,6 +21,7 @@ from artel.config import Overrides, RunConfig, read_run_file
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
 from artel.launching.accelerate import take_over
+from artel.launching.begin_with_plan import begin_with_plan
 from artel.launching.hosts import Hosts
 from artel.launching.interface import choose_interface_of_process
 from artel.launching.local import launch
@@ -64,6 +65,8 @@ class StartOptions:
     """A checkpoint of DeepSpeed with which a new run begins."""
     restart: bool = False
     """Empty the run's folder first."""
+    force: bool = False
+    """Train although the plan says that it cannot fit."""
     trackers: tuple[str, ...] = ()
     """Added to those of the run file."""
 
@@ -97,7 +100,11 @@ def start_run(name: str, overrides: Overrides, options: StartOptions, announce: 
             folder.claim()
             announce(f"{folder.path}: checking the run, its model and its texts")
             _wait_for_earlier_processes(folder, announce)
-            _lead(run, folder, options, processes, hosts, announce)
+            prepared = _lead(run, folder, options, processes, hosts, announce)
+            if options.restart or not is_done(run):
+                begin_with_plan(
+                    run, prepared, [name, *overrides.words], processes, hosts.count, options.force, announce
+                )
         else:
             prepare(run, announce)
         if not options.restart and is_done(run):  # with --restart the leader is emptying the folder
@@ -173,7 +180,7 @@ def _processes_on_host(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
 
 def _lead(
     run: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts, announce: Announce
-) -> None:
+) -> Prepared:
     """Check the run with all its processes, prepare its text, and make its folder ready for this start."""
     quiet_libraries()
     from artel.planning import Check, Start, check_run
@@ -206,6 +213,7 @@ def _lead(
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
     if from_deepspeed is not None:
         _begin_from_deepspeed(run, prepared, from_deepspeed, announce)
+    return prepared
 
 
 def _remove_earlier(run: RunConfig, folder: RunFolder) -> None:

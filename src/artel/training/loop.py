@@ -26,6 +26,7 @@ from artel.training.finish import finish
 from artel.training.heartbeat import heartbeat
 from artel.training.memory.cpu_allocator import retained_host_memory
 from artel.training.memory.micro_batch import is_out_of_memory
+from artel.training.planned import CompareWithPlan
 from artel.training.prefetch import Prefetcher, gc_between_steps
 from artel.training.profile import Profile
 from artel.training.run import Run
@@ -55,7 +56,8 @@ def train(
     # The order matters: metrics are logged before a validation, and both come before a save. The profile is last, so
     # that it sees each step together with what callbacks do after it.
     validate, measure = Validate(guard, validation), MeasureEnd(guard, validation)
-    callbacks = [*callbacks, Log(guard), validate, ShowSamples(), measure, Save(guard), signals, profile]
+    callbacks = [*callbacks, Log(guard), validate, ShowSamples(), measure, Save(guard)]
+    callbacks += [CompareWithPlan(run), signals, profile]
     try:
         with (
             watchdog(run),

@@ -45,6 +45,7 @@ from artel.training.memory.micro_batch import (
 from artel.training.optim.bf16_adamw import hold_in_bf16
 from artel.training.optim.loss_scaler import LossScale
 from artel.training.optim.optimizer import Optimizer, plain_optimizer, state_bytes
+from artel.training.planned import planned_micro_batch
 from artel.training.run_folder import RunFolder
 
 
@@ -245,4 +246,5 @@ def _fit(
         reserve=state_bytes(strategy.model, config.train),
         exactly=size != "auto",
         agree=strategy.all_reduce_min,
+        planned=planned_micro_batch(RunFolder(Path(config.run)), world.device),
     )

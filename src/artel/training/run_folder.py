@@ -69,6 +69,11 @@ class RunFolder:
         return self.path / "micro_batches"
 
     @property
+    def plan(self) -> Path:
+        """What `artel plan` said before the run began, and later what was measured."""
+        return self.path / "plan.json"
+
+    @property
     def profile(self) -> Path:
         """Where the time of a few steps went."""
         return self.path / "profile"
@@ -165,7 +170,16 @@ class RunFolder:
             if not self.checkpoints.is_symlink() and self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
                 self.checkpoints.rmdir()
             folders = (self.model, self.profile, self.micro_batches, self.hangs, self.path / "tensorboard")
-            files = (self.config, self.ledger, self.metrics, self.samples, self.bad_steps, self.result, self.before)
+            files = (
+                self.config,
+                self.ledger,
+                self.metrics,
+                self.samples,
+                self.bad_steps,
+                self.result,
+                self.before,
+                self.plan,
+            )
             for path in (*folders, *files):
                 _remove(path)
 

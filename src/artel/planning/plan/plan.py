@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from artel.planning.plan.length import PlannedLength, planned_length
 from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
 from artel.planning.rates import read_rates
-from artel.training.memory.micro_batch import sizes_to_try
+from artel.training.memory.micro_batch import enough_rows, sizes_to_try
 
 GIB = 2**30
 _TIGHT = 0.9
@@ -113,6 +114,9 @@ class Plan:
         return {
             "fits": self.share <= 1,
             "verdict": self.verdict,
+            "memory_share": round(self.share, 4),
+            "hardware": self.hardware.name,
+            "device": self.hardware.device,
             "parameters": self.parameters,
             "processes": self.processes,
             "micro_batch": self.micro_batch,
@@ -134,11 +138,15 @@ class Plan:
 def make_plan(run: RunConfig, hardware: Hardware, nproc: int | None = None, price: float | None = None) -> Plan:
     """Plan `run` on `hardware`. Raises InputError for what cannot be planned.
 
-    A CPU runs `nproc` processes, or as many as the numbers in `parallel` need; GPUs one each. `price` is that of one
-    accelerator (of a machine, on a CPU) for an hour.
+    `nproc` processes run on each node; else one for each GPU, or on a CPU as many as the numbers in `parallel` need.
+    `price` is that of one accelerator (of a machine, on a CPU) for an hour.
     """
-    world_size = hardware.world_size if not hardware.shares_memory else nproc or max(1, run.parallel.processes)
-    on_host = world_size // hardware.nodes if not hardware.shares_memory else world_size
+    if hardware.shares_memory:
+        on_host = nproc or max(hardware.count, run.parallel.processes // hardware.nodes)
+    else:
+        hardware = replace(hardware, count=nproc or hardware.count)
+        on_host = hardware.count
+    world_size = on_host * hardware.nodes
     if run.parallel.deepspeed is not None:
         what = "DeepSpeed shares out weights in its own way, which is not planned yet"
         raise InputError.at("parallel.deepspeed", what, "plan it as parallel.data: fsdp, which holds about as much")
@@ -147,19 +155,47 @@ def make_plan(run: RunConfig, hardware: Hardware, nproc: int | None = None, pric
     outline = ModelOutline.of(run, data.objective, data.tokenizer)
     precision = _precision(run, hardware)
     most = -(-run.train.batch // dims.dp_degree)
-    size = run.train.micro_batch
-    sizes = sizes_to_try(most, data.row_tokens, torch.device(hardware.device)) if size == "auto" else [size]
     mode = run.train.activation_checkpointing
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
     length = planned_length(run, data)
-    plan = None
+
+    def planned(rows: int, how: Recompute) -> Plan:
+        plan = _planned(run, hardware, outline, data, length, world_size, on_host, precision, rows, how, most)
+        return replace(plan, price=price)
+
+    if run.train.micro_batch != "auto":
+        return _first_that_fits(planned(run.train.micro_batch, how) for how in modes)
+    device = torch.device(hardware.device)
+    sizes = sizes_to_try(most, data.row_tokens, device)
+    return _with_largest_micro_batch(planned, sizes, modes, enough_rows(data.row_tokens, device))
+
+
+def _first_that_fits(plans: Iterator[Plan]) -> Plan:
+    """The first with room to spare; else the last."""
+    for plan in plans:
+        if plan.share <= _TIGHT:
+            break
+    return plan
+
+
+def _with_largest_micro_batch(
+    planned: Callable[[int, Recompute], Plan], sizes: list[int], modes: tuple[Recompute, ...], enough: int
+) -> Plan:
+    """As training finds it (`find_micro_batch`): the first mode in which `enough` rows fit; of the last, what fits.
+
+    Memory grows in a straight line with the rows, so two plans tell which of the ascending `sizes` is the largest.
+    """
     for how in modes:
-        for rows in dict.fromkeys((sizes[-1], sizes[0])):
-            plan = _planned(run, hardware, outline, data, length, world_size, on_host, precision, rows, how, most)
-            plan = replace(plan, price=price)
-            if plan.share <= _TIGHT:
-                return plan
-    assert plan is not None
+        largest = plan = planned(sizes[-1], how)
+        if largest.share <= _TIGHT:
+            return largest
+        smallest = plan = planned(sizes[0], how)
+        if smallest.share > _TIGHT:
+            continue
+        for_a_row = (largest.share - smallest.share) / (sizes[-1] - sizes[0])
+        fitting = [size for size in sizes if smallest.share + for_a_row * (size - sizes[0]) <= _TIGHT]
+        if fitting[-1] >= enough or how == modes[-1]:
+            return _first_that_fits(planned(size, how) for size in reversed(fitting))
     return plan
 
 

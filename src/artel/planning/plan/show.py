@@ -32,6 +32,20 @@ def describe(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def in_brief(plan: Plan) -> list[str]:
+    """The plan in three lines."""
+    rank = plan.fullest
+    kinds = sorted(rank.kinds.items(), key=lambda kind: -kind[1])[:4]
+    largest = ", ".join(f"{kind.replace('_', ' ')} {size / 2**30:.1f}" for kind, size in kinds)
+    who = "the fullest of" if len(plan.ranks) > 1 else "each of"
+    disk = in_gib(sum(plan.disk.values()))
+    return [
+        f"{plan.verdict}: {plan.share:.0%} of the {_scarcest(plan)}",
+        f"{who} {plan.processes:,} process(es) holds {rank.reserved / 2**30:.1f} GiB: {largest}; {disk} of disk",
+        f"{_speed(plan)}; {_time(plan)}",
+    ]
+
+
 def _speed(plan: Plan) -> str:
     if plan.step is None and plan.hardware.shares_memory:
         return "unknown: measure this machine once, artel bench hardware"

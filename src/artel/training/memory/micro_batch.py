@@ -105,6 +105,7 @@ def find_micro_batch(
     exactly: bool = False,
     agree: Callable[[int], int] = lambda number: number,
     enough_tokens: int | None = None,
+    planned: MicroBatchPlan | None = None,
 ) -> MicroBatchPlan:
     """The largest micro-batch that fits, with the first of `modes` that is enough for it.
 
@@ -114,26 +115,54 @@ def find_micro_batch(
     optimizer is going to take and has not yet. `key` holds all that the answer depends on: an answer that was found
     before is used without trying, one in the folder `run` before one of the cache, so that a run goes on bit for bit as
     it began whatever became of the cache. `agree` gives the smallest of all processes' numbers: they try the same sizes
-    one after another, and what does not fit one of them is too large for all.
+    one after another, and what does not fit one of them is too large for all. What `artel plan` found before the run,
+    `planned`, is tried first, and a little less where it does not fit.
 
     Raises InputError when not even a row fits. What else `attempt` raises goes through.
     """
     name = f"{_digest(key)}.json"
     files = [folder / name for folder in (run, cache_folder() / "micro_batches")]
     known = next((plan for file in files if (plan := _remembered(file, modes)) is not None), None)
-    number = -1 if known is None else known.size * len(modes) + modes.index(known.recompute)
-    lowest, highest = agree(number), -agree(-number)  # hosts with caches of their own may remember differently
-    if known is not None and lowest == highest:
+    known = _same_everywhere(known, modes, agree)
+    if known is not None:
         _remember(files[:1], known, key)
         return known
     sizes = [most] if exactly else sizes_to_try(most, row_tokens, device)
     trials = _Trials(attempt, device, reserve, agree)
-    enough_tokens = enough_tokens or _ENOUGH_TOKENS.get(device.type, 1)
-    plan = trials.search(sizes, modes, -(-enough_tokens // row_tokens))
+    plan = trials.first_that_fits(_planned_ones(_same_everywhere(planned, modes, agree), sizes, modes))
+    if plan is None:
+        plan = trials.search(sizes, modes, enough_rows(row_tokens, device, enough_tokens))
     if plan is None:
         raise _nothing_fits(modes, row_tokens, sizes[0])
     _remember(files, plan, key)
     return plan
+
+
+def enough_rows(row_tokens: int, device: torch.device, enough_tokens: int | None = None) -> int:
+    """Rows of a micro-batch with which nothing need be computed again to make room for more."""
+    return -(-(enough_tokens or _ENOUGH_TOKENS.get(device.type, 1)) // row_tokens)
+
+
+def _same_everywhere(
+    plan: MicroBatchPlan | None, modes: Sequence[Recompute], agree: Callable[[int], int]
+) -> MicroBatchPlan | None:
+    """`plan`, where all processes have the same: hosts with folders of their own may remember differently."""
+    number = -1 if plan is None or plan.recompute not in modes else plan.size * len(modes) + modes.index(plan.recompute)
+    lowest, highest = agree(number), -agree(-number)
+    return plan if lowest == highest >= 0 else None
+
+
+def _planned_ones(
+    planned: MicroBatchPlan | None, sizes: Sequence[int], modes: Sequence[Recompute]
+) -> list[MicroBatchPlan]:
+    """What a plan found, and one that takes less: fewer rows, or of the fewest, more computed again."""
+    if planned is None or planned.size not in sizes:
+        return []
+    smaller = [size for size in sizes if size < planned.size]
+    if smaller:
+        return [planned, MicroBatchPlan(smaller[-1], planned.recompute)]
+    further = modes[modes.index(planned.recompute) + 1 :]
+    return [planned, *(MicroBatchPlan(planned.size, mode) for mode in further[:1])]
 
 
 def sizes_to_try(most: int, row_tokens: int, device: torch.device) -> list[int]:
@@ -251,6 +280,9 @@ class _Trials:
             if size:
                 return MicroBatchPlan(size, mode)
         return None
+
+    def first_that_fits(self, plans: Sequence[MicroBatchPlan]) -> MicroBatchPlan | None:
+        return next((plan for plan in plans if self._fits(plan.size, plan.recompute)), None)
 
     def _largest(self, sizes: list[int], mode: Recompute) -> int:
         """The largest that fits, by halving what is in question; 0 if none does. Each is tried once."""

@@ -1,0 +1,127 @@
+"""The plan with which `artel train` begins: three lines, and a refusal of what cannot fit.
+
+`artel plan` makes it in a process of its own, whose memory is gone before training begins. RUN/plan.json keeps it: the
+search for a micro-batch starts from it, and after a minute what was measured is written beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import xxhash
+
+from artel.config import RunConfig
+from artel.errors import InputError
+from artel.host import memory, swap
+from artel.interpreter import python_of
+from artel.launching.quiet_libraries import quiet_libraries
+from artel.storage import write_file
+from artel.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from artel.preparing import Prepared
+
+_ERROR = 0.15
+"""No plan in benchmarks/plan.md is more than 13 % too high: what exceeds the memory by less may still fit."""
+_SHORT = 1e13
+"""FLOPs of a run that is over sooner than it is planned: a minute of a laptop."""
+_SECONDS = 300
+"""A plan of the largest recipe takes 30 s on a busy machine; what takes longer is not waited for."""
+_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def begin_with_plan(
+    run: RunConfig,
+    prepared: Prepared,
+    words: list[str],
+    processes: int,
+    nodes: int,
+    force: bool,
+    announce: Callable[[str], None],
+) -> None:
+    """Plan a run before it begins, with `processes` on each of `nodes`; `words` are its name and the overrides.
+
+    A run that is over in a minute is not planned, and a start like the one before is not planned again. Raises
+    InputError where the plan exceeds the memory by more than its error, unless `force`.
+    """
+    folder = RunFolder(Path(run.run))
+    key = _key(run, processes, nodes)
+    plan = _kept(folder.plan, key)
+    if plan is None:
+        if _training_flops(run, prepared) < _SHORT:
+            folder.plan.unlink(missing_ok=True)
+            return
+        announce("planning the run")
+        plan = _plan(words, processes, nodes, announce)
+        if plan is None:
+            return
+        write_file(folder.plan, orjson.dumps({"key": key, **plan}, option=orjson.OPT_INDENT_2))
+    for line in plan["summary"]:
+        announce(f"plan: {line}")
+    if not force:
+        _refuse(plan)
+
+
+def _plan(words: list[str], processes: int, nodes: int, announce: Callable[[str], None]) -> dict[str, Any] | None:
+    """What `artel plan` says of the run on this machine; None where it cannot be planned, which is said."""
+    environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
+    command = [*python_of("artel"), "plan", *words, f"--nproc={processes}", f"--nodes={nodes}", "--json"]
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
+        )
+        plan: dict[str, Any] = orjson.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        announce(f"the run is not planned: that took more than {_SECONDS} s")
+        return None
+    except ValueError:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
+        announce(f"the run is not planned: {lines[-1].removeprefix('artel: ')}")
+        return None
+    return plan
+
+
+def _refuse(plan: dict[str, Any]) -> None:
+    """Raise InputError where the plan exceeds the memory by more than its error. Swap counts as memory of a host."""
+    extra = swap() / (memory().limit or memory().total) if plan["device"] == "cpu" else 0.0
+    if plan["memory_share"] <= 1 + _ERROR + extra:
+        return
+    fix = "take a smaller model, data.block or train.micro_batch, or share it: parallel.data=fsdp; --force tries it"
+    raise InputError.at("train", "; ".join(plan["summary"][:2]), fix)
+
+
+def _training_flops(run: RunConfig, prepared: Prepared) -> float:
+    """FLOPs of the whole run by 6 N D (Kaplan et al. 2020); no end where the model is not known here."""
+    quiet_libraries()
+    from artel.objectives import objective_of
+    from artel.planning.outline import outline_model
+    from artel.training.schedule import run_length
+
+    try:
+        objective = objective_of(run, prepared.tokenizer())
+        parameters = sum(parameter.numel() for parameter in outline_model(run, objective.auto_class).parameters())
+    except InputError:
+        return float("inf")
+    part = prepared.open().train
+    length = run_length(run, objective.dataset(part), part)
+    return 6.0 * parameters * length.total * part.tokens / length.samples
+
+
+def _key(run: RunConfig, processes: int, nodes: int) -> str:
+    """A digest of what the plan depends on."""
+    content = [run.model_dump(mode="json"), processes, nodes, memory().limit, memory().total]
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(content, default=str, option=orjson.OPT_SORT_KEYS))
+
+
+def _kept(file: Path, key: str) -> dict[str, Any] | None:
+    """The plan of an earlier start that was like this one."""
+    try:
+        plan: dict[str, Any] = orjson.loads(file.read_bytes())
+        return plan if plan["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,84 @@
+"""`artel train` begins with a plan, refuses what cannot fit, and compares the plan with what it measures."""
+
+import json
+
+import torch
+
+from artel.config import load_run
+from artel.host import memory, swap
+from artel.parallel import World
+from artel.preparing import prepare
+from artel.training.loop import train
+from artel.training.memory.micro_batch import MicroBatchPlan
+from artel.training.planned import planned_micro_batch
+from artel.training.run_folder import RunFolder
+from support.runs import artel, write_run
+
+ALONE = World(0, 1, 0, torch.device("cpu"))
+PLAN = {
+    "verdict": "fits",
+    "memory_share": 0.1,
+    "micro_batch": 16,
+    "activation_checkpointing": "none",
+    "tokens_per_second": {"low": 900.0, "mid": 1000.0, "high": 1100.0},
+    "per_rank_gib": {"reserved": 0.5},
+    "host_gib": 0.5,
+}
+
+
+def test_a_run_that_cannot_fit_is_refused_before_it_begins(tmp_path, monkeypatch):
+    """Its weights are small, so that only the plan knows: the activations of a micro-batch exceed the memory."""
+    monkeypatch.chdir(tmp_path)
+    room = (memory().limit or memory().total) + swap()
+    rows = room * 3 // (1024 * 14_000)  # about 14 kB for each token of a row
+    write_run(
+        tmp_path / "run.yaml",
+        data={"block": 1024},
+        train={"batch": rows, "micro_batch": rows, "steps": 1000, "activation_checkpointing": "none"},
+    )
+    ended = artel("train", "run.yaml")
+    assert ended.returncode == 2, ended.stderr
+    assert "does not fit: " in ended.stderr
+    assert "activations" in ended.stderr
+    assert "--force tries it" in ended.stderr
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert plan["memory_share"] > 1.15
+    assert len(plan["summary"]) == 3
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_run_of_a_moment_is_not_planned(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run.yaml", train={"steps": 2})
+    (tmp_path / "run").mkdir()
+    ended = artel("train", "run.yaml")
+    assert ended.returncode == 0, ended.stderr
+    assert "plan" not in ended.stderr
+    assert not (tmp_path / "run" / "plan.json").exists()
+
+
+def test_plan_and_measurement_are_compared_once(tmp_path):
+    file = write_run(tmp_path / "run.yaml")
+    run, said = load_run(str(file)), []
+    folder = RunFolder(tmp_path / "run")
+    folder.claim()
+    folder.plan.write_text(json.dumps(PLAN))
+    train(run, prepare(run), ALONE, said.append)
+    lines = [line for line in said if line.startswith("measured after step ")]
+    assert len(lines) == 1
+    assert "tokens/s, planned 1,000 (" in lines[0]
+    assert "GiB of all processes, planned 0.5 (" in lines[0]
+    measured = json.loads(folder.plan.read_text())["measured"]
+    assert measured["tokens_per_second"] > 0
+    assert measured["host_gib"] > 0.05
+
+
+def test_the_search_for_a_micro_batch_starts_from_the_plan(tmp_path):
+    folder, cpu = RunFolder(tmp_path), torch.device("cpu")
+    assert planned_micro_batch(folder, cpu) is None
+    for share, verdict, expected in ((0.1, "fits", True), (0.8, "fits", False), (0.95, "tight", False)):
+        folder.plan.write_text(json.dumps(PLAN | {"memory_share": share, "verdict": verdict}))
+        planned = planned_micro_batch(folder, cpu)
+        assert planned == (MicroBatchPlan(16, "none") if expected else None)
+    folder.plan.write_text("{")
+    assert planned_micro_batch(folder, cpu) is None
