@@ -52,10 +52,10 @@ def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
         return None
     if data.store is not None and data.samples is not None:
         part, length = data.store.train, run_length(run, data.samples, data.store.train)
-        lengths = None
-        if not data.objective.packs_text:
-            some = np.linspace(0, len(data.samples) - 1, min(_LOOKED_AT, len(data.samples))).astype(int)
-            lengths = np.array([len(data.samples.read(int(index)).ids) for index in some])
+        if data.objective.packs_text:
+            return _planned(length, length.samples * run.data.block, "its token store", None)
+        some = np.linspace(0, len(data.samples) - 1, min(_LOOKED_AT, len(data.samples))).astype(int)
+        lengths = np.array([len(data.samples.read(int(index)).ids) for index in some])
         return _planned(length, part.tokens, "its token store", lengths)
     if data.objective.packs_text and run.train.steps is not None:
         in_all = run.train.steps * run.train.batch * run.data.block

@@ -37,12 +37,13 @@ def in_brief(plan: Plan) -> list[str]:
     rank = plan.fullest
     kinds = sorted(rank.kinds.items(), key=lambda kind: -kind[1])[:4]
     largest = ", ".join(f"{kind.replace('_', ' ')} {size / 2**30:.1f}" for kind, size in kinds)
-    who = "the fullest of" if len(plan.ranks) > 1 else "each of"
+    who = f"{'the fullest' if len(plan.ranks) > 1 else 'each'} of {plan.processes:,} processes"
+    who = "the process" if plan.processes == 1 else who
     disk = in_gib(sum(plan.disk.values()))
     return [
         f"{plan.verdict}: {plan.share:.0%} of the {_scarcest(plan)}",
-        f"{who} {plan.processes:,} process(es) holds {rank.reserved / 2**30:.1f} GiB: {largest}; {disk} of disk",
-        f"{_speed(plan)}; {_time(plan)}",
+        f"{who} holds {rank.reserved / 2**30:.1f} GiB: {largest}; {disk} of disk",
+        f"speed {_speed(plan)}; {_time(plan)}" if plan.step is None else f"{_speed(plan)}; {_time(plan)}",
     ]
 
 
