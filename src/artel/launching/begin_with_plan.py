@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _ERROR = 0.15
 """No plan in benchmarks/plan.md is more than 13 % too high: what exceeds the memory by less may still fit."""
-_SHORT = 1e13
-"""FLOPs of a run that is over sooner than it is planned: a minute of a laptop."""
+_SHORT_FLOPS, _SHORT_SECONDS = 1e13, 60.0
+"""A run that is over about as soon as it is planned: a minute of a laptop."""
 _SECONDS = 300
 """A plan of the largest recipe takes 30 s on a busy machine; what takes longer is not waited for."""
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -53,7 +53,7 @@ def begin_with_plan(
     key = _key(run, processes, nodes)
     plan = _kept(folder.plan, key)
     if plan is None:
-        if _training_flops(run, prepared) < _SHORT:
+        if _is_short(run, prepared):
             folder.plan.unlink(missing_ok=True)
             return
         announce("planning the run")
@@ -95,21 +95,24 @@ def _refuse(plan: dict[str, Any]) -> None:
     raise InputError.at("train", "; ".join(plan["summary"][:2]), fix)
 
 
-def _training_flops(run: RunConfig, prepared: Prepared) -> float:
-    """FLOPs of the whole run by 6 N D (Kaplan et al. 2020); no end where the model is not known here."""
+def _is_short(run: RunConfig, prepared: Prepared) -> bool:
+    """Whether the run is over in about a minute, by its budget or by 6 N D FLOPs (Kaplan et al. 2020)."""
     quiet_libraries()
     from artel.objectives import objective_of
     from artel.planning.outline import outline_model
     from artel.training.schedule import run_length
 
+    if run.train.budget is not None:
+        return run.train.budget < _SHORT_SECONDS
     try:
         objective = objective_of(run, prepared.tokenizer())
         parameters = sum(parameter.numel() for parameter in outline_model(run, objective.auto_class).parameters())
-    except InputError:
-        return float("inf")
+    except InputError:  # the model is not known here
+        return False
     part = prepared.open().train
     length = run_length(run, objective.dataset(part), part)
-    return 6.0 * parameters * length.total * part.tokens / length.samples
+    assert length.total is not None
+    return 6.0 * parameters * length.total * part.tokens / length.samples < _SHORT_FLOPS
 
 
 def _key(run: RunConfig, processes: int, nodes: int) -> str:
