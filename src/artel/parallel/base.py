@@ -123,6 +123,9 @@ class Strategy:
         loss.backward()
         self.model.zero_grad(set_to_none=True)
 
+    def ask_no_other_rank(self) -> None:
+        pass
+
     def norm(self) -> torch.Tensor:
         return norm_here([parameter.grad for parameter in self.model.parameters() if parameter.grad is not None])
 

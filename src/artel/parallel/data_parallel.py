@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
@@ -33,8 +36,40 @@ class DataParallel(Strategy):
             self.ddp = DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
             self._forward = self.ddp
 
+    def ask_no_other_rank(self) -> None:
+        if self.ddp is not None:
+            self.ddp.register_comm_hook(None, _as_it_is)
+            self.ddp.reducer = _ReducerOfOneRank(self.ddp.reducer)  # type: ignore[assignment]
+
     def _loss_multiplier(self, targets: float) -> float:
         return self._world.size / targets  # DDP divides gradients by the number of processes
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self.ddp is None else self.ddp.no_sync()
+
+
+def _as_it_is(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Exchange a bucket with nobody, as a hook of DistributedDataParallel: the `fake` process group gives none back."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+# PyTorch compares the hook's annotations, which are strings in this file.
+_as_it_is.__annotations__ = {
+    "bucket": dist.GradBucket,  # type: ignore[attr-defined]
+    "return": torch.futures.Future[torch.Tensor],
+}
+
+
+class _ReducerOfOneRank:
+    """DistributedDataParallel's own, but its buckets keep the order of the start: a new one asks other ranks."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False

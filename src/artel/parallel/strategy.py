@@ -118,6 +118,10 @@ class ParallelStrategy(Protocol):
         """Forward and backward of a micro-batch, thrown away; without other ranks where each has the whole model."""
         ...
 
+    def ask_no_other_rank(self) -> None:
+        """Take this rank's own numbers for those of all: of a trace of its steps the other ranks know nothing."""
+        ...
+
     def norm(self) -> torch.Tensor:
         """The norm of the gradients as they are, a scalar on the device."""
         ...

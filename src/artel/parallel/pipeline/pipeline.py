@@ -301,6 +301,10 @@ class PipelineParallel(Strategy):
         states = torch.linspace(-1, 1, width, dtype=dtype, device=device).repeat(*size, 1)
         return (states.requires_grad_(),)
 
+    def ask_no_other_rank(self) -> None:
+        hidden = self.model.config.get_text_config().hidden_size
+        self._sent = [(self.model.dtype, hidden)] * self._count
+
     def _measure(self) -> None:
         """Find what hidden states each stage sends, by sending four tokens through all; once."""
         if self._sent:

@@ -25,7 +25,6 @@ from artel.models.activation_checkpointing import Recompute, recompute
 from artel.models.attention_switch import use_for_training
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
-from artel.parallel.pipeline.stages import stages_in_all
 from artel.planning.operations import Operation, OperationRecorder
 from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, bytes_by_kind
 from artel.training.optim.optimizer import Optimizer
@@ -138,13 +137,7 @@ def _parallelized(
     model.to = lambda *_, **__: model
     strategy = plan.parallelize(model, objective, world, precision, load_weights=None, tell=lambda _: None)
     del model.to
-    if strategy.stages > 1:  # it would ask the other stages what they send
-        hidden = model.config.get_text_config().hidden_size
-        strategy._sent = [(model.dtype, hidden)] * stages_in_all(run.parallel.pipeline, run.parallel.schedule)  # type: ignore[attr-defined]
-    ddp = getattr(strategy, "ddp", None)
-    if ddp is not None:
-        ddp.register_comm_hook(None, _all_reduced)
-        ddp.reducer = _Reducer(ddp.reducer)
+    strategy.ask_no_other_rank()
     return strategy
 
 
@@ -162,33 +155,6 @@ def _ddp_buckets(fake: FakeTensorMode, live: LiveBytes) -> Iterator[None]:
         yield
     finally:
         dist.Reducer = reducer  # type: ignore[attr-defined]
-
-
-def _all_reduced(_: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """DistributedDataParallel's exchange of a bucket: the `fake` process group gives it no tensor back."""
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
-
-
-# PyTorch compares the hook's annotations, which are strings in this file.
-_all_reduced.__annotations__ = {
-    "bucket": dist.GradBucket,  # type: ignore[attr-defined]
-    "return": torch.futures.Future[torch.Tensor],
-}
-
-
-class _Reducer:
-    """DistributedDataParallel's own, but its buckets keep the order of the start: a new one asks other ranks."""
-
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
-
-    def _rebuild_buckets(self) -> bool:
-        return False
 
 
 def _give_memory(model: PreTrainedModel, device: torch.device) -> None:

@@ -84,7 +84,8 @@ def rank_memory(
         host = process + untraced.CUDA_HOST + copy + sum(kinds.pop(kind) for kind in offloaded)
         kinds[FRAMEWORK] = untraced.CUDA_CONTEXT
         allocated = sum(kinds.values())
-        return RankMemory(kinds, allocated, allocated, host, untraced.LIBRARIES, operations)
+        kinds[ALLOCATOR] = round(untraced.CUDA_RESERVED * allocated)
+        return RankMemory(kinds, allocated, allocated + kinds[ALLOCATOR], host, untraced.LIBRARIES, operations)
     kinds |= {CHECKPOINT: copy, FRAMEWORK: process}
     allocated = sum(kinds.values())
     kinds |= {ALLOCATOR: slack}

@@ -1,0 +1,107 @@
+"""Memory that `artel plan` predicts, beside what others measured and published: the second table of benchmarks/plan.md.
+
+    python benchmarks/plan_published.py [--only NAME…]
+
+Each case is a run file in the shape of the published run. Nothing is fitted to these figures. The published ones are
+those of other programs, with kernels and buffers of their own: what differs is said below the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LLAMA_8B = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32}
+LLAMA_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192}
+# The sweep's files name it "1B": the shape of Llama 3.2 1B is assumed.
+LLAMA_1B = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+LLAMA_1B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096}
+LLAMA_1B |= {"tie_word_embeddings": True}
+QWEN3_30B = {"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48}
+QWEN3_30B |= {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768}
+QWEN3_30B |= {"num_experts": 128, "num_experts_per_tok": 8, "max_position_embeddings": 40_960}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    gib: float
+    """Of a GPU, as published."""
+    model: dict[str, Any]
+    vocabulary: int
+    block: int
+    batch: int
+    hardware: str
+    nodes: int = 1
+    train: dict[str, Any] = field(default_factory=dict)
+    parallel: dict[str, Any] = field(default_factory=dict)
+
+
+_TORCHTITAN = {"activation_checkpointing": "selective", "micro_batch": 2}
+_NANOTRON = {"activation_checkpointing": "none"}
+CASES = (
+    Case("torchtitan, Llama 8B, FSDP 8", 82.4, LLAMA_8B, 128_256, 8192, 16, "h100-96gb:8",
+         train=_TORCHTITAN | {"compile": "off"}, parallel={"data": "fsdp"}),
+    Case("torchtitan, Llama 8B, FSDP 128, compiled", 62.0, LLAMA_8B, 128_256, 8192, 256, "h100-96gb:8", 16,
+         train=_TORCHTITAN, parallel={"data": "fsdp"}),
+    Case("nanotron, Llama 1B, dp 4 tp 2, allocated", 43_651 / 1024, LLAMA_1B, 128_256, 4096, 1024, "h100-80gb:8",
+         train=_NANOTRON | {"micro_batch": 8, "compile": "off"}, parallel={"data": "ddp", "tensor": 2}),
+    Case("nanotron, Llama 1B, tp 8, allocated", 16_891 / 1024, LLAMA_1B, 128_256, 4096, 1024, "h100-80gb:8",
+         train=_NANOTRON | {"micro_batch": 8, "compile": "off"}, parallel={"tensor": 8}),
+    Case("nanotron, Llama 1B, dp 2 pp 4, allocated", 39_057 / 1024, LLAMA_1B, 128_256, 4096, 1024, "h100-80gb:8",
+         train=_NANOTRON | {"micro_batch": 4, "compile": "off"}, parallel={"data": "ddp", "pipeline": 4}),
+    Case("transformers, Qwen3-30B-A3B, FSDP 8", 68.2, QWEN3_30B, 151_936, 4096, 8, "h100-80gb:8",
+         train={"micro_batch": 1, "weights": "bf16"}, parallel={"data": "fsdp"}),
+    Case("AutoModel, Qwen3-30B-A3B, expert 8", 48.1, QWEN3_30B, 151_936, 4096, 8, "h100-80gb:8",
+         train={"micro_batch": 1, "weights": "bf16"}, parallel={"data": "fsdp", "expert": 8}),
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[""], help="cases with one of these in their name")
+    options = parser.parse_args()
+    for case in CASES:
+        if any(part in case.name for part in options.only):
+            print(line(case, planned(case)), flush=True)
+
+
+def planned(case: Case) -> dict[str, Any]:
+    """What `artel plan --json` says of the case."""
+    run = {
+        "run": "run",
+        "data": {"sources": [{"format": "dummy", "documents": 1000}], "block": case.block},
+        "tokenizer": {"train": {"vocab": case.vocabulary}},
+        "model": {"config": case.model},
+        "train": {"batch": case.batch, "steps": 10_000, "precision": "bf16", **case.train},
+        "parallel": case.parallel,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "run.yaml").write_text(yaml.safe_dump(run))
+        command = [sys.executable, "-m", "artel", "plan", "run.yaml", "--json"]
+        command += ["--hardware", case.hardware, "--nodes", str(case.nodes), "--host-memory", "2TB"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if not done.stdout:
+        raise SystemExit(f"{case.name}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def line(case: Case, plan: dict[str, Any]) -> str:
+    """The case's row: predicted, published, difference, and what the memory holds."""
+    kinds = plan["per_rank_gib"]
+    predicted = kinds["allocated"]
+    largest = sorted((kind for kind in kinds if kind not in ("allocated", "reserved")), key=lambda kind: -kinds[kind])
+    held = ", ".join(f"{kind.replace('_', ' ')} {kinds[kind]:.1f}" for kind in largest if kinds[kind] >= 0.05)
+    return f"| {case.name} | {predicted:.1f} | {case.gib:.1f} | {predicted / case.gib - 1:+.0%} | {held} |"
+
+
+if __name__ == "__main__":
+    main()
