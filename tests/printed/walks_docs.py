@@ -96,6 +96,7 @@ DOCS = (
         (
             Step("artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp", says="32 × h100-80gb"),
             Step("artel plan run.yaml --hardware h100-80gb:8 --price 2.49", says="costs"),
+            Step("artel plan run.yaml --hardware h100-80gb:8 --fit", says="advice: the fastest that fit 8 × h100-80gb"),
             Step(
                 "python benchmarks/plan.py",
                 instead="python {clone}/benchmarks/plan.py --only 'roberta, one process'",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, RunName, print_json
-from artel.cli.streams import show
+from artel.cli.streams import show, tell
 from artel.launching.quiet_libraries import quiet_libraries
 
 
@@ -28,6 +28,9 @@ def plan(
     price: Annotated[
         float | None, typer.Option(min=0, help="Price of one accelerator (of the machine, on a CPU) for an hour.")
     ] = None,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Advise too: the fastest ways that fit, or the smallest hardware that would.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say before a run what it will need, and whether it fits: memory of each rank by kind, host memory, disk, hours.
@@ -37,19 +40,32 @@ def plan(
 
     Examples: artel plan run.yaml
               artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp
+              artel plan run.yaml --hardware a100-80gb:8 --fit
     """
     from artel.config import Overrides
     from artel.launching.read_run import read_run
 
-    run = read_run(name, Overrides.parse(overrides), here=not hardware)
+    changes = Overrides.parse(overrides)
+    run = read_run(name, changes, here=not hardware)
     quiet_libraries()
+    from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
     from artel.planning.hardware import find_hardware
-    from artel.planning.plan import describe, in_brief, make_plan
+    from artel.planning.plan import describe, in_brief, make_plan, planned_text
 
-    planned = make_plan(run, find_hardware(hardware, nodes, host_memory, interconnect), nproc, price)
-    if as_json:
-        print_json(planned.to_json() | {"summary": in_brief(planned)})
-    else:
+    text = planned_text(run) if fit else None
+    planned = make_plan(run, find_hardware(hardware, nodes, host_memory, interconnect), nproc, price, text)
+    if not as_json:
         show(describe(planned))
+    advice = None if text is None else advise(run, planned, text, nproc, tell)
+    options = {"--host-memory": host_memory, "--interconnect": interconnect, "--price": price}
+    line = CommandLine(name, changes, {option: str(value) for option, value in options.items() if value is not None})
+    if as_json:
+        print_json(
+            planned.to_json()
+            | {"summary": in_brief(planned)}
+            | ({} if advice is None else {"advice": advice_json(advice, line)})
+        )
+    elif advice is not None:
+        show(f"\n{describe_advice(advice, line, planned.hardware)}")
     if planned.share > 1:
         raise typer.Exit(1)

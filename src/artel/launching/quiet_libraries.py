@@ -18,6 +18,8 @@ def quiet_libraries() -> None:
     # Nobody writes into the views of outputs, and local shards are read without a process group on purpose.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+    # What is sliced, PyTorch's own fully_shard slices.
+    warnings.filterwarnings("ignore", "Slicing a flattened dim from root mesh will be deprecated")
     logging.getLogger("DeepSpeed").addFilter(_to_standard_error)
     # bitsandbytes and transformers download code with the package `kernels` and run it where it is installed: this
     # hides it. peft imports bitsandbytes also where nothing is quantized, which warns that the package is missing.

@@ -151,6 +151,9 @@ class Strategy:
         with self.generating():  # weights that are gathered for it are let go again
             return self._on_model(work)
 
+    def check_split(self) -> None:
+        pass
+
     def own_optimizer(
         self, make: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int | None
     ) -> OptimizerProtocol | None:

@@ -24,7 +24,7 @@ from artel.models.compile import repeated_layers
 from artel.models.router_aux_loss import router_aux_loss_of
 from artel.objectives import Batch, Objective
 from artel.parallel.base import Strategy
-from artel.parallel.context.context import exchanging, sees_before_alone, split_batch
+from artel.parallel.context.context import check_context, exchanging, sees_before_alone, split_batch
 from artel.parallel.grad_norm import norm_of_shards
 from artel.parallel.mesh import ParallelDims
 from artel.parallel.process_group import World
@@ -57,7 +57,7 @@ class Sharing:
             policy = CPUOffloadPolicy(pin_memory=offload == "pinned" and torch.cuda.is_available())
         # Inputs are cast by autocast. Gradients are summed in float32.
         precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        return cls(dims.mode in ("ddp", "zero1", "zero2"), precision, policy)
+        return cls(dims.keeps_gathered, precision, policy)
 
     def apply(
         self,
@@ -138,6 +138,10 @@ class FullyShardedDataParallel(Strategy):
     def can_probe_memory(self) -> bool:
         # On a GPU memory runs out on all alike. On a CPU it hardly does, and each trial costs its communication.
         return self._world.device.type == "cuda"
+
+    def check_split(self) -> None:
+        if self._shared is not None:
+            self.with_full_model(check_context)
 
     def run(self, batches: list[Batch], targets: float, loss_scale: torch.Tensor | None = None) -> torch.Tensor:
         if self._shared is not None:  # else the same masks of dropout would be drawn for all parts

@@ -60,6 +60,11 @@ class ParallelDims:
         """Whether DistributedDataParallel sums the gradients of replicas, each with all weights of its stage."""
         return self.mode == "ddp" and self.dp_replicate > 1
 
+    @property
+    def keeps_gathered(self) -> bool:
+        """Whether weights in shards, once gathered, stay whole until the backward pass needs them."""
+        return self.mode in ("ddp", "zero1", "zero2")
+
     def dp_rank(self, rank: int) -> int:
         """Which share of a global batch a process takes."""
         return rank // (self.context * self.tensor) % self.dp_degree

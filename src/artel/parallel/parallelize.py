@@ -19,7 +19,7 @@ from artel.errors import Problem
 from artel.models.device import autocast_dtype
 from artel.models.loading.materialize import WeightLoader
 from artel.objectives import Objective
-from artel.parallel.context.context import check_context, context_problems, exchange_choice
+from artel.parallel.context.context import context_problems, exchange_choice
 from artel.parallel.data_parallel import DataParallel
 from artel.parallel.expert import expert_meshes, expert_problems, experts_of, split_experts
 from artel.parallel.fsdp import FullyShardedDataParallel, SharedSequences, Sharing, batch_mesh, shard
@@ -130,9 +130,7 @@ class MeshPlan:
         exchange = exchange_choice(model, dims.context, config.exchange, tensor=dims.tensor)
         tell(f"sequences are shared by {dims.context} processes: {exchange.value}, {exchange.why}")
         shared = SharedSequences(model, mesh["context"], exchange.value)
-        strategy = FullyShardedDataParallel(model, objective, world, precision, dims, shared)
-        strategy.with_full_model(check_context)
-        return strategy
+        return FullyShardedDataParallel(model, objective, world, precision, dims, shared)
 
 
 def _problems_beside_stages(dims: ParallelDims, config: ParallelConfig) -> list[Problem]:

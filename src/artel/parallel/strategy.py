@@ -142,6 +142,10 @@ class ParallelStrategy(Protocol):
         """What `work` returns for the model. All ranks call it at the same time."""
         ...
 
+    def check_split(self) -> None:
+        """Raise InputError where the model, split, computes something else: tried on its weights, before it trains."""
+        ...
+
     def own_optimizer(
         self, make: Callable[[], torch.optim.Optimizer], micro_batch: int, steps: int | None
     ) -> OptimizerProtocol | None:

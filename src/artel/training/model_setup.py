@@ -64,10 +64,13 @@ class TrainableModel:
     """Model, device and what was chosen, in a line."""
 
 
-def check_layout(config: RunConfig, auto_class: str, world_size: int, on_host: int) -> None:
+def check_layout(
+    config: RunConfig, auto_class: str, world_size: int, on_host: int, model: PreTrainedModel | None = None
+) -> None:
     """Raise InputError where a run cannot be split over `world_size` processes, `on_host` of them on each host.
 
     Called before any text is read, with the model on the meta device: `set_up_model` asks again, of the model itself.
+    `model` is that model, where the caller has built it: many layouts can be asked about with one.
     """
     plan = plan_parallelism(config, world_size, on_host)
     if plan.whole_matrices:
@@ -78,7 +81,8 @@ def check_layout(config: RunConfig, auto_class: str, world_size: int, on_host: i
         problems.append(Problem("train.optimizer", what, "write adamw, sgd or muon; or parallel.data: ddp"))
     if config.model.quantize == "int8":
         problems.append(Problem("model.quantize", "int8 weights cannot be shared out", "write nf4; or data: ddp"))
-    model = outline(config.model, auto_class)
+    if model is None:
+        model = outline(config.model, auto_class)
     if model is not None:
         use_for_training(model, encoders=plan.splits_sequences)
         documents = objective_type(config).packs_text and keeps_apart(config)
@@ -119,6 +123,7 @@ def set_up_model(
     precision = plan.precision or precision
     model.train()
     strategy = plan.parallelize(model, objective, world, precision, load_weights=load_weights, tell=tell)
+    strategy.check_split()
     if not is_checked and strategy.can_run_full_model:
         strategy.with_full_model(objective.check)
         is_checked = True

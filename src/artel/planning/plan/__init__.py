@@ -1,6 +1,6 @@
 """What a run will need of memory and disk, before it runs: `artel plan`."""
 
-from artel.planning.plan.plan import Plan, make_plan
+from artel.planning.plan.plan import Plan, PlannedText, make_plan, planned_text
 from artel.planning.plan.show import describe, in_brief
 
-__all__ = ["Plan", "describe", "in_brief", "make_plan"]
+__all__ = ["Plan", "PlannedText", "describe", "in_brief", "make_plan", "planned_text"]

@@ -77,14 +77,14 @@ def trace_steps(
         # Without the mode: a mesh is of real tensors, and what becomes of fake ones is fake.
         with _ddp_buckets(fake, live):
             strategy = _parallelized(run, model, objective, world, precision)
+        targets = float(sum(batch.targets for batch in batches) * world.size)
+        batches = _local_parts(strategy, batches, fake)
         gc.collect()  # whole weights that are sharded now
         recompute(model, how)
         with fake, live, loss.logits_held_as_on("cuda" if on_gpu else "cpu"):
             live.name(model.parameters(), WEIGHTS)
             live.name(model.buffers(), COMMUNICATION)
             optimizer = Optimizer(model, run.train, run.seed, None, precision)
-            batches = [_fake(batch, fake) for batch in batches]
-            targets = float(sum(batch.targets for batch in batches) * world.size)
             trace.begin = len(live.events)
             for _ in range(_STEPS):
                 _step(strategy, optimizer, batches, targets, trace)
@@ -172,8 +172,15 @@ def _give_memory(model: PreTrainedModel, device: torch.device) -> None:
                 tensors[name] = moved[id(tensor)]
 
 
-def _fake(batch: Batch, fake: FakeTensorMode) -> Batch:
-    return replace(batch, tensors={name: fake.from_tensor(tensor) for name, tensor in batch.tensors.items()})
+def _local_parts(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTensorMode) -> list[Batch]:
+    """This rank's parts of micro-batches, without their values; the strategy would look at these to split sequences."""
+    own: Any = strategy
+    parts = [own._local_batch(batch) for batch in batches]
+    own._local_batch = lambda part: part
+    return [
+        replace(part, tensors={name: fake.from_tensor(tensor) for name, tensor in part.tensors.items()})
+        for part in parts
+    ]
 
 
 @contextmanager

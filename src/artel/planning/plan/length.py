@@ -86,7 +86,10 @@ def _sampled(run: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] | No
 
     Duplicates are not looked for. None where nothing that tells of the rest can be read.
     """
-    pieces = [piece for piece in input_shards(run.data, _PIECE_BYTES) if piece.key != "data.validation"]
+    try:
+        pieces = [piece for piece in input_shards(run.data, _PIECE_BYTES) if piece.key != "data.validation"]
+    except InputError:  # the text may be where the run will be: `artel prepare` says so if it is not
+        return None
     if not pieces or any(piece.size == 0 for piece in pieces):
         return None
     readable = [piece for piece in pieces if piece.size <= _LARGEST_BYTES]

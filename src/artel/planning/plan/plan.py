@@ -35,7 +35,7 @@ from artel.planning.rates import read_rates
 from artel.training.memory.micro_batch import enough_rows, sizes_to_try
 
 GIB = 2**30
-_TIGHT = 0.9
+TIGHT = 0.9
 """Of the memory, beyond which a plan is tight: artel leaves as much free itself when it looks for a micro-batch."""
 
 
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        return "fits" if self.share <= _TIGHT else "tight" if self.share <= 1 else "does not fit"
+        return "fits" if self.share <= TIGHT else "tight" if self.share <= 1 else "does not fit"
 
     def to_json(self) -> dict[str, Any]:
         rank = self.fullest
@@ -135,11 +135,27 @@ class Plan:
         }
 
 
-def make_plan(run: RunConfig, hardware: Hardware, nproc: int | None = None, price: float | None = None) -> Plan:
+PlannedText = tuple[PlannedData, PlannedLength | None]
+
+
+def planned_text(run: RunConfig) -> PlannedText:
+    """What a plan knows of a run's data: the same for all plans of one run. Raises InputError."""
+    data = planned_data(run)
+    return data, planned_length(run, data)
+
+
+def make_plan(
+    run: RunConfig,
+    hardware: Hardware,
+    nproc: int | None = None,
+    price: float | None = None,
+    text: PlannedText | None = None,
+) -> Plan:
     """Plan `run` on `hardware`. Raises InputError for what cannot be planned.
 
     `nproc` processes run on each node; else one for each GPU, or on a CPU as many as the numbers in `parallel` need.
-    `price` is that of one accelerator (of a machine, on a CPU) for an hour.
+    `price` is that of one accelerator (of a machine, on a CPU) for an hour. `text` is the run's `planned_text`, where
+    that is known.
     """
     if hardware.shares_memory:
         on_host = nproc or max(hardware.count, run.parallel.processes // hardware.nodes)
@@ -151,13 +167,12 @@ def make_plan(run: RunConfig, hardware: Hardware, nproc: int | None = None, pric
         what = "DeepSpeed shares out weights in its own way, which is not planned yet"
         raise InputError.at("parallel.deepspeed", what, "plan it as parallel.data: fsdp, which holds about as much")
     dims = read_parallel_dims(run.parallel, world_size, on_host)
-    data = planned_data(run)
+    data, length = text or planned_text(run)
     outline = ModelOutline.of(run, data.objective, data.tokenizer)
-    precision = _precision(run, hardware)
+    precision = planned_precision(run, hardware)
     most = -(-run.train.batch // dims.dp_degree)
     mode = run.train.activation_checkpointing
     modes: tuple[Recompute, ...] = ("none", "selective", "full") if mode == "auto" else (mode,)
-    length = planned_length(run, data)
 
     def planned(rows: int, how: Recompute) -> Plan:
         plan = _planned(run, hardware, outline, data, length, world_size, on_host, precision, rows, how, most)
@@ -173,7 +188,7 @@ def make_plan(run: RunConfig, hardware: Hardware, nproc: int | None = None, pric
 def _first_that_fits(plans: Iterator[Plan]) -> Plan:
     """The first with room to spare; else the last."""
     for plan in plans:
-        if plan.share <= _TIGHT:
+        if plan.share <= TIGHT:
             break
     return plan
 
@@ -187,13 +202,13 @@ def _with_largest_micro_batch(
     """
     for how in modes:
         largest = plan = planned(sizes[-1], how)
-        if largest.share <= _TIGHT:
+        if largest.share <= TIGHT:
             return largest
         smallest = plan = planned(sizes[0], how)
-        if smallest.share > _TIGHT:
+        if smallest.share > TIGHT:
             continue
         for_a_row = (largest.share - smallest.share) / (sizes[-1] - sizes[0])
-        fitting = [size for size in sizes if smallest.share + for_a_row * (size - sizes[0]) <= _TIGHT]
+        fitting = [size for size in sizes if smallest.share + for_a_row * (size - sizes[0]) <= TIGHT]
         if fitting[-1] >= enough or how == modes[-1]:
             return _first_that_fits(planned(size, how) for size in reversed(fitting))
     return plan
@@ -277,7 +292,8 @@ def _step_time(
     return max(steps, key=lambda step: step.seconds.mid)
 
 
-def _precision(run: RunConfig, hardware: Hardware) -> str:
+def planned_precision(run: RunConfig, hardware: Hardware) -> str:
+    """What layers will compute in there."""
     if hardware.shares_memory:
         return pick_precision(run.train.precision, torch.device("cpu"), run.train.weights)
     if run.train.precision != "auto":

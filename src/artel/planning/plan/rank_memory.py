@@ -153,9 +153,12 @@ def _heap_bytes(trace: Trace, shards: bool) -> int:
 
 def _checkpoint_copy(run: RunConfig, peaks: list[dict[str, int]]) -> int:
     """The copy from which checkpoints are written while training goes on (training/checkpoint/async_saver.py)."""
-    if run.checkpoint.every == Interval() or not run.checkpoint.asynchronous:
-        return 0
-    return peaks[-1][WEIGHTS] + peaks[-1][OPTIMIZER]
+    return peaks[-1][WEIGHTS] + peaks[-1][OPTIMIZER] if copies_checkpoints(run) else 0
+
+
+def copies_checkpoints(run: RunConfig) -> bool:
+    """Whether checkpoints are written from a copy in host memory."""
+    return run.checkpoint.every != Interval() and run.checkpoint.asynchronous
 
 
 def is_sharded(run: RunConfig, world: World) -> bool:
