@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, RunName, print_json
-from artel.cli.streams import show, tell
+from artel.cli.streams import show, tell, write_lines
 from artel.launching.quiet_libraries import quiet_libraries
 
 
@@ -52,8 +52,15 @@ def plan(
     from artel.planning.hardware import find_hardware
     from artel.planning.plan import describe, in_brief, make_plan, planned_text
 
+    asked = find_hardware(hardware, nodes, host_memory, interconnect)
+    if run.model.auto:
+        from artel.planning.budget.choose import choose_for_plan
+
+        choice = choose_for_plan(run, asked, nproc)
+        write_lines(choice.lines)
+        run = choice.run
     text = planned_text(run) if fit else None
-    planned = make_plan(run, find_hardware(hardware, nodes, host_memory, interconnect), nproc, price, text)
+    planned = make_plan(run, asked, nproc, price, text)
     if not as_json:
         show(describe(planned))
     advice = None if text is None else advise(run, planned, text, nproc, tell)

@@ -17,7 +17,7 @@ _OVERRIDE = "override "  # the place of an overridden key begins with it
 _LONGEST_SHOWN = 200  # characters of an override in a message
 # Only one key of each group can be set: an override of one removes the others that the run file sets.
 _ONE_OF = (
-    ("model.config", "model.from"),
+    ("model.config", "model.from", "model.auto"),
     ("tokenizer.train", "tokenizer.from"),
     ("train.epochs", "train.steps", "train.tokens", "train.budget"),
 )
@@ -88,7 +88,7 @@ def _where(word: str) -> str:
 
 def _lay_over(tree: dict[str, Any], lines: dict[Key, str], dotted: str, value: Any, where: str) -> Problem | None:
     parts: list[str | int] = [int(part) if re.fullmatch("[0-9]{1,9}", part) else part for part in dotted.split(".")]
-    if value is not None:
+    if value is not None and value is not False:
         _remove_others(tree, lines, tuple(parts[:2]))
     section: Any = tree
     for depth, part in enumerate(parts):

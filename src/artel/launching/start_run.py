@@ -100,7 +100,7 @@ def start_run(name: str, overrides: Overrides, options: StartOptions, announce: 
             folder.claim()
             announce(f"{folder.path}: checking the run, its model and its texts")
             _wait_for_earlier_processes(folder, announce)
-            prepared = _lead(run, folder, options, processes, hosts, announce)
+            run, prepared = _lead(run, folder, options, processes, hosts, announce)
             if options.restart or not is_done(run):
                 begin_with_plan(
                     run, prepared, [name, *overrides.words], processes, hosts.count, options.force, announce
@@ -180,8 +180,11 @@ def _processes_on_host(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
 
 def _lead(
     run: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts, announce: Announce
-) -> Prepared:
-    """Check the run with all its processes, prepare its text, and make its folder ready for this start."""
+) -> tuple[RunConfig, Prepared]:
+    """Check the run with all its processes, prepare its text, and make its folder ready for this start.
+
+    Returns the run with what was chosen for it, and its text.
+    """
     quiet_libraries()
     from artel.planning import Check, Start, check_run
     from artel.preparing import remember
@@ -208,12 +211,32 @@ def _lead(
         announce(f"the text took {duration(time.monotonic() - began)}, which is not of train.budget")
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         _remove_earlier(run, folder)
+    if run.model.auto:
+        run = _with_choice(run, world, on_host, announce)
     check_same_run(run, prepared)
     remember(run, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
     if from_deepspeed is not None:
         _begin_from_deepspeed(run, prepared, from_deepspeed, announce)
-    return prepared
+    return run, prepared
+
+
+def _with_choice(run: RunConfig, world: int, on_host: int, announce: Announce) -> RunConfig:
+    """The run with a model in place of `model.auto`: the one that it began with, or one that is chosen now."""
+    from artel.planning import Start, check_run
+    from artel.planning.budget.choose import choose
+    from artel.planning.hardware import find_hardware
+    from artel.training.same_run import with_earlier_choice
+
+    chosen = with_earlier_choice(run)
+    if chosen is None:
+        announce("choosing the model")
+        choice = choose(run, find_hardware(), world, on_host)
+        for line in choice.lines:
+            announce(line)
+        chosen = choice.run
+    check_run(chosen, Start(world, on_host, texts=False))
+    return chosen
 
 
 def _remove_earlier(run: RunConfig, folder: RunFolder) -> None:
@@ -243,11 +266,14 @@ def _train_in_this_process(run: RunConfig, announce: Announce) -> dict[str, Any]
     from artel.parallel import join_world
     from artel.registry import CALLBACKS
     from artel.training.loop import train
+    from artel.training.same_run import with_earlier_choice
 
     choose_interface_of_process()
     processes_lock = lock(RunFolder(Path(run.run)).processes_lock, wait=False, shared=True)
     with join_world(run.train.threads) as world, raising_lost_others(), processes_lock:
         if LED in os.environ:  # now the next start of this run waits for this process
             end_with_launcher(int(os.environ[LED]))
+        if run.model.auto:  # another process led the run, and has written what was chosen
+            run = with_earlier_choice(run, begun=False) or run
         callbacks = [CALLBACKS[name]() for name in run.callbacks]
         return train(run, prepare(run, announce), world, announce, callbacks)

@@ -25,6 +25,7 @@ from artel.models.loading.check import check_model, check_pretrained
 from artel.objectives import objective_of, objective_type
 from artel.parallel import local_device
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
+from artel.planning.budget.auto import auto_problems, smallest
 from artel.planning.memory import check_memory
 from artel.planning.outline import is_within_reach, outline_model, tokenizer_here
 from artel.preparing import check_claim, check_from_store, check_texts
@@ -86,6 +87,10 @@ def _problems(run: RunConfig, checks: Iterable[Check], doubtful: set[str]) -> li
 
 
 def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]:
+    auto = auto_problems(run) if run.model.auto else []
+    yield Check(("model", "objective", "parallel", "train"), lambda: _refuse(auto))
+    if run.model.auto:
+        run = smallest(run)  # which one is chosen only when the text is known
     train = run.train
     texts = ("data.sources", "data.validation", "data.max_document", "data.from_store", "data.store", "run")
     if start.texts:
@@ -109,7 +114,7 @@ def _checks(run: RunConfig, start: Start, doubtful: set[str]) -> Iterator[Check]
     yield Check(("objective",), lambda: _refuse(objective.problems(run)))
     yield Check(("tokenizer", "model.from", "data.from_store"), lambda: _check_tokenizer(run))
     auto_class = objective.auto_class
-    if not (is_within_reach(run.model.from_) or start.hub):
+    if auto or not (is_within_reach(run.model.from_) or start.hub):
         return
     yield Check(("model",), lambda: check_model(run.model, auto_class))
     model = ("model", "tokenizer", "data.block", "data.from_store")

@@ -29,3 +29,24 @@ def check_same_run(config: RunConfig, prepared: Prepared) -> None:
             check_same(folder.config, config, "choose another folder (run=…)")
     remove_leftovers(folder.path)
     write_file(folder.config, dump_run(config))
+
+
+def with_earlier_choice(config: RunConfig, *, begun: bool = True) -> RunConfig | None:
+    """A run with `model.auto` and what was chosen when it began, from RUN/config.yaml; None where there is no such.
+
+    Where it must have `begun`, a choice counts only if there are checkpoints of it. Keys that the run file sets are its
+    own: one that differs is refused when the two are compared.
+    """
+    folder = RunFolder(Path(config.run))
+    if not folder.config.is_file() or (begun and not (folder.is_complete or written_checkpoints(folder.checkpoints))):
+        return None
+    before = load_run(str(folder.config))
+    if before.model.config is None:
+        return None
+    sections = {}
+    for name in ("data", "train"):
+        own, earlier = getattr(config, name), getattr(before, name)
+        kept = {key: getattr(own, key) for key in own.model_fields_set}
+        chosen = earlier if name == "train" else own.model_copy(update={"block": earlier.block})
+        sections[name] = chosen.model_copy(update=kept)
+    return config.model_copy(update={**sections, "model": before.model})

@@ -9,7 +9,15 @@ from artel.registry import FORMATS, OBJECTIVES
 
 def section_problems(run: RunConfig) -> list[Problem]:
     """Problems of sections that do not fit together; `where` is a dotted key."""
-    return _source_problems(run) + _tokenizer_problems(run)
+    return _source_problems(run) + _tokenizer_problems(run) + _auto_problems(run)
+
+
+def _auto_problems(run: RunConfig) -> list[Problem]:
+    """A model that is chosen for a time, where no time is given."""
+    if not run.model.auto or run.train.budget is not None:
+        return []
+    what = "true chooses a model for the time that the run may take, and train.budget is not given"
+    return [Problem("model.auto", what, "write train: {budget: 30min}; or the model's sizes: model: {config: {…}}")]
 
 
 def _tokenizer_problems(run: RunConfig) -> list[Problem]:

@@ -72,6 +72,11 @@ class ModelConfig(Section):
         None, description="From scratch: model_type and any key of its transformers configuration."
     )
     from_: Name | None = Field(None, alias="from", description="Pretrained: a folder or a hub id.")
+    auto: bool = Field(
+        False,
+        description="From scratch, of a size that train.budget, the text and this machine make best; batch, learning "
+        "rate and what else the run file does not say are chosen with it.",
+    )
     trust_remote_code: str | None = free(
         None,
         "The repository whose own code may be run: its name, as in `from`. It can do all that you can: read it first.",
@@ -86,6 +91,10 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _one(self) -> ModelConfig:
+        others = {"config": self.config, "from": self.from_, "lora": self.lora, "freeze": self.freeze}
+        beside = [name for name, value in others.items() if value]
+        if self.auto and beside:
+            raise ValueError(f"auto is a new model of artel's choice, which {' and '.join(beside)} does not go with")
         if self.lora is not None and self.from_ is None:
             raise ValueError("lora changes a pretrained model and there is none; write from: FOLDER")
         if self.quantize != "none" and self.lora is None:

@@ -39,6 +39,9 @@ def build_model(request: ModelRequest, tokenizer: Tokenizer, *, on_meta: bool = 
     Raises InputError.
     """
     config = request.config
+    if config.auto:
+        what = "the model is chosen when the run is trained"
+        raise InputError.at("model.auto", what, "name the folder of the run once that has begun")
     assert not on_meta or must_load_whole(config) is None
     torch.manual_seed(request.seed)
     if config.from_ is None:

@@ -1,0 +1,201 @@
+"""Choose a model and how it is trained for `train.budget`, the text and the hardware: `model: {auto: true}`.
+
+Every size is tried with every batch: the speed says how many tokens the budget has, the fits what loss they end at. The
+lowest is chosen. Keys that the run file sets are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from artel.config import RunConfig, TrainConfig
+from artel.config.schema.quantities import duration
+from artel.errors import InputError, Problem
+from artel.planning.budget.auto import with_model
+from artel.planning.budget.fits import Fits, read_fits
+from artel.planning.budget.sizes import DEPTHS, Size
+from artel.planning.budget.speed import Speed, measure_speed, plan_speed
+from artel.planning.budget.text import BLOCKS, Text, text_of, with_block
+from artel.planning.hardware import Hardware
+from artel.planning.plan.batches import planned_data
+
+_FEWEST_BLOCKS = 16
+"""Of the training text."""
+_FEWEST_STEPS = 50
+"""Below, the rates of warmup and decay make up all of the run."""
+_MOST_BATCH = 2**20  # tokens
+_LEAST_BATCH = 256  # tokens
+_IN_STEPS = 0.93
+"""Share of a budget that is left for steps; the rest goes to loading, validation and saving."""
+_BYTES = 16
+"""For each parameter: weights, gradients and two averages in float32. As much is left for everything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    run: RunConfig
+    """With what was chosen in place of `auto`."""
+    lines: tuple[str, ...]
+    """What was chosen and why, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    size: Size
+    batch: int
+    """Blocks."""
+    tokens: float
+    """That the budget has time for."""
+    loss: float
+    """Bits per byte, by the fits."""
+
+
+def choose(run: RunConfig, hardware: Hardware, processes: int, on_host: int) -> Choice:
+    """The choice for a run with `model.auto` on `processes` processes, `on_host` of them on each host.
+
+    On CPUs, which are this machine's, a few steps are measured. GPUs are known by public figures: measuring here would
+    hold memory of one. Of a text that is not prepared a sample counts. Raises InputError.
+    """
+    text = text_of(run)
+    run = _with_block(run, text)
+    if hardware.shares_memory:
+        speed = measure_speed(run, planned_data(run), processes, on_host)
+        memory = hardware.memory_bytes / on_host
+    else:
+        speed = plan_speed(run, text.vocabulary, hardware)
+        memory = hardware.memory_bytes
+    fits = read_fits()
+    options = list(_options(run, text, speed, processes, memory, fits))
+    if not options:
+        raise _too_short(run, speed, processes)
+    best = min(options, key=lambda option: option.loss)
+    return Choice(_chosen(run, best, fits), tuple(_reasons(run, text, speed, options, best, fits)))
+
+
+def choose_for_plan(run: RunConfig, hardware: Hardware, nproc: int | None) -> Choice:
+    """The choice for `artel plan`, on `nproc` processes of this machine's CPU or on all of those GPUs."""
+    processes = (nproc or max(1, run.parallel.processes)) if hardware.shares_memory else hardware.world_size
+    return choose(run, hardware, processes, processes // hardware.nodes)
+
+
+def _with_block(run: RunConfig, text: Text) -> RunConfig:
+    """The run with a block that its text fills. Raises InputError for a text that is too small for any."""
+    if "block" in run.data.model_fields_set:
+        return run
+    held_out = text.validation_tokens or None
+    for block in BLOCKS:
+        if text.tokens > _FEWEST_BLOCKS * block and (held_out is None or held_out > block):
+            return with_block(run, block)
+    problems = []
+    if text.tokens <= _FEWEST_BLOCKS * block:
+        what = (
+            f"the training text has {text.tokens:,} tokens, and {_FEWEST_BLOCKS * block:,} are the fewest to learn from"
+        )
+        problems.append(Problem("data.sources", what, "give more text"))
+    if held_out is not None and held_out <= block:
+        what = f"the validation part has {held_out:,} tokens, too few for one block of {block}"
+        problems.append(Problem("data.validation", what, "write a larger share, or give more text"))
+    raise InputError(problems)
+
+
+def _options(run: RunConfig, text: Text, speed: Speed, processes: int, memory: float, fits: Fits) -> Iterator[_Option]:
+    """Every size with every batch that the budget has time for, and memory has room for."""
+    seconds, block = _seconds_for_steps(run), run.data.block
+    for depth in DEPTHS:
+        size = Size(depth)
+        if depth > DEPTHS[0] and 2 * _BYTES * size.parameters(text.vocabulary) > memory:
+            return
+        for batch in _batches(run, processes):
+            step = speed.seconds(size, batch * block)
+            if _FEWEST_STEPS * step <= seconds:
+                tokens = seconds / step * batch * block
+                yield _Option(size, batch, tokens, fits.loss(size.layer_parameters, tokens, batch * block, text.tokens))
+
+
+def _batches(run: RunConfig, processes: int) -> list[int]:
+    """Batches to choose from, in blocks: each process has as many; or the one that the run file sets."""
+    if "batch" in run.train.model_fields_set:
+        return [run.train.batch]
+    each = [2**power for power in range(20)]
+    block = run.data.block * processes
+    return [processes * rows for rows in each if rows == 1 or _LEAST_BATCH <= rows * block <= _MOST_BATCH]
+
+
+def _seconds_for_steps(run: RunConfig) -> float:
+    assert run.train.budget is not None
+    return _IN_STEPS * run.train.budget
+
+
+def _too_short(run: RunConfig, speed: Speed, processes: int) -> InputError:
+    """Says the shortest budget."""
+    batch = min(_batches(run, processes))
+    least = _FEWEST_STEPS * speed.seconds(Size(DEPTHS[0]), batch * run.data.block) / _IN_STEPS
+    shortest = math.ceil(least * 1.1)  # what is measured again may be a little slower
+    assert run.train.budget is not None
+    what = f"{duration(run.train.budget)} are too short: {_FEWEST_STEPS} steps of the smallest model take {shortest} s"
+    return InputError.at("train.budget", what, f"write {shortest}s or more")
+
+
+def _chosen(run: RunConfig, option: _Option, fits: Fits) -> RunConfig:
+    """The run with the choice, in keys that its file does not set."""
+    values: dict[str, Any] = {"batch": option.batch, **fits.keys}
+    if "optimizer" not in run.train.model_fields_set:
+        values["optimizer"] = next(iter(fits.rates))
+    for key, law in fits.rates.get(values.get("optimizer", run.train.optimizer), {}).items():
+        values[key] = float(f"{law.at(option.tokens):.2g}")
+    chosen = {key: value for key, value in values.items() if key not in run.train.model_fields_set}
+    train = TrainConfig.model_validate({**run.train.model_dump(), **chosen})
+    return with_model(run.model_copy(update={"train": train}), option.size)
+
+
+def _reasons(
+    run: RunConfig, text: Text, speed: Speed, options: list[_Option], best: _Option, fits: Fits
+) -> Iterator[str]:
+    """Why, in a few lines."""
+    assert run.train.budget is not None
+    size, train = best.size, _chosen(run, best, fits).train
+    rates = ", ".join(f"{key} {getattr(train, key):g}" for key in fits.rates.get(train.optimizer, ()))
+    parameters = size.parameters(text.vocabulary) / 1e6
+    yield (
+        f"model.auto: {parameters:,.3g} M parameters, {size.layers} layers of {size.width}; batches of {best.batch} × "
+        f"{run.data.block} tokens, {train.optimizer} ({rates})"
+    )
+    tokens_per_second = best.tokens / _seconds_for_steps(run)
+    yield (
+        f"{duration(run.train.budget)} are about {_count(best.tokens)} tokens ({tokens_per_second:,.0f} tokens/s "
+        f"{speed.source}): {best.tokens / text.tokens:,.1f} passes over the {_count(text.tokens)} tokens "
+        f"of the text, by {text.note}"
+    )
+    others: dict[int, list[float]] = {}
+    for option in options:
+        others.setdefault(option.size.depth, []).append(option.loss)
+    depths = sorted(others)
+    place = depths.index(size.depth)
+    beside = [
+        f"{Size(depth).parameters(text.vocabulary) / 1e6:,.3g} M {min(others[depth]) / best.loss - 1:+.1%}"
+        for depth in depths[max(0, place - 1) : place + 2]
+        if depth != size.depth
+    ]
+    if beside:
+        yield f"the fits of small runs give other sizes more bits per byte: {', '.join(beside)}"
+    beyond = [
+        f"{_count(value)} {key.replace('_', ' ')} (up to {_count(fits.largest[key])} were measured)"
+        for key, value in (
+            ("layer_parameters", size.layer_parameters),
+            ("tokens", best.tokens),
+            ("epochs", best.tokens / text.tokens),
+        )
+        if value > 2 * fits.largest[key]
+    ]
+    if beyond:
+        yield f"this is beyond what the fits were made of: {'; '.join(beyond)}"
+
+
+def _count(number: float) -> str:
+    for scale, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= scale:
+            return f"{number / scale:.3g}{unit}"
+    return f"{number:.3g}"

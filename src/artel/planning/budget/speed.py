@@ -1,0 +1,141 @@
+"""How long a step of each size takes: measured here on two small models, or planned for hardware by its figures."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from artel.config import ModelConfig, RunConfig
+from artel.host import usable_cores
+from artel.models.attention_switch import use_for_training
+from artel.models.device import pick_precision
+from artel.models.loading.build import build_model
+from artel.models.loading.request import ModelRequest
+from artel.parallel import World
+from artel.parallel.data_parallel import DataParallel
+from artel.planning.budget.sizes import Size
+from artel.planning.hardware import Hardware
+from artel.planning.plan.batches import PlannedData
+from artel.planning.plan.plan import make_plan
+from artel.training.optim.optimizer import Optimizer
+
+_MEASURED = (Size(2), Size(5))
+_PLANNED = (Size(8), Size(20))
+_ROWS = 8  # of a micro-batch that is measured
+_TIMES = 3  # of which the fastest counts; the first allocates
+_LAUNCH = 5e-6
+"""Seconds that a GPU needs at least for each operation: the host launches one after another. Not measured by artel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one size takes, of all processes together."""
+
+    size: Size
+    flops: float
+    """FLOPs of a token."""
+    per_token: float
+    """Seconds of forward and backward for each token of a step."""
+    per_step: float
+    """Seconds of a step beside that: the optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds of a step of any size, by a power law through two sizes; FLOP/s beyond them stay what they are there."""
+
+    small: Point
+    large: Point
+    vocabulary: int
+    block: int
+    source: str
+    """For people: where it is from."""
+
+    def seconds(self, size: Size, tokens: int) -> float:
+        """Seconds of a step of `tokens` tokens."""
+        flops = size.flops_per_token(self.vocabulary, self.block)
+        place = _place(flops, self.small.flops, self.large.flops)
+        rates = (point.flops / point.per_token for point in (self.small, self.large))
+        rate = _between(min(1.0, max(0.0, place)), *rates)
+        place = _place(size.layer_parameters, self.small.size.layer_parameters, self.large.size.layer_parameters)
+        return tokens * flops / rate + _between(place, self.small.per_step, self.large.per_step)
+
+
+def _place(value: float, first: float, last: float) -> float:
+    """Where a value is between two others, along the logarithm: 0 at the first, 1 at the last."""
+    return math.log(value / first) / math.log(last / first)
+
+
+def _between(place: float, first: float, last: float) -> float:
+    return first * (last / first) ** place
+
+
+def measure_speed(run: RunConfig, data: PlannedData, processes: int, on_host: int) -> Speed:
+    """Measure a few steps of two small models on a CPU, each process with its share of the cores; takes seconds."""
+    threads = run.train.threads or max(1, usable_cores() // on_host)
+    with _threads(threads):
+        small, large = (_measure(run, data, size, processes) for size in _MEASURED)
+    each = f"{processes} processes with " if processes > 1 else ""
+    plural = "" if threads == 1 else "s"
+    source = f"measured just now for {each}{threads} thread{plural}"
+    return Speed(small, large, data.tokenizer.vocabulary, run.data.block, source)
+
+
+def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> Point:
+    device, objective = torch.device("cpu"), data.objective
+    config = ModelConfig.model_validate({"config": size.config()})
+    request = ModelRequest(config, objective.auto_class, objective.heads, run.data.block, run.seed)
+    model = build_model(request, data.tokenizer).model
+    use_for_training(model)
+    precision = pick_precision(run.train.precision, device)
+    model.train()
+    strategy = DataParallel(model, objective, World(0, 1, 0, device), precision)
+    optimizer = Optimizer(model, run.train, run.seed, None, precision)
+    batch = data.batch(_ROWS)
+    in_pass, in_step = [], []
+    for _ in range(_TIMES):
+        started = time.perf_counter()
+        strategy.run([batch], float(batch.targets), optimizer.loss_factor)
+        passed = time.perf_counter()
+        optimizer.clip_and_step(0.01, strategy.norm())
+        in_pass.append(passed - started)
+        in_step.append(time.perf_counter() - passed)
+    flops = size.flops_per_token(data.tokenizer.vocabulary, run.data.block)
+    return Point(size, flops, min(in_pass) / batch.tokens / processes, min(in_step))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def plan_speed(run: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
+    """What `artel plan` says of two sizes on that hardware, with two batches each."""
+    small, large = (_planned(run, size, vocabulary, hardware) for size in _PLANNED)
+    return Speed(small, large, vocabulary, run.data.block, f"by {hardware.source}")
+
+
+def _planned(run: RunConfig, size: Size, vocabulary: int, hardware: Hardware) -> Point:
+    model = ModelConfig.model_validate({"config": size.config()})
+    times, tokens = [], []
+    for rows in (_ROWS, 4 * _ROWS):
+        batch = {"batch": rows * hardware.world_size, "micro_batch": rows}
+        train = run.train.model_copy(update={**batch, "budget": None, "steps": 1})
+        plan = make_plan(run.model_copy(update={"model": model, "train": train}), hardware)
+        assert plan.step is not None
+        launched = max(sum(rank.operations.values()) for rank in plan.ranks) * _LAUNCH
+        times.append(max(plan.step.seconds.mid, launched if hardware.device == "cuda" else 0.0))
+        tokens.append(plan.tokens)
+    flops = size.flops_per_token(vocabulary, run.data.block)
+    per_token = max((times[1] - times[0]) / (tokens[1] - tokens[0]), times[1] / tokens[1] / 10)
+    return Point(size, flops, per_token, max(times[0] - per_token * tokens[0], times[0] / 100))
