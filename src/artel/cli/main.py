@@ -23,6 +23,7 @@ from artel.cli import (
     export,
     generate,
     launch,
+    new,
     plan,
     prepare,
     recipes,
@@ -68,6 +69,7 @@ def artel(
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
 
+app.command("new")(new.new)
 app.command("plan")(plan.plan)
 app.command("prepare")(prepare.prepare)
 app.command("train")(train.train)

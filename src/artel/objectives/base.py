@@ -80,6 +80,12 @@ class Objective(ABC):
     """The transformers class whose head fits (`AutoModelForCausalLM`)."""
     learns_from: ClassVar[tuple[str, ...]]
     """Kinds of records that it takes, as formats declare them: text, pairs, questions, conversations, preferences."""
+    verb: ClassVar[str] = ""
+    """What its models learn to do, in a word: write. `artel new` asks by it; its name where this is empty."""
+    does: ClassVar[str] = ""
+    """The same as a clause."""
+    finetuning_rate: ClassVar[float] = 5e-5
+    """Peak learning rate for all weights of a pretrained model; adapters take four times as much."""
     section: ClassVar[str] = ""
     """Its own section of the run file; empty if it has none."""
     generates: ClassVar[bool] = False

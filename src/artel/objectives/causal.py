@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class Causal(NextTokenTexts):
     auto_class = "AutoModelForCausalLM"
     learns_from = ("text",)
+    verb = "write"
+    does = "continues a text, one token after another"
     generates = True
     causal = True
     sums = BALANCED_SUMS

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class Chat(Objective):
     auto_class = "AutoModelForCausalLM"
     learns_from = ("conversations",)
+    verb = "chat"
+    does = "answers as the assistant of conversations"
     section = "chat"
     generates = True
     is_per_token = True

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class Masked(Texts):
     auto_class = "AutoModelForMaskedLM"
     learns_from = ("text", "pairs")
+    verb = "fill-in"
+    does = "guesses the words that are hidden in a text, or what pairs lack"
     section = "masked"
     causal = False
     continues = False

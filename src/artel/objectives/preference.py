@@ -40,6 +40,9 @@ _ROUND = 16
 class PreferenceOptimization(Objective):
     auto_class = "AutoModelForCausalLM"
     learns_from = ("preferences",)
+    verb = "prefer"
+    does = "of two answers gives the better one"
+    finetuning_rate = 5e-6
     section = "preference"
     generates = True
     continues = False

@@ -31,6 +31,9 @@ _SHORTEST_WINDOW = 8
 class SpanQA(Objective):
     auto_class = "AutoModelForQuestionAnswering"
     learns_from = ("questions",)
+    verb = "answer"
+    does = "finds the answer to a question in a document"
+    finetuning_rate = 3e-5
     section = "span_qa"
     needs_context = True
     continues = False

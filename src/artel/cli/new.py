@@ -1,0 +1,60 @@
+"""`artel new`: a run file of four answers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from artel.cli.common import AsJson, print_json, tell
+from artel.launching.quiet_libraries import quiet_libraries
+
+
+def new(
+    file: Annotated[Path, typer.Argument(help="Where to write the run file.")] = Path("run.yaml"),
+    text: Annotated[
+        list[str] | None, typer.Option(help="Which text: a file, a glob in quotes, a folder; may be repeated.")
+    ] = None,
+    learn: Annotated[str | None, typer.Option(help="What to learn: write, fill-in, answer, chat, prefer.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--from", help="scratch, or a pretrained model: a folder or a hub id.")
+    ] = None,
+    time: Annotated[str | None, typer.Option(help="How long it may take, as 30min.")] = None,
+    hardware: Annotated[
+        str | None, typer.Option(help="On what, as h100-80gb:8; else on this machine (see artel plan).")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run file: four questions, each of which a flag answers. It is checked before it is written.
+
+    Examples: artel new
+              artel new run.yaml --text novel.txt --learn write --from scratch --time 30min
+    """
+    from artel.config.yaml_lines import parse
+    from artel.storage import check_new, write_file
+
+    if not force:
+        check_new(file)
+    quiet_libraries()
+    from artel.config import run_from
+    from artel.planning import check_run
+    from artel.planning.new import Given, answer_questions, run_file
+
+    answers = answer_questions(Given(text, learn, model, time, hardware), _ask if sys.stdin.isatty() else None, tell)
+    content = run_file(answers, str(file))
+    tree, lines = parse(content, str(file))
+    run = run_from(tree, {}, lines)
+    if not answers.hardware:
+        check_run(run.model_copy(update={"run": f"runs/{file.stem}"}))
+    write_file(file, content)
+    tell(f"{file} is written; next:", f"    artel plan {file}", f"    artel train {file}")
+    if as_json:
+        print_json({"file": str(file), "run": tree})
+
+
+def _ask(question: str, default: str) -> str:
+    answer: str = typer.prompt(question, default=default or None, err=True)
+    return answer

@@ -1,0 +1,150 @@
+"""The text of a run file, with comments, from four answers."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from artel.config import ModelConfig
+from artel.errors import InputError
+from artel.models.loading.structure import outline, position_limit
+from artel.objectives import Objective
+from artel.planning.budget.sizes import Size
+from artel.planning.hardware import find_hardware
+from artel.planning.new.answers import Answers
+from artel.planning.outline import is_within_reach
+from artel.registry import OBJECTIVES
+
+_BYTES_PER_ID = 700  # novel-small: a vocabulary of 4,096 for a novel of 3 MB
+_SMALLEST, _LARGEST = 1024, 32768
+_STATE = 16  # bytes for each parameter that is trained: weights, gradients, two averages
+_BLOCK = 1024
+_ENCODER = {
+    "model_type": "modernbert",
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+}
+_COLUMN = 36  # where comments begin
+
+
+def run_file(answers: Answers, name: str) -> str:
+    """The run file that will be called `name`. Raises InputError for a model that cannot be read."""
+    objective: type[Objective] = OBJECTIVES[answers.objective]
+    parts = [_head(answers, name), _data(answers, objective), *_model(answers, objective)]
+    return "\n".join(line.rstrip() for part in parts for line in part) + "\n"
+
+
+def _head(answers: Answers, name: str) -> Iterator[str]:
+    on, processes, quoted = "", "", shlex.quote(name)
+    if answers.hardware:
+        on = f" --hardware {shlex.quote(answers.hardware)}"
+        count = find_hardware(answers.hardware).count
+        processes = f" --nproc {count}" if count > 1 else ""
+    yield "# Written by artel new."
+    yield f"#   {f'artel config check {quoted}':<48} says what is wrong with it"
+    yield f"#   {f'artel plan {quoted}{on}':<48} what it will need, and whether it fits"
+    yield f"#   {f'artel train {quoted}{processes}':<48} trains; killed, the same command resumes"
+    yield "# What the file does not say is chosen, printed, and written into the run's folder: artel config explain"
+
+
+def _data(answers: Answers, objective: type[Objective]) -> Iterator[str]:
+    look = answers.look
+    path = look.paths[0] if len(look.paths) == 1 else list(look.paths)
+    yield "data:"
+    yield "  sources:"
+    yield _line(f"    - path: {_flow(path)}", look.describe().partition(":")[0])
+    form = look.format_for(objective.learns_from)
+    if form != next(iter(look.formats)) or len(look.formats) > 1:
+        yield _line(f"      format: {form}", look.formats[form])
+    yield _line("  validation: 0.05", "held out, and never learned from: the model is judged by it")
+
+
+def _model(answers: Answers, objective: type[Objective]) -> Iterator[Iterator[str]]:
+    """The lines from the block on: those of a model from scratch, or of a pretrained one."""
+    does = f"{objective.verb}: {objective.does}" if objective.verb else ""
+    if answers.model:
+        yield _pretrained(answers, objective, does)
+    elif objective.packs_text and objective.generates:
+        yield _automatic(answers, does)
+    else:
+        yield _small(answers, objective, does)
+
+
+def _automatic(answers: Answers, does: str) -> Iterator[str]:
+    yield _tokenizer(answers)
+    yield _line("model: {auto: true}", "from scratch: its size, batch and rates are chosen for text, time and machine")
+    yield _line(f"objective: {answers.objective}", does)
+    yield from _train(answers, {})
+
+
+def _small(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
+    config = Size(4).config() if objective.generates else _ENCODER
+    yield _line("  block: 512", "tokens that the model sees at a time, at most")
+    yield _tokenizer(answers)
+    yield _line("model:", "from scratch, and small: change its sizes to taste")
+    yield f"  config: {_flow(config)}"
+    yield _line(f"objective: {answers.objective}", does)
+    yield from _train(answers, {"batch": 32, "learning_rate": 1e-3})
+
+
+def _pretrained(answers: Answers, objective: type[Objective], does: str) -> Iterator[str]:
+    parameters, limit = _known(answers.model, objective)
+    adapts = _needs_adapters(answers, objective, parameters)
+    rate = objective.finetuning_rate * (4 if adapts else 1)
+    yield _line(f"  block: {min(_BLOCK, limit or _BLOCK)}", "tokens that the model sees at a time, at most")
+    size = f"{parameters / 1e6:,.3g} M parameters; its own tokenizer" if parameters else "its own tokenizer"
+    yield "model:"
+    yield _line(f"  from: {_flow(answers.model)}", size)
+    if adapts:
+        yield _line("  lora: {rank: 16, alpha: 32}", "small matrices beside its own, which stay as they are")
+    yield _line(f"objective: {answers.objective}", does)
+    yield from _train(answers, {"batch": 32, "learning_rate": rate, "warmup": 0.03})
+
+
+def _known(name: str, objective: type[Objective]) -> tuple[int, int | None]:
+    """Parameters of a pretrained model, 0 where only a hub knows them; and the longest block that it takes.
+
+    Raises InputError for a folder that holds no model.
+    """
+    if not is_within_reach(name):
+        return 0, None
+    model = outline(ModelConfig.model_validate({"from": name}), objective.auto_class)
+    if model is None:
+        raise InputError.at("--from", f"{name} cannot be opened for {objective.verb}", "give another model")
+    return sum(parameter.numel() for parameter in model.parameters()), position_limit(model)
+
+
+def _needs_adapters(answers: Answers, objective: type[Objective], parameters: int) -> bool:
+    """Whether training all weights would not fit; of an unknown model whether such are mostly adapted (chat)."""
+    if not parameters:
+        return objective.generates and not objective.packs_text
+    hardware = find_hardware(answers.hardware)
+    return parameters * _STATE > 0.6 * hardware.memory_bytes * (1 if hardware.shares_memory else hardware.world_size)
+
+
+def _tokenizer(answers: Answers) -> str:
+    power = round(math.log2(max(1, answers.look.bytes / _BYTES_PER_ID)))
+    vocabulary = min(_LARGEST, max(_SMALLEST, 2**power))
+    return _line(f"tokenizer: {{train: {{vocab: {vocabulary}}}}}", "pieces of words, found in this text")
+
+
+def _train(answers: Answers, keys: dict[str, Any]) -> Iterator[str]:
+    yield "train:"
+    yield _line(f"  budget: {answers.time}", "from loading the model to its last save")
+    for key, value in keys.items():
+        yield f"  {key}: {_flow(value)}"
+
+
+def _line(text: str, comment: str) -> str:
+    return f"{text:<{_COLUMN}} # {comment}" if comment else text
+
+
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=10**9)
+    return text.removesuffix("\n").removesuffix("\n...")
