@@ -61,14 +61,15 @@ def look_at(paths: list[str]) -> Look:
 
 
 def _formats(paths: list[str]) -> Iterator[tuple[str, str]]:
-    """(format, kind of record): first those that take files by what is in them, then what a suffix stands for."""
-    names = [name for name in FORMATS.names if FORMATS[name].has_files]
-    ranked = sorted(names, key=lambda name: (FORMATS[name].is_plain_text, not FORMATS[name].is_detected))
+    """(format, kind of record): what the suffix stands for, then those that find their fields in it.
+
+    Any file is plain text, also one of conversations: that counts only where it is nothing else.
+    """
+    names = [name for name in FORMATS.names if FORMATS[name].has_files and _reads(_data(paths, name))]
+    telling = [name for name in names if not FORMATS[name].is_plain_text]
     by_suffix = [name for name in names if FORMATS[name].goes_by_suffix]
-    for name in [*by_suffix, *(name for name in ranked if name not in by_suffix)]:
-        source = SourceConfig.model_validate({"path": paths, "format": name})
-        if _reads(_data(paths, name)):
-            yield name, source.yields
+    for name in telling or by_suffix:
+        yield name, SourceConfig.model_validate({"path": paths, "format": name}).yields
 
 
 def _data(paths: list[str], name: str) -> DataConfig:

@@ -17,7 +17,7 @@ from artel.planning.budget.sizes import Size
 from artel.planning.hardware import find_hardware
 from artel.planning.new.answers import Answers
 from artel.planning.outline import is_within_reach
-from artel.registry import OBJECTIVES
+from artel.registry import FORMATS, OBJECTIVES
 
 _BYTES_PER_ID = 700  # novel-small: a vocabulary of 4,096 for a novel of 3 MB
 _SMALLEST, _LARGEST = 1024, 32768
@@ -60,7 +60,7 @@ def _data(answers: Answers, objective: type[Objective]) -> Iterator[str]:
     yield "  sources:"
     yield _line(f"    - path: {_flow(path)}", look.describe().partition(":")[0])
     form = look.format_for(objective.learns_from)
-    if form != next(iter(look.formats)) or len(look.formats) > 1:
+    if not FORMATS[form].goes_by_suffix:
         yield _line(f"      format: {form}", look.formats[form])
     yield _line("  validation: 0.05", "held out, and never learned from: the model is judged by it")
 
