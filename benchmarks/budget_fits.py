@@ -104,10 +104,13 @@ def trials() -> Iterator[Trial]:
         yield replace(first, family=family, tied=tied, softcap=True)
     yield replace(first, softcap=True)
     yield first
-    for adam in (0.5, 1, 2, 4, 8):
+    for adam in (0.5, 1, 2, 4):
         yield Trial("rate", rate=2e-3 * adam)
+    for width, last in ((64, 8), (128, 8), (192, 7)):
+        yield Trial("size", width, SIZES[width], powers(5, last), rate=4e-3)
     for muon in (0.5, 2):
         yield Trial("rate", muon_rate=0.02 * muon)
+    yield Trial("rate", rate=1.6e-2)
     yield Trial("size", 64, 2, powers(7, 10))
     yield Trial("size", 128, 2, powers(7, 10))
     yield Trial("size", 192, 3, powers(7, 9))

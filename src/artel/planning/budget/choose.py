@@ -60,13 +60,18 @@ def choose(run: RunConfig, hardware: Hardware, processes: int, on_host: int) -> 
     hold memory of one. Of a text that is not prepared a sample counts. Raises InputError.
     """
     text = text_of(run)
-    run = _with_block(run, text)
+    run = fitting_block(run, text)
     if hardware.shares_memory:
         speed = measure_speed(run, planned_data(run), processes, on_host)
         memory = hardware.memory_bytes / on_host
     else:
         speed = plan_speed(run, text.vocabulary, hardware)
         memory = hardware.memory_bytes
+    return decide(run, text, speed, processes, memory)
+
+
+def decide(run: RunConfig, text: Text, speed: Speed, processes: int, memory: float) -> Choice:
+    """The choice where the block, the speed and the memory of a process in bytes are known. Raises InputError."""
     fits = read_fits()
     options = list(_options(run, text, speed, processes, memory, fits))
     if not options:
@@ -81,7 +86,7 @@ def choose_for_plan(run: RunConfig, hardware: Hardware, nproc: int | None) -> Ch
     return choose(run, hardware, processes, processes // hardware.nodes)
 
 
-def _with_block(run: RunConfig, text: Text) -> RunConfig:
+def fitting_block(run: RunConfig, text: Text) -> RunConfig:
     """The run with a block that its text fills. Raises InputError for a text that is too small for any."""
     if "block" in run.data.model_fields_set:
         return run

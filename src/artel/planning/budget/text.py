@@ -28,6 +28,7 @@ def text_of(run: RunConfig) -> Text:
     """By the token store where there is one, else by a sample of the text. Raises InputError where nothing tells."""
     if "block" not in run.data.model_fields_set:
         run = with_block(run, BLOCKS[-1])  # a small text has no larger one
+    run = run.model_copy(update={"train": run.train.model_copy(update={"budget": None})})  # an epoch is asked for
     data = planned_data(run)
     if data.store is not None:
         vocabulary = data.tokenizer.vocabulary

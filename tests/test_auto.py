@@ -1,0 +1,174 @@
+"""`model: {auto: true}`: what is chosen for a time, a text and a machine, and that a run keeps to it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from artel.config import RunConfig, dump_run, load_run, run_from
+from artel.errors import InputError
+from artel.planning import check_run
+from artel.planning.budget.choose import choose_for_plan, decide, fitting_block
+from artel.planning.budget.sizes import DEPTHS, Size
+from artel.planning.budget.speed import Point, Speed
+from artel.planning.budget.text import Text
+from artel.planning.hardware import find_hardware
+from artel.training.same_run import with_earlier_choice
+from support.runs import write_run
+
+GIB = 2**30
+PLACE = {(): "run.yaml"}
+NOVEL = Text(480_000, 32_000, 4096, "its token store")
+
+
+def speed(flops_per_second: float = 1e11) -> Speed:
+    """Of a machine that computes every size at that rate, with an optimizer that takes as long as 500 tokens."""
+
+    def point(size: Size) -> Point:
+        flops = size.flops_per_token(4096, 256)
+        return Point(size, flops, flops / flops_per_second, 500 * flops / flops_per_second)
+
+    return Speed(point(Size(2)), point(Size(5)), 4096, 256, "in a test")
+
+
+def auto_run(budget: str = "10min", data: dict[str, Any] | None = None, **train: Any) -> RunConfig:
+    tree = {
+        "run": "runs/auto",
+        "data": {"sources": [{"format": "dummy", "documents": 300}], **(data or {})},
+        "tokenizer": {"train": {"vocab": 400}},
+        "model": {"auto": True},
+        "train": {"budget": budget, **train},
+    }
+    return run_from(tree, {}, {})
+
+
+def chosen(run: RunConfig, text: Text = NOVEL, processes: int = 1, memory: float = 64 * GIB, rate: float = 1e11):
+    return decide(fitting_block(run, text), text, speed(rate), processes, memory).run
+
+
+def test_a_step_takes_as_long_as_was_measured_and_as_its_flops_beyond():
+    of = speed()
+    for size in map(Size, DEPTHS):
+        assert of.seconds(size, 1000) == pytest.approx(1500 * size.flops_per_token(4096, 256) / 1e11, rel=0.6)
+    assert of.seconds(Size(5), 2000) == pytest.approx(2500 * Size(5).flops_per_token(4096, 256) / 1e11)
+
+
+def test_more_time_takes_a_larger_model_and_a_faster_machine_too():
+    depths = [chosen(auto_run(budget)).model.config["num_hidden_layers"] for budget in ("30s", "10min", "5h")]
+    assert depths == sorted(depths)
+    assert depths[0] < depths[-1]
+    assert chosen(auto_run(), rate=1e13).model.config["num_hidden_layers"] > depths[1]
+
+
+def test_nothing_is_left_to_choose_and_what_is_chosen_can_be_trained():
+    run = chosen(auto_run())
+    assert not run.model.auto
+    check_run(run)
+    assert run_from(yaml.safe_load(dump_run(run)), {}, PLACE) == run
+    assert (run.train.optimizer, run.train.schedule, run.train.budget) == ("muon", "wsd", 600)
+
+
+def test_keys_of_the_run_file_are_kept():
+    keys = {"batch": 24, "optimizer": "adamw", "learning_rate": 1e-4, "weight_decay": 0.3, "warmup": 5}
+    run = chosen(auto_run(data={"block": 96}, **keys))
+    assert {key: getattr(run.train, key) for key in keys} == {**keys, "warmup": run.train.warmup}
+    assert run.train.warmup.steps == 5
+    assert run.data.block == 96
+
+
+def test_every_process_has_a_part_of_the_batch():
+    assert chosen(auto_run("1min"), processes=6).train.batch % 6 == 0
+
+
+def test_the_model_is_not_larger_than_memory():
+    run = chosen(auto_run("100h"), memory=GIB)
+    size = Size(run.model.config["num_attention_heads"])
+    assert 16 * size.parameters(NOVEL.vocabulary) < GIB < 2 * 16 * Size(24).parameters(NOVEL.vocabulary)
+
+
+def test_a_budget_too_short_for_anything_says_the_shortest():
+    with pytest.raises(InputError) as error:
+        chosen(auto_run("1s"), rate=1e9)
+    problem = error.value.problems[0]
+    assert problem.where == "train.budget"
+    shortest = problem.fix.split()[1]
+    assert not chosen(auto_run(shortest), rate=1e9).model.auto
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (Text(700, 300, 400, ""), ["data.sources"]),
+        (Text(70_000, 40, 400, ""), ["data.validation"]),
+        (Text(700, 40, 400, ""), ["data.sources", "data.validation"]),
+    ],
+)
+def test_a_text_too_small_is_refused(text, where):
+    with pytest.raises(InputError) as error:
+        fitting_block(auto_run(), text)
+    assert [problem.where for problem in error.value.problems] == where
+
+
+def test_a_small_text_takes_a_smaller_block():
+    assert fitting_block(auto_run(), Text(3_000, 150, 400, "")).data.block == 128
+    assert fitting_block(auto_run(), Text(70_000, 0, 400, "")).data.block == 256
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"train.budget": None}, "model.auto"),
+        ({"objective": "masked"}, "model.auto"),
+        ({"parallel.deepspeed": "ds.json"}, "model.auto"),
+        ({"train.optimizer": "sgd"}, "train.learning_rate"),
+    ],
+)
+def test_what_auto_does_not_go_with(tmp_path, changes, where):
+    Path("ds.json").write_text("{}")
+    with pytest.raises(InputError) as error:
+        check_run(run_from(dumped(auto_run()), changes, PLACE))
+    assert f"run.yaml: {where}" in [problem.where for problem in error.value.problems]
+
+
+def dumped(run: RunConfig) -> dict[str, Any]:
+    """The tree of a run file with the keys that `auto_run` sets."""
+    sections = run.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    sections["train"].pop("schedule", None)
+    return sections
+
+
+def test_auto_and_a_model_of_ones_own_exclude_each_other():
+    with pytest.raises(InputError, match="auto is a new model"):
+        run_from({**dumped(auto_run()), "model": {"auto": True, "config": {"model_type": "gpt2"}}}, {}, PLACE)
+    run = run_from(dumped(auto_run()), {"model.config": {"model_type": "gpt2"}}, PLACE)
+    assert not run.model.auto
+    assert run.model.config == {"model_type": "gpt2"}
+
+
+def test_a_plan_makes_the_choice_from_a_sample_of_the_text():
+    words = random.Random(0)
+    Path("text.txt").write_text(" ".join("".join(words.choices("aeiknorst", k=4)) for _ in range(20_000)))
+    run = auto_run("1h", data={"sources": [{"path": "text.txt"}]})
+    choice = choose_for_plan(run, find_hardware("h100-80gb:2"), None)
+    assert choice.run.train.batch % 2 == 0
+    assert any("a sample" in line for line in choice.lines)
+
+
+def test_a_run_goes_on_with_what_was_chosen_when_it_began(tmp_path):
+    file = write_run(tmp_path / "run.yaml", model={"config": None, "auto": True}, train={"steps": None, "budget": "1h"})
+    run = load_run(str(file))
+    assert with_earlier_choice(run) is None  # nothing has begun
+    first = chosen(run)
+    folder = Path(run.run)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(dump_run(first))
+    assert with_earlier_choice(run) is None  # it never came to a checkpoint
+    assert with_earlier_choice(run, begun=False) == first
+    (folder / "checkpoints" / "step-000000003").mkdir(parents=True)
+    assert with_earlier_choice(run) == first
+    own = load_run(str(file), {"train.batch": 48})
+    assert with_earlier_choice(own).train.batch == 48  # and is refused when the two are compared
