@@ -15,16 +15,19 @@ at a fraction of the cost (Hu et al. 2024, MiniCPM; Hägele et al. 2024). Second
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from artel.config import RunConfig, run_from
@@ -40,6 +43,7 @@ from artel.tokens import Order, micro_batches, step_numbers
 from artel.training.evaluation import Validation
 from artel.training.optim.optimizer import Optimizer
 
+ROOT = Path(__file__).resolve().parent.parent
 WARMUP = 10
 """Steps."""
 MICRO_BATCH = 4096
@@ -74,7 +78,7 @@ class Trial:
     batch: int = 8
     """Blocks."""
     optimizer: str = "muon"
-    rate: float = 2e-3
+    rate: float = 8e-3
     """Peak learning rate of AdamW: embeddings, head, norms."""
     muon_rate: float = 0.02
     weight_decay: float = 0.1
@@ -99,15 +103,16 @@ def powers(first: int, last: int) -> tuple[int, ...]:
 
 def trials() -> Iterator[Trial]:
     """All trials, those first that decide most."""
-    first = Trial("family", 256, 4)
+    first = Trial("family", 256, 4, rate=2e-3)
     for family, tied in (("llama", True), ("gpt2", True), ("llama", False), ("qwen3", True)):
         yield replace(first, family=family, tied=tied, softcap=True)
     yield replace(first, softcap=True)
     yield first
     for adam in (0.5, 1, 2, 4):
         yield Trial("rate", rate=2e-3 * adam)
-    for width, last in ((64, 8), (128, 8), (192, 7)):
-        yield Trial("size", width, SIZES[width], powers(5, last), rate=4e-3)
+    for width, last in ((64, 7), (128, 7), (192, 7), (64, 8)):
+        yield Trial("size", width, SIZES[width], powers(5, last))
+    yield Trial("family-rate", family="llama", tied=True, softcap=True)
     for muon in (0.5, 2):
         yield Trial("rate", muon_rate=0.02 * muon)
     yield Trial("rate", rate=1.6e-2)
@@ -121,8 +126,8 @@ def trials() -> Iterator[Trial]:
     yield Trial("repeat", 64, 2, powers(7, 10), share=1 / 8)
     for weight_decay in (0.0, 0.4):
         yield Trial("regularize", tokens=powers(9, 9), share=1 / 8, weight_decay=weight_decay)
-    for adam in (0.5, 2, 4):
-        yield Trial("rate-width", 256, 4, powers(7, 7), rate=2e-3 * adam)
+    for adam in (0.25, 0.5, 1, 2):
+        yield Trial("rate-width", 256, 4, powers(7, 7), rate=8e-3 * adam)
     for muon in (0.5, 2):
         yield Trial("rate-width", 256, 4, powers(7, 7), muon_rate=0.02 * muon)
     for decay in (0.25, 0.75):
@@ -161,7 +166,13 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="where finished runs are kept, and token stores")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so long")
     parser.add_argument("--only", default="", help="groups of trials, with commas between")
+    parser.add_argument("--fit", action="store_true", help="train nothing: fit what is there, and write the results")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "budget_fits.md")
+    parser.add_argument("--constants", type=Path, default=ROOT / "src" / "artel" / "planning" / "budget" / "fits.json")
     asked = parser.parse_args()
+    if asked.fit:
+        write_fits(read_runs(asked.runs / "runs.jsonl"), asked.out, asked.constants)
+        return
     os.environ.setdefault("ARTEL_CACHE", str(asked.runs / "cache"))
     asked.runs.mkdir(parents=True, exist_ok=True)
     train_all(asked.data, asked.runs / "runs.jsonl", asked.minutes, set(filter(None, asked.only.split(","))))
@@ -304,6 +315,175 @@ def model_config(trial: Trial) -> dict[str, Any]:
         "attention_dropout": trial.dropout,
         **({} if gated else {"final_logit_softcapping": 15.0 if trial.softcap else None}),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One whole run."""
+
+    trial: Trial
+    tokens: int
+    layer_parameters: int
+    loss: float
+    """Bits per byte."""
+    seconds: float
+    epochs: float
+    unique: float
+    """Tokens of its text."""
+    measured: dict[str, Any]
+
+
+def points_of(runs: list[dict[str, Any]]) -> list[Point]:
+    return [
+        Point(
+            Trial(**{**line["trial"], "tokens": tuple(line["trial"]["tokens"])}),
+            point["tokens"],
+            point["layer_parameters"],
+            point["bits_per_byte"],
+            point["seconds"],
+            point["epochs"],
+            point["text_tokens"],
+            point,
+        )
+        for line in runs
+        for point in line["points"]
+    ]
+
+
+def like(points: list[Point], base: Trial, *free: str) -> list[Point]:
+    """The points whose trials are as `base`, but for width, layers, lengths and `free`."""
+    ignored = {"group", "width", "layers", "tokens", *free}
+
+    def rest(trial: Trial) -> dict[str, Any]:
+        return {name: value for name, value in asdict(trial).items() if name not in ignored}
+
+    return [point for point in points if rest(point.trial) == rest(base)]
+
+
+def fit_loss(points: list[Point]) -> dict[str, float]:
+    """E + A (N / 1e6)^-a + B (D / 1e6)^-b with the least squared relative residuals: a, b and E on a grid."""
+    sizes = np.array([point.layer_parameters for point in points]) / 1e6
+    tokens = np.array([point.tokens for point in points]) / 1e6
+    losses = np.array([point.loss for point in points])
+    best: tuple[float, dict[str, float]] = (math.inf, {})
+    for a, b, floor in itertools.product(
+        np.arange(0.05, 0.61, 0.025), np.arange(0.05, 0.81, 0.025), np.arange(0.0, losses.min(), 0.05)
+    ):
+        terms = np.stack([sizes**-a, tokens**-b], axis=1) / losses[:, None]
+        (size, data), *_ = np.linalg.lstsq(terms, (losses - floor) / losses, rcond=None)
+        residual = float((((terms @ [size, data]) - (losses - floor) / losses) ** 2).sum())
+        if size > 0 and data > 0 and residual < best[0]:
+            found = {"floor": floor, "size": size, "size_power": -a, "data": data, "data_power": -b}
+            best = residual, {name: float(value) for name, value in found.items()}
+    return best[1]
+
+
+def fit_one(values: Iterable[float], points: list[Point], predict: Callable[[float, Point], float]) -> float:
+    """The value with the least squared relative residuals."""
+    return min(values, key=lambda value: sum((predict(value, point) / point.loss - 1) ** 2 for point in points))
+
+
+def write_fits(runs: list[dict[str, Any]], out: Path, constants: Path) -> None:
+    """Fit what there are enough points for; constants that nothing was measured for stay what they are."""
+    points, base = points_of(runs), Trial("base")
+    content = json.loads(constants.read_text())
+    assumed = []
+    plain = like(points, base)
+    if len({point.trial.width for point in plain}) >= 3 and len({point.tokens for point in plain}) >= 3:
+        law = fit_loss(plain)
+        content["floor"] = law["floor"]
+        content["size"] = {"value": law["size"], "unit": 1e6, "power": law["size_power"]}
+        content["data"] = {"value": law["data"], "unit": 1e6, "power": law["data_power"]}
+        largest = content["largest"]
+        largest["layer_parameters"] = max(point.layer_parameters for point in plain)
+        largest["tokens"] = max(point.tokens for point in plain)
+    else:
+        assumed.append("loss by size and tokens")
+    batches = [point for point in like(points, base, "batch") if point.trial.batch != base.batch]
+    if batches:
+
+        def by_batch(value: float, point: Point) -> float:
+            tokens = point.tokens
+            at = value * (tokens / 1e6) ** content["critical_batch"]["power"]
+            same, other = (1 + rows * base.block / at for rows in (base.batch, point.trial.batch))
+            return predicted(content, point.layer_parameters, tokens * same / other)
+
+        content["critical_batch"]["value"] = fit_one(np.geomspace(256, 65536, 49).tolist(), batches, by_batch)
+    else:
+        assumed.append("critical batch")
+    repeated = like(points, replace(base, share=1 / 8))
+    if repeated:
+
+        def by_repeats(value: float, point: Point) -> float:
+            again = max(0.0, point.epochs - 1)
+            worth = point.unique * (min(1.0, point.epochs) + value * (1 - math.exp(-again / value)))
+            return predicted(content, point.layer_parameters, worth)
+
+        content["repeats"] = float(fit_one(np.geomspace(0.5, 64, 57).tolist(), repeated, by_repeats))
+        content["largest"]["epochs"] = max(point.epochs for point in repeated)
+    else:
+        assumed.append("worth of repeated text")
+    swept = [point for point in like(points, base, "rate") if point.trial.width == base.width]
+    lengths = Counter(point.tokens for point in swept)
+    at = max(lengths, key=lengths.__getitem__)
+    best = min((point for point in swept if point.tokens == at), key=lambda point: point.loss)
+    content["rates"]["muon"]["learning_rate"] = {"value": best.trial.rate, "unit": 1e6, "power": 0.0}
+    assumed += ["learning rates by size and length", "muon_learning_rate", "weight_decay, warmup, decay", "adamw"]
+    content["source"] = f"benchmarks/budget_fits.py, {len(points)} runs"
+    content["assumed"] = assumed
+    constants.write_text(json.dumps(content, indent=2) + "\n")
+    out.write_text(page(points, plain, content))
+    print(out.read_text())
+
+
+def predicted(content: dict[str, Any], layer_parameters: float, tokens: float) -> float:
+    laws = (content["size"], layer_parameters), (content["data"], tokens)
+    return content["floor"] + sum(law["value"] * (at / law["unit"]) ** law["power"] for law, at in laws)
+
+
+def page(points: list[Point], plain: list[Point], content: dict[str, Any]) -> str:
+    size, data = content["size"], content["data"]
+    lines = [
+        "# Small runs, and what they tell",
+        "",
+        f"`python benchmarks/budget_fits.py --fit`: {len(points)} runs, one thread, "
+        f"{sum(point.seconds for point in points) / 60:.0f} minutes of processor time. Constants: "
+        "`src/artel/planning/budget/fits.json`. Each run warms up for ten steps, and half of it decays.",
+        "",
+        "Not measured, but assumed: " + "; ".join(content["assumed"]) + ".",
+        "",
+        "## Loss by size and tokens",
+        "",
+        f"Bits per byte = {content['floor']:.2f} + {size['value']:.3f} (N / 1M)^{size['power']:.3f} + "
+        f"{data['value']:.3f} (D / 1M)^{data['power']:.3f}; N counts the layers.",
+        "",
+        "| width × layers | N | tokens | bits per byte | fit | difference |",
+        "|---|---|---|---|---|---|",
+    ]
+    for point in sorted(plain, key=lambda point: (point.trial.width, point.tokens)):
+        fit = predicted(content, point.layer_parameters, point.tokens)
+        lines.append(
+            f"| {point.trial.width} × {point.trial.layers} | {point.layer_parameters:,} | {point.tokens:,} | "
+            f"{point.loss:.4f} | {fit:.4f} | {fit / point.loss - 1:+.1%} |"
+        )
+    names = [field.name for field in fields(Trial) if field.name not in ("group", "tokens", "width", "layers", "seed")]
+    base = Trial("base")
+    lines += ["", "## Every run", "", f"What differs from {described(base, names, all_of_them=True)}.", ""]
+    lines += ["| | width × layers | tokens | epochs | what differs | bits per byte | seconds |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for point in points:
+        trial = point.trial
+        lines.append(
+            f"| {trial.group} | {trial.width} × {trial.layers} | {point.tokens:,} | {point.epochs:.1f} | "
+            f"{described(trial, names)} | {point.loss:.4f} | {point.seconds:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def described(trial: Trial, names: list[str], *, all_of_them: bool = False) -> str:
+    values = {name: getattr(trial, name) for name in names}
+    base = asdict(Trial("base"))
+    return ", ".join(f"{name} {value}" for name, value in values.items() if all_of_them or value != base[name])
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def test_nothing_is_left_to_choose_and_what_is_chosen_can_be_trained():
     run = chosen(auto_run())
     assert not run.model.auto
     check_run(run)
-    assert run_from(yaml.safe_load(dump_run(run)), {}, PLACE) == run
+    assert run_from(yaml.safe_load(dump_run(run)), {}, dict(PLACE)) == run
     assert (run.train.optimizer, run.train.schedule, run.train.budget) == ("muon", "wsd", 600)
 
 
@@ -130,7 +130,7 @@ def test_a_small_text_takes_a_smaller_block():
 def test_what_auto_does_not_go_with(tmp_path, changes, where):
     Path("ds.json").write_text("{}")
     with pytest.raises(InputError) as error:
-        check_run(run_from(dumped(auto_run()), changes, PLACE))
+        check_run(run_from(dumped(auto_run()), changes, dict(PLACE)))
     assert f"run.yaml: {where}" in [problem.where for problem in error.value.problems]
 
 
@@ -143,8 +143,8 @@ def dumped(run: RunConfig) -> dict[str, Any]:
 
 def test_auto_and_a_model_of_ones_own_exclude_each_other():
     with pytest.raises(InputError, match="auto is a new model"):
-        run_from({**dumped(auto_run()), "model": {"auto": True, "config": {"model_type": "gpt2"}}}, {}, PLACE)
-    run = run_from(dumped(auto_run()), {"model.config": {"model_type": "gpt2"}}, PLACE)
+        run_from({**dumped(auto_run()), "model": {"auto": True, "config": {"model_type": "gpt2"}}}, {}, dict(PLACE))
+    run = run_from(dumped(auto_run()), {"model.config": {"model_type": "gpt2"}}, dict(PLACE))
     assert not run.model.auto
     assert run.model.config == {"model_type": "gpt2"}
 

@@ -2,58 +2,181 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from artel.cli.main import main
-from artel.config import load_run
+from artel.config import RunConfig, load_run
 from artel.errors import InputError
 from artel.planning import check_run
+from artel.planning.budget.choose import choose_for_plan
 from artel.planning.hardware import find_hardware
 from artel.planning.new import Given, answer_questions, run_file
 from artel.planning.new.look import look_at
 from artel.planning.plan import make_plan
 from artel.registry import OBJECTIVES
-from support.runs import artel
+from support.chat_models import trained_tokenizer
+from support.runs import ENVIRONMENT, artel
+from support.saved_models import gpt2
+from support.waiting import Screen
 
+VERBS = {name: OBJECTIVES[name].verb for name in OBJECTIVES.names}
 CONVERSATION = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "A small model."}]
-ANSWER = {"text": ["the forest"], "answer_start": [11]}
-PARAGRAPH = {"context": "Anna is in the forest.", "qas": [{"id": "1", "question": "Where is Anna?", "answers": []}]}
-PARAGRAPH["qas"][0]["answers"] = [{"text": "the forest", "answer_start": 11}]
+ANSWERS = [{"text": "the forest", "answer_start": 11}]
+PARAGRAPH = {
+    "context": "Anna is in the forest.",
+    "qas": [{"id": "1", "question": "Where is Anna?", "answers": ANSWERS}],
+}
+KINDS = {"write": "text", "fill-in": "text", "chat": "conversations", "prefer": "preferences", "answer": "questions"}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def texts() -> dict[str, str]:
-    """A small text for each objective; the second has several kinds of files."""
+    """A small text of each kind of records."""
     words = random.Random(0)
     Path("novel.txt").write_text(" ".join("".join(words.choices("aeiknorst", k=4)) for _ in range(8000)))
     Path("talks.jsonl").write_text("".join(json.dumps({"messages": CONVERSATION, "n": n}) + "\n" for n in range(40)))
-    preference = {"prompt": "Who are you?", "chosen": "A small model.", "rejected": "A tree."}
-    Path("better.jsonl").write_text("".join(json.dumps({**preference, "n": n}) + "\n" for n in range(40)))
+    better = {"prompt": "Who are you?", "chosen": "A small model.", "rejected": "A tree."}
+    Path("better.jsonl").write_text("".join(json.dumps({**better, "n": n}) + "\n" for n in range(40)))
     Path("squad.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "a", "paragraphs": [PARAGRAPH]}]}))
-    names = {"write": "novel.txt", "fill-in": "novel.txt", "chat": "talks.jsonl", "prefer": "better.jsonl"}
-    return {**names, "answer": "squad.json"}
+    return {
+        "text": "novel.txt",
+        "conversations": "talks.jsonl",
+        "preferences": "better.jsonl",
+        "questions": "squad.json",
+    }
 
 
-def flags(text: str, learn: str, model: str = "scratch", time: str = "10min") -> list[str]:
-    return ["--text", text, "--learn", learn, "--from", model, "--time", time]
+@pytest.fixture
+def pretrained(tmp_path: Path) -> str:
+    """A folder with a small GPT-2 and its tokenizer."""
+    tokenizer = trained_tokenizer([])
+    gpt2(vocabulary=tokenizer.vocabulary).save_pretrained(tmp_path / "small")
+    tokenizer.save(tmp_path / "small")
+    return str(tmp_path / "small")
 
 
-@pytest.mark.parametrize("learn", [OBJECTIVES[name].verb for name in OBJECTIVES.names])
-def test_whatever_is_to_be_learned_the_file_passes_check(texts, learn):
-    assert main_ends(["new", "run.yaml", *flags(texts[learn], learn)]) == 0
-    run = load_run("run.yaml")
+def written(given: Given) -> RunConfig:
+    """The run of the file that `artel new` writes with those flags."""
+    answers = answer_questions(given, None, print)
+    Path("run.yaml").write_text(run_file(answers, "run.yaml"))
+    return load_run("run.yaml")
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.names)
+@pytest.mark.parametrize("start", ["scratch", "pretrained"])
+def test_the_file_of_every_answer_passes_check_and_plan(texts, pretrained, objective, start):
+    verb = VERBS[objective]
+    model = pretrained if start == "pretrained" else "scratch"
+    text = [texts[KINDS[verb]]]
+    if start == "pretrained" and OBJECTIVES[objective].auto_class != "AutoModelForCausalLM":
+        with pytest.raises(InputError):  # a GPT-2 has no such head
+            check_run(written(Given(text, verb, model, "10min")))
+        return
+    run = written(Given(text, verb, model, "10min"))
+    assert (run.objective, run.train.budget) == (objective, 600)
+    assert run.model.auto == (start == "scratch" and verb == "write")
     check_run(run)
-    assert OBJECTIVES[run.objective].verb == learn
-    assert run.train.budget == 600
-    assert run.model.auto == (learn == "write")
+    if run.model.auto:
+        run = choose_for_plan(run, find_hardware(), None).run
+    assert make_plan(run, find_hardware()).verdict == "fits"
 
 
-def main_ends(arguments: list[str], monkeypatch=None) -> int:
-    result = artel(*arguments)
-    print(result.stdout, result.stderr)
-    return result.returncode
+def test_hardware_decides_between_all_weights_and_adapters(texts, pretrained):
+    run = written(Given([texts["text"]], "write", pretrained, "2h", "h100-80gb:8"))
+    assert run.model.lora is None
+    assert "--hardware h100-80gb:8" in Path("run.yaml").read_text()
+    assert "--nproc 8" in Path("run.yaml").read_text()
+
+
+@pytest.mark.parametrize("count", range(1, 5))
+def test_without_a_terminal_each_missing_flag_is_named(count):
+    flags = {"--text": "novel.txt", "--learn": "write", "--from": "scratch", "--time": "10min"}
+    for missing in itertools.combinations(flags, count):
+        given = [word for flag, value in flags.items() if flag not in missing for word in (flag, value)]
+        if count in (1, 4):
+            result = artel("new", "run.yaml", *given)
+            assert result.returncode == 2
+            assert all((flag in result.stderr.partition("give all")[0]) == (flag in missing) for flag in flags)
+            assert not Path("run.yaml").exists()
+
+
+def test_a_file_that_is_there_is_not_written_over_without_being_told():
+    Path("run.yaml").write_text("mine")
+    flags = ["--text", "novel.txt", "--learn", "write", "--from", "scratch", "--time", "10min"]
+    result = artel("new", "run.yaml", *flags)
+    assert result.returncode == 2
+    assert "is there already" in result.stderr
+    assert Path("run.yaml").read_text() == "mine"
+    result = artel("new", "run.yaml", *flags, "--force", "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["run"] == yaml.safe_load(Path("run.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("given", "flag"),
+    [
+        (Given(["gone.txt"], "write", "scratch", "1h"), "--text"),
+        (Given(["novel.txt"], "chat", "scratch", "1h"), "--learn"),
+        (Given(["novel.txt"], "sing", "scratch", "1h"), "--learn"),
+        (Given(["novel.txt"], "write", "./gone", "1h"), "--from"),
+        (Given(["novel.txt"], "write", "scratch", "soon"), "--time"),
+        (Given(["novel.txt"], "write", "scratch", "1h", "h101"), "--hardware"),
+    ],
+)
+def test_a_wrong_flag_is_named(given, flag):
+    with pytest.raises(InputError) as error:
+        answer_questions(given, None, print)
+    assert error.value.problems[0].where == flag
+
+
+def test_what_a_text_holds_is_found_by_its_records(texts):
+    for kind, file in texts.items():
+        look = look_at([file])
+        assert kind in look.kinds
+        assert look.kinds == {"text"} or "text" not in look.kinds
+    assert look_at(["novel.txt"]).describe().startswith("1 file, 40 kB")
+
+
+def test_a_wrong_answer_is_asked_for_again():
+    typed = iter(["gone.txt", "novel.txt", "chat", "write", "scratch", "soon", "2h on h100-80gb:8"])
+    said: list[str] = []
+    answers = answer_questions(Given(), lambda question, default: next(typed), said.append)
+    assert next(typed, None) is None
+    assert (answers.objective, answers.model, answers.time, answers.hardware) == ("causal", "", "2h", "h100-80gb:8")
+    assert any("gone.txt" in line for line in said)
+
+
+@pytest.mark.ci
+@pytest.mark.processes
+def test_at_a_terminal_it_asks():
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "artel", "new"],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", "TERM": "dumb"},
+    )
+    os.close(slave)
+    screen = Screen(master)
+    for question, answer in (
+        ("Which text?", "novel.txt"),
+        ("learned?", ""),
+        ("which model", ""),
+        ("How long", "20min"),
+    ):
+        screen.read_until(lambda seen, question=question: question in seen)
+        screen.text = ""
+        os.write(master, f"{answer}\n".encode())
+    screen.read_until(lambda seen: "artel train run.yaml" in seen)
+    assert process.wait() == 0
+    os.close(master)
+    assert load_run("run.yaml").train.budget == 1200

@@ -75,6 +75,7 @@ README = (
                 SMALL_GPT2,
                 says="Все",
             ),
+            Step("artel new run.yaml --text novel.txt --learn write --from scratch --time 15min", leaves="run.yaml"),
         ),
         needs=(inputs.novel(),),
     ),

@@ -100,11 +100,11 @@ def start_run(name: str, overrides: Overrides, options: StartOptions, announce: 
             folder.claim()
             announce(f"{folder.path}: checking the run, its model and its texts")
             _wait_for_earlier_processes(folder, announce)
+            is_auto = run.model.auto
             run, prepared = _lead(run, folder, options, processes, hosts, announce)
             if options.restart or not is_done(run):
-                begin_with_plan(
-                    run, prepared, [name, *overrides.words], processes, hosts.count, options.force, announce
-                )
+                words = [run.run] if is_auto else [name, *overrides.words]  # the choice stands in RUN/config.yaml
+                begin_with_plan(run, prepared, words, processes, hosts.count, options.force, announce)
         else:
             prepare(run, announce)
         if not options.restart and is_done(run):  # with --restart the leader is emptying the folder

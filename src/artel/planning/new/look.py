@@ -63,10 +63,10 @@ def look_at(paths: list[str]) -> Look:
 def _formats(paths: list[str]) -> Iterator[tuple[str, str]]:
     """(format, kind of record): what the suffix stands for, then those that find their fields in it.
 
-    Any file is plain text, also one of conversations: that counts only where it is nothing else.
+    Any file is plain text, or a page without tags, also one of conversations: that counts only where nothing else does.
     """
     names = [name for name in FORMATS.names if FORMATS[name].has_files and _reads(_data(paths, name))]
-    telling = [name for name in names if not FORMATS[name].is_plain_text]
+    telling = [name for name in names if not (FORMATS[name].is_plain_text or FORMATS[name].is_pages)]
     by_suffix = [name for name in names if FORMATS[name].goes_by_suffix]
     for name in telling or by_suffix:
         yield name, SourceConfig.model_validate({"path": paths, "format": name}).yields
