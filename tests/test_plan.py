@@ -15,7 +15,15 @@ from artel.parallel import World, plan_parallelism
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.fake_run import trace_steps
 from artel.planning.plan.length import PlannedLength, planned_length
-from artel.planning.plan.live_bytes import COMMUNICATION, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes, bytes_by_kind
+from artel.planning.plan.live_bytes import (
+    ACTIVATIONS,
+    COMMUNICATION,
+    GRADIENTS,
+    OPTIMIZER,
+    WEIGHTS,
+    LiveBytes,
+    bytes_by_kind,
+)
 from artel.planning.plan.models import ModelOutline, _recurring
 from artel.planning.plan.rank_memory import _extended
 from artel.preparing import prepare
@@ -86,6 +94,23 @@ def test_a_few_layers_tell_of_all(config, how):
     for of_few, of_all in zip(extended, whole, strict=True):
         assert of_few[WEIGHTS] == of_all[WEIGHTS]
         assert of_few[OPTIMIZER] == pytest.approx(of_all[OPTIMIZER], rel=1e-3)
+
+
+def test_a_few_layers_tell_of_all_that_are_gathered_one_after_another():
+    config, parallel = LLAMA | {"num_hidden_layers": 9}, {"data": "fsdp"}
+    counts = planned(config, parallel)[2].layer_counts(1)
+    fewer, more = [peaks(traced(config, 4, parallel, layers=layers, how="full")) for layers in counts]
+    extended = _extended(fewer, more, counts, 9)
+    whole = peaks(traced(config, 4, parallel, how="full"))
+    assert max(sum(peak.values()) for peak in extended) == pytest.approx(max(sum(p.values()) for p in whole), rel=1e-3)
+
+
+def test_a_sequence_that_processes_share():
+    whole, shared = (
+        peaks(traced(LLAMA, 2, {"data": "fsdp"}))[0],
+        peaks(traced(LLAMA, 2, {"data": "fsdp", "context": 2}))[0],
+    )
+    assert 0 < shared[ACTIVATIONS] < 0.7 * whole[ACTIVATIONS]
 
 
 @pytest.mark.parametrize("parallel", [{"data": "fsdp"}, {"tensor": 4}, {"pipeline": 2, "data": "fsdp"}], ids=str)

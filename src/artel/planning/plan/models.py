@@ -72,10 +72,14 @@ class ModelOutline:
         first, period = _recurring(kinds)
         period *= group
         fewest = first + (self.layers - first) % period + period
+        while fewest < _SHARED:
+            fewest += period
         return (fewest, fewest + period) if fewest + period < self.layers else None
 
 
 _FEW = 6
+_SHARED = 2
+"""Layers from which on those that fully_shard gathers at a time are no more: the next one while one is computed."""
 
 
 def _kind(layer: torch.nn.Module, config: Any, number: int) -> tuple[Any, ...]:
