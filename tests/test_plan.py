@@ -25,7 +25,7 @@ from artel.planning.plan.live_bytes import (
     bytes_by_kind,
 )
 from artel.planning.plan.models import ModelOutline, _recurring
-from artel.planning.plan.rank_memory import _extended
+from artel.planning.plan.rank_memory import ROUNDS_IN_SHARDS, _extended
 from artel.preparing import prepare
 from artel.training.optim.optimizer import Optimizer, state_bytes
 from support.runs import TINY, merged
@@ -81,28 +81,28 @@ def test_what_is_traced_without_memory_is_what_a_real_step_holds(config):
     assert [sum(peak.values()) for peak in peaks(traced(config))] == pytest.approx(expected, rel=5e-3)
 
 
-@pytest.mark.parametrize("how", ["none", "full"])
-@pytest.mark.parametrize("config", [GPT2 | {"n_layer": 9}, MOE | {"num_hidden_layers": 9}], ids=["gpt2", "experts"])
-def test_a_few_layers_tell_of_all(config, how):
+@pytest.mark.parametrize(
+    ("config", "how", "layout"),
+    [
+        (GPT2 | {"n_layer": 9}, "none", (1, {})),
+        (GPT2 | {"n_layer": 9}, "full", (1, {})),
+        (MOE | {"num_hidden_layers": 9}, "none", (1, {})),
+        (LLAMA | {"num_hidden_layers": 9, "hidden_size": 256}, "full", (4, {"data": "fsdp"})),
+        (MOE | {"num_hidden_layers": 9, "moe_intermediate_size": 256}, "none", (4, {"data": "fsdp"})),
+    ],
+    ids=["gpt2", "gpt2 recomputed", "experts", "shards recomputed", "experts in shards"],
+)
+def test_a_few_layers_tell_of_all(config, how, layout):
     outline = planned(config)[2]
-    fewer, more = outline.layer_counts(1)
+    fewer, more = outline.layer_counts(1, ROUNDS_IN_SHARDS if layout[1] else 1)
     assert more < 9
-    lines = [peaks(traced(config, layers=layers, how=how)) for layers in (fewer, more)]
+    lines = [peaks(traced(config, *layout, layers=layers, how=how)) for layers in (fewer, more)]
     extended = _extended(*lines, (fewer, more), 9)
-    whole = peaks(traced(config, how=how))
+    whole = peaks(traced(config, *layout, how=how))
     assert max(sum(peak.values()) for peak in extended) == pytest.approx(max(sum(p.values()) for p in whole), rel=1e-3)
     for of_few, of_all in zip(extended, whole, strict=True):
         assert of_few[WEIGHTS] == of_all[WEIGHTS]
         assert of_few[OPTIMIZER] == pytest.approx(of_all[OPTIMIZER], rel=1e-3)
-
-
-def test_a_few_layers_tell_of_all_that_are_gathered_one_after_another():
-    config, parallel = LLAMA | {"num_hidden_layers": 9}, {"data": "fsdp"}
-    counts = planned(config, parallel)[2].layer_counts(1)
-    fewer, more = [peaks(traced(config, 4, parallel, layers=layers, how="full")) for layers in counts]
-    extended = _extended(fewer, more, counts, 9)
-    whole = peaks(traced(config, 4, parallel, how="full"))
-    assert max(sum(peak.values()) for peak in extended) == pytest.approx(max(sum(p.values()) for p in whole), rel=1e-3)
 
 
 def test_a_sequence_that_processes_share():

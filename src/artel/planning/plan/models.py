@@ -60,26 +60,23 @@ class ModelOutline:
             hold_in_bf16(model)
         return model
 
-    def layer_counts(self, group: int) -> tuple[int, int] | None:
+    def layer_counts(self, group: int, rounds: int = 1) -> tuple[int, int] | None:
         """Two smaller numbers of layers, from which the whole is a straight line; None where it is as quick to trace.
 
         Layers come in kinds (dense, experts, sliding windows): after some first ones the same kinds recur. The two
-        numbers have all kinds, and differ by whole rounds of them, and by `group`, so that each stage has as many.
+        numbers have all kinds `rounds` times, and differ by whole rounds of them, and by `group`, so that each stage
+        has as many.
         """
         kinds = [_kind(layer, self.whole.config, number) for number, layer in enumerate(repeated_layers(self.whole))]
         if len(kinds) != self.layers or self.layers <= _FEW:
             return None
         first, period = _recurring(kinds)
         period *= group
-        fewest = first + (self.layers - first) % period + period
-        while fewest < _SHARED:
-            fewest += period
+        fewest = first + (self.layers - first) % period + rounds * period
         return (fewest, fewest + period) if fewest + period < self.layers else None
 
 
 _FEW = 6
-_SHARED = 2
-"""Layers from which on those that fully_shard gathers at a time are no more: the next one while one is computed."""
 
 
 def _kind(layer: torch.nn.Module, config: Any, number: int) -> tuple[Any, ...]:

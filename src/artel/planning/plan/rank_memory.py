@@ -22,6 +22,9 @@ from artel.planning.plan.live_bytes import GRADIENTS, KINDS, OPTIMIZER, WEIGHTS,
 from artel.planning.plan.models import ModelOutline
 
 FRAMEWORK, CHECKPOINT, ALLOCATOR = "framework", "checkpoint_copy", "allocator"
+ROUNDS_IN_SHARDS = 3
+"""While a layer computes, the next is gathered and the gradients of the one before travel: only from three layers on is
+the fullest moment of a longer model the same."""
 _REPLAYED = 3 * 2**30
 """Bytes with which the heap is tried; tensors of a larger step are made smaller in proportion."""
 
@@ -59,8 +62,9 @@ def rank_memory(
 ) -> RankMemory:
     """Memory of the rank of `world`, with `count` micro-batches of `rows` rows a step."""
     traced = min(count, 2 * max(1, run.parallel.pipeline))
-    counts = outline.layer_counts(run.parallel.pipeline) if run.parallel.pipeline == 1 else None
     shards = is_sharded(run, world)
+    rounds = ROUNDS_IN_SHARDS if shards else 1
+    counts = outline.layer_counts(run.parallel.pipeline, rounds) if run.parallel.pipeline == 1 else None
     batches = [data.batch(rows)] * traced
     traces = [
         trace_steps(

@@ -24,7 +24,9 @@ _MEMORY = 2**30
 _TEXT = 2**24
 """Characters of output for a few short messages."""
 TRIAL_SECONDS = 5
-"""Seconds of CPU time; three times as many of wall-clock time."""
+"""Seconds of CPU time."""
+_BUSY = 20
+"""Times as many of wall-clock time: a busy machine gives a trial a small part of its processors."""
 _SECONDS = 60.0
 """For one conversation; the longest take milliseconds."""
 _FIX = "mend it, or write chat.template: chatml"
@@ -49,7 +51,7 @@ def try_template(write: Callable[[], str], where: str, name: str, seconds: int =
         _tried(write, writing, seconds)
     os.close(writing)
     try:
-        ended, _, _ = select.select([reading], [], [], 3 * seconds)  # wall-clock time: the machine may be busy
+        ended, _, _ = select.select([reading], [], [], _BUSY * seconds)
         said = os.read(reading, 100).decode() if ended else "end"
     finally:
         os.close(reading)
