@@ -147,7 +147,7 @@ def test_larger_hardware_comes_in_order():
 
 @pytest.mark.long
 def test_the_235_billion_question():
-    """3.76 TB of weights, gradients and averages, at 54 GiB a card, or in the memory of eight hosts."""
+    """3.76 TB of weights, gradients and averages, which eight hosts hold in their memory, or fewer, larger cards."""
     run = load_run("pile-235b", {})
     own, advice, _ = advised(run, find_hardware("a100-80gb:8", host_memory="1TB"))
     assert own.verdict == "does not fit"
