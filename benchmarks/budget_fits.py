@@ -110,7 +110,7 @@ def trials() -> Iterator[Trial]:
     yield first
     for adam in (0.5, 1, 2, 4):
         yield Trial("rate", rate=2e-3 * adam)
-    for width, last in ((64, 7), (128, 7), (192, 7), (64, 8)):
+    for width, last in ((64, 8), (128, 7), (192, 7)):
         yield Trial("size", width, SIZES[width], powers(5, last))
     yield Trial("family-rate", family="llama", tied=True, softcap=True)
     for muon in (0.5, 2):
@@ -334,7 +334,8 @@ class Point:
 
 
 def points_of(runs: list[dict[str, Any]]) -> list[Point]:
-    return [
+    """The points of all runs; of two runs that share the beginning, the points of both are the same, and count once."""
+    points = [
         Point(
             Trial(**{**line["trial"], "tokens": tuple(line["trial"]["tokens"])}),
             point["tokens"],
@@ -348,6 +349,7 @@ def points_of(runs: list[dict[str, Any]]) -> list[Point]:
         for line in runs
         for point in line["points"]
     ]
+    return list({(point.tokens, replace(point.trial, group="", tokens=())): point for point in points}.values())
 
 
 def like(points: list[Point], base: Trial, *free: str) -> list[Point]:
@@ -360,10 +362,16 @@ def like(points: list[Point], base: Trial, *free: str) -> list[Point]:
     return [point for point in points if rest(point.trial) == rest(base)]
 
 
-def fit_loss(points: list[Point]) -> dict[str, float]:
+def in_small_steps(tokens: float, trial: Trial, critical: dict[str, float]) -> float:
+    """Tokens that would be worth as much in small steps (fits.py)."""
+    at = critical["value"] * (tokens / critical["unit"]) ** critical["power"]
+    return tokens / (1 + trial.batch * trial.block / at)
+
+
+def fit_loss(points: list[Point], critical: dict[str, float]) -> dict[str, float]:
     """E + A (N / 1e6)^-a + B (D / 1e6)^-b with the least squared relative residuals: a, b and E on a grid."""
     sizes = np.array([point.layer_parameters for point in points]) / 1e6
-    tokens = np.array([point.tokens for point in points]) / 1e6
+    tokens = np.array([in_small_steps(point.tokens, point.trial, critical) for point in points]) / 1e6
     losses = np.array([point.loss for point in points])
     best: tuple[float, dict[str, float]] = (math.inf, {})
     for a, b, floor in itertools.product(
@@ -374,7 +382,7 @@ def fit_loss(points: list[Point]) -> dict[str, float]:
         residual = float((((terms @ [size, data]) - (losses - floor) / losses) ** 2).sum())
         if size > 0 and data > 0 and residual < best[0]:
             found = {"floor": floor, "size": size, "size_power": -a, "data": data, "data_power": -b}
-            best = residual, {name: float(value) for name, value in found.items()}
+            best = residual, {name: round(float(value), 4) for name, value in found.items()}
     return best[1]
 
 
@@ -390,7 +398,7 @@ def write_fits(runs: list[dict[str, Any]], out: Path, constants: Path) -> None:
     assumed = []
     plain = like(points, base)
     if len({point.trial.width for point in plain}) >= 3 and len({point.tokens for point in plain}) >= 3:
-        law = fit_loss(plain)
+        law = fit_loss(plain, content["critical_batch"])
         content["floor"] = law["floor"]
         content["size"] = {"value": law["size"], "unit": 1e6, "power": law["size_power"]}
         content["data"] = {"value": law["data"], "unit": 1e6, "power": law["data_power"]}
@@ -403,10 +411,8 @@ def write_fits(runs: list[dict[str, Any]], out: Path, constants: Path) -> None:
     if batches:
 
         def by_batch(value: float, point: Point) -> float:
-            tokens = point.tokens
-            at = value * (tokens / 1e6) ** content["critical_batch"]["power"]
-            same, other = (1 + rows * base.block / at for rows in (base.batch, point.trial.batch))
-            return predicted(content, point.layer_parameters, tokens * same / other)
+            tokens = in_small_steps(point.tokens, point.trial, {**content["critical_batch"], "value": value})
+            return predicted(content, point.layer_parameters, tokens)
 
         content["critical_batch"]["value"] = fit_one(np.geomspace(256, 65536, 49).tolist(), batches, by_batch)
     else:
@@ -415,8 +421,9 @@ def write_fits(runs: list[dict[str, Any]], out: Path, constants: Path) -> None:
     if repeated:
 
         def by_repeats(value: float, point: Point) -> float:
-            again = max(0.0, point.epochs - 1)
-            worth = point.unique * (min(1.0, point.epochs) + value * (1 - math.exp(-again / value)))
+            worth = in_small_steps(point.tokens, point.trial, content["critical_batch"])
+            again = max(0.0, worth / point.unique - 1)
+            worth = min(worth, point.unique * (1 + value * (1 - math.exp(-again / value))))
             return predicted(content, point.layer_parameters, worth)
 
         content["repeats"] = float(fit_one(np.geomspace(0.5, 64, 57).tolist(), repeated, by_repeats))
@@ -455,13 +462,16 @@ def page(points: list[Point], plain: list[Point], content: dict[str, Any]) -> st
         "## Loss by size and tokens",
         "",
         f"Bits per byte = {content['floor']:.2f} + {size['value']:.3f} (N / 1M)^{size['power']:.3f} + "
-        f"{data['value']:.3f} (D / 1M)^{data['power']:.3f}; N counts the layers.",
+        f"{data['value']:.3f} (D / 1M)^{data['power']:.3f}; N counts the layers, D is tokens / (1 + batch / critical "
+        f"batch), and the critical batch {content['critical_batch']['value']:,.0f} (tokens / 1M)^"
+        f"{content['critical_batch']['power']:.2f} tokens.",
         "",
         "| width × layers | N | tokens | bits per byte | fit | difference |",
         "|---|---|---|---|---|---|",
     ]
     for point in sorted(plain, key=lambda point: (point.trial.width, point.tokens)):
-        fit = predicted(content, point.layer_parameters, point.tokens)
+        tokens = in_small_steps(point.tokens, point.trial, content["critical_batch"])
+        fit = predicted(content, point.layer_parameters, tokens)
         lines.append(
             f"| {point.trial.width} × {point.trial.layers} | {point.layer_parameters:,} | {point.tokens:,} | "
             f"{point.loss:.4f} | {fit:.4f} | {fit / point.loss - 1:+.1%} |"

@@ -27,7 +27,9 @@ from artel.training.optim.optimizer import Optimizer
 _MEASURED = (Size(2), Size(5))
 _PLANNED = (Size(8), Size(20))
 _ROWS = 8  # of a micro-batch that is measured
-_TIMES = 3  # of which the fastest counts; the first allocates
+_FEWEST, _MOST, _SECONDS = 3, 30, 2.0
+"""Steps that are measured of each size, as many as the seconds allow: the fastest counts, for another program may have
+the cores for a while. The first allocates."""
 _LAUNCH = 5e-6
 """Seconds that a GPU needs at least for each operation: the host launches one after another. Not measured by artel."""
 
@@ -98,7 +100,8 @@ def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> P
     optimizer = Optimizer(model, run.train, run.seed, None, precision)
     batch = data.batch(_ROWS)
     in_pass, in_step = [], []
-    for _ in range(_TIMES):
+    end = time.perf_counter() + _SECONDS
+    while len(in_pass) < _FEWEST or (len(in_pass) < _MOST and time.perf_counter() < end):
         started = time.perf_counter()
         strategy.run([batch], float(batch.targets), optimizer.loss_factor)
         passed = time.perf_counter()
