@@ -99,7 +99,8 @@ def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> P
     strategy = DataParallel(model, objective, World(0, 1, 0, device), precision)
     optimizer = Optimizer(model, run.train, run.seed, None, precision)
     batch = data.batch(_ROWS)
-    in_pass, in_step = [], []
+    in_pass: list[float] = []
+    in_step: list[float] = []
     end = time.perf_counter() + _SECONDS
     while len(in_pass) < _FEWEST or (len(in_pass) < _MOST and time.perf_counter() < end):
         started = time.perf_counter()
