@@ -77,6 +77,8 @@ CASES = (
     Case("llama", "one process", "none", "lora", "chat", held_out=True),
     Case("llama", "one process", "full", "adamw", "preference"),
     Case("llama", "ddp 2", "none", "lora", "preference", held_out=True),
+    Case("llama", "one process", "none", "lora on int8", held_out=True),
+    Case("llama", "one process", "full", "lora on nf4", held_out=True),
     Case("llama", "fsdp 2", "full", "muon", held_out=True),
     Case("llama", "fsdp 4", "none", "adamw"),
     Case("llama", "tensor 2", "full", "adamw", held_out=True),
@@ -128,11 +130,12 @@ def run_file(case: Case) -> Path:
         data["sources"] = [{"path": f"{objective}.jsonl", "format": objective}]
     tree["tokenizer"] = {"train": {"vocab": 8000}}
     tree["model"] = {"config": MODELS[case.model]}
-    if case.optimizer == "lora" or objective in ("chat", "preference"):
+    if case.optimizer.startswith("lora") or objective in ("chat", "preference"):
         tree["model"] = {"from": "runs/base/model"}
         del tree["tokenizer"]
-    if case.optimizer == "lora":
+    if case.optimizer.startswith("lora"):
         tree["model"]["lora"] = {"rank": 16}
+        tree["model"]["quantize"] = case.optimizer.partition("lora on ")[2] or "none"
     processes, parallel = LAYOUTS[case.layout]
     sharing = processes if "tensor" not in parallel and "pipeline" not in parallel else 1
     tree["parallel"] = parallel
@@ -142,7 +145,7 @@ def run_file(case: Case) -> Path:
         "batch": rows * 2 * sharing,
         "micro_batch": rows,
         "activation_checkpointing": case.checkpointing,
-        "optimizer": "adamw" if case.optimizer == "lora" else case.optimizer,
+        "optimizer": "adamw" if case.optimizer.startswith("lora") else case.optimizer,
         "compile": "off",
         "threads": 1,
     }

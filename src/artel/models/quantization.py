@@ -7,7 +7,7 @@ more slowly, on a CPU. The layers of the body are quantized; embeddings, norms a
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,9 @@ from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from artel.errors import missing_extra
 from artel.models.device import autocast_dtype
+
+_BLOCK, _NESTED_BLOCK = 64, 256
+"""Weights that share a scale, and scales that share one: what bitsandbytes does unless told otherwise."""
 
 
 def require_bitsandbytes() -> None:
@@ -45,6 +48,77 @@ def loading_options(quantize: str, skeleton: PreTrainedModel, whole: Sequence[st
     else:
         options |= {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     return {"quantization_config": BitsAndBytesConfig(**options), "device_map": {"": device}}
+
+
+def quantize_structure(model: PreTrainedModel, quantize: str) -> None:
+    """Give a model on the meta device the quantized layers that `from_pretrained` gives it, by the same quantizer."""
+    from transformers.quantizers import AutoHfQuantizer
+
+    config = loading_options(quantize, model, ())["quantization_config"]
+    quantizer = AutoHfQuantizer.from_config(config, pre_quantized=False)
+    quantizer.preprocess_model(model, device_map=None)
+    quantizer.postprocess_model(model)
+    keep_trainable(model)
+
+
+def shrink_weights(model: PreTrainedModel, device: torch.device) -> None:
+    """Give the layers of `quantize_structure` tensors on `device` of the sizes that they have when weights are loaded.
+
+    The sizes are bitsandbytes's (functional.py, nn/modules.py): int8 has a byte a weight and a float32 a row; nf4 half
+    a byte a weight, a byte for each block of 64 and a float32 for each 256 of these.
+    """
+    from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+    for layer in model.modules():
+        if isinstance(layer, Linear8bitLt):
+            rows, columns = layer.out_features, layer.in_features
+            weight: Any = _frozen(torch.empty(rows, columns, dtype=torch.int8, device=device))
+            weight.CB, weight.SCB = weight.data, torch.empty(rows, device=device)
+            layer.state.reset_grads()
+            layer.weight = weight
+        elif isinstance(layer, Linear4bit):
+            size = layer.out_features * layer.in_features
+            weight = _frozen(torch.empty((size + 1) // 2, 1, dtype=torch.uint8, device=device))
+            weight.quant_state = layer.quant_state = _state_of_4_bits(layer, device)
+            layer.weight = weight
+
+
+def _frozen(tensor: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+def _state_of_4_bits(layer: Any, device: torch.device) -> Any:
+    """How a 4-bit layer's weights are scaled, with double quantization."""
+    from bitsandbytes.functional import QuantState
+
+    blocks = -(-layer.out_features * layer.in_features // _BLOCK)
+    nested = -(-blocks // _NESTED_BLOCK)
+    return QuantState(
+        absmax=torch.empty(blocks, dtype=torch.uint8, device=device),
+        shape=torch.Size([layer.out_features, layer.in_features]),
+        code=torch.empty(16, device=device),
+        blocksize=_BLOCK,
+        quant_type="nf4",
+        dtype=torch.float32,
+        offset=torch.zeros(()),  # a number, which `state_dict` reads
+        state2=QuantState(
+            absmax=torch.empty(nested, device=device),
+            code=torch.empty(256, device=device),
+            blocksize=_NESTED_BLOCK,
+            dtype=torch.float32,
+        ),
+    )
+
+
+def scales(model: nn.Module) -> Iterator[torch.Tensor]:
+    """The tensors with which a model's quantized weights are scaled, before its first step."""
+    for parameter in model.parameters():
+        if hasattr(parameter, "SCB"):
+            yield parameter.SCB
+        state = getattr(parameter, "quant_state", None)
+        while state is not None:
+            yield from (value for value in vars(state).values() if isinstance(value, torch.Tensor))
+            state = state.state2
 
 
 def keep_trainable(model: PreTrainedModel) -> None:

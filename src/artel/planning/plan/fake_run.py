@@ -23,6 +23,7 @@ from artel.config import RunConfig
 from artel.models import loss
 from artel.models.activation_checkpointing import Recompute, recompute
 from artel.models.attention_switch import use_for_training
+from artel.models.quantization import compute_in, scales, shrink_weights
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
 from artel.planning.operations import Operation, OperationRecorder
@@ -42,7 +43,7 @@ class Trace:
     phases: list[tuple[int, int]] = field(default_factory=list)
     """Events of each: the forward and backward passes and the optimizer's step, of each step."""
     kept_bytes: int = 0
-    """Of the weights and the optimizer's state: what a checkpoint holds."""
+    """Of the trained weights and the optimizer's state: what a checkpoint holds of this rank."""
     passes: dict[Operation, int] = field(default_factory=dict)
     """What the forward and backward passes of a step do, and how often."""
     stepping: dict[Operation, int] = field(default_factory=dict)
@@ -71,6 +72,7 @@ def trace_steps(
     use_for_training(model, encoders=run.parallel.context > 1)
     loss.trust_output_head(model)
     model.train()
+    compute_in(model, precision)
     with fake:
         _give_memory(model, world.device)
     with fake_process_group(world):
@@ -83,6 +85,7 @@ def trace_steps(
         recompute(model, how)
         with fake, live, loss.logits_held_as_on("cuda" if on_gpu else "cpu"):
             live.name(model.parameters(), WEIGHTS)
+            live.name(scales(model), WEIGHTS)
             live.name(model.buffers(), COMMUNICATION)
             optimizer = Optimizer(model, run.train, run.seed, None, precision)
             trace.begin = len(live.events)
@@ -90,8 +93,14 @@ def trace_steps(
                 _step(strategy, optimizer, batches, targets, trace)
             _record_operations(strategy, optimizer, batches, targets, trace, compiled)
     after = bytes_by_kind(live.events, len(live.events) - 1)
-    trace.kept_bytes = after[WEIGHTS] + after[OPTIMIZER]
+    trace.kept_bytes = _trained_bytes(strategy.model) + after[OPTIMIZER]
     return trace
+
+
+def _trained_bytes(model: PreTrainedModel) -> int:
+    """Of this rank's parts of the parameters that are trained."""
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    return sum(getattr(parameter, "_local_tensor", parameter).nbytes for parameter in trained)
 
 
 def _step(
@@ -159,17 +168,21 @@ def _ddp_buckets(fake: FakeTensorMode, live: LiveBytes) -> Iterator[None]:
 
 def _give_memory(model: PreTrainedModel, device: torch.device) -> None:
     """Put what is on the meta device on `device`; ties stay."""
-    moved: dict[int, torch.Tensor] = {}
+    moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with the old: an id is given again
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in moved:
+            new = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            if isinstance(tensor, nn.Parameter):
+                new = nn.Parameter(new, tensor.requires_grad)
+            moved[id(tensor)] = tensor, new
+        return moved[id(tensor)][1]
+
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in moved:
-                    new = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    moved[id(tensor)] = nn.Parameter(new, tensor.requires_grad) if is_parameter else new
-                tensors[name] = moved[id(tensor)]
+            tensors.update({name: move(tensor) for name, tensor in tensors.items() if tensor is not None})
+    if getattr(model, "is_quantized", False):
+        shrink_weights(model, device)
 
 
 def _local_parts(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTensorMode) -> list[Batch]:

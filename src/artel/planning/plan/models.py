@@ -16,6 +16,7 @@ from artel.models.compile import repeated_layers
 from artel.models.loading.check import check_positions
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch, pretrained_structure, without_weights
+from artel.models.quantization import quantize_structure, shrink_weights
 from artel.objectives import Objective
 from artel.tokens import Tokenizer
 from artel.training.optim.bf16_adamw import hold_in_bf16
@@ -48,12 +49,18 @@ class ModelOutline:
         config = copy.deepcopy(self.whole.config)
         if layers is not None:
             _shorten(config, self.layers, layers)
+        for each in (config, config.get_text_config()):
+            each.dtype = torch.float32  # as it is loaded for training, whatever it is saved in
         run, objective = self.run, self.objective
         model = without_weights(config, objective.auto_class, objective.heads, run.model.runs_code)
+        if run.model.quantize != "none":
+            quantize_structure(model, run.model.quantize)
         if run.model.lora is not None:
             generates = objective.auto_class == "AutoModelForCausalLM"
             with torch.device("meta"):
                 add_adapters(model, run.model.lora, base="", generates=generates, new_modules=[], seed=run.seed)
+        if run.model.quantize != "none":
+            shrink_weights(model, torch.device("meta"))
         if run.model.freeze:
             freeze(model, run.model.freeze)
         if run.train.weights == "bf16":

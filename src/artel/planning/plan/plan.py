@@ -13,6 +13,7 @@ from artel.errors import InputError
 from artel.models.activation_checkpointing import Recompute
 from artel.models.compile import OFF, compile_choice
 from artel.models.device import pick_precision
+from artel.models.quantization import count as count_weights
 from artel.parallel import World
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.hardware import Hardware
@@ -37,9 +38,6 @@ from artel.training.memory.micro_batch import enough_rows, sizes_to_try
 GIB = 2**30
 TIGHT = 0.9
 """Of the memory, beyond which a plan is tight: artel leaves as much free itself when it looks for a micro-batch."""
-
-
-"""Steps of a run that does not say how many: it is then taken to be long enough to compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +306,8 @@ def _parameters(model: torch.nn.Module) -> dict[str, int]:
     chosen = getattr(config, "num_experts_per_tok", None) or experts
     total = active = trained = 0
     for parameter in model.parameters():
-        count = parameter.numel()
-        total += count
-        active += count * chosen // experts if parameter.ndim == 3 and parameter.shape[0] == experts else count
-        trained += count if parameter.requires_grad else 0
+        weights = count_weights(parameter)
+        total += weights
+        active += weights * chosen // experts if parameter.ndim == 3 and parameter.shape[0] == experts else weights
+        trained += weights if parameter.requires_grad else 0
     return {"total": total, "active": active, "trained": trained}

@@ -80,9 +80,11 @@ def rank_memory(
         operations[operation] += round(often * count / traced)
     kinds = max(peaks, key=_total).copy()
     slack = kinds.pop(ALLOCATOR)
-    copy = _checkpoint_copy(run, peaks)
+    kept = round(traces[-1].kept_bytes + times * (traces[-1].kept_bytes - traces[0].kept_bytes))
+    copy = kept if copies_checkpoints(run) else 0
     process = untraced.FRAMEWORK + untraced.CPU_KERNELS
     process += untraced.GLOO * (world.size > 1) + untraced.SHARDING * shards
+    process += untraced.ADAPTERS * (run.model.lora is not None)
     if on_gpu:
         offloaded = [WEIGHTS, GRADIENTS, OPTIMIZER] if run.parallel.offload != "none" else []
         host = process + untraced.CUDA_HOST + copy + sum(kinds.pop(kind) for kind in offloaded)
@@ -155,13 +157,8 @@ def _heap_bytes(trace: Trace, shards: bool) -> int:
     return round(int(done.stdout) * scale)
 
 
-def _checkpoint_copy(run: RunConfig, peaks: list[dict[str, int]]) -> int:
-    """The copy from which checkpoints are written while training goes on (training/checkpoint/async_saver.py)."""
-    return peaks[-1][WEIGHTS] + peaks[-1][OPTIMIZER] if copies_checkpoints(run) else 0
-
-
 def copies_checkpoints(run: RunConfig) -> bool:
-    """Whether checkpoints are written from a copy in host memory."""
+    """Whether checkpoints are written from a copy, while training goes on (training/checkpoint/async_saver.py)."""
     return run.checkpoint.every != Interval() and run.checkpoint.asynchronous
 
 

@@ -17,6 +17,8 @@ GLOO = 12 * MIB
 """Buffers of gloo, of each process in a group of several."""
 SHARDING = 70 * MIB
 """Of each process that shares a model: PyTorch's code for DTensor and fully_shard, which is imported then."""
+ADAPTERS = 50 * MIB
+"""Of each process that trains adapters: peft and what it imports, bitsandbytes among it."""
 SERIALIZED_SHARDS = 2
 """Times the bytes of a rank's shards: of what safetensors writes, the vector in Rust and the bytes in Python."""
 CUDA_CONTEXT = 500 * MIB
