@@ -121,6 +121,11 @@ DOCS = (
                 says="error",
             ),
             Step(
+                "python benchmarks/plan_published.py",
+                instead="python {clone}/benchmarks/plan_published.py --help",
+                why="its plans take two minutes",
+            ),
+            Step(
                 "artel plan pile-235b --hardware a100-80gb:8 --host-memory 1TB",
                 "|| [ $? = 1 ]",
                 says="of the host memory, 931.3 GiB on each host",
