@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from artel.errors import InputError
 from artel.planning import check_run
 from artel.planning.budget.choose import choose_for_plan, decide, fitting_block
 from artel.planning.budget.sizes import DEPTHS, Size
-from artel.planning.budget.speed import Point, Speed
+from artel.planning.budget.speed import Point, Speed, within_reach
 from artel.planning.budget.text import Text
 from artel.planning.hardware import find_hardware
 from artel.training.same_run import with_earlier_choice
@@ -55,6 +56,14 @@ def test_a_step_takes_as_long_as_was_measured_and_as_its_flops_beyond():
     for size in map(Size, DEPTHS):
         assert of.seconds(size, 1000) == pytest.approx(1500 * size.flops_per_token(4096, 256) / 1e11, rel=0.6)
     assert of.seconds(Size(5), 2000) == pytest.approx(2500 * Size(5).flops_per_token(4096, 256) / 1e11)
+
+
+def test_a_size_that_others_held_up_counts_with_half_of_the_rate_of_the_other():
+    small, large = speed().small, speed().large
+    held_up = replace(small, per_token=15 * small.per_token)
+    assert within_reach(held_up, large).per_token == pytest.approx(2 * small.per_token)
+    assert within_reach(small, large) == small
+    assert within_reach(large, small) == large
 
 
 def test_more_time_takes_a_larger_model_and_a_faster_machine_too():
