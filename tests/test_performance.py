@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from artel.diagnostics.bench.hardware.operators import Sizes, measure
 from artel.models.attention import AttentionOptions, attend
+from artel.planning.accelerators import ACCELERATORS
 from artel.planning.hardware import Hardware, find_hardware
 from artel.planning.operations import ATTENTION, COLLECTIVE, FUSED, MEMORY, PRODUCT, Operation, OperationRecorder
 from artel.planning.performance import (
@@ -183,6 +184,13 @@ def test_the_bubble_of_each_schedule() -> None:
     work = {Operation(PRODUCT, "aten.mm", "bf16", "nn", 10**15): 1}
     node = find_hardware("h100-80gb:4")
     assert step_time(work, node, bubble=0.25).seconds.mid == pytest.approx(1.25 * step_time(work, node).seconds.mid)
+
+
+@pytest.mark.parametrize("name", ACCELERATORS)
+def test_every_accelerator_has_a_time_for_every_precision(name: str) -> None:
+    for dtype in ("fp32", "tf32", "bf16", "fp16", "fp8"):
+        work = {Operation(PRODUCT, "aten.mm", dtype, "nn", 10**15): 1}
+        assert 0.1 < step_time(work, find_hardware(name)).seconds.mid < 1000
 
 
 def test_hours_energy_and_cost(node: Hardware) -> None:
