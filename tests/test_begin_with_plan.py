@@ -6,6 +6,7 @@ import torch
 
 from artel.config import load_run
 from artel.host import memory, swap
+from artel.launching.begin_with_plan import begin_with_plan
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.training.loop import train
@@ -82,3 +83,31 @@ def test_the_search_for_a_micro_batch_starts_from_the_plan(tmp_path):
         assert planned == (MicroBatchPlan(16, "none") if expected else None)
     folder.plan.write_text("{")
     assert planned_micro_batch(folder, cpu) is None
+
+
+def test_a_text_of_less_than_a_block_is_refused_as_such(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run.yaml", data={"block": 1024, "sources": [{"format": "dummy", "documents": 10}]},
+              train={"steps": None, "epochs": 1})  # fmt: skip
+    ended = artel("train", "run.yaml")
+    assert ended.returncode == 2, ended.stderr
+    assert "less than a block" in ended.stderr
+
+
+def test_a_refused_restart_keeps_the_earlier_run_and_a_plan_is_of_all_processes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = {"steps": 2}
+    write_run(tmp_path / "run.yaml", train=small)
+    assert artel("train", "run.yaml").returncode == 0
+    room = (memory().limit or memory().total) + swap()
+    rows = room * 3 // (1024 * 14_000)
+    words = ["data.block=1024", f"train.batch={rows}", f"train.micro_batch={rows}", "train.steps=1000"]
+    ended = artel("train", "run.yaml", "--restart", *words, "train.activation_checkpointing=none")
+    assert ended.returncode == 2, ended.stderr
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    run = load_run("run.yaml")
+    prepared, said = prepare(run), []
+    large = run.model_copy(update={"train": run.train.model_copy(update={"steps": 10**7})})
+    begin_with_plan(large, prepared, 2, 2, False, said.append)
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["processes"] == 4
+    assert "each of 4 processes" in said[2]

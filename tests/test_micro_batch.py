@@ -104,6 +104,16 @@ def test_what_was_planned_is_tried_first_and_once_more_at_most():
     assert attempt.tried == [(10, "none"), (10, "selective")]
 
 
+def test_a_planned_mode_that_the_model_does_not_bear_is_passed_over():
+    def attempt(rows, how):
+        if how == "selective":
+            raise NotSelective.at("train.activation_checkpointing", "it writes into what would be kept", "write full")
+        if how == "none":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert find(attempt, 1, planned=MicroBatchPlan(1, "none"), **AS_ON_A_GPU) == MicroBatchPlan(1, "full")
+
+
 def test_a_plan_that_is_wrong_costs_two_attempts():
     assert find(Memory(8), 64, planned=MicroBatchPlan(64, "none"), **AS_ON_A_GPU) == MicroBatchPlan(8, "full")
     of_no_size, options = MicroBatchPlan(5, "none"), {"key": {"limit": 300}, **AS_ON_A_GPU}

@@ -10,12 +10,14 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import xxhash
 
-from artel.config import RunConfig
+import artel
+from artel.config import RunConfig, dump_run
 from artel.errors import InputError
 from artel.host import memory, swap
 from artel.interpreter import python_of
@@ -38,13 +40,12 @@ _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 def begin_with_plan(
     run: RunConfig,
     prepared: Prepared,
-    words: list[str],
     processes: int,
     nodes: int,
     force: bool,
     announce: Callable[[str], None],
 ) -> None:
-    """Plan a run before it begins, with `processes` on each of `nodes`; `words` are its name and the overrides.
+    """Plan a run before it begins, with `processes` on each of `nodes`.
 
     A run that is over in a minute is not planned, and a start like the one before is not planned again. Raises
     InputError where the plan exceeds the memory by more than its error, unless `force`.
@@ -53,11 +54,11 @@ def begin_with_plan(
     key = _key(run, processes, nodes)
     plan = _kept(folder.plan, key)
     if plan is None:
+        folder.plan.unlink(missing_ok=True)
         if _is_short(run, prepared):
-            folder.plan.unlink(missing_ok=True)
             return
         announce("planning the run")
-        plan = _plan(words, processes, nodes, announce)
+        plan = _plan(run, processes, nodes, announce)
         if plan is None:
             return
         write_file(folder.plan, orjson.dumps({"key": key, **plan}, option=orjson.OPT_INDENT_2))
@@ -67,14 +68,17 @@ def begin_with_plan(
         _refuse(plan)
 
 
-def _plan(words: list[str], processes: int, nodes: int, announce: Callable[[str], None]) -> dict[str, Any] | None:
+def _plan(run: RunConfig, processes: int, nodes: int, announce: Callable[[str], None]) -> dict[str, Any] | None:
     """What `artel plan` says of the run on this machine; None where it cannot be planned, which is said."""
     environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
-    command = [*python_of("artel"), "plan", *words, f"--nproc={processes}", f"--nodes={nodes}", "--json"]
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
-        )
+        with TemporaryDirectory() as folder:
+            file = Path(folder, "run.yaml")
+            file.write_text(dump_run(run, secrets=True), encoding="utf-8")
+            command = [*python_of("artel"), "plan", str(file), f"--nproc={processes}", f"--nodes={nodes}", "--json"]
+            done = subprocess.run(
+                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
+            )
         plan: dict[str, Any] = orjson.loads(done.stdout)
     except subprocess.TimeoutExpired:
         announce(f"the run is not planned: that took more than {_SECONDS} s")
@@ -111,13 +115,24 @@ def _is_short(run: RunConfig, prepared: Prepared) -> bool:
         return False
     part = prepared.open().train
     length = run_length(run, objective.dataset(part), part)
+    if not length.samples:  # less than a block: said where the store is opened
+        return True
     assert length.total is not None
     return 6.0 * parameters * length.total * part.tokens / length.samples < _SHORT_FLOPS
 
 
 def _key(run: RunConfig, processes: int, nodes: int) -> str:
-    """A digest of what the plan depends on."""
-    content = [run.model_dump(mode="json"), processes, nodes, memory().limit, memory().total]
+    """A digest of what the plan depends on: the run, the machine, what was measured of it, and the programs."""
+    quiet_libraries()
+    import torch
+    import transformers
+
+    from artel.planning.hardware import find_hardware
+    from artel.planning.rates import read_rates
+
+    rates = read_rates(processes, torch.device("cpu"))
+    programs = [artel.__version__, torch.__version__, transformers.__version__]
+    content = [run.model_dump(mode="json"), processes, nodes, repr(find_hardware()), repr(rates), programs]
     return xxhash.xxh3_128_hexdigest(orjson.dumps(content, default=str, option=orjson.OPT_SORT_KEYS))
 
 

@@ -100,13 +100,10 @@ def start_run(name: str, overrides: Overrides, options: StartOptions, announce: 
             folder.claim()
             announce(f"{folder.path}: checking the run, its model and its texts")
             _wait_for_earlier_processes(folder, announce)
-            is_auto = run.model.auto
-            run, prepared = _lead(run, folder, options, processes, hosts, announce)
-            if options.restart or not is_done(run):
-                words = [run.run] if is_auto else [name, *overrides.words]  # the choice stands in RUN/config.yaml
-                begin_with_plan(run, prepared, words, processes, hosts.count, options.force, announce)
+            run = _lead(run, folder, options, processes, hosts, announce)
         else:
             prepare(run, announce)
+            run = _as_begun(run)
         if not options.restart and is_done(run):  # with --restart the leader is emptying the folder
             announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
             return folder.read_result()
@@ -180,7 +177,7 @@ def _processes_on_host(run: RunConfig, nproc: int | None, hosts: Hosts) -> int:
 
 def _lead(
     run: RunConfig, folder: RunFolder, options: StartOptions, processes: int, hosts: Hosts, announce: Announce
-) -> tuple[RunConfig, Prepared]:
+) -> RunConfig:
     """Check the run with all its processes, prepare its text, and make its folder ready for this start.
 
     Returns the run with what was chosen for it, and its text.
@@ -205,30 +202,41 @@ def _lead(
     if has_secrets(run):
         announce(SECRETS_NOTE)
     began = time.monotonic()
-    prepared = prepare(run, announce, verify=restart or not is_done(run))
+    is_over = not restart and is_done(_as_begun(run))
+    prepared = prepare(run, announce, verify=not is_over)
     announce(prepared.summary())
     if run.train.budget is not None:
         announce(f"the text took {duration(time.monotonic() - began)}, which is not of train.budget")
+    if run.model.auto:
+        run = _with_choice(run, world, on_host, restart, announce)
+    if not is_over:
+        nodes = hosts.least if hosts.elastic else world // on_host
+        begin_with_plan(run, prepared, on_host, nodes, options.force, announce)
     if restart:  # only now: a mistake in the run file or the texts must not cost the earlier run
         _remove_earlier(run, folder)
-    if run.model.auto:
-        run = _with_choice(run, world, on_host, announce)
     check_same_run(run, prepared)
     remember(run, prepared)
     shutil.copyfile(prepared.folder / "ledger.json", folder.ledger)
     if from_deepspeed is not None:
         _begin_from_deepspeed(run, prepared, from_deepspeed, announce)
-    return run, prepared
+    return run
 
 
-def _with_choice(run: RunConfig, world: int, on_host: int, announce: Announce) -> RunConfig:
+def _as_begun(run: RunConfig) -> RunConfig:
+    """The run with the model that was chosen for it as it began, where it has `model.auto` and has begun."""
+    from artel.training.same_run import with_earlier_choice
+
+    return (with_earlier_choice(run) or run) if run.model.auto else run
+
+
+def _with_choice(run: RunConfig, world: int, on_host: int, restart: bool, announce: Announce) -> RunConfig:
     """The run with a model in place of `model.auto`: the one that it began with, or one that is chosen now."""
     from artel.planning import Start, check_run
     from artel.planning.budget.choose import choose
     from artel.planning.hardware import find_hardware
     from artel.training.same_run import with_earlier_choice
 
-    chosen = with_earlier_choice(run)
+    chosen = None if restart else with_earlier_choice(run)
     if chosen is None:
         announce("choosing the model")
         choice = choose(run, find_hardware(), world, on_host)

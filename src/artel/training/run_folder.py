@@ -155,7 +155,8 @@ class RunFolder:
     def empty(self) -> None:
         """Remove what an earlier run wrote here, and nothing else that may lie in the folder, which is claimed.
 
-        Of `checkpoints` the checkpoints are removed, also where it is a link to another disk; any other link alone is.
+        `plan` stays: it is that of the run that begins now. Of `checkpoints` the checkpoints are removed, also where it
+        is a link to another disk; any other link alone is.
         Raises InputError where a user's files lie in `model`.
         """
         self.check_model_is_artels()

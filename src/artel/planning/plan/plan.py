@@ -10,7 +10,7 @@ import torch
 
 from artel.config import RunConfig
 from artel.errors import InputError
-from artel.models.activation_checkpointing import Recompute
+from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.models.compile import OFF, compile_choice
 from artel.models.device import pick_precision
 from artel.models.quantization import count as count_weights
@@ -199,7 +199,12 @@ def _with_largest_micro_batch(
     Memory grows in a straight line with the rows, so two plans tell which of the ascending `sizes` is the largest.
     """
     for how in modes:
-        largest = plan = planned(sizes[-1], how)
+        try:
+            largest = plan = planned(sizes[-1], how)
+        except NotSelective:
+            if how == modes[-1]:
+                raise
+            continue
         if largest.share <= TIGHT:
             return largest
         smallest = plan = planned(sizes[0], how)

@@ -10,6 +10,7 @@ import gc
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -282,7 +283,11 @@ class _Trials:
         return None
 
     def first_that_fits(self, plans: Sequence[MicroBatchPlan]) -> MicroBatchPlan | None:
-        return next((plan for plan in plans if self._fits(plan.size, plan.recompute)), None)
+        for plan in plans:
+            with suppress(NotSelective):
+                if self._fits(plan.size, plan.recompute):
+                    return plan
+        return None
 
     def _largest(self, sizes: list[int], mode: Recompute) -> int:
         """The largest that fits, by halving what is in question; 0 if none does. Each is tried once."""
