@@ -405,6 +405,7 @@ def write_fits(runs: list[dict[str, Any]], out: Path, constants: Path) -> None:
         largest = content["largest"]
         largest["layer_parameters"] = max(point.layer_parameters for point in plain)
         largest["tokens"] = max(point.tokens for point in plain)
+        largest["epochs"] = round(max(point.epochs for point in plain), 2)
     else:
         assumed.append("loss by size and tokens")
     batches = [point for point in like(points, base, "batch") if point.trial.batch != base.batch]

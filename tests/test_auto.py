@@ -13,11 +13,14 @@ import yaml
 from artel.config import RunConfig, dump_run, load_run, run_from
 from artel.errors import InputError
 from artel.planning import check_run
-from artel.planning.budget.choose import choose_for_plan, decide, fitting_block
+from artel.planning.budget.choose import choose, choose_for_plan, decide, fitting_block
+from artel.planning.budget.fits import read_fits
 from artel.planning.budget.sizes import DEPTHS, Size
 from artel.planning.budget.speed import Point, Speed, within_reach
 from artel.planning.budget.text import Text
 from artel.planning.hardware import find_hardware
+from artel.planning.plan import describe, make_plan
+from artel.planning.plan.plan import processes_on_host
 from artel.training.same_run import with_earlier_choice
 from support.runs import write_run
 
@@ -134,13 +137,16 @@ def test_a_small_text_takes_a_smaller_block():
         ({"objective": "masked"}, "model.auto"),
         ({"parallel.deepspeed": "ds.json"}, "model.auto"),
         ({"train.optimizer": "sgd"}, "train.learning_rate"),
+        ({"parallel.tensor": 2}, "parallel.tensor"),
+        ({"parallel.pipeline": 2}, "parallel.pipeline"),
+        ({"parallel.context": 2}, "parallel.context"),
     ],
 )
 def test_what_auto_does_not_go_with(tmp_path, changes, where):
     Path("ds.json").write_text("{}")
     with pytest.raises(InputError) as error:
         check_run(run_from(dumped(auto_run()), changes, dict(PLACE)))
-    assert any(problem.where.endswith(f": {where}") for problem in error.value.problems)
+    assert [problem.where.rpartition(": ")[2] for problem in error.value.problems] == [where]
 
 
 def dumped(run: RunConfig) -> dict[str, Any]:
@@ -159,12 +165,52 @@ def test_auto_and_a_model_of_ones_own_exclude_each_other():
 
 
 def test_a_plan_makes_the_choice_from_a_sample_of_the_text():
-    words = random.Random(0)
-    Path("text.txt").write_text(" ".join("".join(words.choices("aeiknorst", k=4)) for _ in range(20_000)))
-    run = auto_run("1h", data={"sources": [{"path": "text.txt"}]})
-    choice = choose_for_plan(run, find_hardware("h100-80gb:2"), None)
+    run = auto_run("1h", data=text_of_words())
+    choice = choose_for_plan(run, find_hardware("h100-80gb:8"), 2)
     assert choice.run.train.batch % 2 == 0
     assert any("a sample" in line for line in choice.lines)
+
+
+def text_of_words() -> dict[str, Any]:
+    words = random.Random(0)
+    Path("text.txt").write_text(" ".join("".join(words.choices("aeiknorst", k=4)) for _ in range(20_000)))
+    return {"sources": [{"path": "text.txt"}]}
+
+
+@pytest.mark.ci
+def test_only_the_gpus_that_train_count():
+    run = auto_run("1h", data=text_of_words())
+    one_of_eight = choose(run, find_hardware("h100-80gb:8"), 1, 1)
+    assert one_of_eight == choose_for_plan(run, find_hardware("h100-80gb:1"), None)
+
+
+@pytest.mark.ci
+def test_nproc_counts_the_processes_of_a_node():
+    run = auto_run("1h", data=text_of_words())
+    three = find_hardware("cpu", nodes=3)
+    assert processes_on_host(run, three, 2) == 2
+    assert choose_for_plan(run, three, None).run.train.batch % 3 == 0
+
+
+def test_a_gpu_whose_speed_is_not_known_is_refused_and_its_plan_says_so():
+    run = auto_run("1h", data=text_of_words())
+    unlisted = replace(find_hardware("h100-80gb:1"), name="Tesla K80", peak_flops={})
+    with pytest.raises(InputError, match="Tesla K80 is not in the table") as error:
+        choose_for_plan(run, unlisted, None)
+    assert error.value.problems[0].where == "model.auto"
+    plan = describe(make_plan(chosen(run), unlisted))
+    assert "Tesla K80 is not in the table" in plan
+    assert "offload" not in plan
+    offloading = run_from(dumped(run), {"parallel.offload": "cpu", "parallel.data": "fsdp"}, dict(PLACE))
+    with pytest.raises(InputError) as error:
+        choose_for_plan(offloading, find_hardware("h100-80gb:1"), None)
+    assert error.value.problems[0].where == "parallel.offload"
+
+
+def test_constants_that_were_not_measured_are_said_to_be_assumed():
+    run = fitting_block(auto_run(), NOVEL)
+    (line,) = [line for line in decide(run, NOVEL, speed(), 1, 64 * GIB).lines if line.startswith("assumed")]
+    assert all(each in line for each in read_fits().assumed)
 
 
 def test_a_run_goes_on_with_what_was_chosen_when_it_began(tmp_path):

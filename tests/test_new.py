@@ -34,6 +34,8 @@ PARAGRAPH = {
     "context": "Anna is in the forest.",
     "qas": [{"id": "1", "question": "Where is Anna?", "answers": ANSWERS}],
 }
+LARGE = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "vocab_size": 50257}
+LARGE |= {"architectures": ["GPT2LMHeadModel"]}
 KINDS = {"write": "text", "fill-in": "text", "chat": "conversations", "prefer": "preferences", "answer": "questions"}
 
 
@@ -96,16 +98,36 @@ def test_hardware_decides_between_all_weights_and_adapters(texts, pretrained):
     assert "--nproc 8" in Path("run.yaml").read_text()
 
 
-@pytest.mark.parametrize("count", range(1, 5))
+def test_a_model_that_only_all_gpus_together_hold_is_shared_out(texts, tmp_path):
+    """Of 1.6 billion parameters and no weights: they are not read."""
+    trained_tokenizer([]).save(tmp_path / "large")
+    (tmp_path / "large/config.json").write_text(json.dumps(LARGE))
+    (tmp_path / "large/model.safetensors").touch()
+    for hardware, shares, adapts in (
+        ("h100-80gb:8", False, False),
+        ("rtx-4090:2", True, False),
+        ("rtx-4090", False, True),
+    ):
+        run = written(Given([texts["text"]], "write", str(tmp_path / "large"), "2h", hardware))
+        assert (run.parallel.data == "fsdp", run.model.lora is not None) == (shares, adapts)
+
+
+def test_a_folder_at_home_is_found(texts, pretrained, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path(pretrained).parent))
+    assert written(Given([texts["text"]], "write", "~/small", "10min")).model.from_ == pretrained
+    with pytest.raises(InputError, match="is no folder"):
+        written(Given([texts["text"]], "write", "~/gone", "10min"))
+
+
+@pytest.mark.parametrize("count", [1, 4])
 def test_without_a_terminal_each_missing_flag_is_named(count):
     flags = {"--text": "novel.txt", "--learn": "write", "--from": "scratch", "--time": "10min"}
     for missing in itertools.combinations(flags, count):
         given = [word for flag, value in flags.items() if flag not in missing for word in (flag, value)]
-        if count in (1, 4):
-            result = artel("new", "run.yaml", *given)
-            assert result.returncode == 2
-            assert all((flag in result.stderr.partition("give all")[0]) == (flag in missing) for flag in flags)
-            assert not Path("run.yaml").exists()
+        result = artel("new", "run.yaml", *given)
+        assert result.returncode == 2
+        assert all((flag in result.stderr.partition("give all")[0]) == (flag in missing) for flag in flags)
+        assert not Path("run.yaml").exists()
 
 
 def test_a_file_that_is_there_is_not_written_over_without_being_told():

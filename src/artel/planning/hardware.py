@@ -62,6 +62,11 @@ class Hardware:
         return self.count * self.nodes
 
     @property
+    def has_rates(self) -> bool:
+        """Whether it is known how fast an accelerator computes and moves bytes."""
+        return bool(self.memory_bandwidth and self.peak_flops)
+
+    @property
     def shares_memory(self) -> bool:
         """Whether `memory_bytes` is that of all processes of a node together."""
         return self.device == "cpu"

@@ -18,6 +18,11 @@ def auto_problems(run: RunConfig) -> list[Problem]:
     if run.parallel.deepspeed is not None:
         what = "true chooses what a DeepSpeed configuration says too"
         problems.append(Problem("model.auto", what, "leave parallel.deepspeed out, or give the model's sizes"))
+    for key in ("tensor", "pipeline", "context"):
+        if getattr(run.parallel, key) > 1:
+            what = "which heads and layers there are to share is known only when model.auto has chosen"
+            fix = "leave it out, parallel.data: fsdp shares weights too; or give the model's sizes"
+            problems.append(Problem(f"parallel.{key}", what, fix))
     given, measured = run.train.model_fields_set, read_fits().rates
     if "optimizer" in given and run.train.optimizer not in measured and "learning_rate" not in given:
         what = f"no learning rate can be chosen for {run.train.optimizer}: it was not measured"

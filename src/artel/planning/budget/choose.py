@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from artel.config import RunConfig, TrainConfig
@@ -21,6 +21,7 @@ from artel.planning.budget.speed import Speed, measure_speed, plan_speed
 from artel.planning.budget.text import BLOCKS, Text, text_of, with_block
 from artel.planning.hardware import Hardware
 from artel.planning.plan.batches import planned_data
+from artel.planning.plan.plan import processes_on_host
 
 _FEWEST_BLOCKS = 16
 """Of the training text."""
@@ -56,8 +57,8 @@ class _Option:
 def choose(run: RunConfig, hardware: Hardware, processes: int, on_host: int) -> Choice:
     """The choice for a run with `model.auto` on `processes` processes, `on_host` of them on each host.
 
-    On CPUs, which are this machine's, a few steps are measured. GPUs are known by public figures: measuring here would
-    hold memory of one. Of a text that is not prepared a sample counts. Raises InputError.
+    On CPUs, which are this machine's, a few steps are measured. GPUs, one for each process, are known by public
+    figures: measuring here would hold memory of one. Of a text that is not prepared a sample counts. Raises InputError.
     """
     text = text_of(run)
     run = fitting_block(run, text)
@@ -65,7 +66,8 @@ def choose(run: RunConfig, hardware: Hardware, processes: int, on_host: int) -> 
         speed = measure_speed(run, planned_data(run), processes, on_host)
         memory = hardware.memory_bytes / on_host
     else:
-        speed = plan_speed(run, text.vocabulary, hardware)
+        used = replace(hardware, count=on_host, nodes=processes // on_host)
+        speed = plan_speed(run, text.vocabulary, used)
         memory = hardware.memory_bytes
     return decide(run, text, speed, processes, memory)
 
@@ -81,9 +83,9 @@ def decide(run: RunConfig, text: Text, speed: Speed, processes: int, memory: flo
 
 
 def choose_for_plan(run: RunConfig, hardware: Hardware, nproc: int | None) -> Choice:
-    """The choice for `artel plan`, on `nproc` processes of this machine's CPU or on all of those GPUs."""
-    processes = (nproc or max(1, run.parallel.processes)) if hardware.shares_memory else hardware.world_size
-    return choose(run, hardware, processes, processes // hardware.nodes)
+    """The choice for `artel plan`, with as many processes as `make_plan` takes. Raises InputError."""
+    on_host = processes_on_host(run, hardware, nproc)
+    return choose(run, hardware, on_host * hardware.nodes, on_host)
 
 
 def fitting_block(run: RunConfig, text: Text) -> RunConfig:
@@ -195,6 +197,8 @@ def _reasons(
         )
         if value > 2 * fits.largest[key]
     ]
+    if fits.assumed:
+        yield f"assumed, not measured: {'; '.join(fits.assumed)}"
     if beyond:
         yield f"this is beyond what the fits were made of: {'; '.join(beyond)}"
 

@@ -50,6 +50,8 @@ class Fits:
     """Keys of `train` that were the best of those tried: weight decay, warmup, decay."""
     largest: dict[str, float]
     """The largest `layer_parameters`, `tokens` and `epochs` that were measured: what lies beyond is extrapolated."""
+    assumed: tuple[str, ...]
+    """Which of these constants, in words, no run was made for."""
 
     def loss(self, layer_parameters: float, tokens: float, batch: float, unique: float) -> float:
         """Bits per byte after `tokens` tokens in steps of `batch` tokens, where the text has `unique` tokens."""
@@ -80,4 +82,5 @@ def read_fits() -> Fits:
         rates=rates,
         keys=content["keys"],
         largest=content["largest"],
+        assumed=tuple(content["assumed"]),
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from artel.config import ModelConfig, RunConfig
+from artel.errors import InputError
 from artel.host import usable_cores
 from artel.models.attention_switch import use_for_training
 from artel.models.device import pick_precision
@@ -135,7 +136,16 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def plan_speed(run: RunConfig, vocabulary: int, hardware: Hardware) -> Speed:
-    """What `artel plan` says of two sizes on that hardware, with two batches each."""
+    """What `artel plan` says of two sizes on that hardware, with two batches each.
+
+    Raises InputError where it cannot say how fast they are.
+    """
+    if not hardware.has_rates:
+        what = f"true needs a plan's speed, and {hardware.name} is not in the table of accelerators"
+        raise InputError.at("model.auto", what, "write model: {config: {model_type: …}}, or model: {from: FOLDER}")
+    if run.parallel.offload != "none":
+        what = "the model is chosen by a plan's speed, and transfers of offloaded weights are not planned"
+        raise InputError.at("parallel.offload", what, "leave it out, or give the model's sizes")
     small, large = (_planned(run, size, vocabulary, hardware) for size in _PLANNED)
     return Speed(small, large, vocabulary, run.data.block, f"by {hardware.source}")
 

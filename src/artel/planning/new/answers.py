@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,9 +53,9 @@ def read_model(answer: str) -> str:
     """A folder or a hub id; empty for `scratch`. Raises InputError for a path where no folder is."""
     if answer == SCRATCH:
         return ""
-    if not answer or (answer.startswith((".", "/", "~")) and not Path(answer).is_dir()):
+    if not answer or (answer.startswith((".", "/", "~")) and not Path(answer).expanduser().is_dir()):
         raise InputError.at("--from", f"{answer!r} is no folder", f"write {SCRATCH}, a model's folder or a hub id")
-    return answer
+    return os.path.expanduser(answer)  # noqa: PTH111 - a hub id stays as it is
 
 
 def read_time(answer: str) -> str:

@@ -22,6 +22,7 @@ from artel.registry import FORMATS, OBJECTIVES
 _BYTES_PER_ID = 700  # novel-small: a vocabulary of 4,096 for a novel of 3 MB
 _SMALLEST, _LARGEST = 1024, 32768
 _STATE = 16  # bytes for each parameter that is trained: weights, gradients, two averages
+_ROOM = 0.6  # of the memory; the rest is for activations
 _BLOCK = 1024
 _ENCODER = {
     "model_type": "modernbert",
@@ -104,6 +105,8 @@ def _pretrained(answers: Answers, objective: type[Objective], does: str) -> Iter
     if adapts:
         yield _line("  lora: {rank: 16, alpha: 32}", "small matrices beside its own, which stay as they are")
     yield _line(f"objective: {answers.objective}", does)
+    if not adapts and _too_large_for_one(answers, parameters):
+        yield _line("parallel: {data: fsdp}", "no GPU has room for all of it: each holds a part")
     yield from _train(answers, {"batch": 32, "learning_rate": rate, "warmup": 0.03})
 
 
@@ -125,7 +128,13 @@ def _needs_adapters(answers: Answers, objective: type[Objective], parameters: in
     if not parameters:
         return objective.generates and not objective.packs_text
     hardware = find_hardware(answers.hardware)
-    return parameters * _STATE > 0.6 * hardware.memory_bytes * (1 if hardware.shares_memory else hardware.world_size)
+    return parameters * _STATE > _ROOM * hardware.memory_bytes * (1 if hardware.shares_memory else hardware.world_size)
+
+
+def _too_large_for_one(answers: Answers, parameters: int) -> bool:
+    """Whether training all weights would not fit one GPU."""
+    hardware = find_hardware(answers.hardware)
+    return not hardware.shares_memory and parameters * _STATE > _ROOM * hardware.memory_bytes
 
 
 def _tokenizer(answers: Answers) -> str:

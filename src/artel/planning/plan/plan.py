@@ -142,6 +142,14 @@ def planned_text(run: RunConfig) -> PlannedText:
     return data, planned_length(run, data)
 
 
+def processes_on_host(run: RunConfig, hardware: Hardware, nproc: int | None) -> int:
+    """`nproc`; else one for each GPU of a node, or on a CPU as many as the numbers in `parallel` need."""
+    if nproc is not None:
+        return nproc
+    needed = run.parallel.processes // hardware.nodes if hardware.shares_memory else 1
+    return max(hardware.count, needed)
+
+
 def make_plan(
     run: RunConfig,
     hardware: Hardware,
@@ -155,11 +163,9 @@ def make_plan(
     `price` is that of one accelerator (of a machine, on a CPU) for an hour. `text` is the run's `planned_text`, where
     that is known.
     """
-    if hardware.shares_memory:
-        on_host = nproc or max(hardware.count, run.parallel.processes // hardware.nodes)
-    else:
-        hardware = replace(hardware, count=nproc or hardware.count)
-        on_host = hardware.count
+    on_host = processes_on_host(run, hardware, nproc)
+    if not hardware.shares_memory:
+        hardware = replace(hardware, count=on_host)
     world_size = on_host * hardware.nodes
     if run.parallel.deepspeed is not None:
         what = "DeepSpeed shares out weights in its own way, which is not planned yet"
@@ -282,7 +288,7 @@ def _step_time(
     if run.parallel.offload != "none":
         return None
     rates = read_rates(on_host, torch.device("cpu")) if hardware.shares_memory else None
-    if rates is None and not (hardware.memory_bandwidth and hardware.peak_flops):
+    if rates is None and not hardware.has_rates:
         return None
     bubble = pipeline_bubble(run.parallel.schedule, run.parallel.pipeline, count)
     dims = read_parallel_dims(run.parallel, world_size, on_host)

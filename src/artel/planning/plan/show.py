@@ -50,6 +50,8 @@ def in_brief(plan: Plan) -> list[str]:
 def _speed(plan: Plan) -> str:
     if plan.step is None and plan.hardware.shares_memory:
         return "unknown: measure this machine once, artel bench hardware"
+    if plan.step is None and not plan.hardware.has_rates:
+        return f"unknown: {plan.hardware.name} is not in the table of accelerators"
     if plan.step is None:
         return "unknown: transfers of parallel.offload are not planned"
     tokens = plan.step.tokens_per_second(plan.tokens)
