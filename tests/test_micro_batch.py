@@ -199,6 +199,8 @@ class Peer:
         self.asked += 1
         if self.asked <= 2:  # what each remembers, and its negative
             return min(mine, self.known if self.asked == 1 else -self.known)
+        if self.asked <= 4:  # what each has planned: both the same
+            return mine
         try:
             self.attempt(*self.newest)
         except torch.OutOfMemoryError:

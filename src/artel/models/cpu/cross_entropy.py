@@ -10,10 +10,12 @@ from __future__ import annotations
 import ctypes
 
 import torch
+from torch._C._profiler import _RecordFunctionFast
 
 from artel.models.cpu.build import library, pointer
 from artel.models.targets import IGNORED
 
+_NAME = "artel::cpu_cross_entropy"
 _FUNCTIONS = {torch.float32: "cross_entropy_float32", torch.bfloat16: "cross_entropy_bfloat16"}
 
 
@@ -30,12 +32,13 @@ def cpu_cross_entropy_with_grad(
     logits (count, vocabulary), overwritten by the gradient; targets int64 (count,), `IGNORED` where there is none.
     Raises IndexError for any other target that is no id.
     """
-    losses, guesses = _cross_entropy(logits, targets)
+    with _RecordFunctionFast(_NAME):
+        losses, guesses = _cross_entropy(logits, targets)
     return losses.sum(), guesses, logits
 
 
-# An operator, so that a profile names it.
-@torch.library.custom_op("artel::cpu_cross_entropy", mutates_args={"logits"}, device_types="cpu")
+# An operator, so that a trace without numbers knows its shapes. A profile of torch 2.14 does not name such operators.
+@torch.library.custom_op(_NAME, mutates_args={"logits"}, device_types="cpu")
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss of each row, float32, and its likeliest id, int64 (count,). The gradient overwrites the logits."""
     smallest, largest = (int(bound) for bound in targets.aminmax()) if len(targets) else (0, 0)
