@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from artel.config import Overrides, RunConfig, TrainConfig, load_run
-from artel.errors import InputError, Interrupted
+from artel.errors import InputError, Interrupted, WorkError
 from artel.models.compile import OFF, compile_choice
 from artel.parallel import World
 from artel.preparing import prepare
 from artel.training.budget import Budget
+from artel.training.callbacks import Callback
 from artel.training.loop import train
+from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 from artel.training.same_run import check_same_run
 from artel.training.schedule import rate_by_time
@@ -34,12 +36,12 @@ def budget_run(folder: Path, **train: Any) -> RunConfig:
     return load_run(str(file))
 
 
-def trained(run: RunConfig, machine: Machine) -> dict[str, Any]:
+def trained(run: RunConfig, machine: Machine, *others: Callback) -> dict[str, Any]:
     """As `artel train` does it: the run is compared with what its folder holds, and trained, or resumed."""
     prepared = prepare(run, lambda _: None)
     RunFolder(Path(run.run)).claim()
     check_same_run(run, prepared)
-    return train(run, prepared, ALONE, lambda _: None, [machine], machine.clock)
+    return train(run, prepared, ALONE, lambda _: None, [machine, *others], machine.clock)
 
 
 def steady(_: float) -> float:
@@ -89,6 +91,37 @@ def test_a_stopped_run_goes_on_with_the_time_that_is_left(stopped: RunConfig) ->
     assert machine.seconds < 0.75 * BUDGET
     assert machine.shares[0] > 0.3
     assert machine.rates[0] == max(machine.rates)
+
+
+@pytest.mark.parametrize(
+    ("pace", "stops_after"), [(steady, 175), (three_times_slower(85.0), 172)], ids=["steady", "slower just before"]
+)
+def test_a_run_that_was_stopped_in_its_decay_goes_on_with_it(tmp_path: Path, pace: Pace, stops_after: int) -> None:
+    """What its end takes is known before it is measured again, and a faster machine does not turn the decay back."""
+    run = budget_run(tmp_path)
+    before, after = Machine(pace, stops_after=stops_after), Machine(steady)
+    with pytest.raises(Interrupted):
+        trained(run, before)
+    assert 0.85 < before.shares[-1] < 0.97
+    assert trained(run, after)["wall_seconds"] <= BUDGET
+    shares = before.shares + after.shares
+    assert shares == sorted(shares)
+    if pace is steady:
+        assert after.shares[0] > before.shares[-1]  # by the step that was done
+    assert after.rates[0] <= before.rates[-1] * (1 + 1e-9)
+    assert after.rates == pytest.approx(sorted(after.rates, reverse=True), rel=1e-9)  # falls, but for rounding
+
+
+def test_a_disk_that_takes_no_checkpoint_ends_the_run_when_its_end_is_measured(tmp_path: Path) -> None:
+    machine = Machine(steady)
+
+    def put_a_file_in_the_way(run: Run) -> None:
+        if run.step == 1:
+            run.folder.checkpoints.write_text("")
+
+    with pytest.raises(WorkError, match="the checkpoint of step 2 could not be written"):
+        trained(budget_run(tmp_path), machine, put_a_file_in_the_way)
+    assert len(machine.rates) == 2
 
 
 def test_what_is_complete_stays_so_after_a_kill_at_its_end(stopped: RunConfig) -> None:
@@ -184,6 +217,13 @@ def test_what_the_end_takes_is_kept_free_and_grows_where_the_machine_becomes_slo
     assert budget.share(99.0, 90.0) == 1.0
 
 
+def test_a_start_begins_with_what_the_one_before_knew() -> None:
+    budget = Budget(100.0, {"validation": [6.0, 1.0]}, share=0.9)
+    assert budget.needed(90.0) == 96.0
+    assert budget.share(50.0, 40.0) == 0.9
+    assert not budget.is_measured
+
+
 def test_one_length_alone_and_the_schedule_that_a_budget_chooses() -> None:
     read = TrainConfig.model_validate
     assert (read({"budget": "30min"}).schedule, read({}).schedule) == ("wsd", "cosine")
@@ -205,14 +245,18 @@ def test_a_short_budget_is_not_spent_on_compiling() -> None:
 
 
 def test_what_is_shown_and_written_of_a_run_without_known_steps(tmp_path: Path) -> None:
-    file = write_run(tmp_path / "run.yaml", train={"steps": None, "budget": "8s"}, track=["console", "jsonl"])
+    """The budget is more than any machine needs; the rate is too small to change a weight, so patience soon ends it."""
+    train = {"steps": None, "budget": "30min", "learning_rate": 1e-30}
+    validate = {"every": 1, "patience": 1}
+    file = write_run(tmp_path / "run.yaml", train=train, validate=validate, track=["console", "jsonl"])
     done = artel("train", file)
     assert done.returncode == 0, done.stderr
-    assert "steps of 64 for 8s, learning rate by wsd" in done.stderr
+    assert "steps of 64 for 30min, learning rate by wsd" in done.stderr
     assert "the text took" in done.stderr
     folder = file.with_suffix("")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     used = [line["budget_used"] for line in lines if "loss" in line]
+    assert len(used) >= 2
     assert used == sorted(used)
     assert artel("report", folder).returncode == 0
     again = artel("train", file)

@@ -12,7 +12,7 @@ DOCS = (
     Walk(
         "docs/checkpoints.md",
         (
-            Step("artel train run.yaml run=runs/evening train.budget=30min", "train.budget=20s", says="steps are done"),
+            Step("artel train run.yaml run=runs/evening train.budget=30min", "train.budget=60s", says="steps are done"),
             Step(
                 "artel train run.yaml train.schedule=constant train.steps=60", "train.steps=2", says="2 steps are done"
             ),

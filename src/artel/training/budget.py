@@ -1,14 +1,17 @@
 """Keeps a run to `train.budget`: what share of its time has passed, and which step is the last.
 
 The end of a run takes time, too: a validation, the samples, the last checkpoint, the final model. What it takes is
-measured early (`MeasureEnd` in callbacks.py) and again whenever it happens, and kept free. The first rank measures;
-`synchronize` (loop.py) tells the others in every step, so that all go by one clock.
+measured early in each start (`MeasureEnd` in callbacks.py) and kept free. Validation and samples are measured again
+whenever they happen; a checkpoint is not, since most are written while training goes on. Checkpoints keep what was
+measured, for the first steps of the next start. The first rank measures; `synchronize` (loop.py) tells the others in
+every step, so that all go by one clock.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from statistics import median
 
 _NEWEST = 5  # steps whose median is the pace: one that was held up does not count, a slower machine soon does
@@ -20,14 +23,16 @@ class Budget:
     All times are in seconds.
     """
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, end: Mapping[str, list[float]] | None = None, share: float = 0.0) -> None:
+        """`end` and `share` are those of the start before, where a run resumes."""
         self.seconds = math.inf if seconds is None else seconds
         self._steps: deque[float] = deque(maxlen=_NEWEST)
         self._first_is_over = False
-        self._end: dict[str, tuple[float, float]] = {}
-        self._share = 0.0
+        self._share = share
+        self.end = dict(end or {})
+        """Part of the end -> the seconds that it took, and those of a step at that time."""
         self.is_measured = False
-        """True once all that the end takes has been measured."""
+        """True once all that the end takes has been measured in this start."""
 
     @property
     def step_seconds(self) -> float:
@@ -38,7 +43,7 @@ class Budget:
     def end_seconds(self) -> float:
         """What the end takes at the present pace: as measured, or more where steps take longer than they did then."""
         now = self.step_seconds
-        return sum(seconds * max(1.0, now / then if then else 1.0) for seconds, then in self._end.values())
+        return sum(seconds * max(1.0, now / then if then else 1.0) for seconds, then in self.end.values())
 
     def note_step(self, seconds: float) -> None:
         """A step took so long. The first one of a start, which compiles and allocates, says nothing of the pace."""
@@ -48,12 +53,12 @@ class Budget:
 
     def note_end(self, part: str, seconds: float) -> None:
         """A part of what happens at the end took so long just now, or would have."""
-        self._end[part] = seconds, self.step_seconds
+        self.end[part] = [seconds, self.step_seconds]
 
     def share(self, elapsed: float, in_steps: float) -> float:
         """How much of the time for steps has passed, from 0 to 1: `in_steps` of the `elapsed` seconds were spent so.
 
-        It never falls, also where the end turns out to take less than was thought.
+        It never falls, also where the end turns out to take less than was thought, and where the run resumes.
         """
         left = self.seconds - elapsed - self.end_seconds
         self._share = max(self._share, in_steps / (in_steps + left) if left > 0 else 1.0)

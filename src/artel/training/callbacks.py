@@ -137,7 +137,8 @@ class MeasureEnd:
     """Under `train.budget`: times what the end of the run takes, after the second step of this start.
 
     A few micro-batches are evaluated, one prompt continued, one checkpoint written, which the loop waits for as it does
-    for the last one. The final model is taken to need as long as a checkpoint, of which it is a part.
+    for the last one, and also where `checkpoint.every` is never. The final model is taken to need as long as a
+    checkpoint, of which it is a part. Raises WorkError where the checkpoint cannot be written: the last one could not.
     """
 
     _MICRO_BATCHES = 4  # of the validation, after one that warms up
@@ -157,7 +158,7 @@ class MeasureEnd:
         run.saver.wait()
         run.check_folder()
         started = run.clock()
-        run.saver.save(run.progress_so_far(), last=True)
+        _save_and_wait(run)
         for part in ("checkpoint", "model"):
             run.budget.note_end(part, run.clock() - started)
         run.budget.is_measured = True
@@ -201,13 +202,19 @@ class Save:
             return
         self._guard.rewound(run)
         run.check_folder()
-        last = run.stop_requested or run.finished
-        if last:
+        if run.stop_requested or run.finished:
             run.trackers.busy("writing the checkpoint")
-        saved = run.saver.save(run.progress_so_far(), last=last)
-        if last and run.strategy.all_reduce_sum([float(not saved)])[0]:
-            lines = run.saver.failures or ["the checkpoint could not be written"]
-            raise WorkError([Problem(f"step {run.step}", line) for line in lines])
+            _save_and_wait(run)
+        else:
+            run.saver.save(run.progress_so_far(), last=False)
+
+
+def _save_and_wait(run: Run) -> None:
+    """Write a checkpoint while the loop waits. Raises WorkError on all ranks where one of them could not."""
+    saved = run.saver.save(run.progress_so_far(), last=True)
+    if run.strategy.all_reduce_sum([float(not saved)])[0]:
+        lines = run.saver.failures or ["the checkpoint could not be written"]
+        raise WorkError([Problem(f"step {run.step}", line) for line in lines])
 
 
 class StopOnSignal:

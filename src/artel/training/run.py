@@ -163,7 +163,7 @@ class Run:
             raise self._too_short(needed)
         if begins and not is_measured:
             return
-        progress.share = share
+        progress.share, progress.share_of = share, self.budget.seconds
         if progress.warmup is None and share >= (self.config.train.warmup.fraction or 0.0):
             progress.warmup = self.step
 
@@ -186,8 +186,9 @@ class Run:
             self.folder.check_there(self.folder_identity)
 
     def progress_so_far(self) -> Progress:
-        """The progress with the wall time of this start added."""
-        return replace(self.progress, seconds=self.seconds)
+        """The progress with the wall time of this start added, and on a budget what is measured of the run's end."""
+        end = {} if self.config.train.budget is None else self.budget.end
+        return replace(self.progress, seconds=self.seconds, end=end)
 
 
 class IntervalClock:

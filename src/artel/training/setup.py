@@ -123,7 +123,7 @@ def open_run(
         peak_flops=peak,
         window=torch.zeros(len(objective.sums), device=world.device),
         norm=torch.zeros((), device=world.device),
-        budget=Budget(config.train.budget),
+        budget=_budget(config.train.budget, progress),
         clock=clock,
         started=started,
     )
@@ -132,6 +132,11 @@ def open_run(
     if model.compiled and not run.finished:
         _compile(run)
     return run, validation
+
+
+def _budget(seconds: float | None, progress: Progress) -> Budget:
+    """The budget of this start. The share that has passed is kept, unless it is a share of another budget."""
+    return Budget(seconds, progress.end, progress.share if progress.share_of == seconds else 0.0)
 
 
 def _length(config: RunConfig, length: Length) -> str:

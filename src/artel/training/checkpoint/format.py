@@ -78,6 +78,10 @@ class Progress:
     share: float = 0.0
     """Under `train.budget`: of the time for steps so much, from 0 to 1, had passed at the newest step, whose learning
     rate went by it. 0 as long as it is not known whether the budget suffices."""
+    share_of: float | None = None
+    """The budget in seconds by which `share` was reckoned."""
+    end: dict[str, list[float]] = field(default_factory=dict)
+    """Under `train.budget`: what the parts of the run's end take, as `Budget.end` has them."""
     spent_budget: float | None = None
     """The budget in seconds to whose end the run has come."""
 
