@@ -87,7 +87,7 @@ def _price(forecast: Forecast) -> list[str]:
     if energy is not None:
         parts.append(f"at most {energy.mid:,.4g} kWh")
     if cost is not None:
-        parts.append(f"costs {cost.mid:,.4g} ({cost.low:,.4g} to {cost.high:,.4g})")
+        parts.append(f"costs {cost.mid:,.2f} ({cost.low:,.2f} to {cost.high:,.2f})")
     return parts
 
 
