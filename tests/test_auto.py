@@ -227,3 +227,9 @@ def test_a_run_goes_on_with_what_was_chosen_when_it_began(tmp_path):
     assert with_earlier_choice(run) == first
     own = load_run(str(file), {"train.batch": 48})
     assert with_earlier_choice(own).train.batch == 48  # and is refused when the two are compared
+
+
+def test_a_short_text_gets_no_model_that_learns_it_by_heart():
+    """However much time there is: an hour of what an H100 does."""
+    size = chosen(auto_run("1h"), replace(NOVEL, tokens=50_000), rate=1e14).model.config
+    assert 12 * size["num_hidden_layers"] * size["hidden_size"] ** 2 <= 50 * 50_000

@@ -112,4 +112,4 @@ def python() -> str:
 
 def in_gib(count: int) -> str:
     """Bytes as people read them."""
-    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 / 10 or not count else f"{count / 2**20:,.1f} MiB"
+    return f"{count / 2**30:,.1f} GiB"

@@ -27,6 +27,9 @@ _FEWEST_BLOCKS = 16
 """Of the training text."""
 _FEWEST_STEPS = 50
 """Below, the rates of warmup and decay make up all of the run."""
+_PARAMETERS_A_TOKEN = 50
+"""Of the layers, for each token of the training text at most: beyond, a model learns the text by heart. Assumed, not
+measured: nanoGPT trains 10 parameters for each character of Shakespeare, novel-small 22 for each token of a novel."""
 _MOST_BATCH = 2**20  # tokens
 _LEAST_BATCH = 256  # tokens
 _IN_STEPS = 0.93
@@ -113,7 +116,8 @@ def _options(run: RunConfig, text: Text, speed: Speed, processes: int, memory: f
     seconds, block = _seconds_for_steps(run), run.data.block
     for depth in DEPTHS:
         size = Size(depth)
-        if depth > DEPTHS[0] and 2 * _BYTES * size.parameters(text.vocabulary) > memory:
+        too_large = 2 * _BYTES * size.parameters(text.vocabulary) > memory
+        if depth > DEPTHS[0] and (too_large or size.layer_parameters > _PARAMETERS_A_TOKEN * text.tokens):
             return
         for batch in _batches(run, processes):
             step = speed.seconds(size, batch * block)
@@ -165,10 +169,9 @@ def _reasons(
     assert run.train.budget is not None
     size, train = best.size, _chosen(run, best, fits).train
     rates = ", ".join(f"{key} {getattr(train, key):g}" for key in fits.rates.get(train.optimizer, ()))
-    parameters = size.parameters(text.vocabulary) / 1e6
     yield (
-        f"model.auto: {parameters:,.3g} M parameters, {size.layers} layers of {size.width}; batches of {best.batch} × "
-        f"{run.data.block} tokens, {train.optimizer} ({rates})"
+        f"model.auto: {_count(size.parameters(text.vocabulary))} parameters, {size.layers} layers of {size.width}; "
+        f"batches of {best.batch} × {run.data.block} tokens, {train.optimizer} ({rates})"
     )
     tokens_per_second = best.tokens / _seconds_for_steps(run)
     yield (
@@ -182,12 +185,12 @@ def _reasons(
     depths = sorted(others)
     place = depths.index(size.depth)
     beside = [
-        f"{Size(depth).parameters(text.vocabulary) / 1e6:,.3g} M {min(others[depth]) / best.loss - 1:+.1%}"
+        f"{_count(Size(depth).parameters(text.vocabulary))} {min(others[depth]) / best.loss - 1:+.1%}"
         for depth in depths[max(0, place - 1) : place + 2]
         if depth != size.depth
     ]
     if beside:
-        yield f"the fits of small runs give other sizes more bits per byte: {', '.join(beside)}"
+        yield f"other sizes would end at more bits per byte, by fits of small runs: {', '.join(beside)}"
     beyond = [
         f"{_count(value)} {key.replace('_', ' ')} (up to {_count(fits.largest[key])} were measured)"
         for key, value in (

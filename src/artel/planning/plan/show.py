@@ -27,7 +27,7 @@ def describe(plan: Plan) -> str:
         f"speed            {_speed(plan)}",
         f"time             {_time(plan)}",
         f"host memory      {in_gib(plan.host_bytes)}",
-        "disk             " + ", ".join(f"{name} {in_gib(size)}" for name, size in plan.disk.items()),
+        "disk             " + ", ".join(f"{name} {_size(size)}" for name, size in plan.disk.items()),
     ]
     return "\n".join(lines)
 
@@ -39,7 +39,7 @@ def in_brief(plan: Plan) -> list[str]:
     largest = ", ".join(f"{kind.replace('_', ' ')} {size / 2**30:.1f}" for kind, size in kinds)
     who = f"{'the fullest' if len(plan.ranks) > 1 else 'each'} of {plan.processes:,} processes"
     who = "the process" if plan.processes == 1 else who
-    disk = in_gib(sum(plan.disk.values()))
+    disk = _size(sum(plan.disk.values()))
     return [
         f"{plan.verdict}: {plan.share:.0%} of the {_scarcest(plan)}",
         f"{who} holds {rank.reserved / 2**30:.1f} GiB: {largest}; {disk} of disk",
@@ -97,6 +97,11 @@ def _duration(hours: float) -> str:
     if hours >= 1.5:
         return f"{hours:.1f} h"
     return f"{hours * 60:.0f} min" if hours * 60 >= 2 else f"{hours * 3600:.3g} s"
+
+
+def _size(count: int) -> str:
+    """Bytes, in MiB where GiB would begin with a zero."""
+    return in_gib(count) if count >= 2**30 or not count else f"{count / 2**20:,.1f} MiB"
 
 
 def _scarcest(plan: Plan) -> str:
