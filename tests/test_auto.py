@@ -133,7 +133,7 @@ def test_a_small_text_takes_a_smaller_block():
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
-        ({"train.budget": None}, "model.auto"),
+        ({"train.budget": None}, "train.budget"),
         ({"objective": "masked"}, "model.auto"),
         ({"parallel.deepspeed": "ds.json"}, "model.auto"),
         ({"train.optimizer": "sgd"}, "train.learning_rate"),
@@ -233,3 +233,12 @@ def test_a_short_text_gets_no_model_that_learns_it_by_heart():
     """However much time there is: an hour of what an H100 does."""
     size = chosen(auto_run("1h"), replace(NOVEL, tokens=50_000), rate=1e14).model.config
     assert 12 * size["num_hidden_layers"] * size["hidden_size"] ** 2 <= 50 * 50_000
+
+
+def test_a_budget_beside_epochs_is_one_contradiction():
+    tree = dumped(auto_run())
+    tree["train"]["epochs"] = 2
+    with pytest.raises(InputError) as error:
+        run_from(tree, {}, dict(PLACE))
+    (problem,) = error.value.problems
+    assert "epochs and budget are given together" in problem.what

@@ -202,3 +202,9 @@ def test_at_a_terminal_it_asks():
     assert process.wait() == 0
     os.close(master)
     assert load_run("run.yaml").train.budget == 1200
+
+
+def test_an_empty_text_is_said_to_be_empty(tmp_path):
+    Path("empty.txt").write_text("")
+    with pytest.raises(InputError, match="has 0 bytes"):
+        look_at(["empty.txt"])

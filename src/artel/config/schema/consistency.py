@@ -16,8 +16,9 @@ def _auto_problems(run: RunConfig) -> list[Problem]:
     """A model that is chosen for a time, where no time is given."""
     if not run.model.auto or run.train.budget is not None:
         return []
-    what = "true chooses a model for the time that the run may take, and train.budget is not given"
-    return [Problem("model.auto", what, "write train: {budget: 30min}; or the model's sizes: model: {config: {…}}")]
+    what = "is not given, and model.auto chooses a model for the time that a run may take"
+    fix = "write train: {budget: 30min} in place of epochs, steps or tokens; or the model's sizes: model: {config: {…}}"
+    return [Problem("train.budget", what, fix)]
 
 
 def _tokenizer_problems(run: RunConfig) -> list[Problem]:

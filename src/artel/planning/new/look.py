@@ -53,6 +53,8 @@ def look_at(paths: list[str]) -> Look:
         inputs = [entry for _, _, entries in all_inputs(data) for entry in entries]
     except InputError as error:
         raise InputError.at("--text", error.problems[0].what, error.problems[0].fix) from None
+    if not any(entry.size for entry in inputs):
+        raise InputError.at("--text", f"{', '.join(paths)} has 0 bytes", "give a file with text")
     formats = dict(_formats(paths))
     if not formats:
         what = f"no format of artel reads {', '.join(paths)}"
