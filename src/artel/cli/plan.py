@@ -56,9 +56,11 @@ def plan(
     if run.model.auto:
         from artel.planning.budget.choose import choose_for_plan
 
+        tell("choosing the model")
         choice = choose_for_plan(run, asked, nproc)
         write_lines(choice.lines)
         run = choice.run
+    tell("tracing two steps")
     text = planned_text(run) if fit else None
     planned = make_plan(run, asked, nproc, price, text)
     if not as_json:
