@@ -21,6 +21,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError, Problem
 
+ADVISED_MODES = ("ddp", "zero2", "fsdp", "hsdp")
+"""Values of `parallel.data` that advice tries. zero1 takes the memory of zero2, and more for gradients."""
 NAMES = ("pipeline", "dp_replicate", "dp_shard", "context", "tensor")
 
 

@@ -118,6 +118,10 @@ class ParallelStrategy(Protocol):
         """Forward and backward of a micro-batch, thrown away; without other ranks where each has the whole model."""
         ...
 
+    def take_parts(self, batches: list[Batch]) -> list[Batch]:
+        """This rank's parts of micro-batches; from now on it takes such parts in place of whole ones."""
+        ...
+
     def ask_no_other_rank(self) -> None:
         """Take this rank's own numbers for those of all: of a trace of its steps the other ranks know nothing."""
         ...

@@ -14,11 +14,9 @@ from artel.config.schema.run import ParallelConfig
 from artel.errors import InputError
 from artel.models.activation_checkpointing import Recompute
 from artel.objectives import objective_type
-from artel.parallel.mesh import ParallelDims, read_parallel_dims
+from artel.parallel.mesh import ADVISED_MODES, ParallelDims, read_parallel_dims
 from artel.training.model_setup import check_layout
 
-DATA = ("ddp", "zero2", "fsdp", "hsdp")
-"""Values of `parallel.data` that are tried. zero1 takes the memory of zero2, and more for gradients."""
 _MOST_STAGES = 16
 _SPLITS_AT_ONCE = 2  # of tensor, pipeline, context and expert: three together are for thousands of accelerators
 
@@ -70,7 +68,7 @@ def layouts(
     auto_class = objective_type(run).auto_class
     seen = set()
     for tensor, pipeline, context, expert in _splits(processes, on_host):
-        for data in DATA:
+        for data in ADVISED_MODES:
             parallel = _parallel(run, data, tensor, pipeline, context, expert, offload)
             try:
                 dims = read_parallel_dims(parallel, processes, on_host)

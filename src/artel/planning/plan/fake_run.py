@@ -187,12 +187,9 @@ def _give_memory(model: PreTrainedModel, device: torch.device) -> None:
 
 def _local_parts(strategy: ParallelStrategy, batches: list[Batch], fake: FakeTensorMode) -> list[Batch]:
     """This rank's parts of micro-batches, without their values; the strategy would look at these to split sequences."""
-    own: Any = strategy
-    parts = [own._local_batch(batch) for batch in batches]
-    own._local_batch = lambda part: part
     return [
         replace(part, tensors={name: fake.from_tensor(tensor) for name, tensor in part.tensors.items()})
-        for part in parts
+        for part in strategy.take_parts(batches)
     ]
 
 
