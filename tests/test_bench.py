@@ -175,7 +175,7 @@ else:
     else:
         import os
         for child in children: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # nobody has waited for them
-        time.sleep(1)  # while they are seen
+        time.sleep(3)  # time for samples of those that have ended: nothing says when one was taken
         os._exit(0)
 """
 

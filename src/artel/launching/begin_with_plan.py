@@ -47,15 +47,15 @@ def begin_with_plan(
 ) -> None:
     """Plan a run before it begins, with `processes` on each of `nodes`.
 
-    A run that is over in a minute is not planned, and a start like the one before is not planned again. Raises
-    InputError where the plan exceeds the memory by more than its error, unless `force`.
+    A run that is over in a minute or has DeepSpeed is not planned, and a start like the one before is not planned
+    again. Raises InputError where the plan exceeds the memory by more than its error, unless `force`.
     """
     folder = RunFolder(Path(run.run))
     key = _key(run, processes, nodes)
     plan = _kept(folder.plan, key)
     if plan is None:
         folder.plan.unlink(missing_ok=True)
-        if _is_short(run, prepared):
+        if run.parallel.deepspeed is not None or _is_short(run, prepared):  # the first is not planned yet
             return
         announce("planning the run")
         plan = _plan(run, processes, nodes, announce)

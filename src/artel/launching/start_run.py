@@ -180,7 +180,7 @@ def _lead(
 ) -> RunConfig:
     """Check the run with all its processes, prepare its text, and make its folder ready for this start.
 
-    Returns the run with what was chosen for it, and its text.
+    Returns the run with what was chosen for it.
     """
     quiet_libraries()
     from artel.planning import Check, Start, check_run

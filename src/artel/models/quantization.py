@@ -18,7 +18,7 @@ from artel.errors import missing_extra
 from artel.models.device import autocast_dtype
 
 _BLOCK, _NESTED_BLOCK = 64, 256
-"""Weights that share a scale, and scales that share one: what bitsandbytes does unless told otherwise."""
+"""Weights that share a scale, and scales that share one: the defaults of bitsandbytes."""
 
 
 def require_bitsandbytes() -> None:

@@ -54,7 +54,7 @@ class Layout:
         return parallel.tensor, parallel.pipeline, parallel.context, parallel.expert
 
     def at(self, how: Recompute, rows: int) -> RunConfig:
-        """The run with micro-batches of `rows` rows, recomputing as told."""
+        """The run with micro-batches of `rows` rows, recomputing as asked."""
         return changed(self.run, {"train.activation_checkpointing": how, "train.micro_batch": rows})
 
 

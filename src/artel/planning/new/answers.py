@@ -1,4 +1,4 @@
-"""What `artel new` was told, and what its words mean."""
+"""The answers to the questions of `artel new`, and what their words mean."""
 
 from __future__ import annotations
 
