@@ -6,17 +6,16 @@ import lzma
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from artel.config import near_name
 from artel.errors import InputError, Problem
+from artel.reports.metric_lines import checked
 from artel.storage import check_regular
 from artel.tokens import StoreSplit, Tokenizer
 
 _MOST_PROBLEMS = 20
-_LARGEST = 1e100  # of a metric: the curve needs the difference of two
 
 
 def read_metrics(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[dict]:
@@ -39,26 +38,12 @@ def read_metrics(path: Path, tell: Callable[[str], None] = lambda _: None) -> li
     problems, lines = [], []
     for number, line in enumerate(complete, 1):
         try:
-            lines.append(_checked(orjson.loads(line)))
+            lines.append(checked(orjson.loads(line)))
         except ValueError as error:
             problems.append(Problem(f"{path}:{number}", f"is no line of a run: {error}", "remove the line"))
     if problems:
         raise InputError(problems[:_MOST_PROBLEMS])
     return lines
-
-
-def _checked(line: object) -> dict[str, Any]:
-    """A line of metrics: its step, its loss, its metrics, null for NaN. Raises ValueError."""
-    if not isinstance(line, dict) or not isinstance(line.get("step"), int) or line["step"] < 0:
-        raise ValueError("it has no step")
-    validation = line.get("validation", {})
-    if not isinstance(validation, dict):
-        raise ValueError("validation holds no figures")
-    numbers = {"loss": line.get("loss", 0.0), **validation}
-    for name, value in numbers.items():
-        if not (value is None or (isinstance(value, int | float) and abs(value) < _LARGEST)):
-            raise ValueError(f"{name} is no number of a run")
-    return line
 
 
 def curve(metrics: list[dict], width: int = 64, height: int = 12) -> list[str]:

@@ -51,6 +51,16 @@ class RunFolder:
         return self.path / "bad_steps.jsonl"
 
     @property
+    def starts(self) -> Path:
+        """A line for each start of the run: when, from which step, on what, and what was chosen."""
+        return self.path / "starts.jsonl"
+
+    @property
+    def ranks(self) -> Path:
+        """A small file for each process, which it writes again every few seconds: it lives, and where it stands."""
+        return self.path / "ranks"
+
+    @property
     def result(self) -> Path:
         return self.path / "result.json"
 
@@ -170,13 +180,14 @@ class RunFolder:
             remove_leftovers(self.checkpoints)
             if not self.checkpoints.is_symlink() and self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
                 self.checkpoints.rmdir()
-            folders = (self.model, self.profile, self.micro_batches, self.hangs, self.path / "tensorboard")
+            folders = (self.model, self.profile, self.micro_batches, self.hangs, self.ranks, self.path / "tensorboard")
             files = (
                 self.config,
                 self.ledger,
                 self.metrics,
                 self.samples,
                 self.bad_steps,
+                self.starts,
                 self.result,
                 self.before,
                 self.plan,

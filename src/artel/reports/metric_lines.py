@@ -1,0 +1,229 @@
+"""Lines of metrics.jsonl, parsed many at once and thinned out: a run may have written ten million of them.
+
+Of each piece of the file (256 KiB, 1,200 lines) and each metric, the first, the lowest, the highest and the last value
+are kept, or those of several parts of it where the file is short. A spike of a single step therefore stays. One core
+parses a million lines a second; a long file is read by several processes, each of which runs this module.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import chain, pairwise
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+Points = NDArray[np.float64]
+"""(points, 4): step, tokens, seconds, value; NaN where a line does not tell."""
+
+LARGEST = 1e100  # of a metric: a plot needs the difference of two
+_PIECE = 1 << 18
+_MOST_PROBLEMS = 20
+_NOT_DRAWN = ("step", "epoch", "tokens", "seconds")
+
+
+@dataclass(slots=True)
+class Lines:
+    """What was read of a part of a file."""
+
+    lines: int = 0
+    points: dict[str, list[Points]] = field(default_factory=dict)
+    """By metric; those of a validation as `validation/NAME`."""
+    nulls: dict[str, int] = field(default_factory=dict)
+    """By metric, the number of lines where it was NaN or infinite, which JSON has as null."""
+    problems: list[tuple[int, str]] = field(default_factory=list)
+    """(line in this part, from 1; what is wrong) of the first lines that no run writes."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """The newest line of a training step."""
+    validation: dict[str, Any] = field(default_factory=dict)
+    """The newest line of a validation."""
+
+    def add(self, later: Lines) -> None:
+        """Add what follows in the file."""
+        self.problems += [(self.lines + line, what) for line, what in later.problems]
+        del self.problems[_MOST_PROBLEMS:]
+        self.lines += later.lines
+        for name, points in later.points.items():
+            self.points.setdefault(name, []).extend(points)
+        for name, count in later.nulls.items():
+            self.nulls[name] = self.nulls.get(name, 0) + count
+        self.training = later.training or self.training
+        self.validation = later.validation or self.validation
+
+
+def checked(line: object) -> dict[str, Any]:
+    """A line of metrics: its step, its loss, its metrics, null for NaN. Raises ValueError."""
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int) or line["step"] < 0:
+        raise ValueError("it has no step")
+    validation = line.get("validation", {})
+    if not isinstance(validation, dict):
+        raise ValueError("validation holds no figures")
+    numbers = {"loss": line.get("loss", 0.0), **validation}
+    for name, value in numbers.items():
+        if not (value is None or (isinstance(value, int | float) and abs(value) < LARGEST)):
+            raise ValueError(f"{name} is no number of a run")
+    return line
+
+
+def read_lines(path: Path, begin: int, end: int, points: int | None) -> Lines:
+    """The lines of a file from byte `begin`, where one begins, to byte `end`, where one ends.
+
+    `points` is roughly how many are kept of each metric; None for all. Raises OSError.
+    """
+    result = Lines()
+    parts = None if points is None else max(1, points * _PIECE // (4 * max(_PIECE, end - begin)))
+    for piece in _pieces(path, begin, end):
+        result.add(_read_piece(piece, parts))
+    return result
+
+
+def thinned(points: Points, parts: int) -> Points:
+    """The first, the lowest, the highest and the last point of each of so many parts of the points."""
+    return points[_kept_rows(points[:, 3], parts)]
+
+
+def _kept_rows(values: NDArray[np.float64], parts: int) -> NDArray[np.intp]:
+    count, kept = len(values), set[int]()
+    if count <= 4 * parts:
+        return np.arange(count)
+    bounds = [count * number // parts for number in range(parts + 1)]
+    for begin, end in pairwise(bounds):
+        part = values[begin:end]
+        kept |= {begin, begin + int(part.argmin()), begin + int(part.argmax()), end - 1}
+    return np.array(sorted(kept))
+
+
+def _pieces(path: Path, begin: int, end: int) -> Iterator[bytes]:
+    """Whole lines, about 256 KiB at a time."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        left, rest = end - begin, b""
+        while left > 0 and (block := file.read(min(_PIECE, left))):
+            left -= len(block)
+            cut = block.rfind(b"\n") + 1
+            if cut:
+                yield rest + block[:cut]
+            rest = block[cut:] if cut else rest + block
+
+
+def _read_piece(piece: bytes, parts: int | None) -> Lines:
+    lines = piece.count(b"\n")
+    try:
+        tables = list(_tables(piece, lines))
+    except (ValueError, KeyError, TypeError, OverflowError):  # something unusual stands in it
+        return _read_line_by_line(piece, lines, parts)
+    return _kept(lines, tables, parts)
+
+
+Table = tuple[dict[str, Any], list[str], NDArray[np.float64]]
+"""The newest of some lines, and the names and the values of their figures: (lines, names)."""
+
+
+def _tables(piece: bytes, count: int) -> Iterator[Table]:
+    """All lines of a piece. Raises what shows that one of them is unlike the others, or is none of a run."""
+    lines = orjson.loads(b"[" + piece[:-1].replace(b"\n", b",") + b"]")
+    if len(lines) != count:
+        raise ValueError("a line holds several values")
+    if b'"validation"' in piece:
+        for line in [line for line in lines if "validation" in line]:
+            yield _table([line | _validation(checked(line))])
+        lines = [line for line in lines if "validation" not in line]
+    if lines:
+        yield _table(lines)
+
+
+def _table(lines: list[dict[str, Any]]) -> Table:
+    """Lines with the same keys, whose values are numbers; but one line may have others, which are left out."""
+    names = [name for name, value in lines[0].items() if len(lines) > 1 or isinstance(value, int | float | None)]
+    if len(lines) > 1 and {*map(len, lines)} != {len(names)}:
+        raise ValueError("they have other keys")
+    get = itemgetter(*names, names[0])  # a tuple, also of a single name
+    width = len(names) + 1
+    values = np.fromiter(chain.from_iterable(map(get, lines)), np.float64, len(lines) * width).reshape(-1, width)
+    steps = values[:, names.index("step")]
+    if steps.min() < 0 or (steps % 1).any() or np.nanmax(np.abs(values)) >= LARGEST:
+        raise ValueError("no step, or no number of a run")
+    return lines[-1], names, values[:, :-1]
+
+
+def _validation(line: dict[str, Any]) -> dict[str, Any]:
+    return {f"validation/{name}": value for name, value in line["validation"].items()}
+
+
+def _read_line_by_line(piece: bytes, count: int, parts: int | None) -> Lines:
+    problems, tables = [], list[Table]()
+    for number, content in enumerate(piece[:-1].split(b"\n"), 1):
+        try:
+            line = checked(orjson.loads(content))
+            tables.append(_table([line | (_validation(line) if "validation" in line else {})]))
+        except ValueError as error:
+            problems.append((number, str(error)))
+    result = _kept(count, tables, parts)
+    result.problems = problems
+    return result
+
+
+def _kept(count: int, tables: Iterable[Table], parts: int | None) -> Lines:
+    result, points = Lines(lines=count), dict[str, list[Points]]()
+    for newest, names, values in tables:
+        kind = "validation" if "validation" in newest else "training"
+        setattr(result, kind, newest)
+        places = [names.index(name) if name in names else None for name in ("step", "tokens", "seconds")]
+        for name, column in zip(names, values.T, strict=True):
+            if name not in _NOT_DRAWN:
+                present = np.flatnonzero(~np.isnan(column))
+                if len(present) < len(column):
+                    result.nulls[name] = result.nulls.get(name, 0) + len(column) - len(present)
+                rows = present if parts is None else present[_kept_rows(column[present], parts)]
+                kept = np.full((len(rows), 4), np.nan)
+                kept[:, 3] = column[rows]
+                for at, place in enumerate(places):
+                    if place is not None:
+                        kept[:, at] = values[rows, place]
+                points.setdefault(name, []).append(kept)
+    for name, arrays in points.items():
+        together = np.concatenate(arrays)
+        result.points[name] = [together if parts is None else thinned(together, parts)]
+    return result
+
+
+# A process that reads a part of a long file --------------------------------------------
+
+
+def packed(lines: Lines) -> bytes:
+    """What was read, as bytes for another process: a line of JSON, and numpy's arrays."""
+    stream = BytesIO()
+    arrays = {name: np.concatenate(points) for name, points in lines.points.items()}
+    about = {
+        "lines": lines.lines,
+        "nulls": lines.nulls,
+        "problems": lines.problems,
+        "training": lines.training,
+        "validation": lines.validation,
+        "names": list(arrays),
+    }
+    stream.write(orjson.dumps(about) + b"\n")
+    for array in arrays.values():
+        np.save(stream, array, allow_pickle=False)
+    return stream.getvalue()
+
+
+def unpacked(content: bytes) -> Lines:
+    """The lines that `packed` made these bytes of."""
+    stream = BytesIO(content)
+    about = orjson.loads(stream.readline())
+    arrays = {name: [np.load(stream, allow_pickle=False)] for name in about["names"]}
+    problems = [(line, what) for line, what in about["problems"]]
+    return Lines(about["lines"], arrays, about["nulls"], problems, about["training"], about["validation"])
+
+
+if __name__ == "__main__":
+    _, name, *numbers = sys.argv
+    sys.stdout.buffer.write(packed(read_lines(Path(name), *map(int, numbers))))
