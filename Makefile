@@ -11,7 +11,7 @@ BIN    := $(VENV)/bin
 export HF_HUB_OFFLINE = 1
 export PYTHONUTF8 = 1
 
-.PHONY: setup demo test test-ci test-all lint bench docs constraints clean
+.PHONY: setup demo test test-ci test-all lint bench docs recipes constraints clean
 
 # What was tested. `make test CONSTRAINTS=` takes the newest release of everything but torch, where no environment is yet;
 # so does `make constraints`, which writes the file anew.
@@ -58,8 +58,11 @@ test-all: lint
 bench: setup  # make bench TEXT=novel.txt
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash benchmarks/run.sh
 
-docs: setup
+docs: setup  # docs/run-file.md, and the site in site/
 	$(BIN)/python scripts/make_docs.py
+
+recipes: setup  # those that two cores can run in ten minutes: benchmarks/recipes.md
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/recipes.py
 
 constraints:  # torch stays: choose its release by hand
 	rm -rf $(VENV)-newest
@@ -69,4 +72,4 @@ constraints:  # torch stays: choose its release by hand
 	rm -rf $(VENV)-newest
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache runs
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache runs build site .cache

@@ -26,6 +26,15 @@ def test_both_readmes_have_the_same_headings_and_commands():
     assert headings("README.md") == headings("README.ru.md")
     assert blocks("README.md") == blocks("README.ru.md")
     assert blocks("README.md")[0].startswith("make demo")
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+@pytest.mark.parametrize(
+    "page", sorted(path.relative_to(ROOT / "docs/ru") for path in (ROOT / "docs/ru").rglob("*.md"))
+)
+def test_a_translated_page_has_the_headings_and_commands_of_the_english_one(page):
+    assert headings(f"docs/ru/{page}") == headings(f"docs/{page}")
+    assert blocks(f"docs/ru/{page}") == blocks(f"docs/{page}")
 
 
 def test_every_verb_in_the_readme_is_there():
@@ -38,10 +47,14 @@ def test_every_verb_in_the_readme_is_there():
     assert verbs <= set(get_command(app).commands)
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.ru.md"])
-def test_links_lead_somewhere(name):
-    for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text(encoding="utf-8")):
-        assert link.startswith("http") or (ROOT / link).exists(), link
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        assert link.startswith("http") or (page.parent / link).exists(), link
 
 
 def test_the_list_of_keys_is_up_to_date():

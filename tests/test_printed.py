@@ -62,7 +62,7 @@ def test_what_is_appended_behind_a_redirection_reaches_the_command(tmp_path):
 
 def test_every_block_of_yaml_is_a_run_file():
     blocks = {
-        f"{path.name}: {block}": yaml.safe_load(block)
+        f"{path.relative_to(ROOT)}: {block}": yaml.safe_load(block)
         for path in documents()
         if path.suffix == ".md" and path.name != "extending.md"  # test_extending.py runs it
         for block in re.findall(r"^```yaml\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

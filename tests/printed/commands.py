@@ -36,7 +36,8 @@ class Printed:
 
 def documents() -> list[Path]:
     """All files whose commands are run."""
-    pages = [ROOT / "README.md", ROOT / "README.ru.md", *sorted((ROOT / "docs").glob("*.md"))]
+    names = ("README.md", "README.ru.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    pages = [*(ROOT / name for name in names), *sorted((ROOT / "docs").rglob("*.md"))]
     return [*pages, *sorted(RECIPES.glob("*.yaml")), ROOT / "scripts/demo.sh"]
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from printed.commands import ROOT
 
 Make = Callable[[Path], None]
 
@@ -338,6 +341,24 @@ def train(work, after_step):
         after_step(loss)
         step += 1
 """)
+
+
+def written(page: str, name: str) -> Make:
+    """A run file that a page has its readers write: the block of YAML that begins with its name."""
+
+    def make(folder: Path) -> None:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        block = re.search(rf"^```yaml\n(# {re.escape(name)}\n.*?)^```", text, re.MULTILINE | re.DOTALL)
+        assert block is not None, f"{page} has no {name}"
+        (folder / name).write_text(block[1], "utf-8")
+
+    return make
+
+
+def answers(folder: Path) -> None:
+    """answers.jsonl, conversations; and questions.txt, a question a line."""
+    conversations(folder)
+    (folder / "conversations.jsonl").rename(folder / "answers.jsonl")
 
 
 def pile(folder: Path) -> None:

@@ -12,8 +12,9 @@ from printed.commands import Printed, documents, printed_in
 from printed.walks import README, Step
 from printed.walks_docs import DOCS
 from printed.walks_recipes import RECIPES
+from printed.walks_tutorials import TUTORIALS
 
-WALKS = (*README, *DOCS, *RECIPES)
+WALKS = (*README, *DOCS, *TUTORIALS, *RECIPES)
 STEPS = {step.text: step for walk in WALKS for step in walk.steps}
 KINDS = ("run whole", "run in another way", "dry run or check", "pip install", "named in a sentence")
 _MAKE = Step("make", instead="make -n", why="sets up an environment from a package index")

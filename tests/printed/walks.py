@@ -76,6 +76,7 @@ README = (
                 says="Все",
             ),
             Step("artel new run.yaml --text novel.txt --learn write --from scratch --time 15min", leaves="run.yaml"),
+            Step("artel train run.yaml", f"model.config.model_type=gpt2 {SMALL_GPT2}", leaves="runs/run/model"),
         ),
         needs=(inputs.novel(),),
     ),

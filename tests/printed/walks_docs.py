@@ -25,9 +25,9 @@ DOCS = (
     Walk(
         "docs/text.md",
         (
-            Step("artel config explain data", says="data.sources.0.path"),
-            Step("artel data import corpus.bin STORE --tokenizer FOLDER", leaves="STORE/manifest.json"),
             Step("artel data show run.yaml", says="sample 0"),
+            Step("artel data import corpus.bin STORE --tokenizer FOLDER", leaves="STORE/manifest.json"),
+            Step("artel config explain data", says="data.sources.0.path"),
             Step("artel data show STORE --document 7", says="sample 7"),
             Step("artel data verify STORE", says="whole"),
         ),
@@ -236,6 +236,22 @@ DOCS = (
             ),
         ),
         long=True,
+    ),
+    Walk(
+        "CONTRIBUTING.md",
+        (
+            Step(
+                "pytest tests/test_loss.py -n 0",
+                instead="pytest {clone}/tests/test_loss.py --collect-only -q -n 0",
+                why="no test runs tests",
+                says="test_loss.py",
+            ),
+            Step(
+                "bash scripts/check_wheel.sh",
+                instead="bash -n {clone}/scripts/check_wheel.sh",
+                why="builds and installs from a package index",
+            ),
+        ),
     ),
     Walk(
         "the clone",

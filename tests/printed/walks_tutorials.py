@@ -1,0 +1,120 @@
+"""The commands of the start page and the tutorials, a page a walk; how to read the table: walks.py."""
+
+from __future__ import annotations
+
+from printed import inputs
+from printed.walks import SHORT, SMALL_GPT2, SMALL_MODERNBERT, STEPS, WINDOWS, Step, Walk
+
+_NOVEL = "data.sources.0.path=novel.txt run=runs/novel"
+_CHAT = "data.sources.0.path=answers.jsonl model.from=Qwen/Qwen3-0.6B"
+_SQUAD = "data.sources.0.path=squad.json model.from=DeepPavlov/rubert-base-cased run=runs/answers"
+_MASKED = f"{SMALL_MODERNBERT} tokenizer.train.vocab=400 data.block=96 train.threads=1"
+
+TUTORIALS = (
+    Walk(
+        "start here",
+        (
+            Step("artel new my.yaml --text novel.txt --learn write --from scratch --time 5min", leaves="my.yaml"),
+            Step("artel plan my.yaml", f"model.config.model_type=gpt2 {SMALL_GPT2}", says="fits"),
+            Step("artel train my.yaml", f"model.config.model_type=gpt2 {SMALL_GPT2}", leaves="runs/my/model"),
+            Step("artel report runs/my", says="loss"),
+            Step('artel generate runs/my --prompt "Все счастливые" --max-new-tokens 100', says="Все счастливые"),
+        ),
+        needs=(inputs.novel(),),
+    ),
+    Walk(
+        "a tutorial: LoRA and chat",
+        (
+            Step(f"artel data show chat-lora {_CHAT}", says="⟦"),
+            Step(f"artel plan chat-lora {_CHAT} --hardware rtx-4090", says="fits"),
+            Step(f"artel train chat-lora {_CHAT} run=runs/helper", STEPS, leaves="runs/helper/model"),
+            Step("artel chat runs/helper", typed="Who are you?\n/set new_tokens 3\nYes?\n", says="new_tokens = 3"),
+            Step("artel chat runs/helper --script questions.txt --json", says='"answers"'),
+            Step("artel export runs/helper merged-helper --merge", leaves="merged-helper/config.json"),
+        ),
+        needs=(inputs.answers,),
+        hub=("Qwen/Qwen3-0.6B",),
+    ),
+    Walk(
+        "a tutorial: a masked model",
+        (
+            Step("artel config check masked.yaml", says="nothing is wrong"),
+            Step("artel train masked.yaml --nproc 2", _MASKED, leaves="runs/masked/model"),
+            Step("artel doctor masked.yaml --parallel --nproc 2", says="loss"),
+            Step("artel report runs/masked", says="commonest"),
+            Step('artel generate runs/masked --prompt "Все счастливые<mask> похожи друг на друга."', says="Все"),
+            Step(
+                "artel train ruroberta-mlm 'data.sources.0.path=texts/*.txt' model.from=ai-forever/ruRoberta-large "
+                "run=runs/further --nproc 2",
+                SHORT,
+                leaves="runs/further/model",
+            ),
+        ),
+        needs=(inputs.texts, inputs.written("docs/tutorials/masked.md", "masked.yaml")),
+        hub=("ai-forever/ruRoberta-large",),
+    ),
+    Walk(
+        "a tutorial: a novel",
+        (
+            Step(f"artel prepare novel-small {_NOVEL}", SMALL_GPT2, says="tokens"),
+            Step("artel recipes cat novel-small", says="novel.txt"),
+            Step(f"artel data show novel-small {_NOVEL}", SMALL_GPT2, says="sample 0"),
+            Step(f"artel train novel-small {_NOVEL}", SMALL_GPT2, leaves="runs/novel/model"),
+            Step("artel report runs/novel", says="loss"),
+            Step("artel report runs/novel --compressor", says="xz"),
+            Step('artel generate runs/novel --prompt "Было утро" --max-new-tokens 100', says="Было утро"),
+            Step("artel recipes cp novel-small novel.yaml", leaves="novel.yaml"),
+            Step(
+                "artel train novel.yaml data.sources.0.path=novel.txt run=runs/wider model.config.n_embd=512 "
+                "model.config.n_head=8",
+                SMALL_GPT2,
+                leaves="runs/wider/model",
+            ),
+            Step("artel report runs/novel runs/wider", says="runs/wider"),
+        ),
+        needs=(inputs.novel(),),
+    ),
+    Walk(
+        "a tutorial: The Pile",
+        (
+            Step("artel prepare mixture.yaml", SMALL_GPT2, says="tokens"),
+            Step("artel data show mixture.yaml", SMALL_GPT2, says="sample 0"),
+            Step("artel train mixture.yaml", SMALL_GPT2, leaves="runs/mixture/model"),
+            Step("artel report runs/mixture", says="Pile-CC"),
+            Step(
+                "artel plan pile-125m 'data.sources.0.path=pile/*.jsonl.zst' --hardware h100-80gb:8 --price 2.50",
+                SMALL_GPT2,
+                says="fits",
+            ),
+        ),
+        needs=(inputs.pile, inputs.written("docs/tutorials/pile.md", "mixture.yaml")),
+    ),
+    Walk(
+        "a tutorial: questions and answers",
+        (
+            Step(
+                "artel train nq-dummy run=runs/made-up",
+                f"data.sources.0.documents=200 {SMALL_MODERNBERT}",
+                leaves="runs/made-up/model",
+            ),
+            Step(
+                'artel generate runs/made-up --prompt "where is Anna ?" '
+                '--context "news : Boris sings by the river . Anna is in the forest ."',
+                says="class:",
+            ),
+            Step(f"artel config check squad-ru {_SQUAD}", says="nothing is wrong"),
+            Step(f"artel data show squad-ru {_SQUAD}", WINDOWS, says="sample 0"),
+            Step(f"artel train squad-ru {_SQUAD}", WINDOWS, leaves="runs/answers/model"),
+            Step(
+                "artel evaluate runs/answers --data squad.json --predictions predictions.json",
+                leaves="predictions.json",
+            ),
+            Step(
+                'artel generate runs/answers --prompt "Кто увидел письмо?" '
+                '--context "Старый князь увидел письмо, когда стемнело."',
+            ),
+        ),
+        needs=(inputs.squad("squad.json"),),
+        hub=("DeepPavlov/rubert-base-cased",),
+    ),
+)

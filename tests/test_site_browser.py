@@ -1,0 +1,113 @@
+"""The site in Chromium, without a network: search finds pages in both languages, and a phone can read them."""
+
+import functools
+import shutil
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
+PATIENCE = 300  # seconds that a busy machine may take to show a page
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
+)
+# The search box lies in a shadow root.
+RESULTS = """
+const boxes = [...document.querySelectorAll("div")].filter(each => each.shadowRoot);
+const box = boxes.find(each => each.shadowRoot.querySelector("input"));
+return box ? [...box.shadowRoot.querySelectorAll("a")].map(each => [each.innerText, each.href]) : [];
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("zensical", reason="zensical is not installed: pip install 'artel-lm[docs]'")
+    from make_docs import make_site
+
+    root = tmp_path_factory.mktemp("site")
+    make_site(root)
+    return root / "site"
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """Where the site is served, on loopback."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *words):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.fixture
+def browser(tmp_path):
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("there is no chromium, or no chromedriver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'chromium'}"):
+        options.add_argument(flag)
+    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    opened.set_page_load_timeout(PATIENCE)
+    yield opened
+    opened.quit()
+
+
+def search(browser, words):
+    """(title, address) of each page that the search box lists for some words."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    wait = WebDriverWait(browser, PATIENCE)
+    button = wait.until(lambda shown: shown.find_element(By.CSS_SELECTOR, "button.md-search__button"))
+    wait.until(lambda _: button.is_displayed())
+    opened = (
+        "return document.activeElement.shadowRoot != null && document.activeElement.shadowRoot.activeElement != null"
+    )
+
+    def open_box(shown):
+        if not shown.execute_script(opened):
+            button.click()
+        return shown.execute_script(opened)
+
+    wait.until(open_box)
+    ActionChains(browser).send_keys(words).perform()
+    return wait.until(lambda shown: shown.execute_script(RESULTS))
+
+
+@pytest.mark.parametrize(
+    ("page", "words", "found"),
+    [
+        ("index.html", "mean average precision", "metrics.html"),
+        ("ru/index.html", "токенизатор", "ru/tutorials/novel.html"),
+    ],
+)
+def test_search_finds_pages(browser, address, page, words, found):
+    browser.get(f"{address}/{page}")
+    assert any(found in link for _, link in search(browser, words))
+
+
+def test_search_works_where_the_site_is_opened_as_a_file(browser, site):
+    browser.get((site / "index.html").as_uri())
+    assert any("clusters.html" in link for _, link in search(browser, "Slurm partition"))
+
+
+@pytest.mark.parametrize("page", ["index.html", "ru/index.html", "plan.html", "run-file.html", "reference/verbs.html"])
+def test_a_phone_reads_a_page_without_scrolling_sideways(browser, address, page):
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    browser.get(f"{address}/{page}")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
