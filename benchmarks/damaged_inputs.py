@@ -34,7 +34,7 @@ from artel.config import (
     result_differences,
     run_from,
 )
-from artel.config.converters.convert import convert
+from artel.config.converters.tools import convert
 from artel.config.load import read_file
 from artel.config.recipes import recipe_text
 from artel.models.loading.build import build_model
@@ -160,9 +160,7 @@ def read_run(folder: Path, files: Files, whole: Files) -> None:
     (name,) = files
     file = folder / name
     if name.startswith("old"):
-        tree, told = convert(read_file(file), str(file))
-        run = run_from(tree, {}, {(): str(file)})
-        assert all(isinstance(line, str) for line in told)
+        run = run_from(convert(read_file(file), str(file)).run, {}, {(): str(file)})
     else:
         run = load_run(str(file))
     again = folder / "again.yaml"

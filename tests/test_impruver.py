@@ -3,27 +3,29 @@
 import copy
 import dataclasses
 import json
+import re
 
 import pytest
 import yaml
 
 from artel.config import load_run, run_from
-from artel.config.converters.convert import convert
+from artel.config.converters.tools import convert
 from artel.errors import InputError
 from support.impruver_configs import FROM_SCRATCH, PRETRAINED
 from support.runs import artel, metrics
 
-# Keys that say what artel does of itself, so that there is nothing to carry over or to tell.
-AGREED = {"datasets.0.only_target_loss", "model.class", "ddp.ddp_find_unused_parameters"}
+HUB = "hf://datasets/OWNER/{}@refs/convert/parquet/{}/*.parquet"
 
 
 def converted(text):
-    return convert(text, "old.yaml")
+    """The run file, and what is told of keys that it does not hold, or not as they were meant."""
+    result = convert(text, "old.yaml")
+    return result.run, result.not_carried + result.differs
 
 
 def reported(left):
-    """The keys that could not be carried over."""
-    return {line.split(" = ")[0] for line in left if " = " in line}
+    """The keys of which something is told."""
+    return {line.split(": ")[1].split(" = ")[0] for line in left if line.startswith("old.yaml:")}
 
 
 def leaves(tree):
@@ -70,17 +72,24 @@ def other(key, value):
 def test_every_key_is_carried_over_or_told(text):
     """Another value of a key shows: in the run file, or in what is told of it."""
     tree = yaml.safe_load(text)
-    run, left = converted(text)
-    run_from(run, {}, {(): "old.yaml"})
-    known = reported(left)
+    before = convert(yaml.safe_dump(tree, sort_keys=False), "old.yaml")
+    run_from(copy.deepcopy(before.run), {}, {(): "old.yaml"})
+    told = reported(before.not_carried + before.differs)
     for key, _, name in leaves(tree):
+        assert key in told | before.carried.keys() | before.same.keys(), f"{key} is neither carried over nor told"
         changed = copy.deepcopy(tree)
         holder = next(holder for other_key, holder, _ in leaves(changed) if other_key == key)
         holder[name] = other(key, holder[name])
-        run_then, left_then = converted(yaml.safe_dump(changed, sort_keys=False))
-        assert (run_then, left_then) != (run, left), f"another {key} is lost in silence"
-        if key not in known | AGREED:
-            assert run_then != run, f"{key} is neither carried over nor told"
+        after = convert(yaml.safe_dump(changed, sort_keys=False), "old.yaml")
+        is_seen = after.run != before.run or without_places(after) != without_places(before)
+        assert is_seen or key in before.same, f"another {key} is lost in silence"
+        if key not in told | before.same.keys():
+            assert after.run != before.run, f"{key} is neither carried over nor told"
+
+
+def without_places(result):
+    """What is told, without the places in the file."""
+    return [re.sub(r"^old\.yaml:\d+: ", "", line) for line in result.not_carried + result.differs]
 
 
 def test_what_becomes_of_a_pretrained_model():
@@ -91,8 +100,10 @@ def test_what_becomes_of_a_pretrained_model():
             "sources": [
                 {"path": "./texts/questions.jsonl", "format": "chat", "converter": "alpaca",
                  "mapping": {"instruction": "question", "output": "answer"}, "rows": "[:1000]"},
-                {"path": "hf://datasets/OWNER/dialogs", "format": "chat", "converter": "dialog", "rows": "[10%:-5%]"},
-                {"path": "hf://datasets/OWNER/own", "format": "chat", "converter": "my.converters:rows_to_messages"},
+                {"path": HUB.format("dialogs", "ru/test"), "format": "chat", "converter": "dialog",
+                 "rows": "[10%:-5%]"},
+                {"path": HUB.format("own", "default/train"), "format": "chat",
+                 "converter": "my.converters:rows_to_messages"},
             ],
             "validation": 0.05, "block": 1500,
         },
@@ -104,23 +115,22 @@ def test_what_becomes_of_a_pretrained_model():
         },
         "train": {
             "precision": "bf16", "batch": 16, "micro_batch": 2, "epochs": 2, "learning_rate": 4e-4,
-            "weight_decay": 0.08, "epsilon": 1e-6, "betas": [0.8, 0.99], "clip": 0.5, "optimizer": "adamw",
+            "weight_decay": 0.08, "epsilon": 1e-6, "betas": [0.8, 0.99], "clip": 0.5, "optimizer": "adamw8bit",
             "schedule": "cosine", "warmup": 16, "minimum_learning_rate": 0.2, "compile": "on",
+            "activation_checkpointing": "full",
         },
         "validate": {"every": 70}, "checkpoint": {"every": 80, "keep": 2}, "log": {"every": 5},
         "track": ["console", "jsonl", "wandb", "tensorboard"],
     }  # fmt: skip
     assert reported(left) == {
         "train_path", "val_path", "datasets.0.add_global_bos", "datasets.0.add_global_eos",
-        "datasets.0.max_tokens_count", "datasets.1.name", "datasets.1.subset", "datasets.1.split",
-        "datasets.1.only_target_loss", "datasets.2.name", "model.class", "model.attn_implementation",
+        "datasets.0.max_tokens_count", "datasets.1.only_target_loss", "model.class", "model.attn_implementation",
         "model.load_in_4bit", "model.dtype", "model.config_class", "model.config.n_layer", "lora.bias",
         "lora.task_type", "lora.init_lora_weights", "tokenizer.class", "tokenizer.special_tokens",
         "tokenizer.chat_template", "trainer.per_device_train_batch_size", "trainer.per_device_eval_batch_size",
         "trainer.warmup_ratio", "trainer.optim", "trainer.metric_for_best_model", "trainer.greater_is_better",
         "trainer.load_best_model_at_end", "trainer.data_seed", "trainer.remove_unused_columns",
-        "trainer.gradient_checkpointing", "trainer.report_to", "trainer.dataloader_num_workers",
-        "trainer.ddp_timeout",
+        "trainer.report_to", "trainer.ddp_timeout",
     }  # fmt: skip
 
 
@@ -132,14 +142,14 @@ def test_what_becomes_of_a_model_from_scratch():
     assert run["data"] == {"sources": [{"path": "train.json", "format": "chat", "converter": "messages"}],
                            "validation": 0.05}  # fmt: skip
     assert run["train"] == {
-        "precision": "auto", "batch": 8, "micro_batch": 8, "steps": 100, "learning_rate": 5e-5, "weight_decay": 0,
+        "precision": "fp16", "batch": 8, "micro_batch": 8, "steps": 100, "learning_rate": 5e-5, "weight_decay": 0,
         "betas": [0.9, 0.999], "clip": None, "optimizer": "adamw", "schedule": "constant", "warmup": 0,
     }  # fmt: skip
     assert (run["validate"], run["checkpoint"], "log" in run) == ({"every": "1 epoch"}, {"every": "1 epoch"}, False)
     assert reported(left) == {
         "model.dtype", "model.config.n_ctx", "model.config.vocab_size", "model.config.torch_dtype",
         "model.config._attn_implementation", "model.config.bos_token_id", "model.config.n_layr", "model.load_in_8bit",
-        "lora.r", "trainer.num_train_epochs", "trainer.fp16", "trainer.eval_steps", "trainer.save_strategy",
+        "lora.r", "trainer.num_train_epochs", "trainer.eval_steps", "trainer.save_strategy",
         "trainer.warmup_steps", "trainer.optim", "trainer.logging_steps",
     }  # fmt: skip
     assert any("gpt2 has no such key; did you mean n_layer?" in line for line in left)
@@ -170,8 +180,8 @@ def test_data_sets_that_lie_here_are_paths(tmp_path):
     text = "datasets: [{name: mine}, {name: OWNER/NAME}, {name: ./gone}]\nmodel: {name: m}\ntrainer: {}\n"
     run, left = converted(text)
     paths = [source["path"] for source in run["data"]["sources"]]
-    assert paths == ["mine", "hf://datasets/OWNER/NAME", "./gone"]
-    assert reported(left) == {"datasets.1.name"}
+    assert paths == ["mine", HUB.format("NAME", "default/train"), "./gone"]
+    assert not reported(left)
 
 
 def test_composed_files_without_data_sets(tmp_path):
@@ -199,7 +209,8 @@ def test_what_convert_prints_is_a_run_file(tmp_path, shared_data, name):
     assert run.train.batch == trainer["per_device_train_batch_size"] * trainer["gradient_accumulation_steps"]
     assert run.data.block == old["tokenizer"]["max_tokens_count"]
     assert (run.model.quantize, run.model.lora is None) == (("nf4", False) if "lora" in old else ("none", True))
-    assert all(line.startswith("not carried over: ") for line in done.stderr.splitlines())
+    beginnings = ("not carried over: ", "differs: ", "needs nothing here: ")
+    assert all(line.startswith(beginnings) for line in done.stderr.splitlines())
     as_json = json.loads(artel("config", "convert", file, "--json").stdout)
     assert as_json["run"] == yaml.safe_load(done.stdout)
 
@@ -279,8 +290,8 @@ trainer: {learning_rat: 1e-5, colour: red}
 """
     _, left = converted(text)
     for key, meant in slips.items():
-        assert any(line.startswith(f"{key} = ") and line.endswith(f"did you mean {meant}?") for line in left), key
-    assert "trainer.colour = red: artel has nothing in its place" in left
+        assert any(f": {key} = " in line and line.endswith(f"did you mean {meant}?") for line in left), key
+    assert "old.yaml:6: trainer.colour = red: artel has nothing in its place" in left
 
 
 def test_a_true_key_of_the_trainer_is_not_taken_for_a_slip():
@@ -293,13 +304,14 @@ def test_a_true_key_of_the_trainer_is_not_taken_for_a_slip():
             text = yaml.safe_dump({"datasets": [{"name": "a.jsonl"}], "model": {"name": "m"}, "trainer": {}}
                                   | {section: {field.name: "odd"}})  # fmt: skip
             try:
-                run, left = converted(text)
+                result = convert(text, "old.yaml")
             except InputError as error:  # a key that artel has, and `odd` is wrong for it
                 assert f" {section}.{field.name}: " in str(error)  # noqa: PT017
                 continue
-            lines = [line for line in left if line.startswith(f"{section}.{field.name} = odd: ")]
-            assert lines or "odd" in yaml.safe_dump(run), field.name
-            assert not any("did you mean" in line for line in lines), field.name
+            key = f"{section}.{field.name}"
+            lines = [line for line in result.not_carried + result.differs if f": {key} = odd: " in line]
+            assert lines or key in result.carried.keys() | result.same.keys(), key
+            assert not any("did you mean" in line for line in lines), key
 
 
 def test_a_run_file_is_not_taken_for_impruvers():

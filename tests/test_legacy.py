@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from artel.config import Overrides, load_run
-from artel.config.converters.convert import convert
-from artel.config.converters.nq_recipe import convert_cfg
+from artel.config.converters.tools import convert
 from artel.errors import InputError
 from support.runs import artel, write_run
 
@@ -28,6 +27,12 @@ def write_json(path, **changes):
     keys = {key: value for key, value in (OLD | changes).items() if value is not ...}
     path.write_text(json.dumps(keys))
     return path
+
+
+def convert_cfg(text, place):
+    """The run file, and what is told of keys that it does not hold, or not as they were meant."""
+    converted = convert(text, place)
+    return converted.run, converted.not_carried + converted.differs
 
 
 def values_of(text):
@@ -131,8 +136,8 @@ def test_the_cfg_becomes_a_run_file(cfg):
         },
         "checkpoint": {"best": "mean_average_precision"},
     }  # fmt: skip
-    assert any(line.startswith("data_path = ./data/simplified-nq-train.jsonl: ") for line in left)
-    assert all(re.match(r"\w+ = \S+: \w", line) for line in left)
+    assert any(": data_path = ./data/simplified-nq-train.jsonl: " in line for line in left)
+    assert all(re.match(r"test\.cfg:\d+: \w+ = \S+: \w", line) for line in left)
 
 
 def test_no_key_of_the_cfg_is_passed_over(cfg):
@@ -166,7 +171,8 @@ def test_real_questions_and_the_other_choices():
     assert (tree["train"]["schedule"], tree["train"]["warmup"], tree["train"]["micro_batch"]) == ("constant", 0, 1)
     assert (tree["train"]["precision"], tree["train"]["batch"]) == ("fp32", 128)
     assert tree["checkpoint"] == {"best": "f1"}
-    assert [line.split(" = ")[0] for line in left] == ["best_order", "lerning", "optimizer", "warmup_coef_"]
+    keys = [line.split(": ")[1].split(" = ")[0] for line in left]
+    assert keys == ["best_order", "lerning", "optimizer", "warmup_coef_"]
     assert "did you mean warmup_coef?" in left[-1]
 
 
@@ -196,9 +202,11 @@ def test_what_convert_prints_is_a_run_file(tmp_path, shared_data, name):
     file.write_text(done.stdout)
     assert load_run(str(file)).objective in ("span_qa", "masked")
     output = done.stderr.splitlines()
-    assert all(line.startswith("not carried over: ") for line in output)
+    assert all(line.startswith(("not carried over: ", "differs: ", "needs nothing here: ")) for line in output)
     as_json = json.loads(artel("config", "convert", shared_data / "configs" / name, "--json").stdout)
-    assert as_json == {"run": yaml.safe_load(done.stdout), "not_carried": [line.split(": ", 1)[1] for line in output]}
+    assert as_json["run"] == yaml.safe_load(done.stdout)
+    for kind, beginning in (("not_carried", "not carried over: "), ("differs", "differs: ")):
+        assert as_json[kind] == [line.removeprefix(beginning) for line in output if line.startswith(beginning)]
 
 
 def test_convert_checks_what_it_prints(tmp_path):

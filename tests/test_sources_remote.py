@@ -12,6 +12,7 @@ import pytest
 import zstandard
 
 from artel.config import DataConfig, SourceConfig
+from artel.config.converters.hub_data import local_or_hub
 from artel.errors import InputError, WorkError
 from artel.storage import fetch_remote, list_remote
 from artel.text import source_fingerprint
@@ -147,6 +148,14 @@ def test_files_on_the_hub(hub, tmp_path):
     assert "may not be read" in secret
     assert "hf auth login" in secret
     assert nonsense.startswith("InputError")
+
+
+def test_a_data_set_by_its_name_in_another_tool(hub, tmp_path):
+    """`artel config convert` names the hub's own parquet files of a data set, and these are read."""
+    path = local_or_hub("me/texts", "data", "*").path.replace("/*/*", "/*")
+    assert path == "hf://datasets/me/texts@refs/convert/parquet/data/*.parquet"
+    (rows,) = on_the_hub(hub, tmp_path, path)
+    assert [text for text, _ in rows] == TEXTS[:50]
 
 
 def test_the_hub_offline_and_out_of_reach(tmp_path):

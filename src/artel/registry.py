@@ -130,5 +130,17 @@ TRACKERS = Registry(
         "wandb": "artel.training.metrics.trackers:Wandb",
     },
 )
+TOOLS = Registry(  # in the order in which a configuration is tried
+    "config convert",
+    {
+        "torchtune": "artel.config.converters.torchtune.convert:TORCHTUNE",
+        "command_line": "artel.config.converters.command_line.convert:COMMAND_LINE",
+        "llama_factory": "artel.config.converters.llama_factory.convert:LLAMA_FACTORY",
+        "axolotl": "artel.config.converters.axolotl.convert:AXOLOTL",
+        "impruver": "artel.config.converters.impruver.convert:IMPRUVER",
+        "masked_lm_json": "artel.config.converters.masked_lm_json:MASKED_LM_JSON",
+        "nq_recipe": "artel.config.converters.nq_recipe:NQ_RECIPE",
+    },
+)
 EXPORTERS = Registry("--to", {"gguf": "artel.inference.export.gguf:GgufExporter"})
 CALLBACKS = Registry("callbacks", {})

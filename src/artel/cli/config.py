@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,30 +74,34 @@ def schema() -> None:
 
 @app.command("convert")
 def convert(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .cfg, JSON or YAML of other scripts.")],
+    file: Annotated[Path, typer.Argument(help="A YAML, JSON, .cfg or shell script; - reads standard input.")],
     as_json: AsJson = False,
 ) -> None:
     """Print another tool's configuration as a run file; standard error lists what it cannot hold.
 
-    Understood are impruver's YAML, the .cfg of the distributed Natural Questions recipe and the JSON of the masked-LM
-    script.
+    Understood are the YAML of axolotl, LLaMA-Factory, torchtune and impruver, command lines of transformers'
+    run_clm.py and run_mlm.py (in a shell script, or on standard input), the .cfg of the distributed Natural Questions
+    recipe and the JSON of the masked-LM script.
 
-    Example: artel config convert test_bert.cfg > run.yaml
+    Example: artel config convert axolotl.yaml > run.yaml
     """
-    import yaml
-
     from artel.config import run_from
-    from artel.config.converters.convert import convert
-    from artel.config.load import read_file
+    from artel.config.converters.tools import convert
+    from artel.config.converters.write import with_comments
+    from artel.config.load import read_file, read_stream
 
-    tree, not_carried = convert(read_file(file), str(file))
-    run_from(tree, {}, {(): str(file)})  # what is printed can be run
-    for line in not_carried:
+    converted = convert(read_stream(sys.stdin.buffer) if str(file) == "-" else read_file(file), str(file))
+    run_from(converted.run, {}, {(): str(file)})  # what is printed can be run
+    for line in converted.not_carried:
         tell(f"not carried over: {line}")
+    for line in converted.differs:
+        tell(f"differs: {line}")
+    if converted.same:
+        tell(f"needs nothing here: {', '.join(converted.same)}")
     if as_json:
-        print_json({"run": tree, "not_carried": not_carried})
+        print_json(asdict(converted))
     else:
-        show(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), end="")
+        show(with_comments(converted.run, converted.comments), end="")
 
 
 def _keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:

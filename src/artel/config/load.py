@@ -11,13 +11,13 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from artel.config.converters.detect import is_impruver, refuse_other_json
-from artel.config.converters.masked_lm_json import from_masked_lm_json, is_masked_lm_json
+from artel.config.converters.masked_lm_json import from_masked_lm_json, is_masked_lm_json, refuse_other_json
+from artel.config.converters.tools import tool_of
 from artel.config.converters.training_arguments import drop_ddp
 from artel.config.explain import UNKNOWN_KEY, explain
 from artel.config.former_names import rename_former_keys
@@ -83,9 +83,10 @@ def read_run_file(name: str) -> RunFile:
     Raises InputError for what is no run file.
     """
     text, place, stem = _find(name)
-    if is_impruver(text):
+    tool = tool_of(text)
+    if tool:
         fix = f"convert it: artel config convert {name} > run.yaml"
-        raise InputError.at(place, "is a configuration of impruver, not a run file", fix)
+        raise InputError.at(place, f"is a configuration of {tool}, not a run file", fix)
     tree, lines = parse(text, place)
     refuse_other_json(tree, place)
     drop_ddp(tree, place)
@@ -235,6 +236,20 @@ def _find(name: str) -> tuple[str, str, str]:
     fix = f"did you mean {near}?" if near else f"give a YAML file or a recipe: {', '.join(recipe_names())}"
     what = "is a folder without config.yaml" if path.is_dir() else "there is no such file, and no recipe of that name"
     raise InputError.at(name, what, fix)
+
+
+def read_stream(stream: BinaryIO) -> str:
+    """The text of a configuration that is piped in. Raises InputError."""
+    data = stream.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise InputError.at(
+            "-", f"has more than the {_LARGEST:,} bytes of any configuration", "give a run file in YAML"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"is not a UTF-8 text file (byte {error.start})"
+        raise InputError.at("-", what, "give a run file in YAML") from None
 
 
 def read_file(path: Path) -> str:

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import difflib
+import json
 from typing import Any
 
-from artel.config.converters.keys import Reader, a_text, above_zero, at_least_one
+from artel.config.converters.keys import Converted, Reader, a_text, above_zero, at_least_one
+from artel.config.converters.tool import Tool
 from artel.errors import InputError, Problem
+
+
+def refuse_other_json(tree: dict[str, Any], place: str) -> None:
+    """Raises InputError for the configuration of a transformers model or of DeepSpeed."""
+    if "data" not in tree and tree.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}:
+        fix = f"give a run file, and name this one there: parallel: {{deepspeed: {place}}}"
+        raise InputError.at(place, "is a file of DeepSpeed's, not a run", fix)
+    is_model = "model_type" in tree or "architectures" in tree or {"hidden_size", "vocab_size"} <= tree.keys()
+    if is_model and "data" not in tree and "inputs_path" not in tree:
+        fix = "give a run file, and name the model's folder there: model: {from: FOLDER}"
+        raise InputError.at(place, "is a model's config.json, not a run", fix)
 
 
 def is_masked_lm_json(tree: dict[str, Any]) -> bool:
     """True for the masked-LM script's JSON, also with a wrong or a missing key."""
     return "data" not in tree and len(tree.keys() & KEYS.keys()) >= 2
+
+
+def convert_masked_lm_json(text: str, place: str) -> Converted:
+    """The run that the JSON describes. Raises InputError with all its problems."""
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise InputError.at(place, f"is not valid JSON: {error}", "check its commas and quotes") from None
+    refuse_other_json(tree, place)
+    if not is_masked_lm_json(tree):
+        fix = f"its keys are: {', '.join(KEYS)}; a run file needs no conversion"
+        raise InputError.at(place, "is not the JSON of the masked-LM script", fix)
+    return Converted(from_masked_lm_json(tree, place), [], [], {}, {key: _DECIDES[key] for key in tree})
 
 
 def from_masked_lm_json(tree: dict[str, Any], place: str) -> dict[str, Any]:
@@ -72,3 +98,13 @@ _EXAMPLES = {
     "learning_rate": "5e-5",
     "world_size": "2",
 }
+_DECIDES = {
+    "inputs_path": ["data.sources"],
+    "outputs_path": ["data.sources"],
+    "model_path": ["model.from"],
+    "epochs": ["train.epochs"],
+    "batch_size": ["train.batch"],
+    "learning_rate": ["train.learning_rate"],
+    "world_size": ["parallel.data", "train.batch"],
+}
+MASKED_LM_JSON = Tool("the masked-LM script", lambda text: text.lstrip().startswith("{"), convert_masked_lm_json)

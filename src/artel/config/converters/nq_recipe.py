@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any
 
-from artel.config.converters.keys import OldKeys, Reader, a_number, a_text, at_least_one, one_of
+from artel.config.converters.keys import Converted, OldKeys, Reader, a_number, a_text, at_least_one, one_of
+from artel.config.converters.tool import Tool
 from artel.config.schema.quantities import read_count
 from artel.errors import InputError, Problem
+from artel.registry import OPTIMIZERS
 
 
-def convert_cfg(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
-    """The run file of the recipe's configuration, and `key = value: why, what instead` for what it cannot hold."""
+def convert_cfg(text: str, place: str) -> Converted:
+    """The run file of the recipe's configuration. Raises InputError with all its problems."""
     recipe = _Recipe(text, place)
     for key, (dotted, read) in _CARRIED.items():
         recipe.carry(key, dotted, read)
@@ -26,9 +27,7 @@ def convert_cfg(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
     _carry_best(recipe)
     _carry_precision(recipe)
     _leave(recipe)
-    if recipe.problems:
-        raise InputError(recipe.problems)
-    return recipe.run_file(_ORDER), recipe.left_in_order()
+    return recipe.converted(_ORDER)
 
 
 class _Recipe(OldKeys):
@@ -40,10 +39,7 @@ class _Recipe(OldKeys):
             if line.strip() and not line.lstrip().startswith("#"):
                 self._parse(line.strip(), f"{place}:{number}")
         if not set(self.given()) & _KNOWN:
-            fix = (
-                "give the .cfg of the Natural Questions recipe, impruver's YAML or the masked-LM script's JSON; "
-                "a run file needs no conversion"
-            )
+            fix = "artel config convert --help says which configurations it reads; a run file needs no conversion"
             raise InputError.at(place, "is no old configuration that artel knows", fix)
 
     def _parse(self, line: str, where: str) -> None:
@@ -72,7 +68,7 @@ def _balanced(value: str) -> str:
 def _carry_folder(recipe: _Recipe) -> None:
     folder, name = recipe.read("dump_dir", a_text), recipe.read("experiment_name", a_text)
     if name:
-        recipe.put("run", f"{folder.rstrip('/')}/{name}" if folder else name)
+        recipe.put("run", f"{folder.rstrip('/')}/{name}" if folder else name, "dump_dir", "experiment_name")
     else:
         recipe.leave("dump_dir", "there is no experiment_name; write run: FOLDER")
 
@@ -80,28 +76,29 @@ def _carry_folder(recipe: _Recipe) -> None:
 def _carry_source(recipe: _Recipe) -> None:
     path = recipe.read("data_path", a_text)
     if recipe.read("dummy_dataset", _flag):
-        recipe.put("data.sources", [{"format": "dummy", "kind": "questions"}])
+        recipe.put("data.sources", [{"format": "dummy", "kind": "questions"}], "dummy_dataset")
         recipe.leave(
             "data_path",
             "dummy_dataset is True, and questions are made up instead; for the real ones write "
             f"data.sources: [{{path: {path}, format: nq}}]",
         )
     elif path:
-        recipe.put("data.sources", [{"path": path, "format": "nq"}])
+        recipe.put("data.sources", [{"path": path, "format": "nq"}], "data_path")
+    recipe.agree("dummy_dataset", "no questions are made up")
 
 
 def _carry_batch(recipe: _Recipe) -> None:
     batch, parts = recipe.read("train_batch_size", at_least_one), recipe.read("batch_split", at_least_one)
     if not batch:
         return
-    recipe.put("train.batch", batch)
+    recipe.put("train.batch", batch, "train_batch_size")
     recipe.leave(
         "train_batch_size",
         "the recipe gave this to each process, and train.batch is shared by all of them; "
         "multiply it by the number of processes that the recipe ran",
     )
     if parts:
-        recipe.put("train.micro_batch", max(1, batch // parts))
+        recipe.put("train.micro_batch", max(1, batch // parts), "batch_split")
 
 
 def _carry_schedule(recipe: _Recipe) -> None:
@@ -111,9 +108,9 @@ def _carry_schedule(recipe: _Recipe) -> None:
     share = recipe.read("warmup_coef", a_number)
     if share is None:
         return
-    recipe.put("train.schedule", "linear" if share else "constant")
+    recipe.put("train.schedule", "linear" if share else "constant", "warmup_coef")
     if 0 <= share < 1:
-        recipe.put("train.warmup", share)
+        recipe.put("train.warmup", share, "warmup_coef")
     else:
         recipe.leave("warmup_coef", "is no share of the run from 0 to below 1; write train.warmup")
 
@@ -125,15 +122,17 @@ def _carry_best(recipe: _Recipe) -> None:
         recipe.leave("best_order", "each figure of artel knows which way it improves")
         return
     figure, better = _BEST[metric]
-    recipe.put("checkpoint.best", figure)
+    recipe.put("checkpoint.best", figure, "best_metric")
     if recipe.read("best_order", one_of({">": ">", "<": "<"})) != better:
         better_is = "higher" if better == ">" else "lower"
         recipe.leave("best_order", f"of {figure}, {better_is} is better in artel, and cannot be turned round")
+    else:
+        recipe.agree("best_order", "each figure of artel knows which way it improves")
 
 
 def _carry_precision(recipe: _Recipe) -> None:
     level = recipe.read("apex_level", one_of({level: level for level in ("O0", "O1", "O2", "O3")}))
-    recipe.put("train.precision", "fp32" if level in (None, "O0") else "auto")
+    recipe.put("train.precision", "fp32" if level in (None, "O0") else "auto", "apex_level")
     if level not in (None, "O0"):
         recipe.leave(
             "apex_level",
@@ -150,11 +149,18 @@ def _leave(recipe: _Recipe) -> None:
     for key, reason in _LEFT_WHEN_ON.items():
         if recipe.read(key, _flag):
             recipe.leave(key, reason)
+        else:
+            recipe.agree(key, "is off")
     for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
         if recipe.read(key, a_number) not in (None, 0.1):  # 0.1 is what BERT and RoBERTa have of themselves
             recipe.leave(key, "model.from keeps the dropout of its config.json; change it there")
+        else:
+            recipe.agree(key, "the model has it of itself")
     if recipe.read("optimizer", one_of({"adam": "adam", "adamod": "adamod"})) == "adamod":
-        recipe.leave("optimizer", "artel has no AdaMod, adamw is taken; write train.optimizer: adamw, muon or sgd")
+        known = ", ".join(OPTIMIZERS.names)
+        recipe.leave("optimizer", f"artel has no AdaMod, and adamw is taken; write train.optimizer: {known}")
+    else:
+        recipe.agree("optimizer", "adamw is taken")
     for key in recipe.given():
         if key not in _KNOWN:
             near = difflib.get_close_matches(key, sorted(_KNOWN), 1)
@@ -254,3 +260,5 @@ _KNOWN = {
     *"dump_dir experiment_name data_path dummy_dataset train_batch_size batch_split warmup_coef best_metric".split(),
     *"best_order apex_level hidden_dropout_prob attention_probs_dropout_prob optimizer".split(),
 }
+
+NQ_RECIPE = Tool("the Natural Questions recipe", lambda text: True, convert_cfg)

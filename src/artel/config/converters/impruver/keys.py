@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from artel.config.converters.keys import OldKeys
+from artel.config.converters.keys import OldKeys, shown
 from artel.config.converters.training_arguments import TRAINER_DEFAULTS
 from artel.config.yaml_lines import Key, parse
 from artel.errors import Problem
 
 SECTIONS = ("model", "lora", "tokenizer", "trainer", "ddp")
 _DEFAULTS = {
-    **TRAINER_DEFAULTS,
+    **{f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()},
     # defaults of peft's LoraConfig
     "lora.r": 8,
     "lora.lora_alpha": 8,
@@ -73,11 +72,4 @@ class Impruver(OldKeys):
 
     def _give_key(self, key: Key, value: Any) -> None:
         where = self._places.get(key, self.place)  # a key that is a number or a date has its place under its text
-        self.give(".".join(map(str, key)), value, _shown(value), where)
-
-
-def _shown(value: Any) -> str:
-    """A value on one line, cut off after 80 characters: chat templates are long."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = " ".join(text.split())
-    return text if len(text) <= 80 else f"{text[:79]}…"
+        self.give(".".join(map(str, key)), value, shown(value), where)

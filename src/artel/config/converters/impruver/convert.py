@@ -9,21 +9,44 @@ import re
 from pathlib import Path
 from typing import Any
 
-from artel.config.converters.impruver_keys import SECTIONS, Impruver
-from artel.config.converters.impruver_model import (
+from artel.config.converters.hub_data import local_or_hub
+from artel.config.converters.impruver.keys import SECTIONS, Impruver
+from artel.config.converters.impruver.model import (
     carry_adapter,
     carry_model,
     carry_precision,
     carry_quantization,
     carry_tokenizer,
 )
-from artel.config.converters.keys import a_flag, a_text, at_least_one, did_you_mean
-from artel.config.converters.training_arguments import STARTED, carry_ddp, carry_trainer
-from artel.errors import InputError, Problem
+from artel.config.converters.keys import (
+    Converted,
+    Section,
+    a_flag,
+    a_text,
+    at_least_one,
+    did_you_mean,
+    top_level_keys,
+)
+from artel.config.converters.tool import Tool
+from artel.config.converters.training_arguments import (
+    STARTED,
+    carry_ddp,
+    carry_trainer,
+    leave_trainer_rest,
+    leave_unknown_arguments,
+)
+from artel.errors import Problem
 
 
-def convert_impruver(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
-    """The run file of impruver's configuration, and `key = value: why, what instead` for what it cannot hold.
+def is_impruver(text: str) -> bool:
+    """True for impruver's YAML, also a broken one; `model` and `tokenizer` are keys of run files too."""
+    keys = top_level_keys(text)
+    own = {"output_dir", "train_path", "val_path", "datasets", "lora", "trainer", "ddp"}
+    return "data" not in keys and len(keys & own) >= 2
+
+
+def convert_impruver(text: str, place: str) -> Converted:
+    """The run file of impruver's configuration.
 
     Relative paths start at the current folder, as in impruver. Raises InputError with all problems.
     """
@@ -36,12 +59,13 @@ def convert_impruver(text: str, place: str) -> tuple[dict[str, Any], list[str]]:
     carry_quantization(old)
     carry_adapter(old)
     carry_precision(old)
-    carry_trainer(old)
-    carry_ddp(old, "ddp")
+    trainer = Section(old, "trainer.")
+    carry_trainer(trainer)
+    leave_trainer_rest(trainer)
+    leave_unknown_arguments(trainer)
+    carry_ddp(Section(old, "ddp."))
     _leave_unknown(old)
-    if old.problems:
-        raise InputError(old.problems)
-    return old.run_file(_ORDER), old.left_in_order()
+    return old.converted(_ORDER)
 
 
 def _mapping(value: object) -> dict[str, str]:
@@ -61,7 +85,10 @@ def _carry_sources(old: Impruver) -> None:
     else:
         _carry_files(old)
     if block is not None:
-        old.put("data.block", block)
+        keys = [
+            key for key in ("tokenizer.max_tokens_count", *_of_each(old, "max_tokens_count")) if old.raw(key) == block
+        ]
+        old.put("data.block", block, *keys)
 
 
 def _carry_block(old: Impruver) -> int | None:
@@ -80,8 +107,11 @@ def _carry_block(old: Impruver) -> int | None:
 def _carry_only_target_loss(old: Impruver) -> None:
     keys = _of_each(old, "only_target_loss")
     all_learned = [key for key in keys if old.read(key, a_flag) is False]
+    for key in keys:
+        if key not in all_learned:
+            old.agree(key, "the assistant's turns are learned")
     if len(all_learned) == old.datasets:
-        old.put("chat.train_on", "all")
+        old.put("chat.train_on", "all", *all_learned)
         return
     for key in all_learned:
         old.leave(key, "chat.train_on is one for all data sets, and others learn the assistant's turns only")
@@ -97,32 +127,33 @@ def _source(old: Impruver, number: int) -> dict[str, Any]:
     name = old.read(f"{at}.name", a_text)
     if old.below(at) and not old.has(f"{at}.name"):
         old.problems.append(Problem(old.where("datasets", number), "has no name", "write name: FILE, or OWNER/NAME"))
-    source = {"path": _address(name or ""), "format": "chat"}
-    if source["path"].startswith("hf://"):
-        old.leave(
-            f"{at}.name",
-            f"artel cannot read {source['path']} yet; download its files, and write data.sources.{number}.path: FILES",
-        )
+    split, rows = old.read(f"{at}.split", _split) or ("train", "")
+    data_set = local_or_hub(name or "", old.read(f"{at}.subset", a_text) or "", split)
+    source = {"path": data_set.path, "format": "chat"}
+    old.decided(f"data.sources.{number}.path", f"{at}.name")
+    if data_set.doubt:
+        old.comment(f"data.sources.{number}.path", data_set.doubt)
+    if data_set.is_on_hub:
+        old.decided(f"data.sources.{number}.path", f"{at}.subset", f"{at}.split")
     # without a converter impruver takes the field `messages`
     source["converter"] = old.read(f"{at}.converter", _converter) or "messages"
+    old.decided(f"data.sources.{number}.converter", f"{at}.converter")
     mapping = old.read(f"{at}.mapping", _mapping)
     if mapping:
         source["mapping"] = mapping
-    split, rows = old.read(f"{at}.split", _split) or ("train", "")
+        old.decided(f"data.sources.{number}.mapping", f"{at}.mapping")
     if rows:
         source["rows"] = rows
-    if split != "train":
+        old.decided(f"data.sources.{number}.rows", f"{at}.split")
+    if split != "train" and not data_set.is_on_hub:
         old.leave(f"{at}.split", f"name the files of that split: data.sources.{number}.path, and .rows for a slice")
-    old.leave(f"{at}.subset", f"name the files of that subset: data.sources.{number}.path")
+    else:
+        old.agree(f"{at}.split", "all records are taken")
+    if not data_set.is_on_hub:
+        old.leave(f"{at}.subset", f"name the files of that subset: data.sources.{number}.path")
     for end in ("bos", "eos"):
         old.leave(f"{at}.add_global_{end}", "the chat template decides with what a conversation begins and ends")
     return source
-
-
-def _address(name: str) -> str:
-    """A data set's name as a path: a file or folder that is there or is written as one, else a data set of the hub."""
-    local = name.startswith((".", "/", "~")) or name.endswith((".json", ".jsonl", ".jsonl.gz", ".jsonl.zst"))
-    return name if local or "://" in name or Path(name).exists() else f"hf://datasets/{name}"
 
 
 def _converter(value: object) -> str:
@@ -151,8 +182,8 @@ def _carry_files(old: Impruver) -> None:
         file = old.read(key, a_text)
         if file is not None and _holds_tokens(Path(file)):
             old.refuse(key, f"{file} holds token ids and no texts; give the datasets that it was composed of")
-    old.put("data.sources", [{"path": path, "format": "chat"}])
-    old.put("data.validation", old.read("val_path", a_text) or 0.05)
+    old.put("data.sources", [{"path": path, "format": "chat"}], "train_path")
+    old.put("data.validation", old.read("val_path", a_text) or 0.05, "val_path")
 
 
 def _holds_tokens(file: Path) -> bool:
@@ -175,7 +206,7 @@ def _leave_unknown(old: Impruver) -> None:
             old.leave(key, f"{whose} no such key{did_you_mean(name, known)}")
 
 
-_ORDER = tuple("run seed objective data tokenizer model chat train validate checkpoint log track".split())
+_ORDER = tuple("run seed objective data tokenizer model chat train validate parallel checkpoint log track".split())
 _CONVERTERS = {
     "instruction_to_messages": "alpaca",
     "reasoning_to_messages": "alpaca",  # which takes the field `reasoning` for a thought
@@ -200,3 +231,5 @@ _KNOWN = {
     ),
     "tokenizer": {"class", "name", "max_tokens_count", "special_tokens", "chat_template"},
 }
+
+IMPRUVER = Tool("impruver", is_impruver, convert_impruver, is_no_run_file=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 
-from artel.config.converters.impruver_keys import Impruver
+from artel.config.converters.adapters import carry_target
+from artel.config.converters.impruver.keys import Impruver
 from artel.config.converters.keys import a_flag, a_share, a_text, above_zero, at_least_one, did_you_mean, names, one_of
 from artel.errors import Problem
 
 _ATTENTION = "artel chooses how attention is computed by device and model"
-_WEIGHTS = "trained weights are kept in fp32; train.precision says in what is computed"
+_WEIGHTS = "train.weights says in what trained weights are held, train.precision in what is computed"
 _ID = "the tokenizer's is taken"
 _CONFIG_LEFT = {
     "vocab_size": "the tokenizer's number of tokens is taken; write model.config.vocab_size for a larger one",
@@ -33,13 +34,18 @@ _CONFIG_GONE = {
 def carry_tokenizer(old: Impruver) -> None:
     name = old.read("tokenizer.name", a_text)
     if name is not None and name != old.read("model.name", a_text):
-        old.put("tokenizer.from", name)
-    if old.read("tokenizer.class", a_text) not in (None, "transformers.AutoTokenizer"):
-        old.leave("tokenizer.class", "the tokenizer's own files say which class it has")
+        old.put("tokenizer.from", name, "tokenizer.name")
+    else:
+        old.agree("tokenizer.name", "the tokenizer is that of the model")
+    own_class = "the tokenizer's own files say which class it has"
+    if old.read("tokenizer.class", a_text) in (None, "transformers.AutoTokenizer"):
+        old.agree("tokenizer.class", own_class)
+    else:
+        old.leave("tokenizer.class", own_class)
     old.leave("tokenizer.special_tokens", "the special tokens are those of the tokenizer's own files")
     template = old.read("tokenizer.chat_template", a_text)
     if template is not None and not re.search(r"\{[{%]", template):  # a name or a file, not the template itself
-        old.put("chat.template", template)
+        old.put("chat.template", template, "tokenizer.chat_template")
     elif template is not None:
         old.leave("tokenizer.chat_template", "save it as a file, and write chat.template: FILE")
     else:
@@ -52,11 +58,13 @@ def carry_tokenizer(old: Impruver) -> None:
 def carry_model(old: Impruver) -> None:
     name = old.read("model.name", a_text)
     if name is not None:
-        old.put("model.from", name)
+        old.put("model.from", name, "model.name")
         for key in ("model.config_class", *old.below("model.config")):
             old.leave(key, "model.name is given, and its own config.json is taken")
         if old.read("model.class", a_text) not in (None, "transformers.AutoModelForCausalLM"):
             old.leave("model.class", "the model's config.json says which class it has; code beside it is not run")
+        else:
+            old.agree("model.class", "the model's config.json says which class it has")
     elif old.has("model.config_class") or old.below("model.config"):
         _carry_architecture(old)
     elif not old.has("model.name"):
@@ -89,7 +97,7 @@ def _carry_architecture(old: Impruver) -> None:
                 )
             )
         return
-    old.put("model.config.model_type", model_type)
+    old.put("model.config.model_type", model_type, "model.config_class", "model.config.model_type")
     if class_name and (module != "transformers" or class_name not in classes):
         old.leave("model.config_class", f"code of one's own is not run; transformers' {model_type} is taken")
     if written not in (None, model_type):
@@ -101,6 +109,8 @@ def _carry_architecture(old: Impruver) -> None:
     )
     if old.read("model.class", a_text) not in usual:
         old.leave("model.class", f"transformers' causal model of type {model_type} is taken")
+    else:
+        old.agree("model.class", f"transformers' causal model of type {model_type} is taken")
     plain = CONFIG_MAPPING[model_type]()
     known = {*plain.to_dict(), *plain.attribute_map}
     for key in old.below("model.config"):
@@ -110,7 +120,7 @@ def _carry_architecture(old: Impruver) -> None:
         if name in _CONFIG_LEFT:
             old.leave(key, _CONFIG_LEFT[name])
         elif name in known:
-            old.put(key, old.raw(key))
+            old.put(key, old.raw(key), key)
         else:
             reason = f"{model_type} has no such key{did_you_mean(name, known)}"
             old.leave(key, _CONFIG_GONE.get(name, reason))
@@ -118,6 +128,9 @@ def _carry_architecture(old: Impruver) -> None:
 
 def carry_quantization(old: Impruver) -> None:
     four, eight = old.read("model.load_in_4bit", a_flag), old.read("model.load_in_8bit", a_flag)
+    for key, is_on in (("model.load_in_4bit", four), ("model.load_in_8bit", eight)):
+        if is_on is False:
+            old.agree(key, "weights are held as they are")
     if not four and not eight:
         return
     key, kind = ("model.load_in_8bit", "int8") if eight else ("model.load_in_4bit", "nf4")
@@ -132,7 +145,7 @@ def carry_quantization(old: Impruver) -> None:
             f"model.lora: {{rank: 16}} and model.quantize: {kind}",
         )
     else:
-        old.put("model.quantize", kind)
+        old.put("model.quantize", kind, key)
 
 
 def carry_adapter(old: Impruver) -> None:
@@ -149,54 +162,45 @@ def carry_adapter(old: Impruver) -> None:
     old.carry("lora.use_rslora", "model.lora.rslora", a_flag)
     old.carry("lora.use_dora", "model.lora.dora", a_flag)
     old.carry("lora.modules_to_save", "model.lora.save", names)
-    target = old.read("lora.target_modules", names)
-    if target == ["all-linear"]:
-        old.put("model.lora.target", ["auto"])
-    elif target is not None and all(re.fullmatch(r"[\w.]+", name) for name in target):
-        old.put("model.lora.target", target)
-    elif target is not None:
-        old.leave(
-            "lora.target_modules",
-            "artel goes by names, and takes all linear layers but the head; write model.lora.target",
-        )
+    carry_target(old, "lora.target_modules")
+    if old.read("lora.bias", one_of({kind: kind for kind in ("none", "all", "lora_only")})) == "none":
+        old.agree("lora.bias", "biases are not trained")
     else:
-        old.tell(
-            "lora.target_modules is not given: peft chooses a few layers by the model's type, artel takes all "
-            "linear layers but the head; write model.lora.target"
-        )
-    if old.read("lora.bias", one_of({kind: kind for kind in ("none", "all", "lora_only")})) != "none":
         old.leave("lora.bias", "biases are not trained")
-    if old.read("lora.task_type", a_text) != "CAUSAL_LM":
+    if old.read("lora.task_type", a_text) == "CAUSAL_LM":
+        old.agree("lora.task_type", "the objective decides: chat")
+    else:
         old.leave("lora.task_type", "the objective decides: chat")
     if old.read("lora.inference_mode", a_flag):
         old.leave("lora.inference_mode", "an adapter that is not trained needs no run")
+    else:
+        old.agree("lora.inference_mode", "the adapter is trained")
 
 
 def carry_precision(old: Impruver) -> None:
     """The trainer's bf16 and fp16 go before the model's dtype, in which impruver loads the weights."""
-    precisions = {
-        "bf16": "bf16",
-        "bfloat16": "bf16",
-        "fp16": "auto",
-        "float16": "auto",
-        "fp32": "fp32",
-        "float32": "fp32",
-        "fp64": "fp32",
-    }
-    dtype = old.read("model.dtype", one_of({name: name for name in precisions}))
+    dtype = old.read("model.dtype", one_of({name: name for name in _PRECISIONS}))
     bf16, fp16 = old.read("trainer.bf16", a_flag), old.read("trainer.fp16", a_flag)
     if bf16 or fp16:
-        precision = "bf16" if bf16 else "auto"
-        if dtype is not None and precisions[dtype] != precision:
-            old.leave("model.dtype", "the trainer's bf16 or fp16 decides; artel keeps trained weights in fp32")
-    else:
-        precision = precisions[dtype] if dtype else ""
-    no_fp16 = "train.precision is auto: bf16 where the device multiplies it natively, else fp32; fp16 if you write it"
-    if fp16:
-        old.leave("trainer.fp16", "trainer.bf16 decides" if bf16 else no_fp16)
-    if not (bf16 or fp16) and dtype in ("fp16", "float16"):
-        old.leave("model.dtype", no_fp16)
-    if not (bf16 or fp16) and dtype == "fp64":
+        old.put("train.precision", "bf16" if bf16 else "fp16", "trainer.bf16" if bf16 else "trainer.fp16")
+        old.leave("model.dtype", f"the trainer's bf16 or fp16 decides; {_WEIGHTS}")
+    elif dtype is not None:
+        old.put("train.precision", _PRECISIONS[dtype], "model.dtype")
+    if bf16 and fp16:
+        old.leave("trainer.fp16", "trainer.bf16 decides")
+    if dtype == "fp64":
         old.leave("model.dtype", "artel computes in fp32 at most")
-    if precision:
-        old.put("train.precision", precision)
+    for key, is_on in (("trainer.bf16", bf16), ("trainer.fp16", fp16)):
+        if is_on is False:
+            old.agree(key, "train.precision says in what is computed")
+
+
+_PRECISIONS = {
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",
+    "fp64": "fp32",
+}

@@ -1,0 +1,1 @@
+"""The YAML of axolotl (axolotl-ai-cloud/axolotl) as a run file."""

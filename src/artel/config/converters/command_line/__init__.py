@@ -1,0 +1,1 @@
+"""Command lines of transformers' run_clm.py and run_mlm.py as run files."""

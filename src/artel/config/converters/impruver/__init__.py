@@ -1,0 +1,1 @@
+"""The YAML of impruver (EvilFreelancer/impruver) as a run file."""

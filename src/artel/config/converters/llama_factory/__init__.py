@@ -1,0 +1,1 @@
+"""The YAML of LLaMA-Factory (hiyouga/LLaMA-Factory) as a run file."""

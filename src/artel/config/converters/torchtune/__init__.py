@@ -1,0 +1,1 @@
+"""The YAML of torchtune (pytorch/torchtune) as a run file."""

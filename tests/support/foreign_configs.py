@@ -1,0 +1,318 @@
+"""Configurations as users of axolotl, LLaMA-Factory, torchtune and transformers' scripts write them."""
+
+AXOLOTL_QLORA = """
+base_model: OWNER/base-7b
+model_type: LlamaForCausalLM
+tokenizer_type: LlamaTokenizer
+
+load_in_8bit: false
+load_in_4bit: true
+strict: false
+
+datasets:
+  - path: ./texts/support.jsonl
+    type: chat_template
+    field_messages: dialog
+    message_property_mappings:
+      role: speaker
+      content: said
+    roles_to_train: ["assistant"]
+  - path: OWNER/questions
+    name: ru
+    split: train[:20%]
+    type: alpaca
+dataset_prepared_path: prepared
+val_set_size: 0.1
+output_dir: ./out/qlora
+chat_template: chatml
+
+sequence_len: 4096
+sample_packing: true
+pad_to_sequence_len: true
+
+adapter: qlora
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_modules:
+lora_target_linear: true
+
+wandb_project: support
+wandb_entity:
+
+gradient_accumulation_steps: 4
+micro_batch_size: 2
+num_epochs: 3
+optimizer: paged_adamw_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+train_on_inputs: false
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+gradient_checkpointing_kwargs:
+  use_reentrant: false
+logging_steps: 1
+flash_attention: true
+warmup_ratio: 0.1
+evals_per_epoch: 4
+saves_per_epoch: 2
+weight_decay: 0.01
+loss_watchdog_threshold: 5.0
+deepspeed: deepspeed_configs/zero2.json
+special_tokens:
+  pad_token: "<|end_of_text|>"
+"""
+
+AXOLOTL_DPO = """
+base_model: OWNER/base-1b
+rl: dpo
+rl_beta: 0.2
+datasets:
+  - path: pairs.jsonl
+    type: chat_template.default
+    field_messages: talk
+    field_chosen: better
+    field_rejected: worse
+output_dir: out
+sequence_len: 1024
+micro_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 5e-6
+optimizer: adamw_torch
+lr_scheduler: constant_with_warmup
+warmup_steps: 20
+max_steps: 500
+fp16: true
+bf16: false
+fsdp: [full_shard, auto_wrap]
+fsdp_config:
+  fsdp_offload_params: true
+  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
+  fsdp_sharding_strategy: FULL_SHARD
+"""
+
+AXOLOTL_PRETRAIN = """
+base_model: OWNER/base-1b
+pretraining_dataset:
+  - path: OWNER/pages
+    name: sample-10BT
+    text_column: body
+    type: pretrain
+max_steps: 1000
+sequence_len: 2048
+sample_packing: true
+micro_batch_size: 4
+learning_rate: 3e-4
+optimizer: muon
+output_dir: out
+"""
+
+LLAMA_FACTORY_LORA = """
+### model
+model_name_or_path: OWNER/base-4b
+trust_remote_code: true
+
+### method
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+quantization_bit: 4
+
+### dataset
+dataset: support, questions
+dataset_dir: data
+template: qwen
+cutoff_len: 2048
+max_samples: 1000
+preprocessing_num_workers: 16
+dataloader_num_workers: 4
+
+### output
+output_dir: saves/support/lora
+logging_steps: 10
+save_steps: 500
+plot_loss: true
+overwrite_output_dir: true
+report_to: none
+
+### train
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+ddp_timeout: 180000000
+resume_from_checkpoint: null
+deepspeed: examples/deepspeed/ds_z3_config.json
+
+### eval
+val_size: 0.1
+eval_strategy: steps
+eval_steps: 500
+"""
+
+LLAMA_FACTORY_DPO = """
+model_name_or_path: OWNER/base-1b
+stage: dpo
+do_train: true
+finetuning_type: full
+pref_loss: simpo
+pref_beta: 2.0
+simpo_gamma: 1.4
+dataset: pairs
+template: llama3
+output_dir: saves/pairs
+learning_rate: 5e-6
+use_galore: true
+"""
+
+LLAMA_FACTORY_DATA = {
+    "support": {
+        "file_name": "support.jsonl",
+        "formatting": "sharegpt",
+        "columns": {"messages": "dialog", "system": "rules"},
+        "tags": {"role_tag": "speaker", "content_tag": "said", "user_tag": "user", "assistant_tag": "assistant"},
+    },
+    "questions": {
+        "hf_hub_url": "OWNER/questions",
+        "subset": "ru",
+        "columns": {"prompt": "question", "query": "context", "response": "answer"},
+    },
+    "pairs": {"file_name": "pairs.json", "ranking": True,
+              "columns": {"prompt": "question", "chosen": "better", "rejected": "worse"}},
+}  # fmt: skip
+
+TORCHTUNE_QLORA = """
+output_dir: /tmp/torchtune/base/qlora
+
+model:
+  _component_: torchtune.models.llama3_1.qlora_llama3_1_8b
+  lora_attn_modules: ['q_proj', 'v_proj', 'output_proj']
+  apply_lora_to_mlp: True
+  apply_lora_to_output: False
+  lora_rank: 8
+  lora_alpha: 16
+  lora_dropout: 0.0
+
+tokenizer:
+  _component_: torchtune.models.llama3.llama3_tokenizer
+  path: ${checkpointer.checkpoint_dir}/original/tokenizer.model
+  max_seq_len: null
+
+checkpointer:
+  _component_: torchtune.training.FullModelHFCheckpointer
+  checkpoint_dir: /tmp/base-8b/
+  checkpoint_files: [model-00001-of-00002.safetensors, model-00002-of-00002.safetensors]
+  recipe_checkpoint: null
+  output_dir: ${output_dir}
+  model_type: LLAMA3
+resume_from_checkpoint: False
+save_adapter_weights_only: False
+
+dataset:
+  _component_: torchtune.datasets.alpaca_cleaned_dataset
+  packed: False
+  split: train[:95%]
+dataset_val:
+  _component_: torchtune.datasets.alpaca_cleaned_dataset
+  split: train[95%:]
+run_val_every_n_steps: 100
+batch_size_val: ${batch_size}
+seed: null
+shuffle: True
+batch_size: 2
+
+optimizer:
+  _component_: torch.optim.AdamW
+  fused: True
+  weight_decay: 0.01
+  lr: 3e-4
+lr_scheduler:
+  _component_: torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup
+  num_warmup_steps: 100
+loss:
+  _component_: torchtune.modules.loss.LinearCrossEntropyLoss
+
+epochs: 2
+max_steps_per_epoch: null
+gradient_accumulation_steps: 8
+clip_grad_norm: null
+compile: False
+metric_logger:
+  _component_: torchtune.training.metric_logging.DiskLogger
+  log_dir: ${output_dir}/logs
+log_every_n_steps: 1
+log_peak_memory_stats: True
+log_level: INFO
+device: cuda
+dtype: bf16
+enable_activation_checkpointing: True
+enable_activation_offloading: False
+profiler:
+  _component_: torchtune.training.setup_torch_profiler
+  enabled: False
+  output_dir: ${output_dir}/profiling_outputs
+"""
+
+TORCHTUNE_DPO = """
+output_dir: out
+model: {_component_: torchtune.models.qwen2_5.qwen2_5_3b}
+tokenizer: {_component_: torchtune.models.qwen2_5.qwen2_5_tokenizer, path: /tmp/base/vocab.json, max_seq_len: 1024}
+checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: /tmp/base,
+               keep_last_n_checkpoints: 2}
+dataset: {_component_: torchtune.datasets.preference_dataset, source: json, data_files: pairs.json, split: train,
+          column_map: {chosen: better, rejected: worse}}
+loss: {_component_: torchtune.rlhf.loss.DPOLoss, beta: 0.05, label_smoothing: 0.1}
+optimizer: {_component_: bitsandbytes.optim.PagedAdamW8bit, lr: 1e-5}
+optimizer_in_bwd: True
+epochs: 1
+max_steps_per_epoch: 300
+batch_size: 4
+gradient_accumulation_steps: 4
+clip_grad_norm: 1.0
+compile: True
+dtype: bf16
+tensor_parallel_dim: 2
+fsdp_cpu_offload: True
+metric_logger: {_component_: torchtune.training.metric_logging.WandBLogger, project: mine}
+"""
+
+RUN_CLM = r"""#!/bin/bash
+#SBATCH --gres=gpu:8
+export MODEL=openai-community/gpt2
+TEXTS="data/train.txt"
+
+# python run_clm.py --model_name_or_path old
+CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=4 --nnodes 2 examples/run_clm.py \
+    --model_name_or_path $MODEL \
+    --train_file "$TEXTS" --validation_file ${HELD_OUT} \
+    --do_train --do_eval \
+    --per_device_train_batch_size 2 \
+    --gradient_accumulation_steps=8 \
+    --learning_rate 5e-6 \
+    --num_train_epochs ${EPOCHS:-2} \
+    --max_steps -1 \
+    --block_size 512 \
+    --lr_scheduler_type cosine --warmup_steps $WARMUP \
+    --eval_strategy steps --eval_steps 200 \
+    --save_steps 100 --save_total_limit 2 \
+    --logging_steps 10 \
+    --optim adafactor \
+    --fsdp "full_shard auto_wrap" \
+    --bf16 True --gradient_checkpointing \
+    --report_to tensorboard wandb \
+    --hub_token hf_abcdefghij \
+    --output_dir out/gpt2 2>&1 | tee log.txt
+"""
+
+RUN_MLM = (
+    "accelerate launch --num_processes 2 run_mlm_no_trainer.py --model_type roberta --tokenizer_name ./tokenizer "
+    "--dataset_name wikitext --dataset_config_name wikitext-103-raw-v1 --line_by_line --mlm_probability 0.3 "
+    "--max_train_steps 5000 --num_warmup_steps 100 --checkpointing_steps epoch --max_seq_length 128 "
+    '--config_overrides="num_hidden_layers=4,hidden_dropout_prob=0.2,tie_word_embeddings=false"'
+)

@@ -1,0 +1,314 @@
+"""Configurations of axolotl, LLaMA-Factory, torchtune and command lines of transformers' scripts as run files."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from artel.config import load_run, run_from
+from artel.config.converters.keys import flat
+from artel.config.converters.tools import convert, tool_of
+from artel.config.converters.write import with_comments
+from artel.errors import InputError
+from support import foreign_configs as configs
+from support.runs import artel
+
+HUB = "hf://datasets/{}@refs/convert/parquet/{}/*.parquet"
+YAMLS = {
+    "axolotl-qlora": configs.AXOLOTL_QLORA, "axolotl-dpo": configs.AXOLOTL_DPO,
+    "axolotl-pretrain": configs.AXOLOTL_PRETRAIN, "llama-factory-lora": configs.LLAMA_FACTORY_LORA,
+    "llama-factory-dpo": configs.LLAMA_FACTORY_DPO, "torchtune-qlora": configs.TORCHTUNE_QLORA,
+    "torchtune-dpo": configs.TORCHTUNE_DPO,
+}  # fmt: skip
+# Other values of these would make another file of it, or one that the tool itself refuses.
+FIXED = {"do_train", "base_model", "model_name_or_path", "dataset", "checkpointer._component_", "stage", "rl",
+         "model._component_"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def data_sets():
+    """The folder of data sets that LLaMA-Factory's configurations name."""
+    Path("data").mkdir()
+    Path("data/dataset_info.json").write_text(json.dumps(configs.LLAMA_FACTORY_DATA))
+
+
+def told(result):
+    """The keys of which something is told, and what."""
+    lines = [line for line in result.not_carried + result.differs if line.startswith("old:")]
+    return {line.split(": ")[1].split(" = ")[0]: line for line in lines}
+
+
+def other(value):
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, list):
+        return [*value, "other"]
+    if isinstance(value, str):
+        return str(float(value) / 2) if re.fullmatch(r"[\d.]+e-?\d+", value) else f"{value}x"
+    return value + 3 if isinstance(value, int) else value / 2 or 0.25
+
+
+@pytest.mark.parametrize("text", YAMLS.values(), ids=YAMLS)
+def test_every_key_is_accounted_for_and_what_is_carried_has_an_effect(text, data_sets):
+    tree = yaml.safe_load(text)
+    before = convert(yaml.safe_dump(tree, sort_keys=False), "old")
+    run_from(copy.deepcopy(before.run), {}, {(): "old"})
+    written = {".".join(map(str, key)): (key, value) for key, value in flat(tree)}
+    assert written.keys() == before.carried.keys() | told(before).keys() | before.same.keys()
+    for dotted in before.carried.keys() - FIXED:
+        key, value = written[dotted]
+        changed = copy.deepcopy(tree)
+        holder = changed
+        for part in key[:-1]:
+            holder = holder[part]
+        holder[key[-1]] = other(value)
+        try:
+            after = convert(yaml.safe_dump(changed, sort_keys=False), "old")
+        except InputError as error:
+            assert dotted.partition(".")[0] in str(error)  # noqa: PT017
+            continue
+        same = (after.run, set(after.same)) == (before.run, set(before.same))
+        assert not same or told(after).get(dotted) != told(before).get(dotted), f"another {dotted} changes nothing"
+
+
+def test_what_becomes_of_axolotls_qlora():
+    result = convert(configs.AXOLOTL_QLORA, "old")
+    assert result.run == {
+        "run": "./out/qlora", "objective": "chat",
+        "data": {
+            "sources": [
+                {"path": "./texts/support.jsonl", "format": "chat", "converter": "messages",
+                 "mapping": {"messages": "dialog", "role": "speaker", "content": "said"}},
+                {"path": HUB.format("OWNER/questions", "ru/train"), "format": "chat", "converter": "alpaca",
+                 "rows": "[:20%]"},
+            ],
+            "validation": 0.1, "block": 4096, "store": "prepared", "dedup": {"exact": False},
+        },
+        "model": {"from": "OWNER/base-7b", "quantize": "nf4",
+                  "lora": {"rank": 32, "alpha": 16, "dropout": 0.05, "target": ["auto"]}},
+        "chat": {"train_on": "assistant", "template": "chatml"},
+        "train": {
+            "precision": "auto", "batch": 8, "micro_batch": 2, "epochs": 3, "learning_rate": 2e-4,
+            "weight_decay": 0.01, "betas": [0.9, 0.999], "optimizer": "adamw8bit", "schedule": "cosine",
+            "warmup": 0.1, "activation_checkpointing": "full",
+        },
+        "validate": {"every": "0.25 epoch"}, "checkpoint": {"every": "0.5 epoch", "keep": 4}, "log": {"every": 1},
+        "parallel": {"deepspeed": "deepspeed_configs/zero2.json"}, "track": ["console", "jsonl", "wandb"],
+    }  # fmt: skip
+    assert told(result).keys() == {
+        "sample_packing", "datasets.1.type", "micro_batch_size", "optimizer", "loss_watchdog_threshold",
+        "special_tokens.pad_token", "wandb_project",
+    }  # fmt: skip
+    assert "train.batch counts samples" in told(result)["sample_packing"]
+    assert "multiply it by the number of processes" in told(result)["micro_batch_size"]
+
+
+def test_what_becomes_of_axolotls_preferences_and_texts():
+    run = convert(configs.AXOLOTL_DPO, "old").run
+    assert run["data"]["sources"] == [
+        {"path": "pairs.jsonl", "format": "preference",
+         "mapping": {"messages": "talk", "chosen": "better", "rejected": "worse"}}]  # fmt: skip
+    assert run["preference"] == {"loss": "dpo", "beta": 0.2}
+    assert run["parallel"] == {"data": "fsdp", "offload": "cpu"}
+    assert (run["train"]["precision"], run["train"]["steps"], run["train"]["warmup"]) == ("fp16", 500, 20)
+    assert (run["train"]["schedule"], run["train"]["batch"], run["validate"]) == ("constant", 8, {"every": "never"})
+    assert "lora" not in run["model"]
+    run = convert(configs.AXOLOTL_PRETRAIN, "old").run
+    assert (run["objective"], run["data"]["packing"], run["train"]["optimizer"]) == ("causal", "best_fit", "muon")
+    assert run["data"]["sources"] == [
+        {"path": HUB.format("OWNER/pages", "sample-10BT/train"), "format": "parquet", "field": "body"}
+    ]
+
+
+def test_what_becomes_of_llama_factorys_lora(data_sets):
+    result = convert(configs.LLAMA_FACTORY_LORA, "old")
+    assert result.run["data"] == {
+        "sources": [
+            {"path": "data/support.jsonl", "format": "chat", "converter": "messages", "rows": "[:1000]",
+             "mapping": {"messages": "dialog", "role": "speaker", "content": "said", "system": "rules"}},
+            {"path": HUB.format("OWNER/questions", "ru/train"), "format": "chat", "converter": "alpaca",
+             "rows": "[:1000]", "mapping": {"instruction": "question", "input": "context", "output": "answer"}},
+        ],
+        "validation": 0.1, "block": 2048, "dedup": {"exact": False},
+    }  # fmt: skip
+    assert result.run["model"] == {
+        "from": "OWNER/base-4b", "quantize": "nf4",
+        "lora": {"rank": 8, "alpha": 16, "dropout": 0, "target": ["auto"]},
+    }  # fmt: skip
+    assert result.run["train"] == {
+        "precision": "bf16", "batch": 8, "micro_batch": 1, "epochs": 3, "learning_rate": 1e-4, "weight_decay": 0,
+        "betas": [0.9, 0.999], "schedule": "cosine", "warmup": 0.1,
+    }  # fmt: skip
+    assert result.run["parallel"] == {"deepspeed": "examples/deepspeed/ds_z3_config.json"}
+    assert (result.run["validate"], result.run["checkpoint"]) == ({"every": 500}, {"every": 500})
+    assert told(result).keys() == {
+        "trust_remote_code", "template", "cutoff_len", "per_device_train_batch_size", "ddp_timeout",
+        "overwrite_output_dir",
+    }  # fmt: skip
+
+
+def test_what_becomes_of_llama_factorys_preferences(data_sets):
+    result = convert(configs.LLAMA_FACTORY_DPO, "old")
+    assert result.run["preference"] == {"loss": "simpo", "beta": 2, "margin": 1.4}
+    assert result.run["data"]["sources"] == [
+        {"path": "data/pairs.json", "format": "preference",
+         "mapping": {"instruction": "question", "chosen": "better", "rejected": "worse"}}]  # fmt: skip
+    assert result.run["train"]["precision"] == "fp32"
+    assert "artel has no such optimizer" in told(result)["use_galore"]
+
+
+def test_a_data_set_that_nobody_describes_is_marked_in_the_run_file():
+    result = convert(configs.LLAMA_FACTORY_LORA, "old")
+    text = with_comments(result.run, result.comments)
+    assert yaml.safe_load(text) == result.run
+    lines = text.splitlines()
+    at = lines.index("  - path: data/support.json")
+    assert lines[at - 1] == "  # your file of the data set support: there is no data/dataset_info.json here"
+
+
+def test_what_becomes_of_torchtunes_qlora():
+    result = convert(configs.TORCHTUNE_QLORA, "old")
+    assert result.run == {
+        "run": "/tmp/torchtune/base/qlora", "objective": "chat",
+        "data": {
+            "sources": [{"path": HUB.format("yahma/alpaca-cleaned", "default/train"), "format": "chat",
+                         "converter": "alpaca"}],
+            "validation": 0.05, "block": 2048, "dedup": {"exact": False},
+        },
+        "model": {
+            "from": "/tmp/base-8b", "quantize": "nf4",
+            "lora": {"rank": 8, "alpha": 16, "dropout": 0,
+                     "target": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]},
+        },
+        "chat": {"train_on": "all"},  # which Alpaca's builder does of itself
+        "train": {
+            "precision": "bf16", "batch": 16, "micro_batch": 2, "epochs": 2, "learning_rate": 3e-4,
+            "weight_decay": 0.01, "betas": [0.9, 0.999], "clip": None, "optimizer": "adamw", "schedule": "cosine",
+            "warmup": 100, "activation_checkpointing": "full", "compile": "off",
+        },
+        "validate": {"every": 100}, "checkpoint": {"every": "1 epoch"}, "log": {"every": 1},
+    }  # fmt: skip
+    assert "tokenizer.max_seq_len is null" in result.comments["data.block"]
+    assert "tune download" in result.comments["model.from"]
+
+
+def test_what_becomes_of_torchtunes_preferences():
+    result = convert(configs.TORCHTUNE_DPO, "old")
+    assert result.run["data"]["sources"] == [
+        {"path": "pairs.json", "format": "preference", "mapping": {"chosen": "better", "rejected": "worse"}}
+    ]
+    assert result.run["preference"] == {"loss": "dpo", "beta": 0.05, "smoothing": 0.1}
+    assert (result.run["train"]["steps"], result.run["train"]["clip"]) == (300, 1)
+    assert (result.run["train"]["optimizer"], result.run["train"]["compile"]) == ("adamw8bit", "on")
+    assert result.run["parallel"] == {"tensor": 2, "data": "fsdp", "offload": "cpu"}
+    assert result.run["track"] == ["console", "jsonl", "wandb"]
+    assert {"optimizer_in_bwd", "dtype", "metric_logger.project"} <= told(result).keys()
+
+
+def test_what_becomes_of_a_shell_script():
+    result = convert(configs.RUN_CLM, "old")
+    assert result.run == {
+        "run": "out/gpt2", "objective": "causal",
+        "data": {"sources": [{"path": "data/train.txt"}], "validation": "${HELD_OUT}", "block": 512,
+                 "dedup": {"exact": False}},
+        "model": {"from": "openai-community/gpt2"},
+        "train": {
+            "precision": "bf16", "batch": 128, "micro_batch": 2, "epochs": 2, "learning_rate": 5e-6,
+            "weight_decay": 0, "betas": [0.9, 0.999], "optimizer": "adafactor", "schedule": "cosine", "warmup": 0,
+            "activation_checkpointing": "full",
+        },
+        "validate": {"every": 200}, "checkpoint": {"every": 100, "keep": 2}, "log": {"every": 10},
+        "parallel": {"data": "fsdp"}, "track": ["console", "jsonl", "tensorboard", "wandb"],
+    }  # fmt: skip
+    assert (
+        told(result)["warmup_steps"]
+        == "old:17: warmup_steps = $WARMUP: $WARMUP is not set in the script; write its value"
+    )
+    assert result.comments["data.validation"] == "the value of $HELD_OUT, which the script does not set"
+    assert "hf_abcdefghij" not in str(result.not_carried + result.differs)
+    assert any("starts 8 processes" in line for line in result.differs)
+    assert {"CUDA_VISIBLE_DEVICES", "optim"} <= told(result).keys()
+
+
+def test_what_becomes_of_a_model_from_scratch():
+    result = convert(configs.RUN_MLM, "old")
+    assert result.run["model"] == {"config": {
+        "model_type": "roberta", "num_hidden_layers": 4, "hidden_dropout_prob": 0.2,
+        "tie_word_embeddings": False}}  # fmt: skip
+    assert (result.run["objective"], result.run["masked"]) == ("masked", {"rate": 0.3})
+    assert result.run["data"]["validation"] == HUB.format("Salesforce/wikitext", "wikitext-103-raw-v1/validation")
+    assert (result.run["data"]["packing"], result.run["data"]["block"]) == ("best_fit", 128)
+    assert (result.run["train"]["steps"], result.run["train"]["warmup"]) == (5000, 100)
+    assert (result.run["train"]["batch"], result.run["checkpoint"]) == (16, {"every": "1 epoch"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base_model: m\nrl: grpo\ndatasets: [{path: a, type: b}]\n", "old:2: rl: .grpo. is nothing that artel"),
+        ("base_model: m\nreward_model: true\ndatasets: [{path: a, type: b}]\n", "trains a reward model"),
+        ("base_model: m\nsequence_len: 8\n", "names no text"),
+        ("model_name_or_path: m\nstage: rm\ndo_train: true\ndataset: a\n", "rm is nothing that artel learns"),
+        ("model_name_or_path: m\ntemplate: qwen\nexport_dir: out\n", "merges an adapter and trains nothing"),
+        ("model_name_or_path: m\ntemplate: qwen\ninfer_backend: vllm\n", "nothing is trained"),
+        ("model: m\nmodel_class: llm\ntrain_dataset: a.yaml\n", "version 1, which is not read"),
+        ("model: {_component_: torchtune.models.llama3.llama3_8b}\nprompt: Hi\n", "trains nothing"),
+        ("kd_loss: {_component_: torchtune.modules.loss.ForwardKLLoss}\n", "distils a model"),
+        ("model: {_component_: a.b}\noptimizer: {lr: '${rate}'}\n", r"optimizer\.lr: \$\{rate\} cannot"),
+        ("base_model: m\ndatasets: [\n", r"old:3: is not valid YAML"),
+        ("base_model: m\nlearning_rate: fast\nnum_epochs: 0\ndatasets: [{path: a, type: b}]\n",
+         r"(?s)old:3: num_epochs: 0 is not above zero.*old:2: learning_rate: 'fast'"),
+        ("python run_plm.py --model_name_or_path m --train_file a\n", r"run_plm\.py learns by what artel has not"),
+        ("python run_clm.py --train_file 'a\n", r"old:1: is no command: No closing quotation"),
+        ("python run_clm.py --train_file a\n", "names no model"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(text, message):
+    with pytest.raises(InputError, match=message):
+        convert(text, "old")
+
+
+def test_slips_of_the_pen_are_told_with_what_was_meant():
+    text = "base_model: m\ndatasets: [{path: a, type: b}]\nlora_modules_to_sav: [a]\nquantize_moe_expert: true\n"
+    assert "did you mean quantize_moe_experts?" in told(convert(text, "old"))["quantize_moe_expert"]
+    text = "model_name_or_path: m\ndo_train: true\ndataset: a\nlerning_rate: 3\nplot_los: true\n"
+    assert "did you mean learning_rate?" in told(convert(text, "old"))["lerning_rate"]
+
+
+def test_other_verbs_say_to_convert_it(capsys):
+    for name, text in {**YAMLS, "run.sh": configs.RUN_CLM}.items():
+        Path(name).write_text(text)
+        with pytest.raises(InputError, match=rf"is a configuration of .*not a run file\n.*artel config convert {name}"):
+            load_run(name)
+
+
+def test_a_run_file_is_none_of_these():
+    assert tool_of("data: {sources: [{path: a.txt}]}\nmodel: {from: m}\ntrain: {epochs: 1}\n") == ""
+    assert tool_of("# axolotl's base_model: m\nobjective: chat\nmodel: {from: m}\n") == ""
+
+
+def test_the_command_reads_files_and_standard_input():
+    Path("old.yml").write_text(configs.AXOLOTL_QLORA)
+    done = artel("config", "convert", "old.yml")
+    assert done.returncode == 0, done.stderr
+    Path("run.yaml").write_text(done.stdout)
+    run = load_run("run.yaml")
+    assert (run.train.batch, run.model.quantize, run.data.block) == (8, "nf4", 4096)
+    lines = configs.AXOLOTL_QLORA.splitlines()
+    at = lines.index("loss_watchdog_threshold: 5.0") + 1
+    assert f"not carried over: old.yml:{at}: loss_watchdog_threshold = 5.0: " in done.stderr
+    at = lines.index("micro_batch_size: 2") + 1
+    assert f"differs: old.yml:{at}: micro_batch_size = 2: " in done.stderr
+    done = artel("config", "convert", "-", "--json", input="python run_clm.py --model_name_or_path gpt2 --train_file a")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["run"]["data"]["sources"] == [{"path": "a"}]
+    assert printed["carried"]["model_name_or_path"] == ["model.from"]
