@@ -6,10 +6,12 @@ Linux control groups (cgroups) of version 1 and 2 bound what a container may use
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_CPUINFO = Path("/proc/cpuinfo")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _NO_LIMIT = 1 << 60  # version 1 writes "no limit" as the largest multiple of a page that 64 bits hold
@@ -69,6 +71,15 @@ def swap() -> int:
 def process_memory(name: str) -> int:
     """Bytes of this process on Linux: VmRSS (resident), VmHWM (its peak), RssAnon (no files), VmSize; 0 elsewhere."""
     return _field(Path("/proc/self/status"), f"{name}:", 0) * 1024
+
+
+def processor() -> str:
+    """The processor's name, or its architecture where the system tells no name."""
+    for line in read_lines(_CPUINFO):
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return f"{value.strip()} ({platform.machine()})"
+    return platform.processor() or platform.machine()
 
 
 def read_lines(file: Path) -> list[str]:

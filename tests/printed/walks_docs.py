@@ -23,6 +23,24 @@ DOCS = (
         needs=(inputs.run_yaml(),),
     ),
     Walk(
+        "docs/report.md",
+        (
+            Step("artel report runs/tolstoy", says="loss"),
+            Step("artel report runs/tolstoy --html report.html", leaves="report.html"),
+            Step("artel report runs/tolstoy runs/llama --html report.html --language ru", leaves="report.html"),
+            Step("artel report runs/tolstoy runs/llama", says="tokens/s"),
+            Step(
+                "artel report runs/tolstoy --live",
+                instead="artel report --help",
+                why="it is served until Ctrl-C; tests/test_report_browser.py opens it while a run trains and dies",
+            ),
+            Step("artel watch runs/tolstoy", says="complete"),
+            Step("ssh -L 8420:127.0.0.1:8420 NODE", instead="artel report --help", why="another machine"),
+        ),
+        before=("artel train run.yaml run=runs/tolstoy", "artel train run.yaml run=runs/llama"),
+        needs=(inputs.run_yaml(),),
+    ),
+    Walk(
         "docs/text.md",
         (
             Step("artel data show run.yaml", says="sample 0"),

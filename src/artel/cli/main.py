@@ -29,6 +29,7 @@ from artel.cli import (
     recipes,
     report,
     train,
+    watch,
 )
 from artel.cli.parsing import Verbs
 from artel.cli.streams import be_utf8, last_message, leave_out, open_streams, show, write_lines
@@ -78,6 +79,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("export")(export.export)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")

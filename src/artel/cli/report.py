@@ -1,9 +1,9 @@
-"""`artel report`: what a run has done."""
+"""`artel report`: what runs have done, in the terminal, as an HTML file, or live in the browser."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,38 +12,78 @@ from artel.launching.quiet_libraries import quiet_libraries
 
 
 def report(
-    folder: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folders: Annotated[list[str], typer.Argument(metavar="RUN...", help="The folders of one or more runs.")],
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a report for the browser, in one file."),
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Serve the report on this machine; follow the runs.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --live; 0 takes one that is free.")] = 8420,
+    language: Annotated[Literal["en", "ru"], typer.Option(help="Of the report for the browser.")] = "en",
     compressor: Annotated[
         bool, typer.Option("--compressor", help="Compare bits per byte with xz -9 on the same validation text.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw a run's loss as a curve, and say what its newest validation found.
+    """Draw a run's loss as a curve, and say what its newest validation found; or write a report for the browser.
 
-    Example: artel report runs/demo --compressor
+    Example: artel report runs/demo --html report.html
     """
-    from artel.reports.report import curve, read_metrics
-    from artel.training.run_folder import RunFolder
-
-    metrics = read_metrics(RunFolder(Path(folder)).metrics, tell)
-    validated = [line for line in metrics if "validation" in line]
-    result: dict[str, Any] = {
-        "steps": metrics[-1]["step"] if metrics else 0,
-        **(validated[-1] if validated else {}),
-    }
-    tell(*curve(metrics))
-    if validated:
-        figures = validated[-1]["validation"].items()
-        shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in figures)
-        tell(f"validation: {shown}")
+    if html is not None or live:
+        result = _in_browser(folders, html, port if live else None, language)
+    elif len(folders) > 1:
+        result = _compared(folders)
+    else:
+        result = _in_terminal(folders[0])
     if compressor:
-        result["compressor"] = _compressor(folder)
+        result["compressor"] = _compressor(folders[0])
         tell(
             f"bits per byte of the same validation text: xz -9 {result['compressor']['xz']:.3f}; "
             f"xz -9 after the training text {result['compressor']['xz_after_training_text']:.3f}"
         )
     if as_json:
         print_json(result)
+
+
+def _in_terminal(folder: str) -> dict[str, Any]:
+    from artel.reports.report import curve, read_metrics
+    from artel.training.run_folder import RunFolder
+
+    metrics = read_metrics(RunFolder(Path(folder)).metrics, tell)
+    validated = [line for line in metrics if "validation" in line]
+    tell(*curve(metrics))
+    if validated:
+        figures = validated[-1]["validation"].items()
+        shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in figures)
+        tell(f"validation: {shown}")
+    return {"steps": metrics[-1]["step"] if metrics else 0, **(validated[-1] if validated else {})}
+
+
+def _compared(folders: list[str]) -> dict[str, Any]:
+    from artel.reports.several import compared, read_runs
+
+    rows, lines = compared(read_runs(folders))
+    tell(*lines)
+    return {"runs": rows}
+
+
+def _in_browser(folders: list[str], html: Path | None, port: int | None, language: str) -> dict[str, Any]:
+    from artel.reports.page import Page, check_plotly
+    from artel.reports.several import read_runs
+    from artel.storage import write_file
+
+    check_plotly()
+    result: dict[str, Any] = {}
+    if html is not None:
+        runs = read_runs(folders)
+        write_file(html, Page(language).html(runs).encode())
+        tell(f"{html}: the report of {', '.join(folders)}; open it in a browser")
+        result = {"html": str(html), "runs": [{"run": str(run.folder), "state": run.status.state} for run in runs]}
+    if port is not None:
+        from artel.reports.live import serve
+
+        serve(folders, port, language, tell)
+    return result
 
 
 def _compressor(folder: str) -> dict[str, float]:

@@ -10,10 +10,9 @@ import torch
 
 from artel.config.schema.quantities import read_bytes
 from artel.errors import InputError
-from artel.host import memory, usable_cores
+from artel.host import memory, processor, usable_cores
 from artel.models.flops import data_sheet
 from artel.planning.accelerators import ACCELERATORS, Accelerator
-from artel.planning.machine import processor
 
 _GIGA = 10**9
 _MOST_DEVICES = 1024  # on one node; there are none with more than 72 yet

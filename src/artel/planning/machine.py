@@ -28,15 +28,6 @@ class Disk:
     writable: bool
 
 
-def processor() -> str:
-    """The processor's name, or its architecture where the system tells no name."""
-    for line in read_lines(_CPUINFO):
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return f"{value.strip()} ({platform.machine()})"
-    return platform.processor() or platform.machine()
-
-
 def flags() -> list[str]:
     """Those of the instruction sets that matter here which the processor has."""
     found = {

@@ -17,8 +17,8 @@ from typing import Any
 import orjson
 import torch
 
+from artel.host import processor
 from artel.models.flops import device_name
-from artel.planning.machine import processor
 from artel.storage import cache_folder, write_file
 
 _FILE = "hardware.json"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -186,11 +187,14 @@ class _Found:
             self.problems += error.problems
             return None
 
-    def content(self, file: Path) -> bytes:
-        """The bytes of a file; none where there is none."""
+    def content(self, file: Path, most_lines: int | None = None) -> bytes:
+        """The bytes of a file, or of its first lines; none where there is none."""
         try:
             check_regular(file)
-            return file.read_bytes()
+            if most_lines is None:
+                return file.read_bytes()
+            with file.open("rb") as opened:
+                return b"".join(islice(opened, most_lines))
         except FileNotFoundError:
             return b""
         except InputError as error:
@@ -216,10 +220,10 @@ class _Found:
 
     def lines(self, file: Path, read: Callable[[dict[str, Any]], T], most: int | None = None) -> Iterator[T]:
         """What `read` makes of each whole line of a file, or of the first `most`."""
-        *complete, last = self.content(file).split(b"\n")
+        *complete, last = self.content(file, most).split(b"\n")
         if last:
             self.torn.append(str(file))
-        for number, content in enumerate(complete[:most], 1):
+        for number, content in enumerate(complete, 1):
             try:
                 yield read(orjson.loads(content))
             except KeyError as error:

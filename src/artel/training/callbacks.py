@@ -18,6 +18,7 @@ from artel.models.flops import tokens_a_second, utilization
 from artel.models.generate import Sampling
 from artel.training.evaluation import Validation
 from artel.training.faults.bad_steps import Guard
+from artel.training.memory.in_use import memory_in_use
 from artel.training.metrics.jsonl import Lines
 from artel.training.run import IntervalClock, Run
 
@@ -59,6 +60,8 @@ class Log:
                 "learning_rate": run.learning_rate,
                 "tokens": run.progress.tokens,
                 "tokens_per_second": speed,
+                "seconds": round(run.progress.seconds + run.first_rank_seconds, 3),
+                "memory_gib": round(memory_in_use(run.world.device) / 2**30, 4),
                 **({"mfu": used} if used is not None else {}),
                 **({"budget_used": round(run.budget_used, 6)} if run.budget_used is not None else {}),
             }

@@ -26,6 +26,7 @@ from artel.training.finish import finish
 from artel.training.heartbeat import heartbeat
 from artel.training.memory.cpu_allocator import retained_host_memory
 from artel.training.memory.micro_batch import is_out_of_memory
+from artel.training.metrics.rank_status import rank_status
 from artel.training.planned import CompareWithPlan
 from artel.training.prefetch import Prefetcher, gc_between_steps
 from artel.training.profile import Profile
@@ -59,35 +60,36 @@ def train(
     callbacks = [*callbacks, Log(guard), validate, ShowSamples(), measure, Save(guard)]
     callbacks += [CompareWithPlan(run), signals, profile]
     try:
-        with (
-            watchdog(run),
-            retained_host_memory(world.device),
-            gc_between_steps() as collect_garbage,
-            Prefetcher(run) as prefetcher,
-        ):
-            while not run.finished:
-                with run.timed_step():
-                    # The samples of a step are a function of its number alone (law 1).
-                    with profiler_range("artel: data"):
-                        batches = prefetcher.next()
-                    # All ranks learn how many targets the global batch has, by which every loss is divided (law 2).
-                    synchronize(run, batches, signals.requested)
-                    sums = forward_backward(run, batches)
-                    # The result of the previous step is read only now: the device is busy with this one, and nothing
-                    # waits. When memory ran out, or that step was bad and the weights went back to a checkpoint, this
-                    # step is done again.
-                    if sums is None or guard.rewound(run):
-                        continue
-                    with profiler_range("artel: optimizer"), optimizer_memory():
-                        guard.optimizer_step(run, sums)
-                    run.count_step()
-                heartbeat("a step")
-                with profiler_range("artel: callbacks"):
-                    for callback in callbacks:
-                        callback(run)
-                        heartbeat(type(callback).__name__)
-                collect_garbage(run.step)
-        return finish(run)
+        with rank_status(run):
+            with (
+                watchdog(run),
+                retained_host_memory(world.device),
+                gc_between_steps() as collect_garbage,
+                Prefetcher(run) as prefetcher,
+            ):
+                while not run.finished:
+                    with run.timed_step():
+                        # The samples of a step are a function of its number alone (law 1).
+                        with profiler_range("artel: data"):
+                            batches = prefetcher.next()
+                        # All ranks learn how many targets the global batch has, by which each loss is divided (law 2).
+                        synchronize(run, batches, signals.requested)
+                        sums = forward_backward(run, batches)
+                        # The result of the previous step is read only now: the device is busy with this one, and
+                        # nothing waits. When memory ran out, or that step was bad and the weights went back to a
+                        # checkpoint, this step is done again.
+                        if sums is None or guard.rewound(run):
+                            continue
+                        with profiler_range("artel: optimizer"), optimizer_memory():
+                            guard.optimizer_step(run, sums)
+                        run.count_step()
+                    heartbeat("a step")
+                    with profiler_range("artel: callbacks"):
+                        for callback in callbacks:
+                            callback(run)
+                            heartbeat(type(callback).__name__)
+                    collect_garbage(run.step)
+            return finish(run)
     finally:
         profile.close()
         run.saver.close()

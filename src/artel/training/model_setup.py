@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -60,6 +61,8 @@ class TrainableModel:
     precision: str
     """What layers compute in."""
     compiled: bool
+    chosen: dict[str, Any]
+    """What was chosen, by key of the run file."""
     summary: str
     """Model, device and what was chosen, in a line."""
 
@@ -148,12 +151,21 @@ def set_up_model(
     if not is_checked and strategy.can_run_full_model:
         strategy.with_full_model(objective.check)
     loss = strategy.with_full_model(loss_choice).value if strategy.can_run_full_model else "in the last stage"
+    chosen = {
+        "model": f"{model.config.model_type}, {parameters:,} parameters",
+        "train.precision": precision,
+        "train.micro_batch": batch_plan.size,
+        "train.activation_checkpointing": recomputed,
+        "train.compile": compiled.value,
+        "loss": loss,
+    }
     summary = (
-        f"{model.config.model_type}, {parameters:,} parameters · {world.size} process(es) on {world.device.type}, "
+        f"{chosen['model']} · {world.size} process(es) on {world.device.type}, "
         f"{precision}, micro-batches of {batch_plan.size}, recomputed: {recomputed}, compiled: {compiled.value}, "
         f"loss: {loss}"
     )
-    return TrainableModel(strategy, optimizer, batch_plan, memory_limit, precision, compiled.value != OFF, summary)
+    is_compiled = compiled.value != OFF
+    return TrainableModel(strategy, optimizer, batch_plan, memory_limit, precision, is_compiled, chosen, summary)
 
 
 def _build(

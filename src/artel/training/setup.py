@@ -24,6 +24,7 @@ from artel.training.checkpoint.s3_mirror import fetch_newest
 from artel.training.evaluation import Validation
 from artel.training.first_step import check_blocks, check_same_step, check_same_store
 from artel.training.metrics.jsonl import drop_lines_after
+from artel.training.metrics.starts import note_start
 from artel.training.metrics.trackers import Trackers
 from artel.training.model_setup import set_up_model
 from artel.training.prefetch import local_batches
@@ -127,6 +128,8 @@ def open_run(
         clock=clock,
         started=started,
     )
+    if world.first:
+        note_start(run, model.chosen)
     if progress.step:
         tell(f"resuming from {run.position}")
     if model.compiled and not run.finished:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from artel.diagnostics.doctor.software import installed_version
-from artel.planning.machine import processor
+from artel.host import processor
 
 MEGABYTE = 10**6
 GIBIBYTE = 2**30

@@ -94,7 +94,7 @@ def _machine(gpus: list[dict[str, Any]], disks: dict[str, machine.Disk]) -> dict
     compiler, headers = machine.cpp_compiler(), machine.python_headers()
     bounded = f", bounded to {in_gib(memory.limit)}" if memory.limit is not None else ""
     facts = {
-        "processor": Fact(machine.processor(), machine.processor()),
+        "processor": Fact(host.processor(), host.processor()),
         "instructions": Fact(" ".join(flags) or "none of those that matter here", flags),
         "cores": Fact(
             f"{cores} of {os.cpu_count()}" + (f", time for {quota:g}" if quota is not None else ""),

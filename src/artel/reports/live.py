@@ -1,0 +1,190 @@
+"""`artel report --live`: the report served on this machine alone, renewed in the browser as the runs go on.
+
+One thread reads the runs' folders, by their files' sizes and times, which also works on a disk that another host writes
+to. What changed goes to every open page as a server-sent event.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from artel.errors import InputError
+from artel.reports.page import Page
+from artel.reports.run_data import RunData
+from artel.reports.several import RunsReader
+
+_HOST = "127.0.0.1"
+_NOT_FREE = {errno.EADDRINUSE: "is in use by another program", errno.EACCES: "may not be used by you"}
+_POLL_SECONDS = 1.0
+_READ_SECONDS = 5.0
+"""So often the folders are read although nothing changed: a run that died changes nothing."""
+_SIGN_SECONDS = 15.0
+"""So often an open page is sent a comment: a page that was closed is noticed."""
+
+
+def serve(folders: Sequence[str], port: int, language: str, tell: Callable[[str], None]) -> None:
+    """Serve the report of some runs until Ctrl-C. `port` 0 takes a free one.
+
+    Raises InputError where a folder is none of a run, has lines that no run writes, or the port is taken.
+    """
+    report = LiveReport(folders, language)
+    try:
+        server = _Server((_HOST, port), report)
+    except OSError as error:
+        if error.errno not in _NOT_FREE:
+            raise
+        what = f"{port} {_NOT_FREE[error.errno]}"
+        raise InputError.at("--port", what, "give another one; --port 0 takes one that is free") from None
+    try:
+        tell(f"the report is at http://{_HOST}:{server.server_port}/ and follows {', '.join(folders)}; Ctrl-C ends it")
+        with report:
+            server.serve_forever()
+    except KeyboardInterrupt:
+        tell("the report is no longer served")
+    finally:
+        server.server_close()
+
+
+class LiveReport:
+    """Reads the runs again and again in a thread, and keeps the newest event for the pages that are open."""
+
+    def __init__(self, folders: Sequence[str], language: str) -> None:
+        """Raises InputError where a folder is none of a run, or has lines that no run writes."""
+        self._page = Page(language, live=True)
+        self._reader = RunsReader(folders)
+        self._folders = [Path(folder) for folder in folders]
+        self._runs = self._reader.read()
+        self._event = self._page.event(self._runs)
+        self._number = 1
+        self._changed = threading.Condition()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="live report", daemon=True)
+
+    def __enter__(self) -> LiveReport:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def html(self) -> bytes:
+        """The page as it is now."""
+        return self._page.html(self._newest()).encode()
+
+    def event_after(self, number: int, wait: float) -> tuple[int, bytes] | None:
+        """The newest event and its number, if that is not `number`; waits so many seconds for it, else None."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._number != number or self.is_over, wait) or self.is_over:
+                return None
+            return self._number, self._event
+
+    def _newest(self) -> list[RunData]:
+        with self._changed:
+            return self._runs
+
+    def _follow(self) -> None:
+        before: list[Any] = []
+        waited = 0.0
+        while not self._over.wait(_POLL_SECONDS):
+            waited += _POLL_SECONDS
+            now = [_sizes_and_times(folder) for folder in self._folders]
+            if now == before and waited < _READ_SECONDS:
+                continue
+            before, waited = now, 0.0
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            runs = self._reader.read()
+            event = self._page.event(runs)
+        except (
+            InputError
+        ) as error:  # a damaged line, or a folder that was removed: the page stays as it was, and says so
+            runs, event = self._runs, orjson.dumps({"problem": error.in_a_line})
+        with self._changed:
+            if event != self._event:
+                self._runs, self._event, self._number = runs, event, self._number + 1
+                self._changed.notify_all()
+
+
+def _sizes_and_times(folder: Path) -> list[tuple[str, int, int]]:
+    """Of the files of a run's folder and of the folders within it: what changes when something is written."""
+    found = []
+    for path in [folder, *folder.glob("*"), *folder.glob("ranks/*"), *folder.glob("profile/*")]:
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        found.append((str(path), stat.st_size, stat.st_mtime_ns))
+    return sorted(found)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], report: LiveReport) -> None:
+        self.report = report
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away is no fault."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        # A name that leads here is not this machine's own: pages of other sites must not read the report by it.
+        host = (self.headers.get("Host") or "").rpartition(":")[0] or self.headers.get("Host", "")
+        if host not in (_HOST, "localhost"):
+            self.send_error(403, "only by 127.0.0.1 or localhost")
+        elif self.path == "/":
+            self._answer("text/html; charset=utf-8", self.server.report.html())
+        elif self.path == "/events":
+            self._send_events()
+        else:
+            self.send_error(404)
+
+    def _answer(self, kind: str, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _send_events(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        report, number = self.server.report, 0
+        while not report.is_over:
+            event = report.event_after(number, _SIGN_SECONDS)
+            if event is None:
+                self.wfile.write(b": nothing new\n\n")
+            else:
+                number, content = event
+                self.wfile.write(b"event: report\ndata: " + content + b"\n\n")
+            self.wfile.flush()
+        self.close_connection = True
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing: the terminal is the user's."""

@@ -1,0 +1,184 @@
+"""The curves of runs as plain data for Plotly: what is drawn in which plot, over steps, tokens and seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from artel.reports.curves import Column, Curve
+from artel.reports.page.language import Language
+from artel.reports.run_data import RunData
+
+# The order of plots: validation metrics stand between the loss and these.
+_TRAINING = ("learning_rate", "gradient_norm", "tokens_per_second", "mfu", "memory_gib")
+_SHARES = ("mfu", "budget_used")
+_MARKED = ("loss", "gradient_norm")
+_ROWS = 14
+"""Of a curve in the table below its plot."""
+
+
+@dataclass(slots=True)
+class Chart:
+    """One plot: the curves of a metric, of all runs."""
+
+    id: str
+    title: str
+    about: str
+    metric: str
+    curves: list[tuple[int, Curve, bool, str]] = field(default_factory=list)
+    """(number of the run, curve, whether it is of validations, label)."""
+
+
+def charts(runs: Sequence[RunData], names: Sequence[str], language: Language) -> list[Chart]:
+    """The plots, in order. Where objectives differ, each has losses and metrics of its own."""
+    objectives = list(dict.fromkeys(run.objective for run in runs))
+    found: list[Chart] = []
+    for objective in objectives:
+        numbers = [number for number, run in enumerate(runs) if run.objective == objective]
+        suffix = f" · {objective}" if len(objectives) > 1 else ""
+        metrics = dict.fromkeys(name for number in numbers for name in runs[number].curves.validation)
+        for metric in dict.fromkeys(["loss", *metrics]):
+            found.append(_chart(metric, suffix, numbers, runs, names, language, learned=True))
+    others = dict.fromkeys(name for run in runs for name in run.curves.training if name not in ("loss", *_TRAINING))
+    for metric in (*_TRAINING, *sorted(others)):
+        found.append(_chart(metric, "", range(len(runs)), runs, names, language, learned=False))
+    return [chart for chart in found if chart.curves]
+
+
+def _chart(
+    metric: str,
+    suffix: str,
+    numbers: Sequence[int],
+    runs: Sequence[RunData],
+    names: Sequence[str],
+    language: Language,
+    *,
+    learned: bool,
+) -> Chart:
+    """`learned` metrics say how well the run learns: the training loss, and all of validations."""
+    title = language.words.get(metric, language.label(metric))
+    about = language.words.get(f"{metric}_about", "")
+    chart = Chart(_id(metric + suffix), title[:1].upper() + title[1:] + suffix, about, metric)
+    for number in numbers:
+        curves = runs[number].curves
+        kinds = [(curves.training, False), (curves.validation, True)] if learned else [(curves.training, False)]
+        for kind, is_validation in kinds:
+            if is_validation or not learned or metric == "loss":
+                label = language["validation" if is_validation else "training"]
+                label = label if len(runs) == 1 else f"{names[number]} · {label}" if learned else names[number]
+                if metric in kind:
+                    chart.curves.append((number, kind[metric], is_validation, label))
+    return chart
+
+
+def plot_data(chart: Chart, runs: Sequence[RunData], language: Language) -> dict[str, Any]:
+    """What the page's script draws."""
+    traces = [
+        {"run": number, "validation": is_validation, "label": escape(label, quote=False), **_points(curve)}
+        for number, curve, is_validation, label in chart.curves
+    ]
+    numbers = dict.fromkeys(number for number, *_ in chart.curves)
+    marks = [mark for number in numbers for mark in _marks(chart, number, runs, language)]
+    return {"id": chart.id, "percent": chart.metric in _SHARES, "traces": traces, "marks": marks}
+
+
+def axes(runs: Sequence[RunData]) -> list[str]:
+    """What the curves can be drawn over: what every run tells."""
+    told = ["step"]
+    for name in ("tokens", "seconds"):
+        curves = [run.curves.training["loss"] for run in runs if "loss" in run.curves.training]
+        if curves and all(np.isfinite(getattr(curve, name)).all() for curve in curves):
+            told.append(name)
+    return told
+
+
+def table(chart: Chart, language: Language) -> dict[str, Any]:
+    """Some of the figures of a plot, for those who cannot see it."""
+    values = [dict(zip(curve.step.tolist(), curve.value.tolist(), strict=True)) for _, curve, *_ in chart.curves]
+    steps: set[float] = set()
+    for _, curve, *_ in chart.curves:
+        steps |= {*curve.step[np.unique(np.linspace(0, len(curve.step) - 1, _ROWS).astype(int))].tolist()}
+    write = language.percent if chart.metric in _SHARES else language.number
+    rows = [
+        [language.integer(step), *(write(of[step]) if step in of else "" for of in values)] for step in sorted(steps)
+    ]
+    return {"columns": [label for *_, label in chart.curves], "rows": rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a run: `kind` is checkpoint, best, restart or bad."""
+
+    step: int
+    kind: str
+    text: str
+
+
+def events(run: RunData, language: Language) -> list[Event]:
+    """Checkpoints that are there, restarts and bad steps, by step."""
+    found = []
+    for checkpoint in run.checkpoints:
+        values = {"step": language.integer(checkpoint.step), "size": language.bytes(checkpoint.bytes)}
+        text = language["checkpoint_text"].format(**values)
+        found.append(Event(checkpoint.step, "best" if checkpoint.is_best else "checkpoint", text))
+    for start in run.starts[1:]:
+        values = {"step": language.integer(start.step), "time": start.time, "processes": str(start.processes)}
+        found.append(Event(start.step, "restart", language["restart_text"].format(**values)))
+    for bad in run.bad_steps:
+        text = f"{bad.get('what', '')}; {bad.get('did', '')}"
+        documents = bad.get("documents", [])
+        if isinstance(documents, list) and documents:
+            text += f"; {', '.join(map(str, documents[:3]))}{' …' if len(documents) > 3 else ''}"
+        found.append(Event(bad["step"], "bad", text))
+    return sorted(found, key=lambda event: event.step)
+
+
+EVENT_WORDS = {"checkpoint": "checkpoint", "best": "best", "restart": "restart", "bad": "bad_step"}
+
+
+def _marks(chart: Chart, number: int, runs: Sequence[RunData], language: Language) -> Iterator[dict[str, Any]]:
+    """The events of a run as points on its curve; each kind is a trace of its own."""
+    curve = next((curve for at, curve, is_validation, _ in chart.curves if at == number and not is_validation), None)
+    if curve is None or chart.metric not in _MARKED:
+        return
+    by_kind: dict[str, list[Event]] = {}
+    for event in events(runs[number], language):
+        by_kind.setdefault(event.kind, []).append(event)
+    for kind, those in by_kind.items():
+        steps = np.array([event.step for event in those], dtype=np.float64)
+        tokens, seconds, value = (
+            np.interp(steps, curve.step, column) for column in (curve.tokens, curve.seconds, curve.value)
+        )
+        label = language[EVENT_WORDS[kind]]
+        yield {
+            "kind": kind,
+            "label": escape(label, quote=False),
+            "text": [escape(f"{label}: {event.text}", quote=False) for event in those],
+            **_points(Curve(steps, tokens, seconds, value)),
+        }
+
+
+def _points(curve: Curve) -> dict[str, list[float | None]]:
+    columns = {"step": curve.step, "tokens": curve.tokens, "seconds": curve.seconds, "value": curve.value}
+    return {name: _numbers(column) for name, column in columns.items()}
+
+
+def _numbers(column: Column) -> list[float | None]:
+    """With six significant digits, as many as a plot can show; steps and tokens are whole. null where there is none."""
+    return [_short(value) for value in column.tolist()]
+
+
+def _short(value: float) -> float | None:
+    if value != value:
+        return None
+    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
+
+
+def _id(name: str) -> str:
+    """Part of an id of HTML, whatever characters are in a metric's name."""
+    plain = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)
+    return plain if plain == name else f"{plain}-{sum(map(ord, name)):x}"

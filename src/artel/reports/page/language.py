@@ -1,0 +1,88 @@
+"""The words of a report and how numbers are written, in English and Russian: words/LANGUAGE.json."""
+
+from __future__ import annotations
+
+import math
+from importlib.resources import files
+from typing import Any
+
+import orjson
+
+LANGUAGES = ("en", "ru")
+_NARROW_SPACE = "\u202f"
+
+
+class Language:
+    """Words by name (`words.step`), phrases that stand in a run's files, and numbers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        content = files("artel.reports.page").joinpath("words", f"{name}.json").read_bytes()
+        words = orjson.loads(content)
+        self._phrases: dict[str, str] = words.pop("phrases")
+        self.words: dict[str, str] = words
+
+    def __getitem__(self, word: str) -> str:
+        return self.words[word]
+
+    def phrase(self, text: str) -> str:
+        """A fixed English phrase of a run's files (a reason of the ledger, a kind of the profile) in this language."""
+        return self._phrases.get(text, text)
+
+    def label(self, metric: str) -> str:
+        """The name of a metric as people read it."""
+        return self._phrases.get(metric, metric.replace("_", " "))
+
+    def integer(self, value: float) -> str:
+        """1234 as 1,234."""
+        return self._localized(f"{round(value):,}")
+
+    def number(self, value: float | None, digits: int = 4) -> str:
+        """So many significant digits, without an exponent where a reader needs none."""
+        if value is None or not math.isfinite(value):
+            return "NaN"
+        size = abs(value)
+        if size >= 10**digits and size < 1e12:
+            return self.integer(value)
+        if size and (size < 1e-4 or size >= 1e12):
+            return self._localized(f"{value:.{digits - 1}e}")
+        decimals = max(0, digits - 1 - (math.floor(math.log10(size)) if size else 0))
+        return self._localized(f"{value:,.{decimals}f}")
+
+    def percent(self, share: float, digits: int = 1) -> str:
+        return self._localized(f"{100 * share:.{digits}f}") + (" %" if self.name == "ru" else "%")
+
+    def difference(self, share: float) -> str:
+        """+12%, of a measured figure against a planned one."""
+        return self._localized(f"{100 * share:+.0f}") + (" %" if self.name == "ru" else "%")
+
+    def duration(self, seconds: float) -> str:
+        """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+        seconds = max(0, round(seconds))
+        parts = []
+        for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+            if seconds >= size:
+                parts.append(f"{seconds // size} {self.words[f'unit_{unit}']}")
+                seconds %= size
+            elif parts:
+                break
+            if len(parts) == 2:
+                break
+        return " ".join(parts) or f"0 {self.words['unit_s']}"
+
+    def bytes(self, count: float) -> str:
+        for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+            if count >= size:
+                return f"{self._localized(f'{count / size:,.1f}')} {self.phrase(unit)}"
+        return f"{count:,} B"
+
+    def separators(self) -> str:
+        """Of the decimals and of thousands, as Plotly wants them."""
+        return f",{_NARROW_SPACE}" if self.name == "ru" else ".,"
+
+    def _localized(self, text: str) -> str:
+        if self.name != "ru":
+            return text.replace("-", "\u2212") if text.startswith("-") else text
+        table: dict[int, Any] = {ord(","): _NARROW_SPACE, ord("."): ","}
+        text = text.translate(table)
+        return text.replace("-", "\u2212", 1) if text.startswith("-") else text

@@ -1,0 +1,205 @@
+"""The page: templates filled with what is known of the runs, the plots' data, style, script and plotly.js in one file.
+
+Everything that a user or a model wrote passes through Jinja's escaping, or stands in JSON. A Content Security Policy
+lets the three scripts of the page run, by their hashes, and no other; and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from collections.abc import Sequence
+from functools import cache, cached_property
+from importlib.resources import files
+from importlib.util import find_spec
+from typing import Any
+
+import orjson
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+import artel
+from artel.errors import missing_extra
+from artel.reports.page import charts, run_file
+from artel.reports.page.language import Language
+from artel.reports.page.views import table, view
+from artel.reports.run_data import RunData
+
+COLORS = {
+    "light": ["#0b6e99", "#c2693d", "#5b8c3a", "#8b5fa8", "#b8860b", "#b5446e", "#3d8b7d", "#6b5d4d"],
+    "dark": ["#58b4dc", "#e0935f", "#9cc46c", "#b78fd6", "#dcb04a", "#e07fa5", "#6cc0b0", "#b8a690"],
+}
+_SECTIONS = {
+    "samples": "samples",
+    "text": "text",
+    "time": "profile",
+    "plan": "plan",
+    "differences": "differences",
+    "ranks": "ranks",
+    "faults": "faults",
+    "file": "run_file",
+    "repeat": "repeat",
+}
+"""Sections after the curves, in order: the name of the template, and of the title."""
+_NEEDS = {"text": "ledger", "time": "profile"}
+"""What of a run a section shows, where it is not of the section's own name."""
+
+
+def check_plotly() -> None:
+    """Raise InputError where plotly is not installed."""
+    if find_spec("plotly") is None:
+        raise missing_extra("plotly", "report", "--html")
+
+
+class Page:
+    """The report of runs in a language, in one file, or served `live` and renewed part by part."""
+
+    def __init__(self, language: str = "en", *, live: bool = False) -> None:
+        self._words = Language(language)
+        self._live = live
+
+    def html(self, runs: Sequence[RunData]) -> str:
+        """The whole page. Raises InputError where plotly is not installed."""
+        check_plotly()
+        report = _Report(runs, self._words)
+        parts = report.parts
+        data = {
+            "live": self._live,
+            "colors": COLORS,
+            "separators": self._words.separators(),
+            "words": self._words.words,
+            "plots": report.plots,
+        }
+        plotly, script = _plotly(), _text("report.js")
+        return _templates().get_template("report.html").render(
+            language=self._words.name,
+            w=self._words.words,
+            title=f"{', '.join(report.names)} · artel",
+            policy=self._policy(plotly, script),
+            css=Markup(_text("report.css")),
+            axes=charts.axes(runs),
+            parts={name: Markup(part) for name, part in parts.items()},
+            sections=[
+                {"id": name, "title": self._words[title]}
+                for name, title in _SECTIONS.items()
+                if parts[name] or self._live
+            ],
+            version=artel.__version__,
+            made_at=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            data=Markup(_for_script(data)),
+            plotly=Markup(plotly),
+            script=Markup(script),
+        )  # fmt: skip
+
+    def event(self, runs: Sequence[RunData]) -> bytes:
+        """The parts and the plots' data as they are now, as JSON in a line, for the page that is open."""
+        report = _Report(runs, self._words)
+        return orjson.dumps({"parts": report.parts, "plots": report.plots, "axes": charts.axes(runs)})
+
+    def _policy(self, *scripts: str) -> str:
+        digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+        hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
+        connect = "'self'" if self._live else "'none'"
+        return (
+            f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+            f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+        )
+
+
+class _Report:
+    """What a page shows of some runs."""
+
+    def __init__(self, runs: Sequence[RunData], words: Language) -> None:
+        self._runs, self._words = runs, words
+        self.names = _names(runs)
+        colors = COLORS["light"]
+        self._views = [
+            view(run, number, name, colors[number % len(colors)], words)
+            for number, (run, name) in enumerate(zip(runs, self.names, strict=True))
+        ]
+        self._charts = charts.charts(runs, self.names, words)
+
+    @cached_property
+    def plots(self) -> dict[str, Any]:
+        """The data of all plots."""
+        bars = [view[name]["bars"] for view in self._views for name in ("ledger", "profile") if view[name]]
+        return {
+            "charts": [charts.plot_data(chart, self._runs, self._words) for chart in self._charts],
+            "bars": bars,
+        }
+
+    @cached_property
+    def parts(self) -> dict[str, str]:
+        """The HTML of each part; empty where it has nothing to show."""
+        context = {
+            "w": self._words.words,
+            "runs": self._views,
+            "notices": list(self._notices()),
+            "differences": self._differences(),
+            "charts": [
+                {
+                    "id": chart.id,
+                    "title": chart.title,
+                    "about": chart.about,
+                    "wide": number == 0,
+                    "table": charts.table(chart, self._words),
+                }
+                for number, chart in enumerate(self._charts)
+            ],
+        }
+        names = ["head", "curves", *(name for name in _SECTIONS if self._has(name))]
+        rendered = {name: _templates().get_template(f"{name}.html").render(context) for name in names}
+        return dict.fromkeys(("head", "curves", *_SECTIONS), "") | rendered
+
+    def _has(self, section: str) -> bool:
+        if section == "differences":
+            return len(self._runs) > 1
+        return section in ("file", "repeat") or any(view[_NEEDS.get(section, section)] for view in self._views)
+
+    def _notices(self) -> Any:
+        """What a reader must know before comparing."""
+        for run in self._runs:
+            for file in run.torn:
+                if run.status.state != "running":
+                    yield self._words["torn"].format(file=file)
+        objectives = list(dict.fromkeys(run.objective for run in self._runs))
+        if len(objectives) > 1:
+            yield self._words["other_objectives"].format(objectives=", ".join(objectives))
+        elif any(run.config.get("tokenizer") != self._runs[0].config.get("tokenizer") for run in self._runs):
+            yield self._words["other_tokenizers"]
+
+    def _differences(self) -> dict[str, Any]:
+        rows = run_file.differences([run.config for run in self._runs])
+        columns = [self._words["key"], *self.names]
+        cells = [[key, *(run_file.in_yaml(value) for value in values)] for key, values in rows.items()]
+        return table(columns, cells, code=True)
+
+
+def _names(runs: Sequence[RunData]) -> list[str]:
+    """Each run by the name of its folder; by the whole path where two have the same."""
+    short = [run.folder.absolute().name for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.folder) for run in runs]
+
+
+def _for_script(data: dict[str, Any]) -> str:
+    """JSON that nothing in HTML ends or begins within."""
+    text = orjson.dumps(data).decode()
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def _templates() -> Environment:
+    return Environment(loader=PackageLoader("artel.reports.page"), autoescape=True, undefined=StrictUndefined)
+
+
+@cache
+def _text(name: str) -> str:
+    return files("artel.reports.page").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()

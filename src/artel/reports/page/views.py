@@ -1,0 +1,327 @@
+"""What the page says of a run: its verdict, figures and tables, as texts in the reader's language."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import Any
+
+import numpy as np
+import yaml
+
+from artel.reports.page.charts import EVENT_WORDS, events
+from artel.reports.page.language import Language
+from artel.reports.page.run_file import in_yaml, set_keys
+from artel.reports.progress import elapsed_seconds, seconds_left
+from artel.reports.run_data import RunData, Sample
+
+Table = dict[str, Any]
+"""columns, rows, the numbers of columns that hold numbers, whether it is of code, a caption."""
+
+_SHOWN_SAMPLES = 4
+_SHOWN_REJECTED = 200
+
+
+def table(columns: list[str], rows: list[list[str]], numbers: set[int] | None = None, *, code: bool = False) -> Table:
+    return {"columns": columns, "rows": rows, "numbers": numbers or set(), "code": code, "caption": ""}
+
+
+def view(run: RunData, number: int, name: str, color: str, words: Language) -> dict[str, Any]:
+    """All that the templates show of one run."""
+    return {
+        "index": number,
+        "name": name,
+        "color": color,
+        "status": run.status,
+        "verdict": _verdict(run, words),
+        "about": _about(run, words),
+        "tiles": list(_tiles(run, words)),
+        "events": [
+            {"step": words.integer(event.step), "kind": words[EVENT_WORDS[event.kind]], "text": event.text}
+            for event in events(run, words)
+        ],
+        "samples": _samples(run, number, words),
+        "ledger": _ledger(run, number, words),
+        "profile": _profile(run, number, words),
+        "plan": _plan(run, words),
+        "faults": [{"title": hang.name, "text": hang.text} for hang in run.hangs],
+        "ranks": _ranks(run, words),
+        "config": yaml.safe_dump(run.config, allow_unicode=True, sort_keys=False) if run.config else "",
+        "set_keys": _keys(set_keys(run.config), words),
+        "chosen": _keys(run.starts[-1].chosen if run.starts else {}, words),
+        "commands": _commands(run),
+        "environment": _environment(run, words),
+        "starts": table(
+            [words["step"], words["time"], words["process"], words["device"]],
+            [
+                [words.integer(start.step), start.time, str(start.processes), str(start.environment.get("device", ""))]
+                for start in run.starts
+            ],
+            {0, 2},
+        ),
+    }
+
+
+# The head ---------------------------------------------------------------------------------
+
+
+def _verdict(run: RunData, words: Language) -> str:
+    """In a sentence or two, how it stands with the run."""
+    status, elapsed, left = run.status, elapsed_seconds(run), seconds_left(run)
+    newest = max((checkpoint.step for checkpoint in run.checkpoints), default=None)
+    text = words[f"verdict_{status.state.replace(' ', '_')}"].format(
+        step=words.integer(status.step),
+        of=words["of_steps"].format(steps=words.integer(run.steps)) if run.steps else "",
+        time=words["in_time"].format(time=words.duration(elapsed)) if elapsed is not None else "",
+        left=words["time_left"].format(time=words.duration(left)) if left is not None else "",
+        silent=words.duration(status.silent),
+        message=status.message,
+        checkpoint=words["from_checkpoint"].format(step=words.integer(newest)) if newest is not None else "",
+    )
+    if status.silent_ranks:
+        text += " " + words["silent_ranks"].format(ranks=", ".join(map(str, status.silent_ranks)))
+    return text
+
+
+def _about(run: RunData, words: Language) -> str:
+    """The objective, the model, and what it runs on."""
+    start = run.starts[-1] if run.starts else None
+    parts = [run.objective]
+    if start is not None:
+        parts += [str(start.chosen.get("model", "")), str(start.environment.get("device", ""))]
+        if start.processes > 1:
+            parts.append(words["processes"].format(count=words.integer(start.processes)))
+    return " · ".join(part for part in parts if part)
+
+
+def _tiles(run: RunData, words: Language) -> Any:
+    """The key figures."""
+    curves, newest = run.curves, run.curves.newest
+    best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
+    for name in dict.fromkeys([str(_at(run.config, "checkpoint", "best") or "loss"), "bits_per_byte"]):
+        if name not in curves.validation:
+            continue
+        curve = curves.validation[name]
+        more = ""
+        if best is not None and best in curve.step and best != curve.step[-1]:
+            value = float(curve.value[np.searchsorted(curve.step, best)])
+            more = words["tile_best"].format(value=words.number(value), step=words.integer(best))
+        label = words["tile_validation"].format(metric=words.label(name))
+        yield _tile(label, words.number(curve.newest), more=more)
+    if "loss" in curves.training:
+        yield _tile(words["tile_loss"], words.number(newest.get("loss")))
+    if curves.lines:
+        more = words["tile_of_steps"].format(steps=words.integer(run.steps)) if run.steps else ""
+        yield _tile(words["tile_step"], words.integer(run.status.step), more=more)
+    if isinstance(newest.get("tokens"), int):
+        yield _tile(words["tile_tokens"], words.integer(newest["tokens"]))
+    elapsed = elapsed_seconds(run)
+    if elapsed is not None:
+        yield _tile(words["tile_time"], words.duration(elapsed))
+    speed = (run.result or newest).get("tokens_per_second")
+    if isinstance(speed, int | float):
+        yield _tile(words["tile_speed"], words.integer(speed), words["tile_tokens_per_second"])
+    if isinstance(newest.get("mfu"), int | float):
+        yield _tile(words["tile_mfu"], words.percent(newest["mfu"]))
+    peak = (run.result or {}).get("peak_memory_gib")
+    if isinstance(peak, int | float):
+        yield _tile(words["tile_peak"], words.number(peak, 3), words["tile_gib"])
+    elif "memory_gib" in curves.training:
+        yield _tile(words["tile_memory"], words.number(curves.training["memory_gib"].newest, 3), words["tile_gib"])
+
+
+def _tile(label: str, figure: str, unit: str = "", more: str = "") -> dict[str, str]:
+    return {"label": label, "figure": figure, "unit": unit, "more": more}
+
+
+# Samples, text, time -----------------------------------------------------------------------
+
+
+def _samples(run: RunData, number: int, words: Language) -> list[dict[str, Any]]:
+    """By prompt: the first, some between and the last, and all of them."""
+    by_prompt: dict[str, list[Sample]] = {}
+    for sample in run.samples:
+        by_prompt.setdefault(sample.prompt, []).append(sample)
+    groups = []
+    for at, samples in enumerate(by_prompt.values()):
+        places = sorted({round(part * (len(samples) - 1) / (_SHOWN_SAMPLES - 1)) for part in range(_SHOWN_SAMPLES)})
+        every = [{"step": words.integer(one.step), "prompt": one.prompt, "text": one.text} for one in samples]
+        shown = [every[place] for place in places]
+        groups.append({"id": f"{number}-{at}", "shown": shown, "all": every, "others": len(shown) < len(every)})
+    return groups
+
+
+def _ledger(run: RunData, number: int, words: Language) -> dict[str, Any] | None:
+    ledger = run.ledger
+    if ledger is None or not isinstance(ledger.get("sets"), dict) or not isinstance(ledger.get("documents"), dict):
+        return None
+    documents, sets = ledger["documents"], ledger["sets"]
+    reasons = sorted(documents.get("dropped", {}), key=lambda reason: -documents["dropped"][reason])
+    named = [words.phrase(reason.replace("_", " ")) for reason in reasons]
+    splits = [split for split in ("train", "validation") if any(split in counts for counts in sets.values())]
+    rows = []
+    for name, counts in [*sets.items(), ("Σ", documents | ledger.get("parts", {}))]:
+        counted = [counts.get("read", 0), counts.get("kept", 0)]
+        counted += [counts.get("dropped", {}).get(reason, 0) for reason in reasons]
+        counted += [counts.get(split, {}).get("tokens", 0) for split in splits]
+        rows.append([name, *map(words.integer, counted)])
+    columns = [words["set"], words["read"], words["kept"], *named]
+    columns += [f"{words['tokens']}: {words[_SPLIT_WORDS[split]]}" for split in splits]
+    rejected = run.rejected[:_SHOWN_REJECTED]
+    return {
+        "id": f"ledger-{number}",
+        "verdict": words["ledger_verdict"].format(
+            read=words.integer(documents.get("read", 0)),
+            kept=words.integer(documents.get("kept", 0)),
+            dropped=words.integer(sum(documents.get("dropped", {}).values())),
+        ),
+        "sets": table(columns, rows, set(range(1, len(columns)))),
+        "notes": [str(note) for note in ledger.get("notes", [])],
+        "rejected": table(
+            [words["origin"], words["reason"], words["about_it"]],
+            [[line["origin"], words.phrase(line["reason"].replace("_", " ")), line["detail"]] for line in rejected],
+        ),
+        "bars": {
+            "id": f"ledger-{number}",
+            "unit": words["documents"],
+            "categories": list(sets),
+            "texts": [],
+            "series": [
+                {"name": words["kept"], "values": [counts.get("kept", 0) for counts in sets.values()]},
+                *(
+                    {"name": name, "values": [counts.get("dropped", {}).get(reason, 0) for counts in sets.values()]}
+                    for reason, name in zip(reasons, named, strict=True)
+                ),
+            ],
+        },
+    }
+
+
+_SPLIT_WORDS = {"train": "training", "validation": "validation"}
+
+
+def _profile(run: RunData, number: int, words: Language) -> dict[str, Any] | None:
+    profile = run.profile
+    if profile is None or not profile.get("kinds"):
+        return None
+    kinds = [kind for kind in profile["kinds"] if kind["milliseconds"]]
+    kinds.sort(key=lambda kind: -kind["milliseconds"])
+    names = [words.phrase(kind["kind"]) for kind in kinds]
+    largest = kinds[0]
+    rows = [
+        [name, words.number(kind["milliseconds"]), words.percent(kind["percent"] / 100)]
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    operators = [
+        [one["name"], words.phrase(one["kind"]), words.number(one["milliseconds"]), words.number(one["calls"], 3)]
+        for one in profile.get("operators", [])
+    ]
+    return {
+        "id": f"profile-{number}",
+        "verdict": words["profile_verdict"].format(
+            milliseconds=words.number(profile["milliseconds"]),
+            largest=names[0],
+            percent=words.number(largest["percent"], 3),
+            steps=profile["steps"],
+            device=profile["device"],
+        ),
+        "kinds": table([words["part"], words["milliseconds"], words["share"]], rows, {1, 2}),
+        "operators": table(
+            [words["operator"], words["part"], words["milliseconds"], words["calls"]], operators, {2, 3}
+        ),
+        "bars": {
+            "id": f"profile-{number}",
+            "unit": words["milliseconds"],
+            "categories": names,
+            "texts": [words.percent(kind["percent"] / 100) for kind in kinds],
+            "series": [{"name": "", "values": [kind["milliseconds"] for kind in kinds]}],
+        },
+    }
+
+
+# Plan, ranks, environment ------------------------------------------------------------------
+
+
+def _plan(run: RunData, words: Language) -> Table | None:
+    """What was planned beside what was measured; None where nothing was planned."""
+    plan = run.plan
+    if plan is None:
+        return None
+    measured = plan.get("measured") or {}
+    chosen = run.starts[-1].chosen if run.starts else {}
+    elapsed, newest = elapsed_seconds(run), run.curves.newest
+    done = run.status.state == "complete"
+    ranked = plan.get("per_rank_gib") or {}
+    rows = [
+        _planned("tokens_per_second", plan.get("tokens_per_second"), measured.get("tokens_per_second"), words),
+        _planned("per_rank_gib", ranked.get("reserved"), measured.get("per_rank_gib"), words),
+        _planned("host_gib", plan.get("host_gib"), measured.get("host_gib"), words),
+        _planned("hours", plan.get("hours"), elapsed / 3600 if elapsed is not None and done else None, words),
+        _planned("steps", plan.get("steps"), run.status.step if done else None, words),
+        _planned("tokens", plan.get("tokens"), newest.get("tokens") if done else None, words),
+    ]
+    for name in ("micro_batch", "activation_checkpointing", "precision"):
+        rows.append([words[f"plan_{name}"], str(plan.get(name, "")), str(chosen.get(f"train.{name}", "")), ""])
+    columns = ["", words["planned"], words["measured"], words["difference"]]
+    return table(columns, [row for row in rows if row[1] or row[2]], {1, 2, 3})
+
+
+def _planned(name: str, planned: Any, measured: Any, words: Language) -> list[str]:
+    """A row of the plan; `planned` is a number, or a middle with its bounds."""
+
+    def written(value: float) -> str:
+        return words.duration(value * 3600) if name == "hours" else words.number(value)
+
+    middle = planned.get("mid") if isinstance(planned, dict) else planned
+    text = "" if middle is None else written(middle)
+    if isinstance(planned, dict) and middle is not None:
+        values = {bound: written(planned[bound]) for bound in ("mid", "low", "high")}
+        text = words["plan_range"].format(**values)
+    if not isinstance(measured, int | float):
+        return [words[f"plan_{name}"], text, "", ""]
+    difference = words.difference(measured / middle - 1) if middle else ""
+    return [words[f"plan_{name}"], text, written(measured), difference]
+
+
+def _ranks(run: RunData, words: Language) -> Table | None:
+    if len(run.ranks) < 2 and run.status.state not in ("running", "dead"):
+        return None
+    rows = []
+    for rank in run.ranks:
+        silent = run.status.state == "dead" or rank.rank in run.status.silent_ranks
+        state = words["state_dead"] if silent and rank.state == "running" else words[f"state_{rank.state}"]
+        sign = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(rank.time))
+        memory = words.number(rank.memory_gib, 3)
+        rows.append([str(rank.rank), rank.host, rank.device, words.integer(rank.step), memory, state, sign])
+    columns = [words[name] for name in ("rank", "host", "device", "step", "memory_gib", "state", "last_sign")]
+    return table(columns, rows, {0, 3, 4})
+
+
+def _keys(values: dict[str, Any], words: Language) -> Table:
+    rows = [[key, in_yaml(value)] for key, value in values.items() if value is not None]
+    return table([words["key"], words["value"]], rows, code=True)
+
+
+def _environment(run: RunData, words: Language) -> Table:
+    if not run.starts:
+        return table([], [])
+    start = run.starts[-1]
+    rows = [[name, str(value)] for name, value in {**start.environment, "processes": start.processes}.items()]
+    return table([words["key"], words["value"]], rows, code=True)
+
+
+def _commands(run: RunData) -> str:
+    """The command lines that repeat the run, in another folder."""
+    folder, start = str(run.folder), run.starts[-1] if run.starts else None
+    again = shlex.quote(f"run={folder.rstrip('/')}-again")
+    processes = ""
+    if start is not None and start.processes > 1:
+        hosts = int(start.environment.get("hosts", 1))
+        processes = f" --nproc {start.processes // hosts}" + (f" --nnodes {hosts}" if hosts > 1 else "")
+    lines = [f"artel train {shlex.quote(folder)} {again}{processes}", f"artel train run.yaml {again}{processes}"]
+    return "\n".join(lines)
+
+
+def _at(config: dict[str, Any], section: str, key: str) -> Any:
+    part = config.get(section)
+    return part.get(key) if isinstance(part, dict) else None

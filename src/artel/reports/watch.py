@@ -1,0 +1,195 @@
+"""`artel watch`: a run followed in the terminal until it ends: its curve, rate, time left and ranks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from artel.errors import InputError, WorkError
+from artel.printable import in_a_line
+from artel.reports.curves import Curve
+from artel.reports.progress import elapsed_seconds, seconds_left, share_done
+from artel.reports.report import curve
+from artel.reports.run_data import RunData, RunReader
+from artel.reports.status import State
+
+_POLL_SECONDS = 1.0
+_LINE_SECONDS = 10.0
+_MOST_RANKS = 16
+_ENDED: tuple[State, ...] = ("complete", "stopped", "failed", "dead", "unknown")
+_STYLES = {"complete": "green", "running": "cyan", "stopped": "yellow", "failed": "red", "dead": "red"}
+
+
+def watch(folder: str, console: Console) -> RunData:
+    """Follow a run until it ends; the run as it ended.
+
+    Raises InputError where the folder is none of a run, WorkError where the run failed or died.
+    """
+    reader = RunReader(folder, points=1000)
+    run = reader.read()
+    if console.is_terminal:
+        with Live(screen(run, console.width), console=console, refresh_per_second=4) as live:
+            run = _follow(reader, run, lambda run: live.update(screen(run, console.width)))
+    else:
+        show = _Lines(console)
+        show(run)
+        run = _follow(reader, run, show)
+        show.end(run)
+    _raise_if_it_failed(run)
+    return run
+
+
+def _follow(reader: RunReader, run: RunData, show: Callable[[RunData], None]) -> RunData:
+    while run.status.state not in _ENDED:
+        time.sleep(_POLL_SECONDS)
+        run = reader.read()
+        show(run)
+    return run
+
+
+def _raise_if_it_failed(run: RunData) -> None:
+    status, folder = run.status, str(run.folder)
+    if status.state == "dead":
+        what = f"no sign of life for {status.silent:.0f} s after step {status.step}: its processes are gone"
+        raise WorkError.at(folder, what, "the same command resumes from its last checkpoint")
+    if status.state == "failed":
+        raise WorkError.at(folder, f"failed after step {status.step}: {status.message}", "the same command resumes")
+    if status.state == "unknown":
+        what = "leaves no signs of life, so whether it is at work is not known; shown is what it has logged"
+        raise InputError.at(folder, what, "artel report shows it too")
+
+
+# On a terminal ---------------------------------------------------------------------------
+
+
+def screen(run: RunData, width: int) -> RenderableType:
+    """All that is shown on a terminal of so many columns."""
+    parts: list[RenderableType] = [_title(run), *_curve(run, width), _bar(run, width), _figures(run)]
+    if len(run.ranks) > 1 or run.status.silent_ranks:
+        parts.append(_ranks(run))
+    return Group(*parts)
+
+
+def _title(run: RunData) -> Text:
+    state = run.status.state
+    model = str(run.starts[-1].chosen.get("model", "")) if run.starts else ""
+    title = Text()
+    title.append(in_a_line(str(run.folder)), style="bold")
+    title.append(f"  {state}", style=_STYLES.get(state, "dim"))
+    title.append(f"  {in_a_line(' · '.join(part for part in (run.objective, model) if part))}", style="dim")
+    return title
+
+
+def _curve(run: RunData, width: int) -> list[Text]:
+    """The loss, as `artel report` draws it, as wide as the terminal is."""
+    lines: list[dict[str, Any]] = []
+    for step, value in _points(run.curves.training.get("loss")):
+        lines.append({"step": step, "loss": value})
+    for step, value in _points(run.curves.validation.get("loss")):
+        lines.append({"step": step, "validation": {"loss": value}})
+    return [Text(line) for line in curve(lines, width=max(20, min(100, width - 12)))]
+
+
+def _points(of: Curve | None) -> list[tuple[float, float]]:
+    return [] if of is None else [(int(step), value) for step, value in zip(of.step, of.value.tolist(), strict=True)]
+
+
+def _bar(run: RunData, width: int) -> RenderableType:
+    share = share_done(run)
+    if share is None:
+        return Text(f"step {run.status.step:,}")
+    row = Table.grid(padding=(0, 1))
+    row.add_row(position(run), ProgressBar(total=1.0, completed=share, width=max(10, min(60, width - 40))), left(run))
+    return row
+
+
+def _figures(run: RunData) -> Text:
+    return Text(" · ".join(figures(run)))
+
+
+def _ranks(run: RunData) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("rank", "host", "device", "step", "memory", "state"):
+        table.add_column(name, justify="right" if name in ("rank", "step", "memory") else "left")
+    silent = set(run.status.silent_ranks)
+    # Those of which something is to be said first: silent, then behind.
+    ranks = sorted(run.ranks, key=lambda rank: (rank.rank not in silent, rank.step, rank.rank))
+    for rank in ranks[:_MOST_RANKS]:
+        state = "silent" if rank.rank in silent else rank.state
+        memory = f"{rank.memory_gib:.2f} GiB"
+        cells = (str(rank.rank), in_a_line(rank.host), rank.device, f"{rank.step:,}", memory, state)
+        table.add_row(*cells, style="red" if state == "silent" else None)
+    if len(ranks) > _MOST_RANKS:
+        table.add_row("", f"and {len(ranks) - _MOST_RANKS} more")
+    return table
+
+
+# What both show ---------------------------------------------------------------------------
+
+
+def position(run: RunData) -> str:
+    """`step 5 of 100`, or of a run on a budget the share of the time."""
+    share = share_done(run)
+    if run.steps:
+        return f"step {run.status.step:,} of {run.steps:,}"
+    return f"step {run.status.step:,}" + (f", {share:.0%} of the time" if share is not None else "")
+
+
+def left(run: RunData) -> str:
+    seconds = seconds_left(run) if run.status.state == "running" else None
+    return "" if seconds is None else f"{timedelta(seconds=round(seconds))} left"
+
+
+def figures(run: RunData) -> list[str]:
+    """The newest figures, each with its name."""
+    newest, validation = run.curves.newest, run.curves.newest_validation
+    found = []
+    if isinstance(newest.get("loss"), int | float):
+        found.append(f"loss {newest['loss']:.4f}")
+    if isinstance(validation.get("loss"), int | float):
+        found.append(f"validation {validation['loss']:.4f} (step {run.curves.newest_validation_step:,})")
+    if isinstance(newest.get("tokens_per_second"), int | float):
+        found.append(f"{newest['tokens_per_second']:,.0f} tokens/s")
+    if isinstance(newest.get("mfu"), int | float):
+        found.append(f"MFU {newest['mfu']:.1%}")
+    if isinstance(newest.get("memory_gib"), int | float):
+        found.append(f"{newest['memory_gib']:.2f} GiB")
+    elapsed = elapsed_seconds(run)
+    if elapsed is not None:
+        found.append(f"{timedelta(seconds=round(elapsed))} so far")
+    return found
+
+
+class _Lines:
+    """Without a terminal: a line when there is something new, not more often than every ten seconds."""
+
+    def __init__(self, console: Console, seconds: float = _LINE_SECONDS) -> None:
+        self._console, self._seconds = console, seconds
+        self._shown, self._newest = -math.inf, ""
+
+    def __call__(self, run: RunData) -> None:
+        now = time.monotonic()
+        if now - self._shown >= self._seconds:
+            self._shown = now
+            self._print(run)
+
+    def end(self, run: RunData) -> None:
+        """The last line: how the run ended."""
+        self._print(run)
+
+    def _print(self, run: RunData) -> None:
+        parts = [run.status.state, position(run), *figures(run), left(run)]
+        text = " · ".join(part for part in parts if part)
+        if text == self._newest:
+            return
+        self._newest = text
+        self._console.print(in_a_line(f"{run.folder}: {text}"), soft_wrap=True, highlight=False, markup=False)
