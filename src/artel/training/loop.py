@@ -21,12 +21,12 @@ from artel.preparing import Prepared
 from artel.training.callbacks import Callback, Log, MeasureEnd, Save, ShowSamples, StopOnSignal, Validate
 from artel.training.faults.bad_steps import Guard
 from artel.training.faults.out_of_memory import optimizer_memory, use_less_memory
+from artel.training.faults.rank_status import rank_status
 from artel.training.faults.watchdog import watchdog
 from artel.training.finish import finish
 from artel.training.heartbeat import heartbeat
 from artel.training.memory.cpu_allocator import retained_host_memory
 from artel.training.memory.micro_batch import is_out_of_memory
-from artel.training.metrics.rank_status import rank_status
 from artel.training.planned import CompareWithPlan
 from artel.training.prefetch import Prefetcher, gc_between_steps
 from artel.training.profile import Profile

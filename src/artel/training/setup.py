@@ -24,7 +24,6 @@ from artel.training.checkpoint.s3_mirror import fetch_newest
 from artel.training.evaluation import Validation
 from artel.training.first_step import check_blocks, check_same_step, check_same_store
 from artel.training.metrics.jsonl import drop_lines_after
-from artel.training.metrics.starts import note_start
 from artel.training.metrics.trackers import Trackers
 from artel.training.model_setup import set_up_model
 from artel.training.prefetch import local_batches
@@ -32,6 +31,7 @@ from artel.training.reference_log_probs import set_reference
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, run_length, warmup_steps
+from artel.training.starts import note_start
 
 
 def open_run(
