@@ -56,6 +56,10 @@ class ArtelError(Exception):
         """All problems in one line, for messages that quote them."""
         return " · ".join("; ".join(line.strip() for line in problem.lines) for problem in self.problems)
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and Jupyter show in place of a traceback."""
+        return [f"{type(self).__name__}:", *(line for problem in self.problems for line in problem.lines)]
+
     @classmethod
     def at(cls, where: str, what: str, fix: str = "", quoted: tuple[str, ...] = ()) -> Self:
         """An error with one problem: `raise InputError.at("data.block", "is 0", "write 1 or more")`."""

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def in_main_thread() -> bool:
+    """Whether this is the thread in which signals are handled; no other may set a handler."""
+    return threading.current_thread() is threading.main_thread()
+
+
 @contextmanager
 def interrupted_after() -> Iterator[None]:
     """Ctrl-C that comes during the block takes effect at its end.
 
     The signal is handled, not masked: a process of several threads gets it by any that does not mask it.
     """
-    if threading.current_thread() is not threading.main_thread():  # only there an interrupt is raised
+    if not in_main_thread():  # only there an interrupt is raised
         yield
         return
     interrupts: list[int] = []

@@ -63,13 +63,16 @@ def explain(key: Annotated[str, typer.Argument(help="A key or section, as data.c
 
 @app.command("schema")
 def schema() -> None:
-    """Print the JSON schema of a run file, for editors.
+    """Print the JSON schema of a run file, for editors: they complete keys, show their help and mark mistakes.
+
+    An editor with yaml-language-server takes it for a run file that begins with the line
+    # yaml-language-server: $schema=run.schema.json
 
     Example: artel config schema > run.schema.json
     """
-    from artel.config import RunConfig
+    from artel.config.json_schema import run_file_schema
 
-    show(json.dumps(RunConfig.model_json_schema(by_alias=True), ensure_ascii=False, indent=2))
+    show(json.dumps(run_file_schema(), ensure_ascii=False, indent=2))
 
 
 @app.command("convert")

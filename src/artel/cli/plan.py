@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, RunName, print_json
-from artel.cli.streams import show, tell, write_lines
-from artel.launching.quiet_libraries import quiet_libraries
+from artel.cli.streams import show, tell
 
 
 def plan(
@@ -42,30 +41,19 @@ def plan(
               artel plan run.yaml --hardware h100-80gb:8 --nodes 4 parallel.data=fsdp
               artel plan run.yaml --hardware a100-80gb:8 --fit
     """
-    from artel.config import Overrides
-    from artel.launching.read_run import read_run
+    from artel.config import Overrides, read_run_file
+    from artel.launching.plan_run import PlanOptions, plan_run
 
     changes = Overrides.parse(overrides)
-    run = read_run(name, changes, here=not hardware)
-    quiet_libraries()
+    asked = PlanOptions(hardware, nodes, nproc, host_memory, interconnect, price)
+    made = plan_run(read_run_file(name), changes, asked, tell, with_text=fit)
     from artel.planning.fit import CommandLine, advice_json, advise, describe_advice
-    from artel.planning.hardware import find_hardware
-    from artel.planning.plan import describe, in_brief, make_plan, planned_text
+    from artel.planning.plan import describe, in_brief
 
-    asked = find_hardware(hardware, nodes, host_memory, interconnect)
-    if run.model.auto:
-        from artel.planning.budget.choose import choose_for_plan
-
-        tell("choosing the model")
-        choice = choose_for_plan(run, asked, nproc)
-        write_lines(choice.lines)
-        run = choice.run
-    tell("tracing two steps")
-    text = planned_text(run) if fit else None
-    planned = make_plan(run, asked, nproc, price, text)
+    planned, text = made.plan, made.text
     if not as_json:
         show(describe(planned))
-    advice = None if text is None else advise(run, planned, text, nproc, tell)
+    advice = None if text is None else advise(made.run, planned, text, nproc, tell)
     options = {"--host-memory": host_memory, "--interconnect": interconnect, "--price": price}
     line = CommandLine(name, changes, {option: str(value) for option, value in options.items() if value is not None})
     if as_json:

@@ -48,7 +48,7 @@ def train(
     Example: artel train run.yaml --nproc 2 train.learning_rate=3e-4
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: it warns of hosts without names
-    from artel.config import Overrides
+    from artel.config import Overrides, read_run_file
     from artel.launching.start_run import StartOptions, start_run
 
     words = list(overrides or [])
@@ -68,6 +68,6 @@ def train(
         force=force,
         trackers=tuple(report_to.split(",")) if report_to else (),
     )
-    result = start_run(name, Overrides.parse(words), options, tell)
+    result = start_run(read_run_file(name), Overrides.parse(words), options, tell)
     if as_json:
         print_json(result)

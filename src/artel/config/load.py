@@ -9,8 +9,10 @@ import copy
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 import yaml
@@ -61,6 +63,19 @@ class RunFile:
     """The `file:line` of each key."""
     stem: str
     """Names the run's folder where the file does not."""
+    name: str = ""
+    """By which other processes read it: its path, or the name of a recipe; empty where it is in no file."""
+
+    @contextmanager
+    def named(self) -> Iterator[str]:
+        """`name` for the length of the block; where there is none, that of a file which is written for the block."""
+        if self.name:
+            yield self.name
+            return
+        with TemporaryDirectory() as folder:
+            file = Path(folder, f"{self.stem}.yaml")
+            file.write_text(yaml.safe_dump(self.tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            yield str(file)
 
     def run(self, overrides: Mapping[str, Any] | None = None) -> RunConfig:
         """The run with overrides. Raises WrongRunFile with every problem at once."""
@@ -93,7 +108,7 @@ def read_run_file(name: str) -> RunFile:
     _allow_replacing(tree, place)
     if is_masked_lm_json(tree):
         tree, lines = from_masked_lm_json(tree, place), {(): place}
-    return RunFile(tree, lines, stem)
+    return RunFile(tree, lines, stem, name)
 
 
 def _allow_replacing(tree: dict[str, Any], place: str) -> None:
@@ -146,7 +161,8 @@ def located(problem: Problem, run: RunConfig) -> Problem:
     if not run._places or not (known in _KEYS or known.startswith("model.config.")):
         return problem
     key = tuple(int(part) if part.isdecimal() else part for part in dotted.split("."))
-    return replace(problem, where=f"{line_of(key, run._places)}: {problem.where}")
+    line = line_of(key, run._places)
+    return replace(problem, where=f"{line}: {problem.where}") if line else problem
 
 
 _KEYS = frozenset(all_keys(RunConfig))

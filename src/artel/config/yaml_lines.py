@@ -127,12 +127,12 @@ def _unwritable(value: object, key: Key) -> Iterator[tuple[Key, str, str]]:
 
 
 def place_of(key: Key, lines: dict[Key, str]) -> str:
-    """`file:line: a.b.c`."""
-    return f"{line_of(key, lines)}: {'.'.join(map(str, key))}" if key else lines[()]
+    """`file:line: a.b.c`; `a.b.c` alone of a run that is in no file."""
+    return ": ".join(part for part in (line_of(key, lines), ".".join(map(str, key))) if part)
 
 
 def line_of(key: Key, lines: dict[Key, str]) -> str:
-    """`file:line` of a key, or of the nearest section above it that is in the file."""
+    """`file:line` of a key, or of the nearest section above it that is in the file; empty where there is no file."""
     while key and key not in lines:
         key = key[:-1]
     return lines[key]

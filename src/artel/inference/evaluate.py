@@ -15,6 +15,7 @@ from artel.models.device import pick_precision
 from artel.models.loading.check import check_positions
 from artel.models.loading.structure import position_limit
 from artel.models.quantization import compute_in
+from artel.notebooks import html_table
 from artel.objectives import objective_of, objective_type
 from artel.parallel import DataParallel, World
 from artel.preparing import prepare
@@ -45,6 +46,11 @@ class EvaluationResult:
     def to_json(self) -> dict[str, Any]:
         names = ("model", "objective", "figures", "samples", "documents", "tokens", "seconds")
         return {name: getattr(self, name) for name in names}
+
+    def _repr_html_(self) -> str:
+        rows = [(name.replace("_", " "), f"{value:,.4f}") for name, value in self.figures.items()]
+        size = f"{self.documents:,} documents, {self.samples:,} samples, {self.tokens:,} tokens"
+        return html_table(rows, caption=f"{self.model}: {size}")
 
 
 def evaluate(

@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from artel.errors import OutOfMemory
+from artel.interrupts import in_main_thread
 from artel.launching.hosts import Hosts
 from artel.launching.worker import LOST_OTHERS
 
@@ -136,7 +137,7 @@ class _Signals:
     def defer(self) -> None:
         """From now on raise only at polls; called after torchrun has set its handlers, and replaces them."""
         self._at_once = False
-        for number in PASSED_ON:
+        for number in PASSED_ON if in_main_thread() else ():
             signal.signal(number, self._on_signal)
 
     def raise_at_once(self) -> None:

@@ -11,15 +11,16 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from artel.config import Overrides, RunConfig, read_run_file
+from artel.config import Overrides, RunConfig, RunFile
 from artel.config.schema.quantities import duration
 from artel.errors import InputError
+from artel.interrupts import in_main_thread
 from artel.launching.accelerate import take_over
 from artel.launching.begin_with_plan import begin_with_plan
 from artel.launching.hosts import Hosts
@@ -37,6 +38,7 @@ from artel.training.run_folder import RunFolder, is_done
 
 if TYPE_CHECKING:
     from artel.preparing import Prepared
+    from artel.training.callbacks import Callback
 
 Announce = Callable[[str], None]
 
@@ -71,14 +73,21 @@ class StartOptions:
     """Added to those of the run file."""
 
 
-def start_run(name: str, overrides: Overrides, options: StartOptions, announce: Announce) -> dict[str, Any]:
-    """Train the run `name`, or resume it; its result.
+def start_run(
+    file: RunFile,
+    overrides: Overrides,
+    options: StartOptions,
+    announce: Announce,
+    callbacks: Sequence[Callback] = (),
+) -> dict[str, Any]:
+    """Train the run of a run file, or resume it; its result. `callbacks` go before those that the run file names.
 
     Raises InputError, WorkError, and Interrupted where a signal stopped the run after it was saved.
     """
-    signal.signal(signal.SIGUSR1, signal.default_int_handler)  # Slurm's warning: Ctrl-C until the training loop runs
+    if in_main_thread():
+        signal.signal(signal.SIGUSR1, signal.default_int_handler)  # Slurm's warning: Ctrl-C until the loop runs
     _read_environment(options)
-    run, overrides = _read_run(name, overrides, options, announce)
+    run, overrides = _read_run(file, overrides, options, announce)
     hosts = Hosts.read(
         options.nnodes,
         options.node_rank,
@@ -89,6 +98,9 @@ def start_run(name: str, overrides: Overrides, options: StartOptions, announce: 
     )
     processes = _processes_on_host(run, options.nproc, hosts)
     starts_others = not is_worker() and (processes > 1 or hosts.count > 1 or hosts.restarts > 0)
+    if callbacks and starts_others:
+        what, fix = "are objects of this process, and the run trains in others", "register them in a module: `plugins`"
+        raise InputError.at("callbacks", what, fix)
     meeting = Meeting.of(hosts) if starts_others else None  # a wrong address fails before any text is prepared
     folder = RunFolder(Path(run.run))
     leads = LED not in os.environ and (os.environ.get("RANK", "0") == "0" if meeting is None else meeting.leads)
@@ -108,9 +120,10 @@ def start_run(name: str, overrides: Overrides, options: StartOptions, announce: 
             announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
             return folder.read_result()
         if meeting is None:
-            return _train_in_this_process(run, announce)
+            return _train_in_this_process(run, callbacks, announce)
         os.environ[LED] = str(os.getpid())
-        launch(["train", name, *overrides.words], processes, meeting, folder, announce)
+        with file.named() as name:
+            launch(["train", name, *overrides.words], processes, meeting, folder, announce)
         return folder.read_result() if leads else {}
 
 
@@ -126,10 +139,9 @@ def _read_environment(options: StartOptions) -> None:
 
 
 def _read_run(
-    name: str, overrides: Overrides, options: StartOptions, announce: Announce
+    file: RunFile, overrides: Overrides, options: StartOptions, announce: Announce
 ) -> tuple[RunConfig, Overrides]:
     """The run with the keys that accelerate and `options.trackers` set, and all overrides."""
-    file = read_run_file(name)
     run = checked_run(file, overrides)
     taken = take_over(run)
     for note in taken.notes:
@@ -268,7 +280,7 @@ def _begin_from_deepspeed(run: RunConfig, prepared: Prepared, from_deepspeed: Pa
     begin_run(run, prepared, from_deepspeed, announce)
 
 
-def _train_in_this_process(run: RunConfig, announce: Announce) -> dict[str, Any]:
+def _train_in_this_process(run: RunConfig, callbacks: Sequence[Callback], announce: Announce) -> dict[str, Any]:
     announce("starting to train")
     quiet_libraries()
     from artel.parallel import join_world
@@ -283,5 +295,5 @@ def _train_in_this_process(run: RunConfig, announce: Announce) -> dict[str, Any]
             end_with_launcher(int(os.environ[LED]))
         if run.model.auto:  # another process led the run, and has written what was chosen
             run = with_earlier_choice(run, begun=False) or run
-        callbacks = [CALLBACKS[name]() for name in run.callbacks]
-        return train(run, prepare(run, announce), world, announce, callbacks)
+        own = [CALLBACKS[name]() for name in run.callbacks]
+        return train(run, prepare(run, announce), world, announce, [*callbacks, *own])

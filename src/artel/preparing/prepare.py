@@ -21,6 +21,7 @@ import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
+from artel.notebooks import html_table
 from artel.objectives import objective_type
 from artel.plugins import code_digest
 from artel.preparing.claim import check_claim, claim, identity
@@ -90,6 +91,17 @@ class Prepared:
             f"{tokens['validation']:,} validation tokens in {split['validation']['documents']:,}"
             f"{'' if self.made else ' (made before)'}"
         )
+
+    def _repr_html_(self) -> str:
+        ledger = self.ledger()
+        documents, tokens = ledger["documents"], ledger["tokens"]
+        rows = [
+            ("documents read", f"{documents['read']:,}"),
+            *((f"dropped: {reason}", f"{count:,}") for reason, count in documents["dropped"].items()),
+            ("documents kept", f"{documents['kept']:,}"),
+            *((f"tokens for {name}", f"{count:,}") for name, count in tokens.items()),
+        ]
+        return html_table(rows, caption=str(self.folder))
 
 
 def prepare(

@@ -1,7 +1,7 @@
 """Reading and writing: downloads, atomic writes, checksums, locks, S3 and the hub."""
 
 from artel.storage.atomic import check_new, discard, new_folder, point, remove_leftovers, write_file
-from artel.storage.bus_errors import report_bus_errors
+from artel.storage.bus_errors import kept_bus_error_handler, report_bus_errors
 from artel.storage.checksums import checksum
 from artel.storage.http.download import Download, fetch
 from artel.storage.locations import cache_folder, check_cache, disk_errors, folder_problem, user_path
@@ -36,6 +36,7 @@ __all__ = [
     "finished_folders",
     "folder_problem",
     "is_remote",
+    "kept_bus_error_handler",
     "list_remote",
     "lock",
     "new_folder",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from artel.storage.panics import stderr_descriptor
 
@@ -26,3 +28,15 @@ _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)(_handle)  # a global: C calls it
 def report_bus_errors() -> None:
     """Install a handler: on SIGBUS the process prints a message and exits with status 1."""
     ctypes.CDLL(None).signal(signal.SIGBUS, _HANDLER)  # a Python handler would run after the read, which never ends
+
+
+@contextmanager
+def kept_bus_error_handler() -> Iterator[None]:
+    """Within the block SIGBUS is reported; afterwards it is handled as before."""
+    set_handler = ctypes.CDLL(None).signal
+    set_handler.restype, set_handler.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    before = set_handler(signal.SIGBUS, ctypes.cast(_HANDLER, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        set_handler(signal.SIGBUS, before)

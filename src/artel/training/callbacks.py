@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
+from artel.interrupts import in_main_thread
 from artel.models.flops import tokens_a_second, utilization
 from artel.models.generate import Sampling
 from artel.training.evaluation import Validation
@@ -221,22 +223,27 @@ def _save_and_wait(run: Run) -> None:
 
 
 class StopOnSignal:
-    """Ends the run after this step, saved, on SIGTERM, Ctrl-C or Slurm's SIGUSR1; at once on a second Ctrl-C."""
+    """Ends the run after this step, saved, on SIGTERM, Ctrl-C or Slurm's SIGUSR1; at once on a second Ctrl-C.
+
+    "At once" is what a handler does that a caller of artel had set, else the end of the process. In a thread that is
+    not the main one nothing arrives.
+    """
 
     # One Ctrl-C can arrive twice: from the terminal, and passed on by a launcher. Two within a second are one.
     _SAME = 1.0
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.requested = False
         """True once this process was asked to stop."""
-        self._when = 0.0
-        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+        self._clock, self._when = clock, 0.0
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) if in_main_thread() else ()
         self._before = {number: signal.signal(number, self._on_signal) for number in signals}
 
     def _on_signal(self, number: int, frame: object) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if self.requested and number == signal.SIGINT and now - self._when > self._SAME:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            before = self._before[signal.SIGINT]
+            signal.signal(signal.SIGINT, signal.SIG_DFL if before is signal.default_int_handler else before)
             signal.raise_signal(signal.SIGINT)
         if not self.requested:
             self._when = now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -20,8 +20,12 @@ def free(default: Any, description: str, **more: Any) -> Any:
     return Field(default, description=description, json_schema_extra={"shapes_result": False}, **more)
 
 
-def as_list(value: object) -> object:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
+
+
+OneOrMore = BeforeValidator(_as_list, json_schema_input_type=str | list[str])
+"""A text alone stands for a list of one."""
 
 
 def number_if_it_is_one(value: object) -> object:
@@ -38,9 +42,12 @@ def number_or_numbers(value: object) -> object:
     return value if isinstance(value, dict) else read_number(value)
 
 
-def on_or_off(value: object) -> object:
-    """`on` and `off` as words; YAML 1.1 reads them as booleans."""
+def _on_or_off(value: object) -> object:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+OnOrOff = BeforeValidator(_on_or_off, json_schema_input_type=Literal["auto", "on", "off"] | bool)
+"""`on` and `off` as words; YAML 1.1 reads them as booleans."""
 
 
 def name_fault(name: str) -> str | None:
@@ -65,4 +72,4 @@ def _can_be_named(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_can_be_named)]
-Paths = Annotated[list[str], BeforeValidator(as_list)]
+Paths = Annotated[list[str], OneOrMore]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from artel.config.schema.base import Name, Paths, Section, as_list, free, number_if_it_is_one, number_or_numbers
+from artel.config.schema.base import Name, OneOrMore, Paths, Section, free, number_if_it_is_one, number_or_numbers
 from artel.config.schema.quantities import Bytes, Count, Length, Number, Seed, Vocabulary, at_most
 from artel.config.schema.registered import FormatName
 from artel.registry import FORMATS
@@ -144,7 +144,7 @@ def _regular_expression(pattern: str) -> str:
     return pattern
 
 
-Patterns = Annotated[list[Annotated[str, AfterValidator(_regular_expression)]], BeforeValidator(as_list)]
+Patterns = Annotated[list[Annotated[str, AfterValidator(_regular_expression)]], OneOrMore]
 Share = Annotated[Number, Field(ge=0, le=1)]
 
 
@@ -199,7 +199,7 @@ class CleanConfig(Section):
         "from 5 in all that repeat an earlier one. Gopher's: {2: 0.2, 3: 0.18, 4: 0.16, 5: 0.15, 6: 0.14, 7: 0.13, "
         "8: 0.12, 9: 0.11, 10: 0.1}.",
     )
-    languages: Annotated[list[str], BeforeValidator(as_list)] = Field(
+    languages: Annotated[list[str], OneOrMore] = Field(
         default=[],
         description="Codes (ru, en): documents that are in none of these languages are dropped (language); those under "
         "100 characters cannot be recognized and stay. Needs artel-lm[languages].",

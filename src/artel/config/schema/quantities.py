@@ -11,7 +11,14 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+)
 from pydantic_core import CoreSchema, core_schema
 
 _NUMBER = r"[+-]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
@@ -179,7 +186,7 @@ class Warmup:
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
             cls.read,
-            json_schema_input_schema=core_schema.float_schema(),
+            json_schema_input_schema=core_schema.union_schema([core_schema.float_schema(), core_schema.str_schema()]),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda warmup: warmup.steps if warmup.steps is not None else warmup.fraction
             ),
@@ -201,13 +208,29 @@ def at_most(limit: float, reason: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_Whole = Annotated[int, BeforeValidator(read_count)]
+@dataclass(frozen=True, slots=True)
+class _AsWritten:
+    """In the JSON schema: a number, or text of this pattern, which YAML does not read as a number (30k, 5e-5)."""
 
-Number = Annotated[float, BeforeValidator(read_number), at_most(1e9, "no setting means anything there")]
-Rate = Annotated[float, BeforeValidator(read_number), at_most(1000, "no model learns at such a rate")]
+    pattern: str
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string", "pattern": self.pattern}]}
+
+
+_FIGURES = r"^\s*[+-]?[0-9._]+([eE][+-]?[0-9]+)?\s*"
+_number = _AsWritten(f"{_FIGURES}[kKmMgGbBtT]?$")
+_bytes, _seconds = _AsWritten(f"{_FIGURES}([kKmMgGtT]i?)?[bB]?$"), _AsWritten(f"{_FIGURES}(s|sec|min|h|d)?$")
+
+_Whole = Annotated[int, BeforeValidator(read_count), _number]
+
+Number = Annotated[float, BeforeValidator(read_number), _number, at_most(1e9, "no setting means anything there")]
+Rate = Annotated[float, BeforeValidator(read_number), _number, at_most(1000, "no model learns at such a rate")]
 Count = Annotated[_Whole, at_most(10**15, "no run comes so far")]
-Seconds = Annotated[float, BeforeValidator(read_seconds), at_most(_YEARS, "that is more than 30 years")]
-Bytes = Annotated[int, BeforeValidator(read_bytes), at_most(10**18, "no disk holds so much"), PlainSerializer(int)]
+Seconds = Annotated[float, BeforeValidator(read_seconds), _seconds, at_most(_YEARS, "that is more than 30 years")]
+Bytes = Annotated[
+    int, BeforeValidator(read_bytes), _bytes, at_most(10**18, "no disk holds so much"), PlainSerializer(int)
+]
 Samples = Annotated[_Whole, at_most(10**7, "one step would have to see them all"), Field(ge=1)]
 Length = Annotated[_Whole, at_most(10**8, "no model reads so many tokens at once"), Field(ge=1)]
 Vocabulary = Annotated[_Whole, at_most(4_000_000, "the largest vocabularies have a tenth of it")]

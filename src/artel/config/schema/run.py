@@ -8,12 +8,15 @@ tolerance); all others are compared when a run resumes.
 from __future__ import annotations
 
 import logging
+import os
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
-from artel.config.schema.base import Name, Section, as_list, free, on_or_off
+from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, free
 from artel.config.schema.data import DataConfig, TokenizerConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig
@@ -41,6 +44,7 @@ from artel.config.schema.registered import (
     TrackerName,
 )
 from artel.plugins import load_plugin
+from artel.secrets import hide_secrets
 
 
 class LoraConfig(Section):
@@ -49,7 +53,7 @@ class LoraConfig(Section):
         32.0, gt=0, description="Scales the adapter's output: alpha / rank (alpha / sqrt(rank) with rslora)."
     )
     dropout: Number = Field(0.0, ge=0, lt=1, description="Dropout of the adapter's input.")
-    target: Annotated[list[str], BeforeValidator(as_list)] = Field(
+    target: Annotated[list[str], OneOrMore] = Field(
         ["auto"], description="Names of the linear layers adapted (q_proj, v_proj); auto: all but the output head."
     )
     rslora: bool = Field(False, description="Scale by the square root of the rank (Kalajdzievski 2023).")
@@ -170,7 +174,7 @@ class TrainConfig(Section):
     weights: Literal["fp32", "bf16"] = Field(
         "fp32", description="What weights are held in; bf16 takes half, and their steps are rounded stochastically."
     )
-    compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = Field(
+    compile: Annotated[Literal["auto", "on", "off"], OnOrOff] = Field(
         "auto", description="torch.compile of each layer."
     )
     threads: Threads | None = free(None, "CPU threads of each process; auto when null.", ge=1)
@@ -297,7 +301,7 @@ class Places(dict[tuple[str | int, ...], str]):
 
 class RunConfig(Section):
     _places: Places = PrivateAttr(default_factory=Places)
-    plugins: Annotated[list[Annotated[str, AfterValidator(load_plugin)]], BeforeValidator(as_list)] = free(
+    plugins: Annotated[list[Annotated[str, AfterValidator(load_plugin)]], OneOrMore] = free(
         [],
         "Modules of your own (package.module), which register formats, objectives, optimizers, schedules, trackers, "
         "exporters or callbacks: they are imported, and may do all that you can.",
@@ -339,3 +343,12 @@ class RunConfig(Section):
                 f"{folder!r} is no folder; write one of a disk, and checkpoint.copy_to: s3://BUCKET/PREFIX"
             )
         return folder
+
+    def to_yaml(self) -> str:
+        """The keys that were set, as a run file has them; secrets in addresses are ***: write ${NAME} for them."""
+        tree = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        return yaml.safe_dump(hide_secrets(tree), sort_keys=False, allow_unicode=True)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_yaml` to a file, for the command `artel`. A file that is there is replaced."""
+        Path(path).write_text(self.to_yaml(), encoding="utf-8")

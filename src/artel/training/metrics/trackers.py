@@ -8,50 +8,27 @@ import sys
 import time
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, ClassVar, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from artel.config import RunConfig
 from artel.errors import missing_extra
+from artel.notebooks import in_notebook
 from artel.printable import in_a_line
 from artel.registry import TRACKERS
 from artel.secrets import hide_secrets
 from artel.training.metrics.jsonl import Lines, drop_lines_after
+from artel.training.metrics.notebook import NotebookTracker
+from artel.training.metrics.tracker import Figures as Figures
+from artel.training.metrics.tracker import Tracker as Tracker
+from artel.training.metrics.tracker import validation_row
 from artel.training.run_folder import RunFolder
-
-Figures = dict[str, Any]
 
 _BAR_SECONDS = 0.1  # the bar is drawn ten times a second; an update takes 50 µs, which many a step does not
 _LINE_SECONDS = 10.0
 _PARTS = 1000  # of the bar of a run on a budget
-
-
-class Tracker:
-    """Where figures go: those of a logged step, those of a validation. One of your own has these methods."""
-
-    package: ClassVar[str] = ""
-    """The package that it needs, which comes with the extra of that name."""
-
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
-        """`step` is where the run stands, `steps` where it ends; None where `train.budget` ends it."""
-
-    def training(self, figures: Figures) -> None: ...
-
-    def validation(self, figures: Figures) -> None: ...
-
-    def step(self, step: int) -> None:
-        """A step is done, logged or not; called after each, so it must cost nothing."""
-
-    def busy(self, what: str, share: float | None = None) -> None:
-        """What is done that is no step (evaluating, compiling), and how much of it is done, from 0 to 1."""
-
-    def hint(self) -> str:
-        """A command that shows what was written, printed when the run is done; empty where there is none."""
-        return ""
-
-    def close(self) -> None: ...
 
 
 def check_trackers(track: list[str]) -> None:
@@ -69,7 +46,7 @@ class Trackers:
         self._alive: list[Tracker] = []
         for name in run.track:
             try:
-                self._alive.append(TRACKERS[name](run, folder, step, steps))
+                self._alive.append(TRACKERS[name].for_this_process()(run, folder, step, steps))
             except Exception as error:  # a tracker is another's program: whatever it raises, the run goes on
                 _warn(name, error)
 
@@ -127,6 +104,10 @@ class JsonLines(Tracker):
 
 class ConsoleTracker(Tracker):
     """A progress bar on a terminal, else a line now and then; a table of validations anywhere; on standard error."""
+
+    @classmethod
+    def for_this_process(cls) -> type[Tracker]:
+        return NotebookTracker if in_notebook() else cls
 
     def __init__(
         self,
@@ -211,22 +192,14 @@ class ConsoleTracker(Tracker):
 
     def validation(self, figures: Figures) -> None:
         """A line of the table; its columns are the step, the training loss and the objective's own figures."""
-        metrics = figures["validation"]
-        titles = ["step", "epoch", "training loss", *(name.replace("_", " ") for name in metrics)]
-        titles[3] = "validation loss"
+        row = validation_row(figures, self._loss)
         if not self._header:
-            self._console.print("  ".join(f"{title:>8}" for title in titles))
+            self._console.print("  ".join(f"{title:>8}" for title in row))
             self._header = True
-        values = [f"{figures['step']}", f"{figures['epoch']:.2f}", f"{self._loss:.4f}", *map(_short, metrics.values())]
-        cells = (f"{value:>{max(8, len(title))}}" for value, title in zip(values, titles, strict=True))
-        self._console.print("  ".join(cells))
+        self._console.print("  ".join(f"{value:>{max(8, len(title))}}" for title, value in row.items()))
 
     def close(self) -> None:
         self._bar.stop()
-
-
-def _short(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
 class TensorBoard(Tracker):

@@ -1,0 +1,266 @@
+"""A trained model to use: write, chat, answer, fill masks, evaluate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from artel.api.process import Tell, leaves_process_unchanged, tell
+from artel.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from artel.inference import EvaluationResult, OpenedModel
+    from artel.objectives import Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model for questions finds in a text."""
+
+    text: str
+    """The answer as it stands in the text; empty where the model finds none."""
+    start: int
+    """Its first character, counted from 0; -1 where there is no answer."""
+    end: int
+    """The character behind its last."""
+    score: float
+    """Logits of start and end less those of no answer: above 0 the model is for the answer."""
+    answer_class: str
+    """Of models with five heads (yes, no, short, long, unknown), else empty or as the model has it."""
+    classes: dict[str, float] | None
+    """The probability of each class, of models with five heads."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A text with what was missing put in."""
+
+    text: str
+    masks: list[list[tuple[str, float]]]
+    """For each mask the likeliest tokens with their probabilities (0 to 1), best first; empty of a model that is given
+    no masks, and finds itself what is missing."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@leaves_process_unchanged(with_torch=True)
+def open(name: str | os.PathLike[str]) -> Model:
+    """Open a model: the final one of a run, its newest checkpoint while it trains, or any Hugging Face model.
+
+    Args:
+        name: the folder of a run, a model folder (an adapter is opened with its base), or a hub id.
+
+    Raises InputError where there is no such model, or it is damaged.
+    """
+    from artel.launching.quiet_libraries import quiet_libraries
+
+    quiet_libraries()
+    from artel.inference import open_model
+
+    return Model(open_model(os.fspath(name)))
+
+
+class Model:
+    """A model with its tokenizer, as `artel.open` returns it. What it cannot do it says: InputError."""
+
+    def __init__(self, opened: OpenedModel) -> None:
+        self._opened = opened
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The transformers model."""
+        return self._opened.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The transformers tokenizer."""
+        return self._opened.tokenizer.hf
+
+    @property
+    def objective(self) -> str:
+        """What it learned, by the name in a run file; for a model that no run trained, what its head is for."""
+        return self._opened.objective.run.objective
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_new_tokens: int = 100,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        top_p: float = 1.0,
+        seed: int = 0,
+        repetition_penalty: float = 1.0,
+    ) -> str:
+        """Continue a text; of a chat model, answer a message. Returns what is written, without the prompt.
+
+        Args:
+            prompt: the text to continue; empty to begin a new document.
+            max_new_tokens: tokens to write at most.
+            temperature: 0 takes the likeliest token.
+            top_k: choose among the k likeliest tokens; 0 for all.
+            top_p: choose among the likeliest tokens that sum to p.
+            seed: equal seeds write equal texts. The random state of PyTorch is not used, and does not change.
+            repetition_penalty: above 1 avoids tokens already there.
+
+        Raises InputError for a model that does not write token by token, and for settings out of range.
+        """
+        return "".join(
+            self.stream(
+                prompt,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+                repetition_penalty=repetition_penalty,
+            )
+        )
+
+    def stream(
+        self,
+        prompt: str = "",
+        *,
+        max_new_tokens: int = 100,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        top_p: float = 1.0,
+        seed: int = 0,
+        repetition_penalty: float = 1.0,
+    ) -> Iterator[str]:
+        """The same as `generate`, in pieces of whole characters, as soon as they are written."""
+        from artel.inference.chat import ChatSettings
+        from artel.models.generate import Sampling
+
+        if not self._opened.objective.generates:
+            raise self._cannot("writes no text of its own")
+        ChatSettings(
+            0, max_new_tokens, repetition_penalty, temperature, top_p, top_k, seed
+        )  # refuses what is out of range
+        sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty)
+        return iter(self._reply(prompt, "", sampling).pieces)
+
+    @leaves_process_unchanged()
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, str]],
+        *,
+        system: str = "",
+        max_new_tokens: int = 200,
+        temperature: float = 0.5,
+        top_k: int = 40,
+        top_p: float = 0.6,
+        seed: int = 0,
+        repetition_penalty: float = 1.2,
+        tell: Tell = tell,
+    ) -> str:
+        """The answer to a message, or to the last of a conversation, written by the model's chat template.
+
+        Args:
+            messages: a message; or `{"role": "user", "content": "…"}` and so on, user and assistant by turns, a system
+                message before them if you like, the user's message last.
+            system: the system message: who the model is to be.
+            max_new_tokens, temperature, top_k, top_p, seed, repetition_penalty: as in `generate`.
+            tell: is called with notes: that the answer was cut off, that earlier messages did not fit.
+
+        Raises InputError for a model that does not write, and for a conversation that its template refuses.
+        """
+        from artel.inference import ChatSession, ChatSettings
+        from artel.inference.chat import Exchange
+
+        system_message, pairs, message = _conversation(messages)
+        settings = ChatSettings(len(pairs), max_new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
+        session = ChatSession(self._opened, settings, system or system_message, tell)
+        session.exchanges = [Exchange(question, answer, True) for question, answer in pairs]
+        return "".join(session.answer(message))
+
+    def answer(self, question: str, context: str) -> Answer:
+        """Find the answer to a question in a text of any length, which is read in windows.
+
+        Raises InputError for a model that did not learn to answer questions.
+        """
+        if not self._opened.objective.needs_context:
+            raise self._cannot("finds no answers in texts")
+        found = self._reply(question, context, None).to_json or {}
+        return Answer(found["answer"], found["start"], found["end"], found["score"], found["class"], found["classes"])
+
+    def fill(self, text: str) -> Filled:
+        """Put in what is missing: a word for each mask, or the commas, by what the model learned.
+
+        Raises InputError for a model that fills nothing in, and for a text without masks where it needs them.
+        """
+        objective = self._opened.objective
+        if objective.generates or objective.needs_context:
+            raise self._cannot("fills nothing in")
+        reply = self._reply(text, "", None)
+        filled = "".join(reply.pieces)
+        masks = (reply.to_json or {}).get("masks", [])
+        return Filled(filled, [[(token["token"], token["probability"]) for token in mask] for mask in masks])
+
+    @leaves_process_unchanged(with_torch=True)
+    def evaluate(
+        self,
+        data: str | os.PathLike[str] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        tell: Tell = tell,
+    ) -> EvaluationResult:
+        """The objective's figures: on the validation part of the model's run, or on `data`.
+
+        Args:
+            data: a file, folder or glob, all of it; or a run file, whose validation part it is then.
+            overrides: values for dotted keys of the run that is evaluated: `{"data.block": 256}`.
+            tell: is called with each message for people, a line of text.
+
+        Returns:
+            `figures` by name (`loss` in nats a target token, `bits_per_byte`, `accuracy` 0 to 1 …), `documents`,
+            `samples`, `tokens`, `seconds`.
+
+        Raises InputError where there is nothing to evaluate on, or the data is for another objective.
+        """
+        from artel.inference import evaluate
+        from artel.launching import check_worker, choose_interface_of_process
+        from artel.launching.quiet_libraries import quiet_libraries
+        from artel.parallel import join_world
+
+        quiet_libraries()
+        check_worker()
+        choose_interface_of_process()
+        with join_world(None) as world:
+            return evaluate(self._opened, None if data is None else os.fspath(data), overrides or {}, world, tell)
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        return f"artel.open({self._opened.name!r})  # {self.objective}, {count:,} parameters"
+
+    def _reply(self, prompt: str, context: str, sampling: Any) -> Reply:
+        """What the objective makes of a prompt, as `artel generate` asks for it."""
+        return self._opened.objective.reply(self._opened.model, prompt, context, sampling)
+
+    def _cannot(self, what: str) -> InputError:
+        """The error for what this model did not learn, which names what it can do."""
+        objective = self._opened.objective
+        able = "generate and chat" if objective.generates else "answer" if objective.needs_context else "fill"
+        return InputError.at(self._opened.name, f"is a model for {self.objective}, which {what}", f"use {able}")
+
+
+def _conversation(messages: str | Sequence[Mapping[str, str]]) -> tuple[str, list[tuple[str, str]], str]:
+    """(system message, earlier pairs of message and answer, the message to answer)."""
+    if isinstance(messages, str):
+        return "", [], messages
+    turns = [(message.get("role"), message.get("content", "")) for message in messages]
+    system = turns.pop(0)[1] if turns and turns[0][0] == "system" else ""
+    roles = [role for role, _ in turns]
+    if len(turns) % 2 == 0 or roles != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
+        what = f"has the roles {', '.join(map(str, roles)) or 'of nobody'}"
+        raise InputError.at("messages", what, "write user and assistant by turns, and a message of the user last")
+    texts = [text for _, text in turns]
+    return system, list(zip(texts[:-1:2], texts[1::2], strict=True)), texts[-1]

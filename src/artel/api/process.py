@@ -1,0 +1,190 @@
+"""A call of artel within a process that is somebody else's: nothing of it is changed afterwards."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import logging
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
+
+from artel.errors import ArtelError, Problem
+from artel.interrupts import in_main_thread
+from artel.notebooks import in_notebook
+from artel.printable import in_a_line
+from artel.secrets import hide_secrets
+from artel.storage import kept_bus_error_handler
+from artel.storage.unexpected_errors import machine_error
+
+Tell = Callable[[str], None]
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
+
+
+def tell(line: str) -> None:
+    """A message for people: below the cell in a notebook, else on standard error; from the first process only."""
+    if os.environ.get("RANK", "0") == "0":
+        print(in_a_line(hide_secrets(line)), file=sys.stdout if in_notebook() else sys.stderr, flush=True)
+
+
+def leaves_process_unchanged(
+    *, with_torch: bool = False
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """A decorator: what a call changes of the process is put back when it returns or raises.
+
+    That is the environment, signal handlers, filters of warnings, levels of loggers, the search path, and of PyTorch
+    the threads, the default dtype and the random states. `with_torch`: the call needs PyTorch, which is imported
+    first. Errors of the machine (a full disk) become WorkError.
+    """
+
+    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        @functools.wraps(function)
+        def call(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+            with ExitStack() as stack:
+                stack.enter_context(_environment())
+                if with_torch:
+                    import torch  # noqa: F401
+                for keep in (_signals, kept_bus_error_handler, _faults, _messages, _modules, _torch):
+                    stack.enter_context(keep())
+                try:
+                    return function(*arguments, **named)
+                except ArtelError as error:
+                    error.problems = tuple(map(_in_python, error.problems))
+                    error.args = ("\n".join(map(str, error.problems)),)
+                    raise
+                except Exception as error:
+                    known = machine_error(error)
+                    if known is None:
+                        raise
+                    raise known from error
+
+        return call
+
+    return decorate
+
+
+def _in_python(problem: Problem) -> Problem:
+    """A problem whose flags of the command line are named as arguments, except within a command."""
+
+    def argument(text: str) -> str:
+        if "artel " in text:
+            return text
+        return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
+
+    return replace(problem, where=argument(problem.where), what=argument(problem.what), fix=argument(problem.fix))
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    before = dict(os.environ)
+    # Read while PyTorch is imported: it warns of hosts without names.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Handlers as they were; meanwhile each Ctrl-C is a KeyboardInterrupt at most, and never ends the process."""
+    if not in_main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    if before[signal.SIGINT] is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is not handler:  # None: it was not set from Python
+                signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    was_enabled = faulthandler.is_enabled()
+    try:
+        yield
+    finally:
+        if not was_enabled:
+            faulthandler.disable()
+
+
+@contextmanager
+def _messages() -> Iterator[None]:
+    """Warnings and loggers, also those of transformers, which are made when it is imported."""
+    loggers = {
+        logger: (logger.level, list(logger.filters))
+        for logger in logging.root.manager.loggerDict.values()
+        if isinstance(logger, logging.Logger)
+    }
+    transformers = _transformers_logging()
+    before = (transformers.get_verbosity(), transformers.is_progress_bar_enabled()) if transformers else None
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm in notebooks: artel shows its own bar
+            yield
+    finally:
+        for logger, (level, filters) in loggers.items():
+            logger.setLevel(level)
+            logger.filters[:] = filters
+        transformers = _transformers_logging()
+        if transformers is not None:
+            verbosity, has_bars = before or (logging.WARNING, True)
+            transformers.set_verbosity(verbosity)
+            (transformers.enable_progress_bar if has_bars else transformers.disable_progress_bar)()
+
+
+def _transformers_logging() -> Any:
+    return sys.modules.get("transformers.utils.logging")
+
+
+@contextmanager
+def _modules() -> Iterator[None]:
+    """The search path, and `kernels`, which transformers and bitsandbytes must not import for artel."""
+    path, has_kernels = list(sys.path), "kernels" in sys.modules
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        if not has_kernels:
+            sys.modules.pop("kernels", None)
+
+
+@contextmanager
+def _torch() -> Iterator[None]:
+    """Threads, default dtype and random states of PyTorch, where the process has imported it."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    threads, dtype, states = torch.get_num_threads(), torch.get_default_dtype(), torch.get_rng_state()
+    of_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.set_rng_state(states)
+        if of_devices:
+            torch.cuda.set_rng_state_all(of_devices)

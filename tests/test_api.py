@@ -1,0 +1,415 @@
+"""`import artel`: the verbs as functions, in one process that nothing of it changes."""
+
+import ast
+import faulthandler
+import itertools
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import artel
+from artel.api.run import table
+from artel.training.callbacks import StopOnSignal
+from support.objectives import objective_run
+from support.runs import ENVIRONMENT, TEXT_ALONE, TINY, losses, merged, wait_for_step, write_run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def tiny(**changes) -> dict:
+    """A run as a dict: of the paths in it the store's is a Path."""
+    return merged(TINY, {"run": "runs/tiny", "data": {"store": Path("stores")}, **changes})
+
+
+def text_alone(**changes) -> dict:
+    """The text of such a run: `artel.prepare` checks no model beside it."""
+    return merged(TEXT_ALONE, {"run": "runs/tiny", "data": {"store": "stores"}, **changes})
+
+
+def silent(line: str) -> None:
+    pass
+
+
+def train(run, overrides=None, **options) -> artel.Run:
+    return artel.train(run, overrides, tell=silent, **options)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> artel.Run:
+    folder = tmp_path_factory.mktemp("trained")
+    run = tiny(run=str(folder / "run"), data={"store": folder / "stores"}, validate={"prompts": ["The"]})
+    return train(run)
+
+
+# Importing --------------------------------------------------------------------------
+
+
+def test_importing_is_quick_and_brings_nothing():
+    """The names are there, also for `from artel import …`, and heavy libraries are not imported for them."""
+    heavy = "('torch', 'transformers', 'numpy', 'pandas', 'plotly', 'pydantic', 'rich', 'IPython')"
+    code = f"import sys, artel; print([name for name in {heavy} if name in sys.modules])"
+    code += "\nfrom artel import InputError, RunConfig, open, plan, prepare, train, Run, config"
+    code += "\nprint([name for name in ('torch', 'transformers', 'numpy', 'pandas') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert done.stdout.split("\n") == ["[]", "[]", ""]
+
+
+def test_the_types_name_what_the_package_has():
+    tree = ast.parse(Path(artel.__file__).with_suffix(".pyi").read_text())
+    typed = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert {*typed, "__version__"} == set(artel.__all__) == set(dir(artel))
+    for name in artel.__all__:
+        assert getattr(artel, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        artel.trian  # noqa: B018
+
+
+def test_every_public_thing_is_documented():
+    for name in ("prepare", "plan", "train", "open"):
+        function = getattr(artel, name)
+        assert "Raises InputError" in function.__doc__
+        parameters = re.findall(r"^        (\w[\w, ]*):", function.__doc__, re.MULTILINE)
+        named = {word for line in parameters for word in line.split(", ")}
+        assert set(function.__wrapped__.__code__.co_varnames[: function.__wrapped__.__code__.co_argcount]) <= named
+    for kind in (artel.Model, artel.Run, artel.RunPlan, artel.Answer, artel.Filled):
+        assert kind.__doc__
+        assert all(
+            member.__doc__ for name, member in vars(kind).items() if not name.startswith("_") and callable(member)
+        )
+
+
+# Running ----------------------------------------------------------------------------
+
+
+def test_one_run_as_a_path_a_recipe_keys_and_an_object():
+    file = write_run(Path("tiny.yaml").absolute(), TEXT_ALONE, run="runs/tiny")
+    keys = text_alone(data={"store": Path(file.parent, "stores")})
+    as_object = artel.RunConfig.model_validate(text_alone())
+    stores = {artel.prepare(run, tell=silent).folder.name for run in (file, str(file), keys, as_object)}
+    assert len(stores) == 1
+    changes = {"run": "runs/dummy", "data.store": "stores", "data.sources.0.documents": 30}
+    recipe = artel.prepare("nq-dummy", changes, tell=silent)
+    assert recipe.ledger()["documents"]["read"] == 30
+    assert artel.prepare(keys, tell=silent).made is False
+
+
+def test_training_returns_the_run_and_calls_callbacks():
+    steps, lines = [], []
+    run = artel.train(tiny(), {"train.steps": 3}, callbacks=[lambda state: steps.append(state.step)], tell=lines.append)
+    assert steps == [1, 2, 3]
+    assert run.folder == Path("runs/tiny")
+    assert any("3 steps are done" in line for line in lines)
+    again = train(tiny(), {"train.steps": 3}, callbacks=[steps.append])  # it is complete
+    assert (steps, again.result) == ([1, 2, 3], run.result)
+    assert train(tiny(), {"train.steps": 2}, restart=True).result["steps"] == 2
+
+
+def test_a_run_has_metrics_ledger_samples_and_its_config(trained):
+    metrics = trained.metrics
+    if find_spec("pandas") is not None:
+        assert list(metrics["step"]) == [1, 2, 3, 4, 5, 6]
+        assert metrics["loss"].iloc[-1] == trained.result["train_loss"]
+        assert metrics["validation_loss"].iloc[-1] == trained.result["validation"]["loss"]
+    assert trained.ledger["documents"]["read"] == 300
+    assert trained.ledger == artel.prepare(trained.folder, tell=silent).ledger()
+    (sample,) = trained.samples
+    assert (sample["step"], sample["prompt"], isinstance(sample["text"], str)) == (6, "The", True)
+    assert trained.config.train.steps == 6
+    assert "6 (complete)" in trained._repr_html_()
+
+
+def test_metrics_are_a_dataframe_of_the_library_that_is_installed():
+    rows = [{"step": 1, "loss": 2.0}, {"step": 2, "validation_loss": 3.0}]
+    assert table(rows, None) is rows
+    for library in ("pandas", "polars"):
+        if find_spec(library) is not None:
+            frame = table(rows, library)
+            assert (list(frame.columns), len(frame)) == (["step", "loss", "validation_loss"], 2)
+
+
+def test_a_run_that_has_not_begun():
+    artel.prepare(text_alone(), tell=silent)
+    run = artel.Run("runs/tiny")
+    assert run.ledger["documents"]["read"] == 300
+    assert run.samples == []
+    assert "none yet" in run._repr_html_()
+    for name in ("metrics", "result", "config"):
+        with pytest.raises(artel.InputError):
+            getattr(run, name)
+    with pytest.raises(artel.InputError, match="there is no such folder"):
+        artel.Run("runs/other")
+
+
+def test_a_plan_says_what_the_command_says():
+    plan = artel.plan(tiny(), tell=silent)
+    assert plan.fits
+    assert plan.to_json()["parameters"]["total"] == plan.plan.parameters["total"]
+    assert str(plan).startswith(plan.verdict)
+    assert plan.verdict in plan._repr_html_()
+    elsewhere = artel.plan(tiny(), hardware="h100-80gb:8", tell=silent)
+    assert elsewhere.plan.processes == 8
+    assert not Path("runs/tiny").exists()
+
+
+# Using a model ----------------------------------------------------------------------
+
+
+def test_a_model_writes_as_the_command_does_and_streams_the_same(trained):
+    model = artel.open(trained.folder)
+    text = model.generate("The", max_new_tokens=12, seed=3)
+    assert "".join(model.stream("The", max_new_tokens=12, seed=3)) == text
+    assert model.generate("The", max_new_tokens=12, seed=4) != text
+    assert (model.objective, model.tokenizer.eos_token) == ("causal", "<|endoftext|>")
+    assert isinstance(model.model, transformers.GPT2LMHeadModel)
+    assert "causal" in repr(model)
+    for wrong in ({"temperature": -1}, {"max_new_tokens": 0}, {"top_p": 2}):
+        with pytest.raises(artel.InputError, match="is out of range"):
+            model.generate("The", **wrong)
+
+
+def test_a_model_is_evaluated_on_its_run_and_on_a_file(trained):
+    model = artel.open(trained.folder)
+    own = model.evaluate(tell=silent)
+    assert own.figures["loss"] == pytest.approx(trained.result["validation"]["loss"], abs=1e-4)
+    assert f"{own.documents} documents" in own._repr_html_()
+    Path("other.txt").write_text("The ship waits in the harbour. " * 20)
+    other = model.evaluate(Path("other.txt"), {"data.block": 16}, tell=silent)
+    assert (other.documents, other.figures["loss"] > 0) == (1, True)
+    text = model.generate("The", max_new_tokens=5)
+    assert model.generate("The", max_new_tokens=5) == text
+
+
+def test_a_conversation_has_its_earlier_messages(with_marks):
+    model = artel.open(with_marks)
+    first = model.chat("hello", temperature=0, tell=silent)
+    assert model.chat([{"role": "user", "content": "hello"}], temperature=0, tell=silent) == first
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": first}]
+    assert isinstance(model.chat([*turns, {"role": "user", "content": "and?"}], temperature=0, tell=silent), str)
+    for wrong in ([], turns, [turns[1]], [*turns, {"role": "system", "content": "x"}]):
+        with pytest.raises(artel.InputError, match="user and assistant by turns"):
+            model.chat(wrong)
+
+
+@pytest.mark.parametrize("name", ["masked", "restoring", "span_qa", "chat", "dpo"])
+def test_each_objective_says_what_it_cannot(name):
+    run = train(objective_run(Path("run.yaml").absolute(), name, train={"steps": 1, "batch": 8}))
+    model = artel.open(run.folder)
+    text = f"The ship {model.tokenizer.mask_token} here." if name == "masked" else "He said that"
+    calls = {
+        "generate": lambda: model.generate("Where", max_new_tokens=3),
+        "stream": lambda: "".join(model.stream("Where", max_new_tokens=3)),
+        "chat": lambda: model.chat("Where?", max_new_tokens=3, tell=silent),
+        "answer": lambda: model.answer("where is Anna ?", "Anna is in the forest . " * 30),
+        "fill": lambda: model.fill(text),
+    }
+    able = {"masked": ["fill"], "restoring": ["fill"], "span_qa": ["answer"]}.get(name, ["generate", "stream", "chat"])
+    for what, call in calls.items():
+        if what not in able:
+            with pytest.raises(artel.InputError, match=r"is a model for|it is a model for") as error:
+                call()
+            assert all(problem.fix for problem in error.value.problems)
+            continue
+        result = call()
+        if what == "fill":
+            assert str(result) == result.text
+            assert [len(mask) for mask in result.masks] == ([5] if name == "masked" else [])
+        elif what == "answer":
+            assert result.text == ("Anna is in the forest . " * 30)[result.start : result.end]
+            assert sum(result.classes.values()) == pytest.approx(1)
+    assert model.evaluate(tell=silent).figures
+
+
+# Errors -----------------------------------------------------------------------------
+
+
+def test_all_that_is_wrong_is_told_together_with_keys_as_they_are_written():
+    with pytest.raises(artel.InputError) as error:
+        train({"trin": {"steps": 3}, "data": {"sources": [{"format": "dumy"}]}}, {"train.stps": 3})
+    assert {problem.where for problem in error.value.problems} == {
+        "override train.stps=3: train.stps", "trin", "data.sources.0.format"}  # fmt: skip
+    Path("tiny.yaml").write_text("trin: 3\n")
+    with pytest.raises(artel.InputError, match=r"tiny.yaml:1: trin: there is no such key"):
+        artel.prepare("tiny.yaml")
+    with pytest.raises(artel.InputError, match="is a int, which describes no run"):
+        artel.plan(3)
+
+
+def test_flags_of_the_command_are_arguments_here(trained):
+    with pytest.raises(artel.InputError, match="begin anew with restart"):
+        train(trained.folder, {"train.learning_rate": 1})
+    with pytest.raises(artel.InputError) as error:
+        artel.open("no-such-folder/model").evaluate()
+    assert "--" not in str(error.value)
+
+
+def test_a_notebook_shows_the_problem_and_no_traceback():
+    with pytest.raises(artel.InputError) as error:
+        artel.prepare("nosuch")
+    assert error.value._render_traceback_() == ["InputError:", *error.value.problems[0].lines]
+
+
+def test_objects_cannot_be_called_in_other_processes():
+    with pytest.raises(artel.InputError, match="are objects of this process"):
+        train(tiny(), callbacks=[print], nproc=2)
+
+
+# The process is left as it was ------------------------------------------------------
+
+
+def state() -> dict:
+    """What of the process a user may have set."""
+    return {
+        "environment": dict(os.environ),
+        "signals": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)},
+        "warnings": list(warnings.filters),
+        "loggers": {
+            name: (logger.level, list(logger.filters))
+            for name, logger in logging.root.manager.loggerDict.items()
+            if isinstance(logger, logging.Logger)
+        },
+        "torch": (
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.initial_seed(),
+            torch.get_rng_state().sum(),
+        ),
+        "transformers": (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()),
+        "faulthandler": faulthandler.is_enabled(),
+        "path": list(sys.path),
+        "kernels": sys.modules.get("kernels", "not imported"),
+    }
+
+
+def test_nothing_of_the_process_is_changed(trained):
+    torch.manual_seed(5)
+    model = artel.open(trained.folder)
+    calls = [
+        lambda: artel.prepare(text_alone(), tell=silent),
+        lambda: artel.plan(tiny(), tell=silent),
+        lambda: train(tiny(), {"train.steps": 2, "train.threads": 2}),
+        lambda: train(tiny(), {"train.steps": 2, "train.threads": 2}, restart=True),
+        lambda: artel.open(trained.folder),
+        lambda: model.generate("The", max_new_tokens=3),
+        lambda: model.chat("The", max_new_tokens=3, tell=silent),
+        lambda: model.evaluate(tell=silent),
+    ]
+    for call in calls:
+        before = state()
+        call()
+        after = state()
+        for logger in after["loggers"].keys() - before["loggers"].keys():  # of a library that was imported
+            del after["loggers"][logger]
+        assert after == before
+
+
+def test_nothing_is_changed_where_a_call_fails():
+    before = state()
+    with pytest.raises(ZeroDivisionError):
+        train(tiny(), callbacks=[lambda run: 1 / 0])
+    with pytest.raises(artel.InputError):
+        train(tiny(), {"train.learning_rate": -1})
+    after = state()
+    assert {name: after[name] for name in before if name != "loggers"} == {
+        name: value for name, value in before.items() if name != "loggers"}  # fmt: skip
+
+
+@pytest.mark.processes
+def test_without_torch_imported_before_too():
+    """In a process of its own, where artel imports the libraries."""
+    code = (
+        "import logging, os, sys\n"
+        "import artel\n"
+        f"run = {tiny(data={'store': 'stores'})!r}\n"
+        "before, path = dict(os.environ), list(sys.path)\n"
+        "artel.train(run, tell=lambda line: None)\n"
+        "import transformers\n"
+        "assert dict(os.environ) == before and sys.path == path\n"
+        "assert transformers.logging.get_verbosity() == logging.WARNING\n"
+        "assert transformers.logging.is_progress_bar_enabled()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_saves_and_the_same_call_resumes():
+    def stop(run) -> None:
+        if run.step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(artel.Interrupted, match="stopped and saved after step 4 of 6"):
+        train(tiny(), callbacks=[stop])
+    assert signal.getsignal(signal.SIGINT) is before
+    lines = []
+    run = artel.train(tiny(), tell=lines.append)
+    assert "resuming from step 4 of 6" in lines
+    whole = train(tiny(), {"run": "runs/whole"})
+    assert losses(run.folder) == losses(whole.folder)
+
+
+def test_a_second_ctrl_c_raises_in_place_of_ending_the_process():
+    """Where a caller has set a handler, as artel.train does, it is asked."""
+    heard = []
+    own = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    stop = StopOnSignal(clock=itertools.count(step=10).__next__)
+    try:
+        signal.raise_signal(signal.SIGINT)
+        assert (stop.requested, heard) == (True, [])
+        signal.raise_signal(signal.SIGINT)
+        assert heard == [signal.SIGINT]
+    finally:
+        stop.close()
+        signal.signal(signal.SIGINT, own)
+
+
+def test_a_call_in_a_thread():
+    """No signals are handled there, and none are needed."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(train, tiny()).result()
+    assert run.result["steps"] == 6
+
+
+# Several processes ------------------------------------------------------------------
+
+
+@pytest.mark.ci
+@pytest.mark.processes
+def test_several_processes_train_the_same():
+    one = train(tiny())
+    before = state()
+    two = train(tiny(), {"run": "runs/two"}, nproc=2)
+    assert {name: value for name, value in state().items() if name != "loggers"} == {
+        name: value for name, value in before.items() if name != "loggers"}  # fmt: skip
+    assert two.result["train_loss"] == pytest.approx(one.result["train_loss"], abs=1e-4)
+    assert artel.open("runs/two").generate("The", max_new_tokens=3)
+
+
+@pytest.mark.processes
+def test_ctrl_c_at_a_script_that_trains_saves():
+    script = (
+        "import artel\n"
+        f"run = {tiny(data={'store': 'stores'}, train={'steps': 100000})!r}\n"
+        "try: artel.train(run)\n"
+        "except artel.Interrupted as stopped: print(stopped)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    wait_for_step(process, Path("runs/tiny"), 1)
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate()
+    assert re.match(r"stopped and saved after step [\d,]+", shown)
+    assert process.returncode == 0
+    step = int(re.search(r"step ([\d,]+)", shown)[1].replace(",", ""))
+    assert json.loads(Path("runs/tiny/checkpoints/latest/state.json").read_bytes())["step"] == step

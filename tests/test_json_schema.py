@@ -1,0 +1,101 @@
+"""The JSON schema of a run file, as an editor uses it."""
+
+import copy
+import json
+
+import jsonschema
+import pytest
+import yaml
+
+from artel.config import RunConfig, recipe_names, recipe_text, run_from
+from artel.config.json_schema import run_file_schema
+from artel.errors import InputError
+from support.runs import TINY, artel, merged
+
+SCHEMA = run_file_schema()
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def mistakes(tree) -> list[str]:
+    return [".".join(map(str, error.absolute_path)) for error in VALIDATOR.iter_errors(tree)]
+
+
+def test_it_is_a_schema_and_the_command_prints_it():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert json.loads(artel("config", "schema").stdout) == SCHEMA
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_right(name):
+    assert mistakes(yaml.safe_load(recipe_text(name))) == []
+
+
+def test_what_a_run_writes_is_right():
+    run = run_from(copy.deepcopy(TINY), {}, {(): "run"})
+    assert mistakes(run.model_dump(mode="json", by_alias=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("train.batch", "1k"),
+        ("train.batch", 8),
+        ("train.learning_rate", "5e-5"),
+        ("train.learning_rate", 0.1),
+        ("train.budget", "30min"),
+        ("train.warmup", 0.01),
+        ("train.warmup", "2k"),
+        ("train.compile", True),
+        ("train.compile", "auto"),
+        ("train.tokens", "2G"),
+        ("checkpoint.every", 1500),
+        ("checkpoint.every", "1 epoch"),
+        ("data.sources", [{"path": "a.txt"}]),
+        ("data.sources", [{"path": ["a.txt", "b.txt"]}]),
+        ("data.validation", "dev.txt"),
+        ("data.max_document", "100MB"),
+        ("model.config", {"model_type": "gpt2", "n_layer": 3}),
+    ],
+)
+def test_what_artel_reads_an_editor_takes(key, value):
+    section, _, name = key.partition(".")
+    tree = merged(TINY, {section: {name: value}})
+    tree["train"] = {name: given for name, given in tree["train"].items() if name != "steps"}  # one length
+    assert mistakes(tree) == []
+    run_from(tree, {}, {(): "run"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "at"),
+    [
+        ("trin.batch", 8, ""),
+        ("train.stps", 8, "train"),
+        ("data.sources", [{"pth": "a.txt"}], "data.sources.0"),
+        ("train.batch", "many", "train.batch"),
+        ("train.batch", 0, "train.batch"),
+        ("train.learning_rate", "fast", "train.learning_rate"),
+        ("train.learning_rate", -1, "train.learning_rate"),
+        ("train.optimizer", "adam", "train.optimizer"),
+        ("train.budget", "30 minutes", "train.budget"),
+        ("data.packing", "tight", "data.packing"),
+        ("data.sources", "a.txt", "data.sources"),
+    ],
+)
+def test_what_artel_refuses_an_editor_marks(key, value, at):
+    section, _, name = key.partition(".")
+    tree = merged(TINY, {section: {name: value}})
+    if name in ("budget",):
+        del tree["train"]["steps"]
+    assert mistakes(tree) == [at]
+    with pytest.raises(InputError):
+        run_from(copy.deepcopy(tree), {}, {(): "run"})
+
+
+def test_every_key_has_its_help_and_default():
+    for name, section in {"RunConfig": SCHEMA, **SCHEMA["$defs"]}.items():
+        for key, schema in section["properties"].items():
+            assert schema.get("description") or name in ("HeadWeights",), f"{name}.{key}"
+    train = SCHEMA["$defs"]["TrainConfig"]["properties"]
+    assert (train["warmup"]["default"], SCHEMA["$defs"]["ValidateConfig"]["properties"]["every"]["default"]) == (
+        0.01, "1 epoch")  # fmt: skip
+    assert set(SCHEMA["properties"]) == {field.alias or name for name, field in RunConfig.model_fields.items()}
