@@ -14,6 +14,7 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -121,6 +122,7 @@ def test_a_run_has_metrics_ledger_samples_and_its_config(trained):
         assert list(metrics["step"]) == [1, 2, 3, 4, 5, 6]
         assert metrics["loss"].iloc[-1] == trained.result["train_loss"]
         assert metrics["validation_loss"].iloc[-1] == trained.result["validation"]["loss"]
+        assert metrics["tokens"].is_monotonic_increasing
     assert trained.ledger["documents"]["read"] == 300
     assert trained.ledger == artel.prepare(trained.folder, tell=silent).ledger()
     (sample,) = trained.samples
@@ -130,12 +132,12 @@ def test_a_run_has_metrics_ledger_samples_and_its_config(trained):
 
 
 def test_metrics_are_a_dataframe_of_the_library_that_is_installed():
-    rows = [{"step": 1, "loss": 2.0}, {"step": 2, "validation_loss": 3.0}]
-    assert table(rows, None) is rows
+    columns = {"step": np.array([1, 2]), "loss": np.array([2.0, np.nan]), "validation_loss": np.array([np.nan, 3.0])}
+    assert table(columns, None) == [{"step": 1, "loss": 2.0}, {"step": 2, "validation_loss": 3.0}]
     for library in ("pandas", "polars"):
         if find_spec(library) is not None:
-            frame = table(rows, library)
-            assert (list(frame.columns), len(frame)) == (["step", "loss", "validation_loss"], 2)
+            frame = table(columns, library)
+            assert (list(frame.columns), frame["step"].sum()) == (["step", "loss", "validation_loss"], 3)
 
 
 def test_a_run_that_has_not_begun():
@@ -143,12 +145,15 @@ def test_a_run_that_has_not_begun():
     run = artel.Run("runs/tiny")
     assert run.ledger["documents"]["read"] == 300
     assert run.samples == []
-    assert "none yet" in run._repr_html_()
-    for name in ("metrics", "result", "config"):
+    assert len(run.metrics) == 0
+    assert "0 (not complete)" in run._repr_html_()
+    for name in ("result", "config"):
         with pytest.raises(artel.InputError):
             getattr(run, name)
     with pytest.raises(artel.InputError, match="there is no such folder"):
         artel.Run("runs/other")
+    with pytest.raises(artel.InputError, match="is not the folder of a run"):
+        artel.Run("stores")
 
 
 def test_a_plan_says_what_the_command_says():

@@ -87,6 +87,8 @@ def _in_python(problem: Problem) -> Problem:
 @contextmanager
 def _environment() -> Iterator[None]:
     before = dict(os.environ)
+    if in_notebook():
+        os.environ.pop("FORCE_COLOR", None)  # Jupyter sets it; processes of a run would draw bars for a terminal
     # Read while PyTorch is imported: it warns of hosts without names.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:

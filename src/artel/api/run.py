@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from importlib import import_module
@@ -11,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from artel.api.process import tell
-from artel.config import RunConfig, load_run, near_name
+from artel.config import RunConfig, load_run
 from artel.errors import InputError
 from artel.notebooks import html_table
 from artel.storage import check_regular
 
 if TYPE_CHECKING:
+    from artel.reports.curves import Curves
     from artel.training import RunFolder
 
 
@@ -28,16 +29,14 @@ class Run:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Raises InputError where there is no such folder."""
-        from artel.training import RunFolder  # which imports NumPy
+        """Raises InputError where there is no such folder, or it is none of a run."""
+        from artel.reports.run_data import check_is_run  # which imports NumPy
+        from artel.training import RunFolder
 
         self.folder = Path(folder)
         """The run's folder."""
         self._files: RunFolder = RunFolder(self.folder)
-        if not self.folder.is_dir():
-            near = near_name(str(self.folder))
-            fix = f"did you mean {near}?" if near else "give the folder of a run, as runs/NAME"
-            raise InputError.at(str(self.folder), "there is no such folder", fix)
+        check_is_run(self._files)
 
     @property
     def config(self) -> RunConfig:
@@ -48,14 +47,15 @@ class Run:
     def metrics(self) -> Any:
         """A row a step that was logged or validated: a DataFrame of pandas, or of polars, else a list of dicts.
 
-        Columns are those of metrics.jsonl: `step`, `epoch`, `loss` (nats a target token, the mean since the row
-        before), `gradient_norm`, `learning_rate`, `tokens` (so far), `tokens_per_second`, `mfu` (0 to 1, where the
-        device's peak is known); and `validation_…` for each of the objective's figures. A cell without a value is
-        empty (NaN, null, absent). pandas is taken where both are installed, unless only polars is imported.
+        Columns are those of metrics.jsonl: `step`, `tokens` (so far), `seconds` (wall time so far), `loss` (nats a
+        target token, the mean since the row before), `gradient_norm`, `learning_rate`, `tokens_per_second`,
+        `memory_gib`, `mfu` (0 to 1, where the device's peak is known); and `validation_…` for each of the objective's
+        figures. A cell without a value, or whose value was NaN or infinite, is empty: NaN, null, or absent. pandas is
+        taken where both are installed, unless only polars is imported.
 
-        Raises InputError before anything is logged, and where the file is damaged.
+        Raises InputError where the file is damaged.
         """
-        return table(self._rows(), _library())
+        return table(_columns(self._curves()), _library())
 
     @property
     def ledger(self) -> dict[str, Any]:
@@ -87,30 +87,18 @@ class Run:
 
     def _summary(self) -> list[tuple[str, str]]:
         """What a notebook shows of the run."""
-        if not self._files.metrics.exists():
-            return [("steps", "none yet")]
-        rows = self._rows()
-        newest: dict[str, Any] = {}
-        for row in rows:
-            newest |= {name: value for name, value in row.items() if value is not None}
+        curves = self._curves()
         state = "complete" if self._files.is_complete else "not complete"
-        shown = [("steps", f"{newest.get('step', 0):,} ({state})")]
-        for name, value in newest.items():
-            if name != "step":
-                text = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-                shown.append((name.replace("_", " "), text))
-        return shown
+        figures = {name: value for name, value in curves.newest.items() if name != "step"}
+        figures |= {f"validation {name}": value for name, value in curves.newest_validation.items()}
+        shown = [(name.replace("_", " "), _shown(value)) for name, value in figures.items()]
+        return [("steps", f"{curves.step:,} ({state})"), *shown]
 
-    def _rows(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, those of one step together."""
-        from artel.reports.report import read_metrics
+    def _curves(self) -> Curves:
+        """Every line of metrics.jsonl, by metric."""
+        from artel.reports.curves import CurveReader
 
-        by_step: dict[int, dict[str, Any]] = {}
-        for line in read_metrics(self._files.metrics, tell):
-            row = by_step.setdefault(line["step"], {})
-            row |= {name: value for name, value in line.items() if name != "validation"}
-            row |= {f"validation_{name}": value for name, value in line.get("validation", {}).items()}
-        return list(by_step.values())
+        return CurveReader(self._files.metrics, points=None).read()
 
     def _read(self, file: Path, fix: str) -> bytes:
         check_regular(file)
@@ -122,17 +110,38 @@ class Run:
             raise InputError.at(str(file), f"cannot be read: {error.strerror}", "it must be a file") from None
 
 
-def table(rows: list[dict[str, Any]], library: str | None) -> Any:
-    """Rows as a DataFrame of a library, or as they are."""
-    if library == "pandas":
-        return import_module("pandas").DataFrame(rows)
-    if library == "polars":
-        return import_module("polars").DataFrame(rows, infer_schema_length=None)
-    return rows
+def _shown(value: object) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else "NaN"
+
+
+def _columns(curves: Curves) -> dict[str, Any]:
+    """A column for each metric, over all steps that were logged or validated; NaN where a step has no value."""
+    import numpy as np
+
+    named = {**curves.training, **{f"validation_{name}": curve for name, curve in curves.validation.items()}}
+    steps = np.unique(np.concatenate([curve.step for curve in named.values()])) if named else np.array([])
+
+    def spread(places: Any, values: Any) -> Any:
+        column = np.full(len(steps), np.nan)
+        column[np.searchsorted(steps, places)] = values
+        return column
+
+    columns: dict[str, Any] = {"step": steps.astype(np.int64)}
+    first = next(iter(named.values()), None)
+    if first is not None:
+        columns |= {"tokens": spread(first.step, first.tokens), "seconds": spread(first.step, first.seconds)}
+    return columns | {name: spread(curve.step, curve.value) for name, curve in named.items()}
+
+
+def table(columns: dict[str, Any], library: str | None) -> Any:
+    """Columns as a DataFrame of a library, or as a list of rows, without the cells that are NaN."""
+    if library is not None:
+        return import_module(library).DataFrame(columns)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [{name: value for name, value in zip(columns, row, strict=True) if not math.isnan(value)} for row in rows]
 
 
 def _library() -> str | None:
     """The library for DataFrames: one that is imported, else one that is installed; pandas where both are."""
     installed = [name for name in ("pandas", "polars") if find_spec(name) is not None]
-    loaded = [name for name in installed if name in sys.modules]
-    return next(iter([*loaded, *installed]), None)
+    return next(iter([*(name for name in installed if name in sys.modules), *installed]), None)
