@@ -52,6 +52,10 @@ DOCS = (
         needs=(inputs.gpt2(), inputs.token_file, inputs.run_yaml()),
     ),
     Walk(
+        "docs/python.md",
+        (Step("artel config schema > run.schema.json", leaves="run.schema.json"),),
+    ),
+    Walk(
         "docs/clusters.md",
         (
             Step("pip install 'artel-lm[cluster]'", "--dry-run --no-index", says="Requirement already satisfied"),

@@ -1,0 +1,42 @@
+"""Every Python block of the README and the docs is run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from printed.inputs import novel
+from support.runs import ENVIRONMENT, write_run
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN_HERE = ["README.md", "docs/python.md"]
+RUN_ELSEWHERE = {"docs/extending.md": "test_extending.py"}  # each block with the run file beside it
+
+
+def blocks(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_each_page_with_python_is_run():
+    pages = [path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))]
+    with_python = {str(page) for page in pages if blocks(str(page))}
+    assert with_python - {"README.ru.md"} == {*RUN_HERE, *RUN_ELSEWHERE}
+    for page, test in RUN_ELSEWHERE.items():
+        assert page in (ROOT / "tests" / test).read_text(encoding="utf-8")
+    assert blocks("README.ru.md") == blocks("README.md")
+
+
+@pytest.mark.ci
+@pytest.mark.processes
+@pytest.mark.parametrize("page", RUN_HERE)
+def test_the_blocks_of_a_page_are_one_program(page, tmp_path):
+    novel()(tmp_path)
+    write_run(tmp_path / "run.yaml", run="runs/tiny")
+    Path("program.py").write_text("\n".join(blocks(page)), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "program.py"], capture_output=True, text=True, env={**ENVIRONMENT, "ARTEL_CACHE": "cache"}
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
