@@ -1,9 +1,12 @@
-"""Pages of the site that are made from the code: verbs, recipes, errors."""
+"""Pages of the site that are made from the code: verbs, recipes, errors, Python."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,8 +115,59 @@ def _cell(text: str) -> str:
     return re.sub(r"[<>*_\[\]]", lambda sign: f"\\{sign[0]}", " ".join(text.split())).replace("|", "\\|")
 
 
+def python_page() -> str:
+    """Each name of `import artel`, with what its docstring says."""
+    import artel
+
+    lines = ["# Python", "", "Made by `make docs` from the code: what `import artel` has.", "",
+             "[Python](../python.md) shows how it is used.", ""]  # fmt: skip
+    for name in artel.__all__:
+        thing = getattr(artel, name)
+        if inspect.isfunction(thing):
+            lines += [f"## artel.{name}", "", *_documented(f"{name}{_signature(thing)}", thing)]
+        elif inspect.isclass(thing) and thing.__module__.startswith("artel."):
+            lines += [f"## artel.{name}", "", _docstring(thing), ""]
+            if dataclasses.is_dataclass(thing):
+                fields = (f"`{each.name}: {each.type}`" for each in dataclasses.fields(thing))
+                lines += [f"Fields: {', '.join(fields)}.", ""]
+            members = {} if hasattr(thing, "model_fields") else vars(thing)  # the keys have a page of their own
+            for member, value in members.items():
+                if member.startswith("_") or not (callable(value) or isinstance(value, property)):
+                    continue
+                shown = member if isinstance(value, property) else f"{member}{_signature(value)}"
+                lines += [f"### {name}.{member}", "", *_documented(shown, value)]
+    return "\n".join(lines)
+
+
+def _documented(signature: str, thing: Any) -> list[str]:
+    return ["```py", signature, "```", "", _docstring(thing), ""]
+
+
+def _signature(thing: Any) -> str:
+    """The arguments and the result of a function, as its code has them."""
+    (function,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))).body
+    assert isinstance(function, ast.FunctionDef)
+    return f"({ast.unparse(function.args)}) -> {ast.unparse(function.returns) if function.returns else 'None'}"
+
+
+def _docstring(thing: Any) -> str:
+    """A docstring as Markdown, its arguments as a list."""
+    parts = []
+    for part in (inspect.getdoc(thing) or "").split("\n\n"):
+        title, _, rest = part.partition("\n")
+        if title == "Args:":
+            arguments = re.split(r"\n(?=\w)", textwrap.dedent(rest))
+            parts += [re.sub(r"^([^:]+): ", r"- `\1`: ", " ".join(argument.split())) for argument in arguments]
+        elif title == "Returns:":
+            parts.append(f"Returns: {' '.join(rest.split())}")
+        else:
+            parts.append(part)
+    return "\n\n".join(parts)
+
+
 REFERENCE: dict[str, Callable[[], str]] = {
     "verbs.md": verbs_page,
     "recipes.md": recipes_page,
     "errors.md": errors_page,
+    "python.md": python_page,
 }

@@ -300,6 +300,8 @@ class Places(dict[tuple[str | int, ...], str]):
 
 
 class RunConfig(Section):
+    """A run file as an object. Its sections, in `artel.config`, have the keys of `artel config explain`."""
+
     _places: Places = PrivateAttr(default_factory=Places)
     plugins: Annotated[list[Annotated[str, AfterValidator(load_plugin)]], OneOrMore] = free(
         [],
