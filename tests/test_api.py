@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -291,6 +292,7 @@ def state() -> dict:
         ),
         "transformers": (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()),
         "faulthandler": faulthandler.is_enabled(),
+        "hooks": (sys.excepthook, threading.excepthook),
         "path": list(sys.path),
         "kernels": sys.modules.get("kernels", "not imported"),
     }

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -42,9 +43,9 @@ def leaves_process_unchanged(
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
     """A decorator: what a call changes of the process is put back when it returns or raises.
 
-    That is the environment, signal handlers, filters of warnings, levels of loggers, the search path, and of PyTorch
-    the threads, the default dtype and the random states. `with_torch`: the call needs PyTorch, which is imported
-    first. Errors of the machine (a full disk) become WorkError.
+    That is the environment, signal handlers, hooks of exceptions, filters of warnings, levels of loggers, the search
+    path, and of PyTorch the threads, the default dtype and the random states. `with_torch`: the call needs PyTorch,
+    which is imported first. Errors of the machine (a full disk) become WorkError.
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -54,7 +55,7 @@ def leaves_process_unchanged(
                 stack.enter_context(_environment())
                 if with_torch:
                     import torch  # noqa: F401
-                for keep in (_signals, kept_bus_error_handler, _faults, _messages, _modules, _torch):
+                for keep in (_signals, kept_bus_error_handler, _faults, _hooks, _messages, _modules, _torch):
                     stack.enter_context(keep())
                 try:
                     return function(*arguments, **named)
@@ -130,6 +131,16 @@ def _faults() -> Iterator[None]:
     finally:
         if not was_enabled:
             faulthandler.disable()
+
+
+@contextmanager
+def _hooks() -> Iterator[None]:
+    """What shows exceptions that nobody catches: each process group of PyTorch puts itself in front."""
+    before = sys.excepthook, threading.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook, threading.excepthook = before
 
 
 @contextmanager
