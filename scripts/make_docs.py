@@ -1,4 +1,4 @@
-"""Make the site, `site/`, in English and Russian, and docs/run-file.md: `make docs`.
+"""Make the site, `site/`, in English and Russian, docs/run-file.md and the tables of docs/convert.md: `make docs`.
 
 Zensical builds one site for a language from one folder of pages, so the pages are put together first, in build/docs:
 those of docs/, those of benchmarks/ that they link to, and the reference, which is made from the code. A page that
@@ -15,10 +15,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from converted_keys import with_tables
 from reference import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "run-file.md"
+CONVERT = ROOT / "docs" / "convert.md"
 LANGUAGES = {"en": "zensical.toml", "ru": "zensical.ru.toml"}
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 NOT_TRANSLATED = '!!! note "Эта страница пока только по-английски"'
@@ -117,9 +119,10 @@ def make_site(root: Path = ROOT) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description="Make docs/run-file.md and the site.")
-    options.add_argument("--run-file", action="store_true", help="docs/run-file.md alone")
+    options.add_argument("--run-file", action="store_true", help="docs/run-file.md and docs/convert.md alone")
     chosen = options.parse_args()
     TARGET.write_text(run_file_page(), encoding="utf-8")
+    CONVERT.write_text(with_tables(CONVERT.read_text(encoding="utf-8")), encoding="utf-8")
     if chosen.run_file:
         return
     make_site()

@@ -10,6 +10,7 @@ import pytest
 import artel
 from artel.cli.main import app
 from artel.config import RunConfig, run_from
+from artel.config.converters.fitting import FLAT, WHOLE_MATRICES
 from artel.config.converters.optimizers import optimizer_of
 from artel.config.converters.tools import convert
 from artel.config.other_names import OTHER_NAMES
@@ -101,6 +102,13 @@ def test_an_optimizer_that_is_named_as_missing_is_missing():
         assert optimizer_of(name)[0] == name
     assert optimizer_of("adafactor")[0] == "adafactor"
     assert "no such optimizer" in optimizer_of("lion_8bit")[1]
+
+
+def test_what_an_optimizer_steps_is_what_it_declares():
+    whole = {name for name in OPTIMIZERS.names if not OPTIMIZERS[name].steps_shards}
+    flat = {name for name in OPTIMIZERS.names if OPTIMIZERS[name].steps_flat_shards}
+    assert (whole, flat) == (WHOLE_MATRICES, FLAT)
+    assert [name for name in OPTIMIZERS.names if OPTIMIZERS[name].rounds_to_bf16] == ["adamw"]
 
 
 def test_a_schedule_that_is_named_as_missing_is_missing():

@@ -3,11 +3,13 @@
 import copy
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+import artel as artel_package
 from artel.config import load_run, run_from
 from artel.config.converters.keys import flat
 from artel.config.converters.tools import convert, tool_of
@@ -21,7 +23,8 @@ YAMLS = {
     "axolotl-qlora": configs.AXOLOTL_QLORA, "axolotl-dpo": configs.AXOLOTL_DPO,
     "axolotl-pretrain": configs.AXOLOTL_PRETRAIN, "llama-factory-lora": configs.LLAMA_FACTORY_LORA,
     "llama-factory-dpo": configs.LLAMA_FACTORY_DPO, "torchtune-qlora": configs.TORCHTUNE_QLORA,
-    "torchtune-dpo": configs.TORCHTUNE_DPO,
+    "torchtune-dpo": configs.TORCHTUNE_DPO, "axolotl-more": configs.AXOLOTL_MORE,
+    "llama-factory-more": configs.LLAMA_FACTORY_MORE, "torchtune-more": configs.TORCHTUNE_MORE,
 }  # fmt: skip
 # Other values of these would make another file of it, or one that the tool itself refuses.
 FIXED = {"do_train", "base_model", "model_name_or_path", "dataset", "checkpointer._component_", "stage", "rl",
@@ -97,7 +100,7 @@ def test_what_becomes_of_axolotls_qlora():
         "chat": {"train_on": "assistant", "template": "chatml"},
         "train": {
             "precision": "auto", "batch": 8, "micro_batch": 2, "epochs": 3, "learning_rate": 2e-4,
-            "weight_decay": 0.01, "betas": [0.9, 0.999], "optimizer": "adamw8bit", "schedule": "cosine",
+            "weight_decay": 0.01, "betas": [0.9, 0.999], "optimizer": "adamw", "schedule": "cosine",
             "warmup": 0.1, "activation_checkpointing": "full",
         },
         "validate": {"every": "0.25 epoch"}, "checkpoint": {"every": "0.5 epoch", "keep": 4}, "log": {"every": 1},
@@ -207,7 +210,7 @@ def test_what_becomes_of_torchtunes_preferences():
     ]
     assert result.run["preference"] == {"loss": "dpo", "beta": 0.05, "smoothing": 0.1}
     assert (result.run["train"]["steps"], result.run["train"]["clip"]) == (300, 1)
-    assert (result.run["train"]["optimizer"], result.run["train"]["compile"]) == ("adamw8bit", "on")
+    assert (result.run["train"]["optimizer"], result.run["train"]["compile"]) == ("adamw", "on")
     assert result.run["parallel"] == {"tensor": 2, "data": "fsdp", "offload": "cpu"}
     assert result.run["track"] == ["console", "jsonl", "wandb"]
     assert {"optimizer_in_bwd", "dtype", "metric_logger.project"} <= told(result).keys()
@@ -222,7 +225,7 @@ def test_what_becomes_of_a_shell_script():
         "model": {"from": "openai-community/gpt2"},
         "train": {
             "precision": "bf16", "batch": 128, "micro_batch": 2, "epochs": 2, "learning_rate": 5e-6,
-            "weight_decay": 0, "betas": [0.9, 0.999], "optimizer": "adafactor", "schedule": "cosine", "warmup": 0,
+            "weight_decay": 0, "betas": [0.9, 0.999], "optimizer": "adamw", "schedule": "cosine", "warmup": 0,
             "activation_checkpointing": "full",
         },
         "validate": {"every": 200}, "checkpoint": {"every": 100, "keep": 2}, "log": {"every": 10},
@@ -276,6 +279,23 @@ def test_what_is_refused(text, message):
         convert(text, "old")
 
 
+def test_what_does_not_go_together_here_is_changed_and_told():
+    """DeepSpeed and shards take neither AdamW of 8 bits nor weights of int8; bf16 weights take AdamW alone."""
+    result = convert(configs.AXOLOTL_QLORA, "old")
+    assert "does not step what DeepSpeed shares out: adamw is taken" in told(result)["optimizer"]
+    result = convert(configs.AXOLOTL_MORE, "old")
+    assert (result.run["train"]["optimizer"], result.run["model"]["quantize"]) == ("adamw", "nf4")
+    assert "adafactor does not step shards of matrices here" in told(result)["optimizer"]
+    assert "weights of int8 are not shared out: nf4" in told(result)["load_in_8bit"]
+    text = re.sub(r"(tensor|context|expert)_parallel_size: 2\n", "", configs.AXOLOTL_MORE)
+    result = convert(text, "old")
+    assert (result.run["model"]["quantize"], result.run["parallel"]["data"]) == ("int8", "auto")
+    assert "parallel.data is auto" in told(result)["dp_shard_size"]
+    result = convert(configs.LLAMA_FACTORY_MORE.replace("use_muon: true", "optim: sgd"), "old")
+    assert result.run["train"]["weights"] == "fp32"
+    assert "only steps of adamw" in told(result)["pure_bf16"]
+
+
 def test_slips_of_the_pen_are_told_with_what_was_meant():
     text = "base_model: m\ndatasets: [{path: a, type: b}]\nlora_modules_to_sav: [a]\nquantize_moe_expert: true\n"
     assert "did you mean quantize_moe_experts?" in told(convert(text, "old"))["quantize_moe_expert"]
@@ -288,6 +308,15 @@ def test_other_verbs_say_to_convert_it(capsys):
         Path(name).write_text(text)
         with pytest.raises(InputError, match=rf"is a configuration of .*not a run file\n.*artel config convert {name}"):
             load_run(name)
+
+
+def test_the_tables_of_the_page_are_up_to_date():
+    root = Path(artel_package.__file__).parents[2]
+    sys.path.insert(0, str(root / "scripts"))
+    from converted_keys import with_tables
+
+    page = (root / "docs/convert.md").read_text(encoding="utf-8")
+    assert page == with_tables(page), "run: python scripts/make_docs.py --run-file"
 
 
 def test_a_run_file_is_none_of_these():

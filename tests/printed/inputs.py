@@ -189,6 +189,32 @@ def impruver(folder: Path) -> None:
     (folder / "impruver.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
 
 
+def axolotl(folder: Path) -> None:
+    """A configuration of axolotl, for the conversations and the model that lie here."""
+    config = {
+        "base_model": "./FOLDER",
+        "datasets": [{"path": "./conversations.jsonl", "type": "chat_template"}],
+        "val_set_size": 0.1,
+        "output_dir": "./outputs/lora",
+        "sequence_len": 128,
+        "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True,
+        "micro_batch_size": 2, "gradient_accumulation_steps": 4, "num_epochs": 1,
+        "optimizer": "adamw_torch_fused", "lr_scheduler": "cosine", "learning_rate": 2e-4, "warmup_ratio": 0.1,
+        "bf16": "auto", "flash_attention": True, "sample_packing": True,
+    }  # fmt: skip
+    (folder / "axolotl.yml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+def run_clm(folder: Path) -> None:
+    """A shell script that runs transformers' run_clm.py."""
+    (folder / "train.sh").write_text(
+        "MODEL=./FOLDER\n"
+        "torchrun --nproc_per_node=2 run_clm.py \\\n"
+        "    --model_name_or_path $MODEL --train_file novel.txt --do_train \\\n"
+        "    --per_device_train_batch_size 4 --num_train_epochs 3 --output_dir $OUTPUT\n"
+    )
+
+
 def preferences(folder: Path) -> None:
     rows = [{"prompt": f"What is {number} and 1?", "chosen": f"It is {number + 1}.", "rejected": "I will not say."}
             for number in range(120)]  # fmt: skip

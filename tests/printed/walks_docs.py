@@ -56,6 +56,15 @@ DOCS = (
         (Step("artel config schema > run.schema.json", leaves="run.schema.json"),),
     ),
     Walk(
+        "docs/convert.md",
+        (
+            Step("artel config convert axolotl.yml > run.yaml", leaves="run.yaml"),
+            Step("artel config check run.yaml", says="learning_rate"),
+            Step("artel config convert train.sh > run.yaml", leaves="run.yaml"),
+        ),
+        needs=(inputs.conversations, inputs.chat_model(), inputs.axolotl, inputs.run_clm),
+    ),
+    Walk(
         "docs/clusters.md",
         (
             Step("pip install 'artel-lm[cluster]'", "--dry-run --no-index", says="Requirement already satisfied"),

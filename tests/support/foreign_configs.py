@@ -316,3 +316,110 @@ RUN_MLM = (
     "--max_train_steps 5000 --num_warmup_steps 100 --checkpointing_steps epoch --max_seq_length 128 "
     '--config_overrides="num_hidden_layers=4,hidden_dropout_prob=0.2,tie_word_embeddings=false"'
 )
+
+AXOLOTL_MORE = """
+base_model: OWNER/base-1b
+tokenizer_config: OWNER/tokenizer
+datasets:
+  - path: pages.jsonl
+    type: completion
+    field: body
+test_datasets:
+  - path: held-out.jsonl
+    type: completion
+output_dir: out
+sequence_len: 2048
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_target_modules: [q_proj, v_proj]
+lora_modules_to_save: [embed_tokens]
+peft_use_dora: true
+peft_use_rslora: true
+load_in_8bit: true
+dataset_num_proc: 4
+dataset_exact_deduplication: true
+batch_size: 8
+micro_batch_size: 2
+num_epochs: 2
+learning_rate: 1e-4
+optimizer: adafactor
+lr_scheduler: cosine
+cosine_min_lr_ratio: 0.1
+adam_beta1: 0.9
+adam_beta2: 0.95
+adam_epsilon: 1e-7
+max_grad_norm: 0.5
+eval_steps: 100
+save_steps: 200
+save_total_limit: 2
+early_stopping_patience: 3
+torch_compile: true
+tensor_parallel_size: 2
+context_parallel_size: 2
+dp_shard_size: 4
+dp_replicate_size: 2
+expert_parallel_size: 2
+use_tensorboard: true
+seed: 7
+"""
+
+LLAMA_FACTORY_MORE = """
+model_name_or_path: OWNER/base-1b
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+lora_alpha: 8
+lora_dropout: 0.1
+lora_target: q_proj,v_proj
+additional_target: embed_tokens
+use_rslora: true
+use_dora: true
+dataset: support
+eval_dataset: questions
+mask_history: true
+template: chatml
+tokenized_path: prepared
+output_dir: out
+use_muon: true
+pure_bf16: true
+disable_gradient_checkpointing: true
+early_stopping_steps: 2
+tensor_model_parallel_size: 2
+pipeline_model_parallel_size: 2
+sequence_parallel: true
+learning_rate: 1e-4
+"""
+
+TORCHTUNE_MORE = """
+output_dir: out
+model: {_component_: torchtune.models.llama3_2.llama3_2_1b}
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: /tmp/base/tokenizer.model, max_seq_len: 4096}
+checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: /tmp/base}
+dataset:
+  - {_component_: torchtune.datasets.chat_dataset, source: OWNER/dialogs, subset: ru, split: "train[:10%]",
+     conversation_column: dialog, conversation_style: openai, train_on_input: False}
+  - {_component_: torchtune.datasets.instruct_dataset, source: json, data_files: questions.json,
+     column_map: {input: question, output: answer}}
+seed: 7
+optimizer: {_component_: torch.optim.AdamW, lr: 1e-5, betas: [0.9, 0.95], eps: 1e-7}
+epochs: 1
+batch_size: 4
+save_every_n_steps: 200
+enable_activation_checkpointing: True
+ac_mode: selective
+data_parallel_shard_dim: 4
+data_parallel_replicate_dim: 2
+context_parallel_dim: 2
+profiler: {enabled: True}
+dtype: bf16
+"""
+
+RUN_CLM_MORE = (
+    "deepspeed --num_gpus 2 run_clm.py --model_name_or_path m --train_file a.txt --validation_split_percentage 10 "
+    "--max_eval_samples 50 --preprocessing_num_workers 4 --torch_dtype bfloat16 --deepspeed ds.json --seed 1 "
+    "--weight_decay 0.1 --adam_beta1 0.9 --adam_beta2 0.95 --adam_epsilon 1e-7 --max_grad_norm 0 --warmup_ratio 0.1 "
+    "--torch_compile --save_strategy epoch --metric_for_best_model loss --max_steps 100 --fp16 "
+    "--lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}'"
+)

@@ -129,6 +129,22 @@ class OldKeys:
         section_values[name] = value
         self.decided(dotted, *keys)
 
+    def value(self, dotted: str) -> Any:
+        """The value of a key of the run file; None where it has none yet."""
+        value: Any = self._tree
+        for name in dotted.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    def change(self, dotted: str, value: Any, reason: str) -> None:
+        """Write a key of the run file in another way than the old keys that decided it say, and report it of them."""
+        self.put(dotted, value)
+        keys = [key for key, decided in self._carried.items() if dotted in decided]
+        for key in keys:
+            self.leave(key, reason)
+        if not keys:
+            self.tell(f"{dotted}: {reason}")
+
     def decided(self, dotted: str, *keys: str) -> None:
         """Note that `keys` of the old file decided a key of the run file."""
         for key in keys:

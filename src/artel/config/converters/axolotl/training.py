@@ -43,7 +43,7 @@ def _carry_batch(old: YamlKeys) -> None:
     batch = old.read("batch_size", at_least_one)
     micro = old.read("micro_batch_size", at_least_one)
     if batch and micro and not old.has("gradient_accumulation_steps"):
-        old.give("gradient_accumulation_steps", max(1, batch // micro), str(batch), old.place_of("batch_size"))
+        old.give_value("gradient_accumulation_steps", max(1, batch // micro))
         old.decided("train.batch", "batch_size")
     else:
         old.leave("batch_size", "gradient_accumulation_steps and micro_batch_size are given, and decide")
@@ -98,6 +98,7 @@ def carry_parallel(old: YamlKeys) -> None:
     if shard and shard > 1 and replicate and replicate > 1:
         old.put("parallel.data", "hsdp", "dp_shard_size", "dp_replicate_size")
         old.put("parallel.shard", shard, "dp_shard_size")
+        old.leave("dp_replicate_size", "there are as many copies as the processes that are started over parallel.shard")
     elif shard and shard > 1:
         old.put("parallel.data", "fsdp", "dp_shard_size")
     elif replicate and replicate > 1:

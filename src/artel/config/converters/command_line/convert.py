@@ -12,6 +12,7 @@ from typing import Any
 
 from artel.config.converters.command_line.arguments import carry_data, carry_model, leave_the_rest
 from artel.config.converters.command_line.words import SCRIPT, Command, Word, read_command
+from artel.config.converters.fitting import fit_together
 from artel.config.converters.keys import Converted, OldKeys, Section, a_text, at_least_one, from_zero, shown
 from artel.config.converters.tool import Tool
 from artel.config.converters.training_arguments import (
@@ -57,6 +58,7 @@ def convert_command_line(text: str, place: str) -> Converted:
     leave_the_rest(old)
     for line in command.others:
         old.tell(f"{place}:{line}: another command; give it in a file of its own")
+    fit_together(old)
     return old.converted(_ORDER)
 
 

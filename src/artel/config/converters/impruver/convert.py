@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from artel.config.converters.fitting import fit_together
 from artel.config.converters.hub_data import local_or_hub
 from artel.config.converters.impruver.keys import SECTIONS, Impruver
 from artel.config.converters.impruver.model import (
@@ -65,6 +66,7 @@ def convert_impruver(text: str, place: str) -> Converted:
     leave_unknown_arguments(trainer)
     carry_ddp(Section(old, "ddp."))
     _leave_unknown(old)
+    fit_together(old)
     return old.converted(_ORDER)
 
 

@@ -5,6 +5,7 @@ A key that is not carried over is reported, also an unknown one.
 
 from __future__ import annotations
 
+from artel.config.converters.fitting import fit_together
 from artel.config.converters.keys import (
     Converted,
     Section,
@@ -46,6 +47,7 @@ def convert_llama_factory(text: str, place: str) -> Converted:
     carry_precision(old)
     _carry_training(old)
     leave_the_rest(old)
+    fit_together(old)
     return old.converted(_ORDER)
 
 

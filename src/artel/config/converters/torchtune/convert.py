@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from artel.config.converters.fitting import fit_together
 from artel.config.converters.keys import Converted, YamlKeys, a_text
 from artel.config.converters.tool import Tool
 from artel.config.converters.torchtune.data import carry_data
@@ -34,6 +35,7 @@ def convert_torchtune(text: str, place: str) -> Converted:
     carry_precision(old)
     carry_training(old)
     leave_the_rest(old)
+    fit_together(old)
     return old.converted(_ORDER)
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from artel.config.converters.hub_data import local_or_hub
-from artel.config.converters.keys import YamlKeys, a_flag, a_text, at_least_one, names, not_negative
+from artel.config.converters.keys import YamlKeys, a_flag, a_text, at_least_one, names, not_negative, one_of
 from artel.errors import Problem
 from artel.registry import OBJECTIVES
 
@@ -159,7 +159,8 @@ def _carry_columns(old: YamlKeys, at: str, dotted: str, source: dict[str, Any]) 
         name = key.rpartition(".")[2]
         mapping[renamed.get(name, name)] = old.read(key, a_text)
         old.decided(f"{dotted}.mapping", key)
-    style, column = old.read(f"{at}.conversation_style", a_text), old.read(f"{at}.conversation_column", a_text)
+    style = old.read(f"{at}.conversation_style", one_of({name: name for name in ("sharegpt", "openai")}))
+    column = old.read(f"{at}.conversation_column", a_text)
     if style or column:
         is_sharegpt = style == "sharegpt" and column in (None, "conversations", "conversation")
         source["converter"] = "sharegpt" if is_sharegpt else "messages"

@@ -156,6 +156,8 @@ def _carry_parallel(old: YamlKeys) -> None:
     shard, replicate = old.raw("data_parallel_shard_dim"), old.raw("data_parallel_replicate_dim")
     if isinstance(replicate, int) and replicate > 1:
         old.put("parallel.data", "hsdp", "data_parallel_replicate_dim")
+        copies = "there are as many copies as the processes that are started over parallel.shard"
+        old.leave("data_parallel_replicate_dim", copies)
         if isinstance(shard, int) and shard > 0:
             old.put("parallel.shard", shard, "data_parallel_shard_dim")
     elif isinstance(shard, int) and (shard > 1 or shard == -1):

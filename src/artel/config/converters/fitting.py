@@ -1,0 +1,32 @@
+"""Keys that a run file may not have together, although the other tool takes both: the run is kept, and it is told."""
+
+from __future__ import annotations
+
+from artel.config.converters.keys import OldKeys
+
+# Optimizers that look at whole matrices, and those that look at numbers one by one, as DeepSpeed hands them out.
+WHOLE_MATRICES = {"adamw8bit", "adafactor"}
+FLAT = {"adamw", "sgd"}
+_SHARDS = ("zero1", "zero2", "fsdp", "hsdp")
+
+
+def fit_together(old: OldKeys) -> None:
+    """Change what `artel config check` would refuse in a converted run, and report it."""
+    splits_the_model = any(
+        (old.value(f"parallel.{axis}") or 1) > 1 for axis in ("tensor", "context", "expert", "pipeline")
+    )
+    is_sharded = splits_the_model or old.value("parallel.data") in _SHARDS
+    has_deepspeed = old.value("parallel.deepspeed") is not None
+    optimizer = old.value("train.optimizer")
+    if optimizer in WHOLE_MATRICES and is_sharded:
+        old.change("train.optimizer", "adamw", f"{optimizer} does not step shards of matrices here: adamw is taken")
+    elif optimizer is not None and optimizer not in FLAT and has_deepspeed:
+        old.change("train.optimizer", "adamw", f"{optimizer} does not step what DeepSpeed shares out: adamw is taken")
+    if old.value("model.quantize") == "int8" and splits_the_model:
+        old.change("model.quantize", "nf4", "weights of int8 are not shared out: nf4 is taken")
+    elif old.value("model.quantize") == "int8" and is_sharded:
+        reason = "weights of int8 are not shared out: parallel.data is auto; write model.quantize: nf4 to share them"
+        old.change("parallel.data", "auto", reason)
+    if old.value("train.weights") == "bf16" and old.value("train.optimizer") not in (None, "adamw"):
+        reason = "only steps of adamw are rounded to bf16 weights: train.weights is fp32"
+        old.change("train.weights", "fp32", reason)
