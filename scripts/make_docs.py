@@ -20,7 +20,7 @@ from reference import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs" / "run-file.md"
-CONVERT = ROOT / "docs" / "convert.md"
+CONVERT = (ROOT / "docs" / "convert.md", ROOT / "docs" / "ru" / "convert.md")
 LANGUAGES = {"en": "zensical.toml", "ru": "zensical.ru.toml"}
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 NOT_TRANSLATED = '!!! note "Эта страница пока только по-английски"'
@@ -122,7 +122,8 @@ def main() -> None:
     options.add_argument("--run-file", action="store_true", help="docs/run-file.md and docs/convert.md alone")
     chosen = options.parse_args()
     TARGET.write_text(run_file_page(), encoding="utf-8")
-    CONVERT.write_text(with_tables(CONVERT.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in CONVERT:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
     if chosen.run_file:
         return
     make_site()

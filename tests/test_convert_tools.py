@@ -126,6 +126,7 @@ def test_what_becomes_of_axolotls_preferences_and_texts():
     assert "lora" not in run["model"]
     run = convert(configs.AXOLOTL_PRETRAIN, "old").run
     assert (run["objective"], run["data"]["packing"], run["train"]["optimizer"]) == ("causal", "best_fit", "muon")
+    assert (run["train"]["learning_rate"], run["train"]["muon_learning_rate"]) == (3e-4, 3e-4)
     assert run["data"]["sources"] == [
         {"path": HUB.format("OWNER/pages", "sample-10BT/train"), "format": "parquet", "field": "body"}
     ]
@@ -315,8 +316,9 @@ def test_the_tables_of_the_page_are_up_to_date():
     sys.path.insert(0, str(root / "scripts"))
     from converted_keys import with_tables
 
-    page = (root / "docs/convert.md").read_text(encoding="utf-8")
-    assert page == with_tables(page), "run: python scripts/make_docs.py --run-file"
+    for name in ("docs/convert.md", "docs/ru/convert.md"):
+        page = (root / name).read_text(encoding="utf-8")
+        assert page == with_tables(page), "run: python scripts/make_docs.py --run-file"
 
 
 def test_a_run_file_is_none_of_these():

@@ -12,6 +12,7 @@ from artel.registry import OPTIMIZERS
 _STEPS = "its step is the learning rate times the parameter's root mean square here, so learning_rate must be set anew"
 _EIGHT_BITS = "its averages are those of bitsandbytes' AdamW8bit, on the device"
 _FLOAT = "its averages are in fp32, on the device"
+MUON_RATE = "its rate is train.muon_learning_rate here, and that of the rest learning_rate: both are what is written"
 _OPTIMIZERS = (
     (r"adamw_(8bit|bnb_8bit)", "adamw8bit", ""),
     (r"adamw8bit|Adam8bit", "adamw8bit", ""),
@@ -25,7 +26,7 @@ _OPTIMIZERS = (
     (r"adamw|adam|adamw_(hf|torch|torch_fused|torch_xla|torch_npu_fused|apex_fused|anyprecision)", "adamw", ""),
     (r"optimi_adamw|flash_adamw|AdamW|Adam|FusedAdam|DeepSpeedCPUAdam", "adamw", ""),
     (r"adafactor|Adafactor", "adafactor", _STEPS),
-    (r"muon|Muon", "muon", "train.muon_learning_rate is that of the layers' matrices, learning_rate that of the rest"),
+    (r"muon|Muon", "muon", MUON_RATE),
     (r"sgd|SGD|flash_sgdw?", "sgd", ""),
 )
 
@@ -55,6 +56,8 @@ def carry_optimizer(trainer: Section) -> None:
         return
     optimizer, difference = optimizer_of(name)
     trainer.put("train.optimizer", optimizer, "optim")
+    if optimizer == "muon":
+        trainer.carry("learning_rate", "train.muon_learning_rate", above_zero)
     if difference:
         trainer.leave("optim", difference)
     for option in ("optim_args", "optim_target_modules"):

@@ -12,12 +12,14 @@ from artel.config.converters.keys import (
     YamlKeys,
     a_flag,
     a_text,
+    above_zero,
     at_least_one,
     top_level_keys,
 )
 from artel.config.converters.llama_factory.data import carry_data
 from artel.config.converters.llama_factory.model import carry_adapter, carry_model, carry_precision
 from artel.config.converters.llama_factory.names import leave_the_rest
+from artel.config.converters.optimizers import MUON_RATE
 from artel.config.converters.tool import Tool
 from artel.config.converters.training_arguments import TRAINER_DEFAULTS, carry_trainer, leave_trainer_rest
 from artel.errors import InputError
@@ -79,6 +81,8 @@ def _carry_training(old: YamlKeys) -> None:
     leave_trainer_rest(trainer)
     if old.read("use_muon", a_flag):
         old.put("train.optimizer", "muon", "use_muon")
+        old.carry("learning_rate", "train.muon_learning_rate", above_zero)
+        old.leave("use_muon", MUON_RATE)
     old.carry("early_stopping_steps", "validate.patience", at_least_one)
     for key, dotted in _SIZES.items():
         old.carry(key, dotted, at_least_one)
