@@ -8,6 +8,7 @@ The first run is shown alone, both together where there are two. Needs chromium,
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 import time
@@ -52,7 +53,16 @@ def _browser(profile: Path) -> Any:
     options = webdriver.ChromeOptions()
     for flag in (*FLAGS, f"--user-data-dir={profile / 'chromium'}"):
         options.add_argument(flag)
-    return webdriver.Chrome(options=options)
+    options.binary_location = _program("chromium")
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(_program("chromedriver")))
+
+
+def _program(name: str) -> str:
+    """Its path. selenium would look for one in the network itself."""
+    path = shutil.which(name)
+    if path is None:
+        raise SystemExit(f"{name} is not installed: apt-get install chromium chromium-driver")
+    return path
 
 
 def _written(folder: str, language: str, runs: list[Any]) -> str:

@@ -212,7 +212,9 @@ def test_live_follows_a_run_that_trains_and_is_killed(browser, serve, tmp_path):
         newest = f"{PLOT}?.data?.[0].x.at(-1)"
         assert wait_for(browser, state) == "running"
         first = wait_for(browser, newest)
+        browser.execute_script(f"Plotly.relayout({PLOT}, {{'xaxis.range': [1, 3]}})")
         wait_for(browser, newest, lambda step: step > first)
+        assert browser.execute_script(f"return {PLOT}.layout.xaxis.range") == [1, 3]  # a zoom is kept
         assert "of 100,000" in browser.find_element("css selector", ".verdict").text
     finally:
         training.kill()

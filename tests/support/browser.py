@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.waiting import wait_until
+from support.waiting import LIMIT, wait_until
 
 FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
@@ -30,6 +30,8 @@ def chromium(profile: Path, width: int = 1280, height: int = 900) -> Iterator[An
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     browser = selenium.Chrome(options=options, service=selenium.ChromeService(driver))
+    browser.set_script_timeout(LIMIT)  # on a busy machine a page draws for longer than the usual 30 s
+    browser.set_page_load_timeout(LIMIT)
     try:
         yield browser
     finally:

@@ -46,17 +46,16 @@ def report(
 
 
 def _in_terminal(folder: str) -> dict[str, Any]:
-    from artel.reports.report import curve, read_metrics
+    from artel.reports.report import curve, read_curves
     from artel.training.run_folder import RunFolder
 
-    metrics = read_metrics(RunFolder(Path(folder)).metrics, tell)
-    validated = [line for line in metrics if "validation" in line]
-    tell(*curve(metrics))
-    if validated:
-        figures = validated[-1]["validation"].items()
+    curves = read_curves(RunFolder(Path(folder)).metrics, tell)
+    tell(*curve(curves))
+    if curves.newest_validation:
+        figures = curves.newest_validation.items()
         shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in figures)
         tell(f"validation: {shown}")
-    return {"steps": metrics[-1]["step"] if metrics else 0, **(validated[-1] if validated else {})}
+    return {"steps": curves.step, **curves.validation_line}
 
 
 def _compared(folders: list[str]) -> dict[str, Any]:

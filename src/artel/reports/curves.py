@@ -52,11 +52,20 @@ class Curves:
     """The objective's metrics on the validation split."""
     newest: dict[str, Any] = field(default_factory=dict)
     """The newest line of a training step, as it stands in the file."""
-    newest_validation: dict[str, float | None] = field(default_factory=dict)
-    newest_validation_step: int | None = None
+    validation_line: dict[str, Any] = field(default_factory=dict)
+    """The newest line of a validation."""
     lines: int = 0
     torn: bool = False
     """The last line has no end: a kill has cut it off, or it is being written. It is left out."""
+
+    @property
+    def newest_validation(self) -> dict[str, float | None]:
+        """The metrics of the newest validation; None where one was NaN."""
+        return self.validation_line.get("validation", {})
+
+    @property
+    def newest_validation_step(self) -> int | None:
+        return self.validation_line.get("step")
 
     @property
     def step(self) -> int:
@@ -123,8 +132,7 @@ class CurveReader:
                 if name not in training
             },
             newest=lines.training,
-            newest_validation=lines.validation.get("validation", {}),
-            newest_validation_step=lines.validation.get("step"),
+            validation_line={name: value for name, value in lines.validation.items() if "validation/" not in name},
             lines=lines.lines,
             torn=torn,
         )

@@ -7,50 +7,30 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import orjson
-
 from artel.config import near_name
-from artel.errors import InputError, Problem
-from artel.reports.metric_lines import checked
-from artel.storage import check_regular
+from artel.errors import InputError
+from artel.reports.curves import Curve, CurveReader, Curves
 from artel.tokens import StoreSplit, Tokenizer
 
-_MOST_PROBLEMS = 20
 
-
-def read_metrics(path: Path, tell: Callable[[str], None] = lambda _: None) -> list[dict]:
-    """The lines of a run's metrics.jsonl. A last line that a kill has cut off is left out, and `tell` reports it.
+def read_curves(path: Path, tell: Callable[[str], None] = lambda _: None) -> Curves:
+    """The curves of a run's metrics.jsonl. A last line that a kill has cut off is left out, and `tell` reports it.
 
     Raises InputError where there is no file, where it cannot be read, and for lines that no run writes.
     """
-    check_regular(path)
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         near = None if path.parent.is_dir() else near_name(str(path.parent))
         fix = f"did you mean {near}?" if near else "give the folder of a run that has been trained"
-        raise InputError.at(str(path), "there is no such file", fix) from None
-    except OSError as error:
-        raise InputError.at(str(path), f"cannot be read: {error.strerror}", "it must be a file") from None
-    *complete, last = content.split(b"\n")
-    if last:
-        tell(f"{path}:{len(complete) + 1}: the last line was torn by a kill, and is left out")
-    problems, lines = [], []
-    for number, line in enumerate(complete, 1):
-        try:
-            lines.append(checked(orjson.loads(line)))
-        except ValueError as error:
-            problems.append(Problem(f"{path}:{number}", f"is no line of a run: {error}", "remove the line"))
-    if problems:
-        raise InputError(problems[:_MOST_PROBLEMS])
-    return lines
+        raise InputError.at(str(path), "there is no such file", fix)
+    curves = CurveReader(path).read()
+    if curves.torn:
+        tell(f"{path}:{curves.lines + 1}: the last line was torn by a kill, and is left out")
+    return curves
 
 
-def curve(metrics: list[dict], width: int = 64, height: int = 12) -> list[str]:
+def curve(curves: Curves, width: int = 64, height: int = 12) -> list[str]:
     """Training loss (·) and validation loss (o) over steps, drawn in characters."""
-    validated = [(line["step"], line["validation"].get("loss")) for line in metrics if "validation" in line]
-    training = [(line["step"], line["loss"]) for line in metrics if line.get("loss") is not None]
-    validation = [(step, loss) for step, loss in validated if loss is not None]
+    training, validation = (_points(kind.get("loss")) for kind in (curves.training, curves.validation))
     points = training + validation
     if not points:
         return ["(nothing logged yet)"]
@@ -66,6 +46,10 @@ def curve(metrics: list[dict], width: int = 64, height: int = 12) -> list[str]:
     lines = [f"{labels.get(row, ''):>7} │{''.join(cells)}" for row, cells in enumerate(grid)]
     axis = f"{'':>7} └{'─' * width}"
     return [*lines, axis, f"{'':>9}0{'step ' + str(last):>{width - 1}}", f"{'':>9}· training   o validation"]
+
+
+def _points(of: Curve | None) -> list[tuple[int, float]]:
+    return [] if of is None else [(int(step), value) for step, value in zip(of.step, of.value.tolist(), strict=True)]
 
 
 def compression(train: StoreSplit, validation: StoreSplit, tokenizer: Tokenizer) -> dict[str, float]:

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,7 +15,6 @@ from rich.text import Text
 
 from artel.errors import InputError, WorkError
 from artel.printable import in_a_line
-from artel.reports.curves import Curve
 from artel.reports.progress import elapsed_seconds, seconds_left, share_done
 from artel.reports.report import curve
 from artel.reports.run_data import RunData, RunReader
@@ -91,16 +89,7 @@ def _title(run: RunData) -> Text:
 
 def _curve(run: RunData, width: int) -> list[Text]:
     """The loss, as `artel report` draws it, as wide as the terminal is."""
-    lines: list[dict[str, Any]] = []
-    for step, value in _points(run.curves.training.get("loss")):
-        lines.append({"step": step, "loss": value})
-    for step, value in _points(run.curves.validation.get("loss")):
-        lines.append({"step": step, "validation": {"loss": value}})
-    return [Text(line) for line in curve(lines, width=max(20, min(100, width - 12)))]
-
-
-def _points(of: Curve | None) -> list[tuple[float, float]]:
-    return [] if of is None else [(int(step), value) for step, value in zip(of.step, of.value.tolist(), strict=True)]
+    return [Text(line) for line in curve(run.curves, width=max(20, min(100, width - 12)))]
 
 
 def _bar(run: RunData, width: int) -> RenderableType:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 from importlib.resources import files
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -74,7 +75,7 @@ class Page:
         plotly, script = _plotly(), _text("report.js")
         return _templates().get_template("report.html").render(
             language=self._words.name,
-            w=self._words.words,
+            w=SimpleNamespace(**self._words.words),
             title=f"{', '.join(report.names)} · artel",
             policy=self._policy(plotly, script),
             css=Markup(_text("report.css")),
@@ -133,7 +134,7 @@ class _Report:
     def parts(self) -> dict[str, str]:
         """The HTML of each part; empty where it has nothing to show."""
         context = {
-            "w": self._words.words,
+            "w": SimpleNamespace(**self._words.words),
             "runs": self._views,
             "notices": list(self._notices()),
             "differences": self._differences(),

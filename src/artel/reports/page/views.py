@@ -106,7 +106,8 @@ def _tiles(run: RunData, words: Language) -> Any:
         if best is not None and best in curve.step and best != curve.step[-1]:
             value = float(curve.value[np.searchsorted(curve.step, best)])
             more = words["tile_best"].format(value=words.number(value), step=words.integer(best))
-        label = words["tile_validation"].format(metric=words.label(name))
+        known = {"loss": words["tile_loss_on_validation"], "bits_per_byte": words["tile_bits_per_byte"]}
+        label = known.get(name, words["tile_validation"].format(metric=words.label(name)))
         yield _tile(label, words.number(curve.newest), more=more)
     if "loss" in curves.training:
         yield _tile(words["tile_loss"], words.number(newest.get("loss")))

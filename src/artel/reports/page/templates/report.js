@@ -73,11 +73,13 @@ const SYMBOLS = { checkpoint: "diamond", best: "star", restart: "triangle-right"
 
 function marks(chart) {
   if (!view.marks) return [];
-  return chart.marks.map((mark) => ({
+  const first = new Map(chart.marks.map((mark, index) => [mark.kind, index]).reverse());
+  return chart.marks.map((mark, index) => ({
     type: "scatter", mode: "markers", x: across(mark), y: mark.value, name: mark.label, text: mark.text,
+    legendgroup: mark.kind, showlegend: first.get(mark.kind) === index,
     hovertemplate: "%{text}<extra></extra>",
     marker: {
-      symbol: SYMBOLS[mark.kind], size: mark.kind === "best" ? 12 : 9, line: { width: 1, color: color("card") },
+      symbol: SYMBOLS[mark.kind], size: { best: 13, restart: 13, bad: 10 }[mark.kind] || 9, line: { width: 1, color: color("card") },
       color: { bad: color("bad"), restart: color("warn"), best: color("good") }[mark.kind] || color("soft"),
     },
   }));
@@ -92,7 +94,7 @@ function lineLayout(chart, element) {
       ...(view.range ? { range: view.range, autorange: false } : { autorange: true }) },
     yaxis: { ...axis, type: view.logY ? "log" : "linear", tickformat: chart.percent ? ".3~%" : "", nticks: 6 },
     hovermode: "x unified",
-    legend: { orientation: "h", x: 0, y: narrow ? -0.3 : -0.22, yanchor: "top", font: { size: 11 } },
+    legend: { orientation: "h", x: 0, y: narrow ? -0.3 : -0.18, yanchor: "top", font: { size: 11 } },
     showlegend: chart.traces.length + chart.marks.length > 1,
     margin: { l: 44, r: 8, t: 8, b: 36 },
   };
@@ -232,27 +234,65 @@ function copy(event) {
   navigator.clipboard?.writeText(text).then(() => { button.textContent = page.words.copied; });
 }
 
-// A live report: the server sends the parts of the page that changed, and the figures of the plots.
+// A live report: the server sends the parts of the page and the figures of the plots when they changed. The newest is
+// shown; drawing takes a third of the time at most, so that a slow machine does not fall behind and the page answers.
+let newest = null, drawing = 0;
 function listen() {
   const source = new EventSource("events");
   source.addEventListener("report", (event) => {
-    const report = JSON.parse(event.data);
-    if (report.problem) return connection(report.problem);
-    for (const [name, html] of Object.entries(report.parts)) {
-      const part = document.querySelector(`[data-part="${name}"]`);
-      if (!part) continue;
-      const open = new Set([...part.querySelectorAll("details[open]")].map((details) => details.id));
-      part.innerHTML = html;
-      part.querySelectorAll("details").forEach((details) => { details.open = open.has(details.id); });
-      const section = document.getElementById(name), link = document.querySelector(`nav a[href="#${name}"]`);
-      if (section && link) section.hidden = link.hidden = !html;
-    }
-    for (const input of document.querySelectorAll("input[name=axis]")) input.disabled = !report.axes.includes(input.value);
-    plots = report.plots;
-    draw();
-    connection("");
+    if (newest === null) setTimeout(renew, 2 * drawing);
+    newest = event.data;
   });
   source.onerror = () => connection(page.words.lost);
+}
+
+function renew() {
+  const started = performance.now(), report = JSON.parse(newest);
+  newest = null;
+  if (report.problem) return connection(report.problem);
+  for (const [name, html] of Object.entries(report.parts)) renewPart(name, html);
+  for (const input of document.querySelectorAll("input[name=axis]")) input.disabled = !report.axes.includes(input.value);
+  plots = report.plots;
+  draw();
+  connection("");
+  drawing = performance.now() - started;
+}
+
+const rendered = {};
+function renewPart(name, html) {
+  const part = document.querySelector(`[data-part="${name}"]`);
+  if (!part || rendered[name] === html) return;
+  rendered[name] = html;
+  const fresh = document.createElement("template");
+  fresh.innerHTML = html;
+  if (hasPlots(part) && places(fresh.content) === places(part)) renewTables(part, fresh.content);
+  else replacePart(part, fresh.content);
+  const section = document.getElementById(name), link = document.querySelector(`nav a[href="#${name}"]`);
+  if (section && link) section.hidden = link.hidden = !html;
+}
+
+function hasPlots(node) {
+  return node.querySelector(".plot") !== null;
+}
+
+function places(node) {
+  return [...node.querySelectorAll(".plot, details")].map((element) => element.id).join();
+}
+
+// The plots stay, with their zoom and what is hovered.
+function renewTables(part, fresh) {
+  for (const details of fresh.querySelectorAll("details")) document.getElementById(details.id).replaceChildren(...details.childNodes);
+}
+
+function replacePart(part, fresh) {
+  const open = new Set([...part.querySelectorAll("details[open]")].map((details) => details.id));
+  const closed = new Set([...part.querySelectorAll("details:not([open])")].map((details) => details.id));
+  part.querySelectorAll(".js-plotly-plot").forEach((plot) => Plotly.purge(plot));
+  part.replaceChildren(fresh);
+  for (const details of part.querySelectorAll("details")) {
+    if (open.has(details.id)) details.open = true;
+    else if (closed.has(details.id)) details.open = false;
+  }
 }
 
 function connection(message) {
