@@ -35,7 +35,6 @@ DOCS = (
                 why="it is served until Ctrl-C; tests/test_report_browser.py opens it while a run trains and dies",
             ),
             Step("artel watch runs/tolstoy", says="complete"),
-            Step("ssh -L 8420:127.0.0.1:8420 NODE", instead="artel report --help", why="another machine"),
         ),
         before=("artel train run.yaml run=runs/tolstoy", "artel train run.yaml run=runs/llama"),
         needs=(inputs.run_yaml(),),
