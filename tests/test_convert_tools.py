@@ -297,6 +297,23 @@ def test_what_does_not_go_together_here_is_changed_and_told():
     assert "only steps of adamw" in told(result)["pure_bf16"]
 
 
+@pytest.mark.parametrize("text", [configs.AXOLOTL_DPO, configs.LLAMA_FACTORY_MORE, configs.TORCHTUNE_MORE])
+def test_an_odd_value_of_any_key_is_one_clear_message_at_most(text):
+    tree = yaml.safe_load(text)
+    for key, _ in flat(tree):
+        for odd in ([], {"a": 1}, 3, "9" * 400):
+            changed = copy.deepcopy(tree)
+            holder = changed
+            for part in key[:-1]:
+                holder = holder[part]
+            holder[key[-1]] = odd
+            try:
+                result = convert(yaml.safe_dump(changed), "old")
+                run_from(copy.deepcopy(result.run), {}, {(): "old"})
+            except InputError as error:
+                assert error.problems  # noqa: PT017
+
+
 def test_slips_of_the_pen_are_told_with_what_was_meant():
     text = "base_model: m\ndatasets: [{path: a, type: b}]\nlora_modules_to_sav: [a]\nquantize_moe_expert: true\n"
     assert "did you mean quantize_moe_experts?" in told(convert(text, "old"))["quantize_moe_expert"]

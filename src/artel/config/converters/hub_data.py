@@ -37,7 +37,7 @@ class DataSet:
 
 def local_or_hub(name: str, subset: str = "", split: str = "train") -> DataSet:
     """A file or folder that is there or is written as one, an address, else a data set of the hub."""
-    if "://" in name or name.startswith((".", "/", "~")) or name.endswith(_SUFFIXES) or Path(name).exists():
+    if "://" in name or name.startswith((".", "/", "~")) or name.endswith(_SUFFIXES) or is_here(name):
         return DataSet(name)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return DataSet(name, doubt="your file or folder, or hf://datasets/OWNER/NAME/FILE")
@@ -46,3 +46,11 @@ def local_or_hub(name: str, subset: str = "", split: str = "train") -> DataSet:
         name = f"OWNER/{name}"
     path = _PARQUET.format(name=name, subset=subset or "default", split=split)
     return DataSet(path, is_on_hub=True, doubt=_DOUBT.format(name=name))
+
+
+def is_here(name: str) -> bool:
+    """True for a file or folder of that name; no name of a file is too long or has a zero byte."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False

@@ -6,7 +6,7 @@ from typing import Any
 
 from artel.config.converters.axolotl.data_set import TEXTS, carry_source
 from artel.config.converters.hub_data import local_or_hub
-from artel.config.converters.keys import YamlKeys, a_flag, a_text, at_least_one, from_zero, not_negative, one_of
+from artel.config.converters.keys import YamlKeys, a_flag, a_name, a_text, at_least_one, from_zero, not_negative, one_of
 from artel.errors import Problem
 from artel.registry import OBJECTIVES
 
@@ -54,7 +54,7 @@ def carry_data(old: YamlKeys) -> None:
 
 def _objective(old: YamlKeys) -> tuple[str, str]:
     """(section of the data sets, objective). What artel does not learn is refused."""
-    rl = old.raw("rl")
+    rl = old.read("rl", a_name)
     if rl in _LOSSES:
         old.put("preference.loss", rl, "rl")
         old.carry("rl_beta", "preference.beta", not_negative)

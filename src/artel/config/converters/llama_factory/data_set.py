@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from artel.config.converters.hub_data import local_or_hub
+from artel.config.converters.hub_data import is_here, local_or_hub
 from artel.config.converters.keys import YamlKeys, a_text
 
 _INFO = "dataset_info.json"
@@ -51,7 +51,7 @@ class DataSets:
             return cls(Path("data"), None, False)
         above = [] if old.place == "-" else Path(old.place).absolute().parents
         folders = [Path(name), *(parent / name for parent in above)]
-        folder = next((folder for folder in folders if (folder / _INFO).is_file()), None)
+        folder = next((folder for folder in folders if is_here(str(folder / _INFO))), None)
         if folder is None:
             return cls(Path(name), None, False)
         try:

@@ -64,7 +64,7 @@ def carry_data(old: YamlKeys) -> None:
         old.problems.append(Problem(old.place, "names no text", "write dataset: {_component_: …, source: …}"))
         return
     builders = [_BUILDERS.get(_last(old.read(f"{at}._component_", a_text))) for at in places]
-    usual = "preference" if _last(old.peek("loss._component_")) in _PREFERENCE_LOSSES else "chat"
+    usual = "preference" if _last(str(old.peek("loss._component_"))) in _PREFERENCE_LOSSES else "chat"
     objective = next((builder.objective for builder in builders if builder), usual)
     old.put("objective", objective)
     sources: list[dict[str, Any]] = []
@@ -106,7 +106,7 @@ def _source(old: YamlKeys, at: str, dotted: str, builder: Builder, objective: st
         old.leave(f"{at}._component_", "artel does not know this builder: write data.sources.path, and its form")
     elif data_set.doubt:
         old.comment(f"{dotted}.path", data_set.doubt)
-    if data_set.path and _last(old.peek(f"{at}._component_")) not in _BUILDERS:
+    if data_set.path and _last(str(old.peek(f"{at}._component_"))) not in _BUILDERS:
         old.leave(f"{at}._component_", "artel does not know this builder: rows are recognized by their fields")
     if not source["format"]:
         source["format"] = "parquet" if data_set.is_on_hub else "auto"
@@ -197,15 +197,15 @@ def _carry_validation(old: YamlKeys, at: str, sources: list[dict[str, Any]]) -> 
         old.put("data.validation", 0)
         return
     same = all(old.peek(f"dataset_val.{key}") == old.peek(f"{at}.{key}") for key in ("_component_", "source", "subset"))
-    slices = [re.fullmatch(pattern, old.peek(f"{section}.split") or "")
-              for section, pattern in ((at, r"train\[:(\d+)%\]"), ("dataset_val", r"train\[(\d+)%:\]"))]  # fmt: skip
+    patterns = ((at, r"train\[:(\d+)%\]"), ("dataset_val", r"train\[(\d+)%:\]"))
+    slices = [re.fullmatch(pattern, str(old.peek(f"{section}.split"))) for section, pattern in patterns]
     if same and slices[0] and slices[1] and slices[0][1] == slices[1][1]:
         share = round(1 - int(slices[0][1]) / 100, 4)
         old.put("data.validation", share, *old.below("dataset_val"))
         old.decided("data.validation", f"{at}.split")
         sources[0].pop("rows", None)
         return
-    builder = _BUILDERS.get(_last(old.raw("dataset_val._component_")), Builder(""))
+    builder = _BUILDERS.get(_last(old.read("dataset_val._component_", a_text)), Builder(""))
     split, rows = _split(old, "dataset_val.split")
     name = old.read("dataset_val.source", a_text) or builder.source
     files = old.read("dataset_val.data_files", names) or []

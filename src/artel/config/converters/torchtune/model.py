@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from artel.config.converters.hub_data import is_here
 from artel.config.converters.keys import YamlKeys, a_flag, a_share, a_text, above_zero, at_least_one, names, one_of
 from artel.errors import Problem
 
@@ -30,7 +31,7 @@ def carry_model(old: YamlKeys) -> None:
     if checkpointer.endswith("MetaCheckpointer"):
         old.comment("model.from", "the model in Hugging Face's format: this folder has Meta's own files")
         old.leave("checkpointer._component_", "artel reads Hugging Face's format: config.json and safetensors")
-    elif not Path(path).is_dir():
+    elif not is_here(path):
         old.comment("model.from", "the folder that tune download wrote, or the model's name on the hub")
     old.agree("checkpointer._component_", "a model's own config.json says what it is")
     for key in old.below("checkpointer"):
