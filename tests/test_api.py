@@ -141,6 +141,19 @@ def test_metrics_are_a_dataframe_of_the_library_that_is_installed():
             assert (list(frame.columns), frame["step"].sum()) == (["step", "loss", "validation_loss"], 3)
 
 
+def test_a_run_is_plotted(trained):
+    figure = trained.plot()
+    curves = {(trace.name, trace.yaxis): trace for trace in figure.data}
+    titles = [title.text for title in figure.layout.annotations]
+    assert titles[0] == "Loss"
+    assert "Gradient norm" in titles
+    loss = curves["training", "y"]
+    assert list(loss.x) == [1, 2, 3, 4, 5, 6]
+    assert loss.y[-1] == trained.result["train_loss"]
+    assert list(curves["validation", "y"].y) == [trained.result["validation"]["loss"]]
+    assert "text/html" in figure._repr_mimebundle_() or figure.to_html()
+
+
 def test_a_run_that_has_not_begun():
     artel.prepare(text_alone(), tell=silent)
     run = artel.Run("runs/tiny")
@@ -151,6 +164,8 @@ def test_a_run_that_has_not_begun():
     for name in ("result", "config"):
         with pytest.raises(artel.InputError):
             getattr(run, name)
+    with pytest.raises(artel.InputError, match="nothing is logged yet"):
+        run.plot()
     with pytest.raises(artel.InputError, match="there is no such folder"):
         artel.Run("runs/other")
     with pytest.raises(artel.InputError, match="is not the folder of a run"):

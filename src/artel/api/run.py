@@ -18,6 +18,8 @@ from artel.notebooks import html_table
 from artel.storage import check_regular
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from artel.reports.curves import Curves
     from artel.training import RunFolder
 
@@ -78,6 +80,19 @@ class Run:
         if not self._files.result.exists():
             raise InputError.at(str(self.folder), "is not complete", "artel.train(run) trains it to its end")
         return self._files.read_result()
+
+    def plot(self) -> Figure:
+        """The curves of the run as a figure of plotly, a plot for each metric over steps: those of the report.
+
+        A notebook shows it; `write_html`, `write_image` and `update_layout` are plotly's. Needs the extra `report`.
+        `artel report` shows more, in a browser.
+
+        Raises InputError where plotly is not installed, nothing is logged yet, or a file of the run is damaged.
+        """
+        from artel.api.plot import figure
+        from artel.reports.run_data import read_run
+
+        return figure(read_run(self.folder))
 
     def __repr__(self) -> str:
         return f"artel.Run({str(self.folder)!r})"

@@ -1,0 +1,47 @@
+"""The curves of a run as a figure of plotly."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from artel.errors import InputError, missing_extra
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from artel.reports.run_data import RunData
+
+_HEIGHT = 240  # pixels of one plot
+_TRAINING, _VALIDATION = "#1f77b4", "#d62728"
+
+
+def figure(run: RunData) -> Figure:
+    """A plot for each metric, training and validation together, over steps; those of the report, in its order.
+
+    Raises InputError where plotly is not installed, or nothing is logged yet.
+    """
+    if find_spec("plotly") is None:
+        raise missing_extra("plotly", "report", "plot")
+    from plotly.graph_objects import Scatter
+    from plotly.subplots import make_subplots
+
+    from artel.reports.page.charts import charts
+    from artel.reports.page.language import Language
+
+    plots = charts([run], [run.folder.name], Language("en"))
+    if not plots:
+        raise InputError.at(str(run.folder), "nothing is logged yet", "plot it when it has trained a few steps")
+    drawn = make_subplots(len(plots), 1, subplot_titles=[plot.title for plot in plots], shared_xaxes=True)
+    for row, plot in enumerate(plots, 1):
+        for _, curve, is_validation, label in plot.curves:
+            style = "lines+markers" if is_validation else "lines"
+            colour = _VALIDATION if is_validation else _TRAINING
+            is_first = label not in {trace.name for trace in drawn.data}
+            line = Scatter(
+                x=curve.step.astype(int), y=curve.value, name=label, mode=style, line={"color": colour},
+                legendgroup=label, showlegend=is_first,
+            )  # fmt: skip
+            drawn.add_trace(line, row, 1)
+    drawn.update_xaxes(title_text="step", row=len(plots))
+    return drawn.update_layout(height=_HEIGHT * len(plots), title_text=str(run.folder))
