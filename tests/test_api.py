@@ -129,6 +129,8 @@ def test_a_run_has_metrics_ledger_samples_and_its_config(trained):
     (sample,) = trained.samples
     assert (sample["step"], sample["prompt"], isinstance(sample["text"], str)) == (6, "The", True)
     assert trained.config.train.steps == 6
+    (trained.folder / "samples.jsonl").open("a").write('{"step": 7, "pro')  # is being written
+    assert trained.samples == [sample]
     assert "6 (complete)" in trained._repr_html_()
 
 
@@ -249,6 +251,10 @@ def test_each_objective_says_what_it_cannot(name):
             assert result.text == ("Anna is in the forest . " * 30)[result.start : result.end]
             assert sum(result.classes.values()) == pytest.approx(1)
     assert model.evaluate(tell=silent).figures
+    if name == "masked":
+        with pytest.raises(artel.InputError, match="^prompt: holds no ") as error:
+            model.fill("no mask")
+        assert "--" not in str(error.value)
 
 
 # Errors -----------------------------------------------------------------------------

@@ -182,6 +182,7 @@ class Model:
         session.exchanges = [Exchange(question, answer, True) for question, answer in pairs]
         return "".join(session.answer(message))
 
+    @leaves_process_unchanged()
     def answer(self, question: str, context: str) -> Answer:
         """Find the answer to a question in a text of any length, which is read in windows.
 
@@ -192,6 +193,7 @@ class Model:
         found = self._reply(question, context, None).to_json or {}
         return Answer(found["answer"], found["start"], found["end"], found["score"], found["class"], found["classes"])
 
+    @leaves_process_unchanged()
     def fill(self, text: str) -> Filled:
         """Put in what is missing: a word for each mask, or the commas, by what the model learned.
 

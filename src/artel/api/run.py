@@ -63,15 +63,16 @@ class Run:
     def ledger(self) -> dict[str, Any]:
         """What became of every document of the text: `documents` read, kept, and dropped by reason; the same by `sets`;
         `tokens` and `bytes` of the `parts`, train and validation. Raises InputError before the text is prepared."""
-        ledger: dict[str, Any] = orjson.loads(self._read(self._files.ledger, "artel.prepare(run)"))
-        return ledger
+        content = self._read(self._files.ledger, "artel.prepare(run)")
+        return _parsed(content, self._files.ledger)
 
     @property
     def samples(self) -> list[dict[str, Any]]:
         """What the model wrote after `validate.prompts` at each validation: `step`, `prompt`, `text`; oldest first."""
         if not self._files.samples.exists():
             return []
-        return [orjson.loads(line) for line in self._read(self._files.samples, "").splitlines()]
+        complete, _, _ = self._read(self._files.samples, "").rpartition(b"\n")  # the last line may be being written
+        return [_parsed(line, self._files.samples) for line in complete.splitlines()]
 
     @property
     def result(self) -> dict[str, Any]:
@@ -123,6 +124,17 @@ class Run:
             raise InputError.at(str(file), "there is no such file yet", fix) from None
         except OSError as error:
             raise InputError.at(str(file), f"cannot be read: {error.strerror}", "it must be a file") from None
+
+
+def _parsed(content: bytes, file: Path) -> dict[str, Any]:
+    try:
+        value = orjson.loads(content)
+        if isinstance(value, dict):
+            return value
+        what = "is not an object"
+    except ValueError as error:
+        what = str(error)
+    raise InputError.at(str(file), f"is damaged: {what}", "remove it, or restore it from a copy")
 
 
 def _shown(value: object) -> str:
