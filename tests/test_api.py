@@ -252,7 +252,7 @@ def test_each_objective_says_what_it_cannot(name):
             assert sum(result.classes.values()) == pytest.approx(1)
     assert model.evaluate(tell=silent).figures
     if name == "masked":
-        with pytest.raises(artel.InputError, match="^prompt: holds no ") as error:
+        with pytest.raises(artel.InputError, match=r"^prompt: holds no ") as error:
             model.fill("no mask")
         assert "--" not in str(error.value)
 

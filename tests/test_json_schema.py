@@ -1,13 +1,15 @@
 """The JSON schema of a run file, as an editor uses it."""
 
+import ast
 import copy
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
 
-from artel.config import RunConfig, recipe_names, recipe_text, run_from
+from artel.config import RunConfig, recipe_names, recipe_text, run_from, schema
 from artel.config.json_schema import run_file_schema
 from artel.errors import InputError
 from support.runs import TINY, artel, merged
@@ -93,9 +95,18 @@ def test_what_artel_refuses_an_editor_marks(key, value, at):
 
 def test_every_key_has_its_help_and_default():
     for name, section in {"RunConfig": SCHEMA, **SCHEMA["$defs"]}.items():
-        for key, schema in section["properties"].items():
-            assert schema.get("description") or name in ("HeadWeights",), f"{name}.{key}"
+        for key, about in section["properties"].items():
+            assert about.get("description") or name == "HeadWeights", f"{name}.{key}"
     train = SCHEMA["$defs"]["TrainConfig"]["properties"]
     assert (train["warmup"]["default"], SCHEMA["$defs"]["ValidateConfig"]["properties"]["every"]["default"]) == (
         0.01, "1 epoch")  # fmt: skip
     assert set(SCHEMA["properties"]) == {field.alias or name for name, field in RunConfig.model_fields.items()}
+
+
+def test_defaults_are_named_so_that_type_checkers_see_them():
+    """Without pydantic's plugin a checker takes `Field(3)` for a key that must be given, by PEP 681."""
+    files = sorted(Path(schema.__file__).parent.glob("*.py"))
+    calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+    fields = [call for call in calls if ast.unparse(call.func) == "Field"]
+    assert len(fields) > 100
+    assert [ast.unparse(call) for call in fields if call.args] == []

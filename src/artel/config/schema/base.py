@@ -17,7 +17,7 @@ class Section(BaseModel):
 
 def free(default: Any, description: str, **more: Any) -> Any:
     """A key that does not change the result of a run."""
-    return Field(default, description=description, json_schema_extra={"shapes_result": False}, **more)
+    return Field(default=default, description=description, json_schema_extra={"shapes_result": False}, **more)
 
 
 def _as_list(value: object) -> object:

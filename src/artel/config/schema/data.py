@@ -20,56 +20,66 @@ class SourceConfig(Section):
         "too), or a list of them; {stdlib} is Python's own library folder.",
     )
     format: FormatName = Field(
-        "auto",
+        default="auto",
         description="What the files hold; auto goes by suffix (.html .htm .xhtml .shtml, .jsonl .json, .parquet, "
         ".warc, else text; .gz .zst .xz .bz2 may stand behind .jsonl .json .txt .csv, .gz behind .warc). csv: tables "
         "with a header, .csv or .tsv; warc: crawled pages; pairs: csv or jsonl with an input and an "
         "output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts "
         "with a chosen and a rejected answer; dummy: made up.",
     )
-    name: str = Field("", description="Name of this source in the ledger; by default the path.")
+    name: str = Field(default="", description="Name of this source in the ledger; by default the path.")
     document: Literal["auto", "file", "line", "paragraph"] = Field(
-        "auto",
+        default="auto",
         description="text: what one document is: a file, a line, or what blank lines separate. auto is a file; but one "
         "of 20 kB or more that is more than data.validation of all the text is cut into documents of about 4,000 "
         "characters, at blank lines, else at ends of lines, so that a share of it can be held out.",
     )
-    encoding: str = Field("auto", description="Encoding of the files: auto, utf-8, windows-1251, koi8-r, cp866 …")
-    field: str = Field("text", description="jsonl, parquet, csv: the field or column that holds the text.")
+    encoding: str = Field(
+        default="auto", description="Encoding of the files: auto, utf-8, windows-1251, koi8-r, cp866 …"
+    )
+    field: str = Field(default="text", description="jsonl, parquet, csv: the field or column that holds the text.")
     set_field: str = Field(
-        "",
+        default="",
         description="jsonl, parquet, csv: the field that names the set of a record, NAME or OUTER.NAME; the ledger "
         "then counts each set. auto is The Pile's meta.pile_set_name where a record has it.",
     )
     include: list[str] = Field(default=[], description="Only records of these sets are kept (see set_field).")
     exclude: list[str] = Field(default=[], description="Records of these sets are dropped (see set_field).")
     profile: Literal["none", "lib.ru"] = Field(
-        "none", description="html: drop the header and footer of a known site; a page without its marks is kept whole."
+        default="none",
+        description="html: drop the header and footer of a known site; a page without its marks is kept whole.",
     )
     extract: Literal["all", "main"] = Field(
-        "all",
+        default="all",
         description="html, warc: all the text of a page, or its main text without menus and boilerplate (trafilatura; "
         "needs artel-lm[pages]).",
     )
     weight: Annotated[float | dict[str, Number], BeforeValidator(number_or_numbers)] = Field(
-        1.0,
+        default=1.0,
         description="How often a training document comes in an epoch: 2 is twice, 0.5 is every second one, chosen by "
         "the run's seed; or by sets, those not named once: {Wikipedia (en): 3, Github: 0.5}.",
     )
     budget_bytes: Bytes | None = Field(
-        None, ge=1, description="At most so much training text of this source (2G), chosen at random by the run's seed."
+        default=None,
+        ge=1,
+        description="At most so much training text of this source (2G), chosen at random by the run's seed.",
     )
     budget_documents: Count | None = Field(
-        None, ge=1, description="At most so many training documents of this source, chosen at random by the run's seed."
+        default=None,
+        ge=1,
+        description="At most so many training documents of this source, chosen at random by the run's seed.",
     )
     pairs: Literal["none", "commas"] = Field(
-        "none", description="Make pairs of plain texts: commas (input is the text without its commas, output the text)."
+        default="none",
+        description="Make pairs of plain texts: commas (input is the text without its commas, output the text).",
     )
-    input: str = Field("input", description="pairs: the column or field of the input.")
-    output: str = Field("output", description="pairs: the column or field of the output.")
-    outputs: Name = Field("", description="pairs: the file that holds the outputs, line for line, when it is another.")
+    input: str = Field(default="input", description="pairs: the column or field of the input.")
+    output: str = Field(default="output", description="pairs: the column or field of the output.")
+    outputs: Name = Field(
+        default="", description="pairs: the file that holds the outputs, line for line, when it is another."
+    )
     converter: str = Field(
-        "auto",
+        default="auto",
         description="chat, preference: the form of a row: auto (by its fields), messages, alpaca, sharegpt, dialog, "
         "character, oasst; or module:function, a function of your own from a row to messages.",
     )
@@ -77,16 +87,17 @@ class SourceConfig(Section):
         default={}, description="chat, preference: names of the file's fields: {instruction: question, output: answer}."
     )
     rows: str = Field(
-        "", description="Which records are taken, as a slice in quotes: '[:1000]', '[10%:]', '[-500:]'; all when empty."
+        default="",
+        description="Which records are taken, as a slice in quotes: '[:1000]', '[10%:]', '[-500:]'; all when empty.",
     )
     fill: dict[str, str] = Field(
         default={}, description="chat, preference: what stands for {{name}} in the texts: {name: Artel, author: you}."
     )
-    kind: Literal["text", "questions"] = Field("text", description="dummy: what to make.")
+    kind: Literal["text", "questions"] = Field(default="text", description="dummy: what to make.")
     documents: Annotated[Count, at_most(10**8, "nobody needs so much made-up text")] = Field(
-        1000, ge=1, description="dummy: how many documents to make."
+        default=1000, ge=1, description="dummy: how many documents to make."
     )
-    seed: Seed = Field(0, description="dummy: the seed that the documents are made from.")
+    seed: Seed = Field(default=0, description="dummy: the seed that the documents are made from.")
 
     @property
     def yields(self) -> str:
@@ -149,25 +160,30 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 
 
 class CleanConfig(Section):
-    unicode: Literal["NFC", "NFKC", "none"] = Field("NFC", description="Unicode normal form.")
-    control: bool = Field(True, description="Remove control characters other than line feed and tab.")
+    unicode: Literal["NFC", "NFKC", "none"] = Field(default="NFC", description="Unicode normal form.")
+    control: bool = Field(default=True, description="Remove control characters other than line feed and tab.")
     whitespace: bool = Field(
-        True, description="CRLF to LF, trailing spaces off each line, at most two blank lines in a row, ends stripped."
+        default=True,
+        description="CRLF to LF, trailing spaces off each line, at most two blank lines in a row, ends stripped.",
     )
     mojibake: bool = Field(
-        False, description="Repair text that was decoded in a wrong encoding (РџСЂРёРІРµС‚); needs artel-lm[mojibake]."
+        default=False,
+        description="Repair text that was decoded in a wrong encoding (РџСЂРёРІРµС‚); needs artel-lm[mojibake].",
     )
     invisible: bool = Field(
-        False, description="Remove soft hyphens, zero-width spaces and direction marks; joiners of letters stay."
+        default=False,
+        description="Remove soft hyphens, zero-width spaces and direction marks; joiners of letters stay.",
     )
     drop_lines: Patterns = Field(
         default=[],
         description="Regular expressions: lines in which one is found are removed. Of plain texts only; pairs and "
         "conversations keep their lines.",
     )
-    minimum: Count = Field(1, ge=1, description="Documents of fewer characters than this are dropped (too_short).")
+    minimum: Count = Field(
+        default=1, ge=1, description="Documents of fewer characters than this are dropped (too_short)."
+    )
     maximum: Count | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Documents of more characters are dropped (too_long). This rule and those below look at a pair's "
         "output and at all turns of a conversation together, and never at questions.",
@@ -181,17 +197,20 @@ class CleanConfig(Section):
         default=[], description="Regular expressions: documents in which none is found are dropped (document_filter)."
     )
     symbols: Share | None = Field(
-        None, description="Largest share of punctuation and symbols among the visible characters; 0.4 leaves code in."
+        default=None,
+        description="Largest share of punctuation and symbols among the visible characters; 0.4 leaves code in.",
     )
-    digits: Share | None = Field(None, description="Largest share of digits among the visible characters; try 0.2.")
+    digits: Share | None = Field(
+        default=None, description="Largest share of digits among the visible characters; try 0.2."
+    )
     repeated_lines: Share | None = Field(
-        None,
+        default=None,
         description="Largest share of characters in lines that repeat an earlier line of their document; Gopher's is "
         "0.2. This rule and the next two keep documents of fewer than 50 words. They are made for prose: Gopher's "
         "values drop one file in six of Python's own library.",
     )
     repeated_paragraphs: Share | None = Field(
-        None, description="The same for paragraphs, which blank lines separate; Gopher's is 0.2."
+        default=None, description="The same for paragraphs, which blank lines separate; Gopher's is 0.2."
     )
     repeated_ngrams: dict[Count, Share] = Field(
         default={},
@@ -216,25 +235,31 @@ class CleanConfig(Section):
 
 class NearConfig(Section):
     threshold: Number = Field(
-        0.8, ge=0.1, le=1, description="Least Jaccard similarity of two documents' word n-grams: counted, no estimate."
+        default=0.8,
+        ge=0.1,
+        le=1,
+        description="Least Jaccard similarity of two documents' word n-grams: counted, no estimate.",
     )
     permutations: Count = Field(
-        128, ge=16, le=1024, description="Values in a MinHash signature: the more, the fewer comparisons in vain."
+        default=128,
+        ge=16,
+        le=1024,
+        description="Values in a MinHash signature: the more, the fewer comparisons in vain.",
     )
     words: Count = Field(
-        5, ge=1, le=50, description="Words in an n-gram; documents of fewer words are left to the exact rule."
+        default=5, ge=1, le=50, description="Words in an n-gram; documents of fewer words are left to the exact rule."
     )
 
 
 class DedupConfig(Section):
-    exact: bool = Field(True, description="Keep the first of documents with the same cleaned text.")
+    exact: bool = Field(default=True, description="Keep the first of documents with the same cleaned text.")
     lines: Literal["none", "line", "paragraph"] = Field(
-        "none",
+        default="none",
         description="Remove lines, or paragraphs, of 30 characters and more that stood before, in the same document or "
         "in another; of plain texts only. Where less than data.clean.minimum is left, the document goes (repeated).",
     )
     near: NearConfig | None = Field(
-        None,
+        default=None,
         description="Keep the first of documents that are nearly the same (near_duplicate), and none in training that "
         "is nearly a validation text given by a path (near_validation). Write {} for the defaults; all texts are read "
         "once more. Not of questions and preferences. Needs artel-lm[near].",
@@ -244,40 +269,43 @@ class DedupConfig(Section):
 class DataConfig(Section):
     sources: list[SourceConfig] = Field(default=[], description="Where the text comes from; one source or many.")
     from_store: Name = Field(
-        "", description="A token store that is there already, in place of sources: what artel data import wrote."
+        default="",
+        description="A token store that is there already, in place of sources: what artel data import wrote.",
     )
     clean: CleanConfig = Field(
-        CleanConfig(),
+        default=CleanConfig(),
         description="Cleaning rules; each counted in the ledger. Questions and their documents are taken as they are: "
         "answers are located in them by character.",
     )
-    dedup: DedupConfig = Field(DedupConfig(), description="Which repeated documents are dropped.")
+    dedup: DedupConfig = Field(default=DedupConfig(), description="Which repeated documents are dropped.")
     validation: Annotated[float | str, BeforeValidator(number_if_it_is_one)] = Field(
-        0.05,
+        default=0.05,
         description="Fraction of documents held out for validation, chosen by hash, at least one; or a path to "
         "validation texts.",
     )
     block: Length = Field(
-        1024, ge=2, description="Tokens in a block; the longest window or pair where samples stand alone."
+        default=1024, ge=2, description="Tokens in a block; the longest window or pair where samples stand alone."
     )
     packing: Literal["concatenate", "best_fit"] = Field(
-        "concatenate",
+        default="concatenate",
         description="How documents fill blocks (causal, masked): joined and cut every `block` tokens; or best_fit, "
         "several whole documents to a block where they fit, the rest padding (Ding et al. 2024).",
     )
     document_mask: bool | None = Field(
-        None,
+        default=None,
         description="Whether tokens see only their own document, with positions from 0 in each (causal, masked); null: "
         "yes with best_fit.",
     )
     max_bad: Number = Field(
-        0.01, ge=0, le=1, description="Largest share of records that cannot be used; each is listed."
+        default=0.01, ge=0, le=1, description="Largest share of records that cannot be used; each is listed."
     )
     max_document: Bytes = Field(
-        100_000_000, ge=1, description="Largest file or line read as one document, in bytes; a larger one is an error."
+        default=100_000_000,
+        ge=1,
+        description="Largest file or line read as one document, in bytes; a larger one is an error.",
     )
     store: Name = Field(
-        "",
+        default="",
         description="Folder for stores, also s3://BUCKET/PREFIX; by default in the cache folder (ARTEL_CACHE).",
         json_schema_extra={"shapes_result": False},
     )
@@ -321,30 +349,32 @@ class DataConfig(Section):
 
 class TokenizerTraining(Section):
     pattern: Literal["gpt2", "gpt4", "whitespace"] = Field(
-        "gpt2",
+        default="gpt2",
         description="What a text is cut into before merging. gpt2: words with the space before them; gpt4: the same, "
         "numbers in threes, letters of any case: slightly fewer tokens on Russian and code; whitespace: words and "
         "punctuation, spaces are lost.",
     )
-    vocab: Vocabulary = Field(16384, ge=257, description="Ids in the vocabulary, the special tokens included.")
+    vocab: Vocabulary = Field(default=16384, ge=257, description="Ids in the vocabulary, the special tokens included.")
     end: str | None = Field(
-        None, min_length=1, description="The end-of-document token; <|endoftext|>, for encoders </s>, when null."
+        default=None,
+        min_length=1,
+        description="The end-of-document token; <|endoftext|>, for encoders </s>, when null.",
     )
     pad: str | None = Field(
-        None, min_length=1, description="The padding token; <|pad|>, for encoders <pad>, when null."
+        default=None, min_length=1, description="The padding token; <|pad|>, for encoders <pad>, when null."
     )
     special: list[Annotated[str, Field(min_length=1)]] = Field(default=[], description="Further special tokens.")
-    minimum_frequency: Count = Field(2, ge=1, description="Merges seen fewer times than this are not made.")
+    minimum_frequency: Count = Field(default=2, ge=1, description="Merges seen fewer times than this are not made.")
     sample: Bytes = Field(
-        2_000_000_000, ge=1, description="Bytes of training text, at most, that the tokenizer is trained on."
+        default=2_000_000_000, ge=1, description="Bytes of training text, at most, that the tokenizer is trained on."
     )
 
 
 class TokenizerConfig(Section):
     train: TokenizerTraining | None = Field(
-        None, description="Train a BPE on the training text: over bytes, or over words (pattern: whitespace)."
+        default=None, description="Train a BPE on the training text: over bytes, or over words (pattern: whitespace)."
     )
-    from_: Name | None = Field(None, alias="from", description="Folder or hub id of an existing tokenizer.")
+    from_: Name | None = Field(default=None, alias="from", description="Folder or hub id of an existing tokenizer.")
     replace: bool = free(
         False,
         "Train one although model.from has its own: the model's embeddings, learned for other tokens, are then of no "

@@ -11,10 +11,10 @@ from artel.config.schema.quantities import Length, Number
 
 
 class MaskedConfig(Section):
-    rate: Number = Field(0.15, gt=0, lt=1, description="Share of tokens that are predicted.")
-    mask: Number = Field(0.8, ge=0, le=1, description="Of these, the share replaced by the mask token.")
-    random: Number = Field(0.1, ge=0, le=1, description="And by any token; the rest stay as they are.")
-    whole_words: bool = Field(False, description="Choose words, all of whose tokens are predicted, not tokens.")
+    rate: Number = Field(default=0.15, gt=0, lt=1, description="Share of tokens that are predicted.")
+    mask: Number = Field(default=0.8, ge=0, le=1, description="Of these, the share replaced by the mask token.")
+    random: Number = Field(default=0.1, ge=0, le=1, description="And by any token; the rest stay as they are.")
+    whole_words: bool = Field(default=False, description="Choose words, all of whose tokens are predicted, not tokens.")
 
     @model_validator(mode="after")
     def _shares(self) -> MaskedConfig:
@@ -24,52 +24,62 @@ class MaskedConfig(Section):
 
 
 class HeadWeights(Section):
-    start: Number = Field(1.0, ge=0, description="Cross-entropy of the first token of the answer.")
-    end: Number = Field(1.0, ge=0, description="And of the last.")
+    start: Number = Field(default=1.0, ge=0, description="Cross-entropy of the first token of the answer.")
+    end: Number = Field(default=1.0, ge=0, description="And of the last.")
     start_position: Number = Field(
-        1.0, ge=0, description="five: squared error of the start's place in the window, 0 to 1."
+        default=1.0, ge=0, description="five: squared error of the start's place in the window, 0 to 1."
     )
-    end_position: Number = Field(1.0, ge=0, description="five: and of the end's.")
-    answer_class: Number = Field(1.0, ge=0, description="five: loss of the class: yes, no, short, long, unknown.")
+    end_position: Number = Field(default=1.0, ge=0, description="five: and of the end's.")
+    answer_class: Number = Field(
+        default=1.0, ge=0, description="five: loss of the class: yes, no, short, long, unknown."
+    )
 
 
 class SpanQAConfig(Section):
-    question: Length = Field(64, ge=1, description="Longest question in tokens; a longer one is rejected and listed.")
-    stride: Length = Field(128, ge=1, description="Tokens from one window of a document to the next.")
+    question: Length = Field(
+        default=64, ge=1, description="Longest question in tokens; a longer one is rejected and listed."
+    )
+    stride: Length = Field(default=128, ge=1, description="Tokens from one window of a document to the next.")
     unknown_windows: Number = Field(
-        1.0, ge=0, le=1, description="Share of training windows without the answer that is kept; 0.02 suits NQ."
+        default=1.0, ge=0, le=1, description="Share of training windows without the answer that is kept; 0.02 suits NQ."
     )
     heads: Literal["span", "five"] = Field(
-        "span", description="span: start and end (SQuAD); five: also their regression and the answer's class (NQ)."
+        default="span",
+        description="span: start and end (SQuAD); five: also their regression and the answer's class (NQ).",
     )
-    weights: HeadWeights = Field(HeadWeights(), description="What each head's loss counts.")
+    weights: HeadWeights = Field(default=HeadWeights(), description="What each head's loss counts.")
     class_loss: Literal["cross_entropy", "focal", "smooth"] = Field(
-        "cross_entropy", description="five: the class head's loss; focal is Lin et al. 2017, smooth is label smoothing."
+        default="cross_entropy",
+        description="five: the class head's loss; focal is Lin et al. 2017, smooth is label smoothing.",
     )
-    focal_gamma: Number = Field(2.0, ge=0, description="focal: how much sure answers count less.")
-    focal_alpha: Number = Field(1.0, gt=0, description="focal: factor of the loss.")
-    smoothing: Number = Field(0.1, ge=0, lt=1, description="smooth: probability shared among all classes.")
+    focal_gamma: Number = Field(default=2.0, ge=0, description="focal: how much sure answers count less.")
+    focal_alpha: Number = Field(default=1.0, gt=0, description="focal: factor of the loss.")
+    smoothing: Number = Field(default=0.1, ge=0, lt=1, description="smooth: probability shared among all classes.")
     class_weights: Literal["none", "balanced"] = Field(
-        "none", description="five: balanced weighs each class by the inverse of its share of the training windows."
+        default="none",
+        description="five: balanced weighs each class by the inverse of its share of the training windows.",
     )
     balanced_sampling: bool = Field(
-        False, description="Draw windows of each class equally often, rare ones repeatedly; an epoch stays as long."
+        default=False,
+        description="Draw windows of each class equally often, rare ones repeatedly; an epoch stays as long.",
     )
-    no_answer: bool = Field(True, description="A document may hold no answer (SQuAD v2, NQ); false for SQuAD v1.")
-    longest_answer: Length = Field(30, ge=1, description="Longest predicted answer in tokens.")
+    no_answer: bool = Field(
+        default=True, description="A document may hold no answer (SQuAD v2, NQ); false for SQuAD v1."
+    )
+    longest_answer: Length = Field(default=30, ge=1, description="Longest predicted answer in tokens.")
 
 
 class ChatConfig(Section):
     template: Name = Field(
-        "auto",
+        default="auto",
         description="How a conversation is written: auto (the tokenizer's template; without one chatml where it has "
         "the tokens, else plain), chatml, plain (User: … Assistant: …), or a file with a Jinja template.",
     )
     train_on: Literal["assistant", "last", "all"] = Field(
-        "assistant", description="The assistant's turns, its last turn only, or every token."
+        default="assistant", description="The assistant's turns, its last turn only, or every token."
     )
     too_long: Literal["skip", "split", "truncate_left"] = Field(
-        "skip",
+        default="skip",
         description="Conversations over data.block tokens: left out, cut between turns into several, or without their "
         "oldest tokens; each is counted in the ledger.",
     )
@@ -77,12 +87,14 @@ class ChatConfig(Section):
 
 class PreferenceConfig(Section):
     loss: Literal["dpo", "ipo", "kto", "orpo", "simpo"] = Field(
-        "dpo", description="dpo, ipo, kto: against the model before training; orpo, simpo: without a reference."
+        default="dpo", description="dpo, ipo, kto: against the model before training; orpo, simpo: without a reference."
     )
     beta: Number | None = Field(
-        None, gt=0, description="Strength; 0.1 when null, simpo 2.0. ipo: the margin aimed at is 1 / (2 beta)."
+        default=None, gt=0, description="Strength; 0.1 when null, simpo 2.0. ipo: the margin aimed at is 1 / (2 beta)."
     )
-    smoothing: Number = Field(0.0, ge=0, lt=0.5, description="dpo: the share of pairs whose answers may be swapped.")
-    margin: Number = Field(1.0, ge=0, description="simpo: the margin gamma between chosen and rejected.")
-    desirable: Number = Field(1.0, gt=0, description="kto: weight of the chosen answers.")
-    undesirable: Number = Field(1.0, gt=0, description="kto: weight of the rejected ones.")
+    smoothing: Number = Field(
+        default=0.0, ge=0, lt=0.5, description="dpo: the share of pairs whose answers may be swapped."
+    )
+    margin: Number = Field(default=1.0, ge=0, description="simpo: the margin gamma between chosen and rejected.")
+    desirable: Number = Field(default=1.0, gt=0, description="kto: weight of the chosen answers.")
+    undesirable: Number = Field(default=1.0, gt=0, description="kto: weight of the rejected ones.")

@@ -48,16 +48,17 @@ from artel.secrets import hide_secrets
 
 
 class LoraConfig(Section):
-    rank: Rank = Field(16, ge=1, description="Rank of the two matrices of an adapter.")
+    rank: Rank = Field(default=16, ge=1, description="Rank of the two matrices of an adapter.")
     alpha: Number = Field(
-        32.0, gt=0, description="Scales the adapter's output: alpha / rank (alpha / sqrt(rank) with rslora)."
+        default=32.0, gt=0, description="Scales the adapter's output: alpha / rank (alpha / sqrt(rank) with rslora)."
     )
-    dropout: Number = Field(0.0, ge=0, lt=1, description="Dropout of the adapter's input.")
+    dropout: Number = Field(default=0.0, ge=0, lt=1, description="Dropout of the adapter's input.")
     target: Annotated[list[str], OneOrMore] = Field(
-        ["auto"], description="Names of the linear layers adapted (q_proj, v_proj); auto: all but the output head."
+        default=["auto"],
+        description="Names of the linear layers adapted (q_proj, v_proj); auto: all but the output head.",
     )
-    rslora: bool = Field(False, description="Scale by the square root of the rank (Kalajdzievski 2023).")
-    dora: bool = Field(False, description="Train magnitude and direction apart (Liu et al. 2024, DoRA).")
+    rslora: bool = Field(default=False, description="Scale by the square root of the rank (Kalajdzievski 2023).")
+    dora: bool = Field(default=False, description="Train magnitude and direction apart (Liu et al. 2024, DoRA).")
     save: list[str] = Field(
         default=[], description="Modules trained in full and kept with the adapter (embed_tokens, lm_head)."
     )
@@ -73,11 +74,11 @@ class LoraConfig(Section):
 
 class ModelConfig(Section):
     config: dict[str, Any] | None = Field(
-        None, description="From scratch: model_type and any key of its transformers configuration."
+        default=None, description="From scratch: model_type and any key of its transformers configuration."
     )
-    from_: Name | None = Field(None, alias="from", description="Pretrained: a folder or a hub id.")
+    from_: Name | None = Field(default=None, alias="from", description="Pretrained: a folder or a hub id.")
     auto: bool = Field(
-        False,
+        default=False,
         description="From scratch, of a size that train.budget, the text and this machine make best; batch, learning "
         "rate and what else the run file does not say are chosen with it.",
     )
@@ -85,9 +86,12 @@ class ModelConfig(Section):
         None,
         "The repository whose own code may be run: its name, as in `from`. It can do all that you can: read it first.",
     )
-    lora: LoraConfig | None = Field(None, description="Train low-rank adapters over the pretrained weights (peft).")
+    lora: LoraConfig | None = Field(
+        default=None, description="Train low-rank adapters over the pretrained weights (peft)."
+    )
     quantize: Literal["none", "int8", "nf4"] = Field(
-        "none", description="Hold the pretrained weights in 8 or 4 bits under the adapters (QLoRA; extra `quantize`)."
+        default="none",
+        description="Hold the pretrained weights in 8 or 4 bits under the adapters (QLoRA; extra `quantize`).",
     )
     freeze: list[str] = Field(
         default=[], description="Parameters that stay as they are, by name or pattern: ['*embed*', 'model.layers.0.*']."
@@ -123,15 +127,17 @@ class ModelConfig(Section):
 
 
 class TrainConfig(Section):
-    epochs: Number | None = Field(None, gt=0, description="Length of the run in epochs (1 if none of the four is set).")
-    steps: Count | None = Field(None, ge=1, description="Length of the run in steps.")
-    tokens: Count | None = Field(None, ge=1, description="Length of the run in tokens.")
+    epochs: Number | None = Field(
+        default=None, gt=0, description="Length of the run in epochs (1 if none of the four is set)."
+    )
+    steps: Count | None = Field(default=None, ge=1, description="Length of the run in steps.")
+    tokens: Count | None = Field(default=None, ge=1, description="Length of the run in tokens.")
     budget: Seconds | None = Field(
-        None,
+        default=None,
         description="Length of the run as a time, 30min or 2h: from loading the model to its last save. The schedule "
         "goes by the time that has passed.",
     )
-    batch: Samples = Field(64, ge=1, description="Blocks in a global batch: what one optimizer step sees.")
+    batch: Samples = Field(default=64, ge=1, description="Blocks in a global batch: what one optimizer step sees.")
     micro_batch: Literal["auto"] | Samples = free(
         "auto", "Blocks that one process runs at a time; gradients are accumulated over the rest of its share."
     )
@@ -141,41 +147,44 @@ class TrainConfig(Section):
         "attention); full (all within a layer); auto: as much as memory asks for.",
     )
     optimizer: OptimizerName = Field(
-        "adamw",
+        default="adamw",
         description="adamw; adamw8bit (its averages in 8 bits; extra `quantize`); adafactor; muon (matrices of the "
         "layers; adamw for the rest); sgd.",
     )
-    learning_rate: Rate = Field(5e-5, gt=0, description="Peak learning rate.")
-    muon_learning_rate: Rate = Field(0.02, gt=0, description="muon: peak learning rate of the layers' matrices.")
-    betas: list[Annotated[Number, Field(ge=0, lt=1)]] = Field(
-        [0.9, 0.95], min_length=2, max_length=2, description="adamw: decay of its two averages."
+    learning_rate: Rate = Field(default=5e-5, gt=0, description="Peak learning rate.")
+    muon_learning_rate: Rate = Field(
+        default=0.02, gt=0, description="muon: peak learning rate of the layers' matrices."
     )
-    epsilon: Number = Field(1e-8, gt=0, description="adamw: added to the denominator.")
-    momentum: Number = Field(0.0, ge=0, lt=1, description="sgd: momentum.")
-    weight_decay: Number = Field(0.1, ge=0, description="Decoupled weight decay; never on biases and norms.")
+    betas: list[Annotated[Number, Field(ge=0, lt=1)]] = Field(
+        default=[0.9, 0.95], min_length=2, max_length=2, description="adamw: decay of its two averages."
+    )
+    epsilon: Number = Field(default=1e-8, gt=0, description="adamw: added to the denominator.")
+    momentum: Number = Field(default=0.0, ge=0, lt=1, description="sgd: momentum.")
+    weight_decay: Number = Field(default=0.1, ge=0, description="Decoupled weight decay; never on biases and norms.")
     layer_decay: Number = Field(
-        1.0, gt=0, le=1, description="Each layer's learning rate is the next one's times this; 1: all alike."
+        default=1.0, gt=0, le=1, description="Each layer's learning rate is the next one's times this; 1: all alike."
     )
     schedule: ScheduleName = Field(
-        "cosine",
+        default="cosine",
         description="Learning rate after warmup; wsd, which a budget chooses, is warmup, stable, then a linear decay.",
     )
-    warmup: Warmup = Field(Warmup(fraction=0.01), description="Steps, or a fraction of the run when below 1.")
-    decay: Number = Field(0.2, gt=0, le=1, description="wsd: fraction of the run that decays at its end.")
+    warmup: Warmup = Field(default=Warmup(fraction=0.01), description="Steps, or a fraction of the run when below 1.")
+    decay: Number = Field(default=0.2, gt=0, le=1, description="wsd: fraction of the run that decays at its end.")
     minimum_learning_rate: Number = Field(
-        0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak."
+        default=0.0, ge=0, le=1, description="Floor of the schedule as a fraction of the peak."
     )
-    clip: Number | None = Field(1.0, gt=0, description="Largest gradient norm; null for no clipping.")
+    clip: Number | None = Field(default=1.0, gt=0, description="Largest gradient norm; null for no clipping.")
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
-        "auto",
+        default="auto",
         description="What layers compute in: auto is bf16 where the device multiplies it natively, else fp32; fp16 "
         "scales the loss; fp8 (extra `fp8`) where the device has it.",
     )
     weights: Literal["fp32", "bf16"] = Field(
-        "fp32", description="What weights are held in; bf16 takes half, and their steps are rounded stochastically."
+        default="fp32",
+        description="What weights are held in; bf16 takes half, and their steps are rounded stochastically.",
     )
     compile: Annotated[Literal["auto", "on", "off"], OnOrOff] = Field(
-        "auto", description="torch.compile of each layer."
+        default="auto", description="torch.compile of each layer."
     )
     threads: Threads | None = free(None, "CPU threads of each process; auto when null.", ge=1)
     on_bad_step: Literal["stop", "skip", "rewind"] = free(
@@ -214,7 +223,7 @@ class ValidateConfig(Section):
     )
     new_tokens: Length = free(60, "Tokens written for each prompt.", ge=1)
     patience: Count | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Stop after so many validations without a better checkpoint.best; RUN/model is the best.",
     )
@@ -309,30 +318,36 @@ class RunConfig(Section):
         "exporters or callbacks: they are imported, and may do all that you can.",
     )
     run: Name = free("", "Folder of this run: everything it writes goes here. By default runs/NAME-OF-RUN-FILE.")
-    seed: Seed = Field(42, ge=0, description="Fixes order, initial weights and dropout.")
-    data: DataConfig = Field(DataConfig(), description="The text: sources, cleaning, split, blocks.")
+    seed: Seed = Field(default=42, ge=0, description="Fixes order, initial weights and dropout.")
+    data: DataConfig = Field(default=DataConfig(), description="The text: sources, cleaning, split, blocks.")
     prepare: PrepareConfig = free(PrepareConfig(), "Where and by how many processes the text is prepared.")
     tokenizer: TokenizerConfig = Field(
-        TokenizerConfig(),
+        default=TokenizerConfig(),
         description="Trained or loaded; by default that of model.from, or one of 16384 is trained.",
     )
-    model: ModelConfig = Field(ModelConfig(), description="From scratch or pretrained; by default a GPT-2.")
+    model: ModelConfig = Field(default=ModelConfig(), description="From scratch or pretrained; by default a GPT-2.")
     objective: ObjectiveName = Field(
-        "causal",
+        default="causal",
         description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
         "assistant's turns of conversations; the better of two answers.",
     )
-    masked: MaskedConfig = Field(MaskedConfig(), description="objective masked: what is hidden.")
-    span_qa: SpanQAConfig = Field(SpanQAConfig(), description="objective span_qa: windows, heads, losses, prediction.")
-    chat: ChatConfig = Field(ChatConfig(), description="objectives chat and preference: how conversations are written.")
-    preference: PreferenceConfig = Field(PreferenceConfig(), description="objective preference: the loss.")
-    train: TrainConfig = Field(TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
-    validate_: ValidateConfig = Field(
-        ValidateConfig(), alias="validate", description="When and how the model is evaluated."
+    masked: MaskedConfig = Field(default=MaskedConfig(), description="objective masked: what is hidden.")
+    span_qa: SpanQAConfig = Field(
+        default=SpanQAConfig(), description="objective span_qa: windows, heads, losses, prediction."
     )
-    parallel: ParallelConfig = Field(ParallelConfig(), description="How the run is spread over processes.")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="When the run is saved and what is kept.")
-    log: LogConfig = Field(LogConfig(), description="How often figures are written down.")
+    chat: ChatConfig = Field(
+        default=ChatConfig(), description="objectives chat and preference: how conversations are written."
+    )
+    preference: PreferenceConfig = Field(default=PreferenceConfig(), description="objective preference: the loss.")
+    train: TrainConfig = Field(default=TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
+    validate_: ValidateConfig = Field(
+        default=ValidateConfig(), alias="validate", description="When and how the model is evaluated."
+    )
+    parallel: ParallelConfig = Field(default=ParallelConfig(), description="How the run is spread over processes.")
+    checkpoint: CheckpointConfig = Field(
+        default=CheckpointConfig(), description="When the run is saved and what is kept."
+    )
+    log: LogConfig = Field(default=LogConfig(), description="How often figures are written down.")
     callbacks: list[CallbackName] = free([], "Callbacks of your plugins, by name: called after every step.")
     profile: bool = free(False, "Write where the time of a few steps goes: RUN/profile, a table and a Chrome trace.")
     track: list[TrackerName] = free(["console", "jsonl"], "Where figures go; tensorboard and wandb are extras.")
