@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from support.runs import TINY, merged
+from support.waiting import wait_until
+
 pytest.importorskip("nbmake")
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "docs/notebooks").glob("*.ipynb"))
@@ -75,3 +78,35 @@ def test_a_notebook_is_stored_without_outputs_and_without_network(file):
     titles = [line for cell in notebook["cells"] if cell["cell_type"] == "markdown" for line in cell["source"]]
     assert titles[0].startswith("# ")
     assert "## A real size\n" in titles
+
+
+def answer_of(client, message: str) -> dict:
+    """The reply to an execution; replies to others are left out."""
+    while True:
+        reply = client.get_shell_msg(timeout=SECONDS)
+        if reply["parent_header"].get("msg_id") == message:
+            return reply["content"]
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.processes
+def test_the_stop_button_saves_and_the_kernel_goes_on(tmp_path, monkeypatch, one_core):
+    from jupyter_client.manager import start_new_kernel
+
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    run = merged(TINY, {"run": "runs/tiny", "data": {"store": "stores"}, "train": {"steps": 100_000}})
+    manager, client = start_new_kernel(cwd=str(tmp_path))
+    try:
+        training = client.execute(f"import artel\nartel.train({run!r})")
+        metrics = tmp_path / "runs/tiny/metrics.jsonl"
+        wait_until(lambda: metrics.exists() and b'"loss"' in metrics.read_bytes(), lambda: "a step")
+        manager.interrupt_kernel()
+        stopped = answer_of(client, training)
+        assert (stopped["status"], stopped["ename"]) == ("error", "Interrupted")
+        shown = "\n".join(stopped["traceback"])  # all that stands below the cell: no traceback
+        assert re.fullmatch(r"Interrupted:\nstopped and saved after step [\d,]+ of [\d,]+\n    the same .*", shown)
+        assert (tmp_path / "runs/tiny/checkpoints/latest/state.json").exists()
+        assert answer_of(client, client.execute("artel.Run('runs/tiny').metrics"))["status"] == "ok"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
