@@ -70,7 +70,7 @@ TUTORIALS = (
                 SMALL_GPT2,
                 leaves="runs/wider/model",
             ),
-            Step("artel report runs/novel runs/wider", says="runs/wider"),
+            Step("artel evaluate runs/novel runs/wider", says="runs/wider"),
         ),
         needs=(inputs.novel(),),
     ),
@@ -80,7 +80,7 @@ TUTORIALS = (
             Step("artel prepare mixture.yaml", SMALL_GPT2, says="tokens"),
             Step("artel data show mixture.yaml", SMALL_GPT2, says="sample 0"),
             Step("artel train mixture.yaml", SMALL_GPT2, leaves="runs/mixture/model"),
-            Step("artel report runs/mixture", says="Pile-CC"),
+            Step("artel report runs/mixture", says="loss"),
             Step(
                 "artel plan pile-125m 'data.sources.0.path=pile/*.jsonl.zst' --hardware h100-80gb:8 --price 2.50",
                 SMALL_GPT2,
