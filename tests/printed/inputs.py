@@ -294,6 +294,7 @@ _HUB: dict[str, Callable[[str], Make]] = {
     "Qwen/Qwen3-8B": chat_model,
     "Qwen/Qwen3-235B-A22B": chat_model,
     "ai-forever/ruRoberta-large": roberta,
+    "openai-community/gpt2": gpt2,
     "ai-forever/rugpt3small_based_on_gpt2": gpt2,
     "ai-forever/ruGPT-3.5-13B": gpt2,
     "google-bert/bert-base-uncased": bert,
@@ -370,11 +371,11 @@ def train(work, after_step):
 
 
 def written(page: str, name: str) -> Make:
-    """A run file that a page has its readers write: the block of YAML that begins with its name."""
+    """A file that a page has its readers write: the block that begins with its name."""
 
     def make(folder: Path) -> None:
         text = (ROOT / page).read_text(encoding="utf-8")
-        block = re.search(rf"^```yaml\n(# {re.escape(name)}\n.*?)^```", text, re.MULTILINE | re.DOTALL)
+        block = re.search(rf"^```\w+\n(# {re.escape(name)}\n.*?)^```", text, re.MULTILINE | re.DOTALL)
         assert block is not None, f"{page} has no {name}"
         (folder / name).write_text(block[1], "utf-8")
 

@@ -26,15 +26,15 @@ DOCS = (
         "docs/report.md",
         (
             Step("artel report runs/tolstoy", says="loss"),
+            Step("artel report runs/tolstoy runs/llama", says="tokens/s"),
+            Step("artel watch runs/tolstoy", says="complete"),
             Step("artel report runs/tolstoy --html report.html", leaves="report.html"),
             Step("artel report runs/tolstoy runs/llama --html report.html --language ru", leaves="report.html"),
-            Step("artel report runs/tolstoy runs/llama", says="tokens/s"),
             Step(
                 "artel report runs/tolstoy --live",
                 instead="artel report --help",
                 why="it is served until Ctrl-C; tests/test_report_browser.py opens it while a run trains and dies",
             ),
-            Step("artel watch runs/tolstoy", says="complete"),
         ),
         before=("artel train run.yaml run=runs/tolstoy", "artel train run.yaml run=runs/llama"),
         needs=(inputs.run_yaml(),),
@@ -58,7 +58,6 @@ DOCS = (
         "docs/convert.md",
         (
             Step("artel config convert axolotl.yml > run.yaml", leaves="run.yaml"),
-            Step("artel config check run.yaml", says="learning_rate"),
             Step("artel config convert train.sh > run.yaml", leaves="run.yaml"),
         ),
         needs=(inputs.conversations, inputs.chat_model(), inputs.axolotl, inputs.run_clm),

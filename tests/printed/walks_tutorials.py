@@ -1,4 +1,4 @@
-"""The commands of the start page and the tutorials, a page a walk; how to read the table: walks.py."""
+"""The commands of the start page, the tutorials and "coming from", a page a walk; how to read the table: walks.py."""
 
 from __future__ import annotations
 
@@ -116,5 +116,49 @@ TUTORIALS = (
         ),
         needs=(inputs.squad("squad.json"),),
         hub=("DeepPavlov/rubert-base-cased",),
+    ),
+    Walk(
+        "coming from axolotl",
+        (
+            Step("artel config convert axolotl.yaml > qwen.yaml", leaves="qwen.yaml"),
+            Step("artel config check qwen.yaml", says="nothing is wrong"),
+            Step("artel plan qwen.yaml --hardware rtx-4090", says="fits"),
+            Step("artel train qwen.yaml", STEPS, leaves="runs/qwen/model/adapter_config.json"),
+        ),
+        needs=(inputs.answers, inputs.written("docs/coming-from/axolotl.md", "axolotl.yaml")),
+        hub=("Qwen/Qwen3-0.6B",),
+    ),
+    Walk(
+        "coming from LLaMA-Factory",
+        (
+            Step("artel config convert identity.yaml > adapter.yaml", leaves="adapter.yaml"),
+            Step("artel config check adapter.yaml", says="nothing is wrong"),
+            Step("artel train adapter.yaml", STEPS, leaves="runs/identity/model/adapter_config.json"),
+        ),
+        needs=(
+            lambda folder: (folder / "data").mkdir(),
+            inputs.instructions("data/identity.json"),
+            inputs.written("docs/coming-from/llama-factory.md", "identity.yaml"),
+        ),
+        hub=("Qwen/Qwen3-0.6B",),
+    ),
+    Walk(
+        "coming from torchtune",
+        (
+            Step("artel config convert tune.yaml > qwen3.yaml", leaves="qwen3.yaml"),
+            Step("artel config check qwen3.yaml", says="nothing is wrong"),
+            Step("artel train qwen3.yaml --nproc 2", STEPS, leaves="runs/qwen3/model/adapter_config.json"),
+        ),
+        needs=(inputs.answers, inputs.chat_model(), inputs.written("docs/coming-from/torchtune.md", "tune.yaml")),
+    ),
+    Walk(
+        "coming from Trainer",
+        (
+            Step("artel config convert run_clm.sh > texts.yaml", leaves="texts.yaml"),
+            Step("artel config check texts.yaml", says="nothing is wrong"),
+            Step("artel train texts.yaml --nproc 2", f"{STEPS} data.block=32", leaves="runs/gpt2-texts/model"),
+        ),
+        needs=(inputs.novel("texts.txt"), inputs.written("docs/coming-from/trainer.md", "run_clm.sh")),
+        hub=("openai-community/gpt2",),
     ),
 )
