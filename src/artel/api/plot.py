@@ -32,7 +32,8 @@ def figure(run: RunData) -> Figure:
     plots = charts([run], [run.folder.name], Language("en"))
     if not plots:
         raise InputError.at(str(run.folder), "nothing is logged yet", "plot it when it has trained a few steps")
-    drawn = make_subplots(len(plots), 1, subplot_titles=[plot.title for plot in plots], shared_xaxes=True)
+    titles = [plot.title for plot in plots]
+    drawn = make_subplots(len(plots), 1, subplot_titles=titles, shared_xaxes=True, vertical_spacing=0.2 / len(plots))
     for row, plot in enumerate(plots, 1):
         for _, curve, is_validation, label in plot.curves:
             style = "lines+markers" if is_validation else "lines"
@@ -43,5 +44,8 @@ def figure(run: RunData) -> Figure:
                 legendgroup=label, showlegend=is_first,
             )  # fmt: skip
             drawn.add_trace(line, row, 1)
+        name = plot.metric.replace("_", " ")  # tokens per second, which the title calls speed
+        if name != plot.title.lower():
+            drawn.update_yaxes(title_text=name, row=row)
     drawn.update_xaxes(title_text="step", row=len(plots))
     return drawn.update_layout(height=_HEIGHT * len(plots), title_text=str(run.folder))
