@@ -229,7 +229,7 @@ def test_one_length_alone_and_the_schedule_that_a_budget_chooses() -> None:
     assert (read({"budget": "30min"}).schedule, read({}).schedule) == ("wsd", "cosine")
     assert read({"budget": "30min", "schedule": "cosine"}).schedule == "cosine"
     assert (
-        load_run("demo", Overrides.parse(["train.budget=90s"])).train.budget == 90.0
+        load_run("novel-small", Overrides.parse(["train.budget=90s"])).train.budget == 90.0
     )  # in place of the recipe's steps
 
 

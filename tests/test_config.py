@@ -95,7 +95,7 @@ def test_broken_files(tmp_path, text, message):
 
 def test_what_is_dumped_is_read_back_equal(tmp_path):
     run = load_run(
-        "demo", Overrides.parse(["train.warmup=0.1", "checkpoint.every=90min", "train.batch=1k", "data.validation=0"])
+        "novel-small", Overrides.parse(["train.warmup=0.1", "checkpoint.every=90min", "train.batch=1k", "data.validation=0"])
     )
     file = tmp_path / "config.yaml"
     file.write_text(dump_run(run))
@@ -104,11 +104,11 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
 
 
 def test_only_keys_that_shape_the_result_count_as_differences():
-    before = load_run("demo")
+    before = load_run("novel-small")
     same = load_run(
-        "demo", Overrides.parse(["checkpoint.keep=9", "track=[jsonl]", "train.micro_batch=2", "validate.every=7"])
+        "novel-small", Overrides.parse(["checkpoint.keep=9", "track=[jsonl]", "train.micro_batch=2", "validate.every=7"])
     )
-    other = load_run("demo", Overrides.parse(["train.learning_rate=1", "data.block=99"]))
+    other = load_run("novel-small", Overrides.parse(["train.learning_rate=1", "data.block=99"]))
     assert result_differences(before, same) == []
     assert [line.split(":")[0] for line in result_differences(before, other)] == ["data.block", "train.learning_rate"]
 
@@ -340,4 +340,4 @@ def test_overrides_are_a_mapping_and_words():
     assert overrides.words == ["model.config.eps=1e-5", "train.steps=4"]
     assert Overrides({"train.betas": [0.9, 1e-05], "run": "a b"}).words == ["train.betas=[0.9, 1.0e-05]", "run=a b"]
     assert overrides.adding(["seed=1"]).words == [*overrides.words, "seed=1"]
-    assert load_run("demo", {"train.steps": 4, "data.sources.0.path": "x"}).train.steps == 4
+    assert load_run("novel-small", {"train.steps": 4, "data.sources.0.path": "x"}).train.steps == 4

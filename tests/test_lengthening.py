@@ -78,7 +78,7 @@ def test_the_command_that_trains_on_leaves_out_a_tokenizer_that_took_the_place_o
 
 def test_a_validation_at_the_end_alone_does_not_count_toward_patience(tmp_path):
     """A run that began so long would not have had it."""
-    config = load_run("demo", Overrides.parse(["checkpoint.best=loss", "validate.patience=3"]))
+    config = load_run("novel-small", Overrides.parse(["checkpoint.best=loss", "validate.patience=3"]))
     progress = Progress(step=5, best=1.0, validations_since_best=1)
     run = SimpleNamespace(config=config, progress=progress, objective=SimpleNamespace(better={"loss": "lower"}),
                           step=5, length=SimpleNamespace(steps=5))  # fmt: skip
@@ -130,7 +130,7 @@ def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tm
 )
 def test_which_lengths_a_run_may_have(changes, lengths, progress, says):
     run = load_run(
-        "demo", Overrides.parse([f"train.{key}={value}" for key, value in {"batch": 4, "warmup": 2, **changes}.items()])
+        "novel-small", Overrides.parse([f"train.{key}={value}" for key, value in {"batch": 4, "warmup": 2, **changes}.items()])
     )
     old, new = (Length(samples=1000, batch=4, total=total) for total in lengths)
     reason = _why_not(run, run, old, new, Progress(**{"warmup": 2, **progress}))

@@ -285,14 +285,14 @@ def test_prepare_looks_for_them_once():
     first = clusters_of(len(texts), alike, 0.8)
     source = lines_of("a.txt", texts)
     given = ["data.store=stores", f"data.sources={json.dumps([source])}", "tokenizer.train.vocab=300", "data.block=8"]
-    run = load_run("demo", Overrides.parse([*given, "data.dedup.near={}"]))
+    run = load_run("novel-small", Overrides.parse([*given, "data.dedup.near={}"]))
     messages = []
     ledger = prepare(run, messages.append).ledger()  # the texts are read for the tokenizer and again for the tokens
     assert messages.count("looking for near-duplicates") == 1
     kept = len(set(first))
     assert ledger["documents"] == {"read": len(texts), "kept": kept, "dropped": {"near_duplicate": len(texts) - kept}}
     keys = {
-        store_key(load_run("demo", Overrides.parse([*given, f"data.dedup.near={near}"])))
+        store_key(load_run("novel-small", Overrides.parse([*given, f"data.dedup.near={near}"])))
         for near in ("null", "{}", "{words: 4}")
     }
     assert len(keys) == 3

@@ -58,7 +58,7 @@ def test_the_decoded_store_equals_the_cleaned_documents(novels):
 
 def test_a_changed_file_or_rule_makes_another_store():
     def made(*overrides):
-        return prepare(load_run("demo", Overrides.parse(["data.store=stores", *base, *overrides]))).made
+        return prepare(load_run("novel-small", Overrides.parse(["data.store=stores", *base, *overrides]))).made
 
     Path("a.txt").write_text("\n".join(f"a line of words number {number}" for number in range(300)))
     base = [

@@ -191,7 +191,7 @@ def test_a_tokenizer_that_cuts_off_and_fills_up_does_neither(trained, tmp_path):
 
 def test_the_run_file_chooses_the_pattern():
     Path("a.txt").write_text("\n".join(f"Слово  номер {number * 104729}" for number in range(300)))
-    prepared = prepare(load_run("demo", Overrides.parse([
+    prepared = prepare(load_run("novel-small", Overrides.parse([
         "data.store=stores", "data.sources=[{path: a.txt, document: line}]",
         "tokenizer.train.pattern=whitespace", "tokenizer.train.vocab=300", "tokenizer.train.minimum_frequency=1",
         "data.block=8",

@@ -115,11 +115,16 @@ class Validate:
 
 
 class ShowSamples:
-    """What the model makes of `validate.prompts` after each validation; the first rank writes it to samples.jsonl."""
+    """What the model makes of `validate.prompts` before the first step and after each validation.
+
+    The first rank writes it to samples.jsonl.
+    """
 
     def __call__(self, run: Run) -> None:
-        if run.newest_validation != run.step:
-            return
+        if run.newest_validation == run.step:
+            self.show(run)
+
+    def show(self, run: Run) -> None:
         with run.timed_end("samples"), run.strategy.generating() as takes_part:
             for prompt in run.config.validate_.prompts if takes_part else ():
                 self._show(run, prompt)

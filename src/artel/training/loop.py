@@ -56,8 +56,8 @@ def train(
     guard, profile = Guard(run), Profile(run)
     # The order matters: metrics are logged before a validation, and both come before a save. The profile is last, so
     # that it sees each step together with what callbacks do after it.
-    validate, measure = Validate(guard, validation), MeasureEnd(guard, validation)
-    callbacks = [*callbacks, Log(guard), validate, ShowSamples(), measure, Save(guard)]
+    validate, samples, measure = Validate(guard, validation), ShowSamples(), MeasureEnd(guard, validation)
+    callbacks = [*callbacks, Log(guard), validate, samples, measure, Save(guard)]
     callbacks += [CompareWithPlan(run), signals, profile]
     try:
         with rank_status(run):
@@ -67,6 +67,8 @@ def train(
                 gc_between_steps() as collect_garbage,
                 Prefetcher(run) as prefetcher,
             ):
+                if run.step == 0:
+                    samples.show(run)
                 while not run.finished:
                     with run.timed_step():
                         # The samples of a step are a function of its number alone (law 1).

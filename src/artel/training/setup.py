@@ -82,6 +82,7 @@ def open_run(
     check_same_step(progress, strategy, world)
     if world.first:
         drop_lines_after(folder.bad_steps, progress.step)
+        drop_lines_after(folder.samples, progress.step or -1)  # a run from its beginning writes those of step 0 again
 
     tell(f"{len(samples):,} samples of up to {config.data.block} tokens · {_length(config, length)} · {model.summary}")
     peak = peak_flops(device_name(world.device), model.precision)

@@ -93,11 +93,13 @@ def read_seconds(value: object) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as they are written in a run file: 90s, 30min, 1.5h."""
+    """Seconds as they are written in a run file: 90s, 200s, 30min, 1.5h."""
     if seconds < 1:
         return f"{seconds:.1g}s"
     unit = "s" if seconds < 120 else "min" if seconds < 7200 else "h"
-    return f"{seconds / _SECONDS[unit]:.4g}{unit}"
+    shown = f"{seconds / _SECONDS[unit]:.4g}{unit}"
+    in_seconds = f"{seconds:.4g}s"
+    return in_seconds if len(in_seconds) < len(shown) else shown
 
 
 def _bounded(number: float, value: object) -> float:

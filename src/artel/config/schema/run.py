@@ -219,7 +219,9 @@ class ValidateConfig(Section):
     every: Interval = free(Interval(epochs=1), "How often: 500 (steps), 1 epoch, 30min, never. The end always counts.")
     blocks: Count | None = free(None, "At most this many validation blocks; all when null.", ge=1)
     prompts: list[str] = free(
-        [], "Texts that the model continues (masked: whose masks it fills) at each validation; kept in samples.jsonl."
+        [],
+        "Texts that the model continues (masked: whose masks it fills) before the first step and at each validation; "
+        "kept in samples.jsonl.",
     )
     new_tokens: Length = free(60, "Tokens written for each prompt.", ge=1)
     patience: Count | None = Field(

@@ -20,10 +20,14 @@ def describe(plan: Plan) -> str:
         f"data             {plan.data_note}",
         f"memory of {'the fullest rank' if len(plan.ranks) > 1 else 'each rank'}, at its fullest moment",
     ]
-    lines += [f"  {kind.replace('_', ' '):<27}{size / 2**30:>8.2f} GiB" for kind, size in rank.kinds.items() if size]
+    kinds = rank.kinds | {"allocated": rank.allocated, "reserved": rank.reserved}
+    unit, bytes_of_unit, digits = ("GiB", 2**30, 2) if rank.reserved >= 2**30 else ("MiB", 2**20, 1)
     lines += [
-        f"  {'allocated':<27}{rank.allocated / 2**30:>8.2f} GiB",
-        f"  {'reserved':<27}{rank.reserved / 2**30:>8.2f} GiB",
+        f"  {kind.replace('_', ' '):<27}{size / bytes_of_unit:>8.{digits}f} {unit}"
+        for kind, size in kinds.items()
+        if size
+    ]
+    lines += [
         f"speed            {_speed(plan)}",
         f"time             {_time(plan)}",
         f"host memory      {in_gib(plan.host_bytes)}",

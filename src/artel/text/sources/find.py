@@ -7,6 +7,7 @@ import os
 import stat
 import sysconfig
 from collections.abc import Callable, Iterator
+from importlib.resources import files as package_files
 from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
@@ -102,7 +103,14 @@ def _check_names(files: list[Path], key: str) -> list[Problem]:
 
 def local_path(path: str, key: str) -> Path:
     """The file, folder or glob on this machine that a path of a run file names. Raises InputError."""
-    return user_path(path.replace("{stdlib}", sysconfig.get_path("stdlib")), key)
+    for name, folder in _known_folders().items():
+        path = path.replace(f"{{{name}}}", folder)
+    return user_path(path, key)
+
+
+def _known_folders() -> dict[str, str]:
+    """Folders that every machine with artel has, by the name that a path gives them in braces."""
+    return {"stdlib": sysconfig.get_path("stdlib"), "books": str(package_files("artel") / "books")}
 
 
 def _find_local(source: SourceConfig, path: str, key: str) -> list[Path]:
