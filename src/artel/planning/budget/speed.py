@@ -17,6 +17,7 @@ from artel.models.attention_switch import use_for_training
 from artel.models.device import pick_precision
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
+from artel.objectives import Batch
 from artel.parallel import World
 from artel.parallel.data_parallel import DataParallel
 from artel.planning.budget.sizes import Size
@@ -27,7 +28,7 @@ from artel.training.optim.optimizer import Optimizer
 
 _MEASURED = (Size(2), Size(5))
 _PLANNED = (Size(8), Size(20))
-_ROWS = 8  # of a micro-batch that is measured
+_ROWS = 8  # of a micro-batch that is measured, beside one of a single row
 _FEWEST, _MOST, _SECONDS = 3, 30, 2.0
 """Steps that are measured of each size, as many as the seconds allow: the fastest counts, since the first allocates. By
 processor time, which other programs do not lengthen: beside one that took all it could, by the clock the same model had
@@ -44,9 +45,9 @@ class Point:
     flops: float
     """FLOPs of a token."""
     per_token: float
-    """Seconds of forward and backward for each token of a step."""
+    """Seconds of forward and backward for each token more in a step."""
     per_step: float
-    """Seconds of a step beside that: the optimizer."""
+    """Seconds of a step beside that: the optimizer, and what forward and backward take however few tokens there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +112,32 @@ def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> P
     model.train()
     strategy = DataParallel(model, objective, World(0, 1, 0, device), precision)
     optimizer = Optimizer(model, run.train, run.seed, None, precision)
-    batch = data.batch(_ROWS)
+    tokens: list[int] = []
     in_pass: list[float] = []
     in_step: list[float] = []
+    for batch in (data.batch(1), data.batch(_ROWS)):
+        times = list(_steps(strategy, optimizer, batch))
+        tokens.append(batch.tokens)
+        in_pass.append(min(seconds for seconds, _ in times))
+        in_step.append(min(seconds for _, seconds in times))
+    # Measured times are not exact: a row more costs at least half of what each of the many rows does.
+    per_token = max((in_pass[1] - in_pass[0]) / (tokens[1] - tokens[0]), in_pass[1] / tokens[1] / 2)
+    fixed = max(0.0, in_pass[1] - per_token * tokens[1])
+    flops = size.flops_per_token(data.tokenizer.vocabulary, run.data.block)
+    return Point(size, flops, per_token / processes, min(in_step) + fixed)
+
+
+def _steps(strategy: DataParallel, optimizer: Optimizer, batch: Batch) -> Iterator[tuple[float, float]]:
+    """The seconds that each of a few steps spends in forward and backward, and in the optimizer."""
     end = time.perf_counter() + _SECONDS
-    while len(in_pass) < _FEWEST or (len(in_pass) < _MOST and time.perf_counter() < end):
+    for count in range(_MOST):
+        if count >= _FEWEST and time.perf_counter() >= end:
+            return
         started = time.thread_time()
         strategy.run([batch], float(batch.targets), optimizer.loss_factor)
         passed = time.thread_time()
         optimizer.clip_and_step(0.01, strategy.norm())
-        in_pass.append(passed - started)
-        in_step.append(time.thread_time() - passed)
-    flops = size.flops_per_token(data.tokenizer.vocabulary, run.data.block)
-    return Point(size, flops, min(in_pass) / batch.tokens / processes, min(in_step))
+        yield passed - started, time.thread_time() - passed
 
 
 @contextmanager
