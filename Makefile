@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 and make:
-#   make demo    trains a small model on this machine's own Python documentation and lets it write
+#   make demo    makes a model of a novel that comes with artel, lets it write, and draws a report; LANGUAGE=ru: a Russian one
 #   make test    lint, types, the import rule, and the tests of one process: a few minutes on two cores
 # More tests:
 #   make test-ci     those of several processes that CI runs after `make test`: parity, resuming, launchers, kills
@@ -19,12 +19,12 @@ CONSTRAINTS := constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 PIP = $(VENV)/bin/python -m pip --quiet --disable-pip-version-check install $(addprefix --constraint ,$(CONSTRAINTS))
 
-# The product and what it depends on: all that `make demo` needs. `make setup` adds the tools of developers to it.
+# The product, what it depends on and what its report needs: all of `make demo`. `make setup` adds the tools of developers.
 $(VENV)/.product: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("artel needs Python 3.11 or newer: make PYTHON=python3.11") if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) "$(TORCH)" hatchling editables
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-build-isolation --editable ".[report]"
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.product

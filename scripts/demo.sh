@@ -15,6 +15,10 @@ ru*)
     artel report runs/demo-ru --compressor
     echo; echo "== Модель, открытая заново, пишет сама"
     artel generate runs/demo-ru --prompt "Раскольников" --max-new-tokens 120
+    echo; echo "== Отчёт: кривые, что она писала, откуда взят текст"
+    artel report runs/demo-ru --html runs/demo-ru.html --language ru
+    echo; echo "Модель лежит в runs/demo-ru/model: её открывает AutoModelForCausalLM.from_pretrained. То же со своим текстом:"
+    echo "    artel new run.yaml --text novel.txt --learn write --from scratch --time 15min && artel train run.yaml"
     ;;
 *)
     echo "== \"Moby-Dick\" becomes a model in 200 seconds; what it writes at the start is noise"
@@ -23,5 +27,9 @@ ru*)
     artel report runs/demo --compressor
     echo; echo "== The model, opened again, goes on by itself"
     artel generate runs/demo --prompt "The whale" --max-new-tokens 120
+    echo; echo "== The report: curves, what it wrote meanwhile, where the text went"
+    artel report runs/demo --html runs/demo.html
+    echo; echo "The model is in runs/demo/model: AutoModelForCausalLM.from_pretrained opens it. The same with a text of your own:"
+    echo "    artel new run.yaml --text novel.txt --learn write --from scratch --time 15min && artel train run.yaml"
     ;;
 esac

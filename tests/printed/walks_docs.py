@@ -5,7 +5,7 @@ from __future__ import annotations
 from printed import inputs
 from printed.walks import SMALL_GPT2, Step, Walk
 
-_ONE_FILE = 'data.sources.1.path="{stdlib}/abc.py"'
+_GPT2 = "model.config.model_type=gpt2"  # instead of one that artel chooses
 _BENCH = "--steps 1 --rounds 1 --batch 1 --length 16 --time-limit 1"
 
 DOCS = (
@@ -297,18 +297,19 @@ DOCS = (
         "scripts/demo.sh",
         (
             Step(
-                "artel generate demo --untrained --prompt def --max-new-tokens 60",
-                f"{SMALL_GPT2} '{_ONE_FILE}'",
-                says="def",
+                "artel train demo-ru --restart --json > runs/demo-ru.json",
+                f"{_GPT2} {SMALL_GPT2}",
+                leaves="runs/demo-ru/model",
             ),
+            Step("artel report runs/demo-ru --compressor", says="xz"),
+            Step('artel generate runs/demo-ru --prompt "Раскольников" --max-new-tokens 120', says="Раскольников"),
+            Step("artel report runs/demo-ru --html runs/demo-ru.html --language ru", leaves="runs/demo-ru.html"),
             Step(
-                "artel train demo --restart --json > runs/demo.json",
-                f"{SMALL_GPT2} '{_ONE_FILE}'",
-                leaves="runs/demo/model",
+                "artel train demo --restart --json > runs/demo.json", f"{_GPT2} {SMALL_GPT2}", leaves="runs/demo/model"
             ),
             Step("artel report runs/demo --compressor", says="xz"),
-            Step("artel generate runs/demo --prompt def --max-new-tokens 150", says="def"),
-            Step("""artel generate runs/demo --prompt 'The "for" statement' --max-new-tokens 80""", says='The "for"'),
+            Step('artel generate runs/demo --prompt "The whale" --max-new-tokens 120', says="The whale"),
+            Step("artel report runs/demo --html runs/demo.html", leaves="runs/demo.html"),
         ),
         needs=(lambda folder: (folder / "runs").mkdir(),),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from printed import inputs
 from printed.walks import SMALL_GPT2, SMALL_MODERNBERT, STEPS, WINDOWS, Step, Walk
 
+_GPT2 = "model.config.model_type=gpt2"  # instead of one that artel chooses
 _MODERNBERT = f"{SMALL_MODERNBERT} tokenizer.train.vocab=400 data.block=96"
 _EXPERTS = (
     "model.config.num_hidden_layers=2 model.config.hidden_size=32 model.config.num_attention_heads=2 "
@@ -45,6 +46,8 @@ RECIPES = (
         needs=(inputs.sentences, inputs.labeled("labeled.csv")),
         hub=("ai-forever/ruRoberta-large",),
     ),
+    Walk("demo", (Step("artel train demo", f"{_GPT2} {SMALL_GPT2}", leaves="runs/demo/model"),)),
+    Walk("demo-ru", (Step("artel train demo-ru", f"{_GPT2} {SMALL_GPT2}", leaves="runs/demo-ru/model"),)),
     Walk(
         "nanogpt-30m",
         (
