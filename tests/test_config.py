@@ -95,7 +95,8 @@ def test_broken_files(tmp_path, text, message):
 
 def test_what_is_dumped_is_read_back_equal(tmp_path):
     run = load_run(
-        "novel-small", Overrides.parse(["train.warmup=0.1", "checkpoint.every=90min", "train.batch=1k", "data.validation=0"])
+        "novel-small",
+        Overrides.parse(["train.warmup=0.1", "checkpoint.every=90min", "train.batch=1k", "data.validation=0"]),
     )
     file = tmp_path / "config.yaml"
     file.write_text(dump_run(run))
@@ -106,7 +107,8 @@ def test_what_is_dumped_is_read_back_equal(tmp_path):
 def test_only_keys_that_shape_the_result_count_as_differences():
     before = load_run("novel-small")
     same = load_run(
-        "novel-small", Overrides.parse(["checkpoint.keep=9", "track=[jsonl]", "train.micro_batch=2", "validate.every=7"])
+        "novel-small",
+        Overrides.parse(["checkpoint.keep=9", "track=[jsonl]", "train.micro_batch=2", "validate.every=7"]),
     )
     other = load_run("novel-small", Overrides.parse(["train.learning_rate=1", "data.block=99"]))
     assert result_differences(before, same) == []

@@ -130,7 +130,8 @@ def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tm
 )
 def test_which_lengths_a_run_may_have(changes, lengths, progress, says):
     run = load_run(
-        "novel-small", Overrides.parse([f"train.{key}={value}" for key, value in {"batch": 4, "warmup": 2, **changes}.items()])
+        "novel-small",
+        Overrides.parse([f"train.{key}={value}" for key, value in {"batch": 4, "warmup": 2, **changes}.items()]),
     )
     old, new = (Length(samples=1000, batch=4, total=total) for total in lengths)
     reason = _why_not(run, run, old, new, Progress(**{"warmup": 2, **progress}))

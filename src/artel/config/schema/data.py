@@ -17,7 +17,8 @@ class SourceConfig(Section):
     path: Paths = Field(
         default=[],
         description="File, glob, folder, http(s)://, s3://BUCKET/KEY or hf://datasets/OWNER/NAME/FILE (globs there "
-        "too), or a list of them; {stdlib} is Python's own library folder, {books} that of two novels which come with artel.",
+        "too), or a list of them; {stdlib} is Python's own library folder, {books} that of two novels which "
+        "come with artel.",
     )
     format: FormatName = Field(
         default="auto",
