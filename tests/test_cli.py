@@ -71,7 +71,7 @@ def test_generate_before_and_after_training(tmp_path):
 def test_recipes_are_listed_shown_and_copied(tmp_path):
     assert "demo:" in artel("recipes", "ls").stdout
     text = artel("recipes", "cat", "demo").stdout
-    assert "model_type: gpt2" in text
+    assert "model: {auto: true}" in text
     copy = tmp_path / "mine.yaml"
     assert artel("recipes", "cp", "demo", copy).returncode == 0
     assert copy.read_text() == text
