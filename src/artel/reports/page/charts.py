@@ -88,12 +88,12 @@ def plot_data(chart: Chart, runs: Sequence[RunData], language: Language) -> dict
 
 def axes(runs: Sequence[RunData]) -> list[str]:
     """What the curves can be drawn over: what every run tells."""
-    told = ["step"]
+    names = ["step"]
     for name in ("tokens", "seconds"):
         curves = [run.curves.training["loss"] for run in runs if "loss" in run.curves.training]
         if curves and all(np.isfinite(getattr(curve, name)).all() for curve in curves):
-            told.append(name)
-    return told
+            names.append(name)
+    return names
 
 
 def table(chart: Chart, language: Language) -> dict[str, Any]:
