@@ -110,6 +110,25 @@ def test_a_compiled_chain_reads_what_comes_in_once_and_writes_what_goes_out_once
     assert sum(operation.bytes for operation in alone) > sum(operation.bytes for operation in operations)
 
 
+class LayerOfManyTensors(Layer):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x * factor for factor in range(100)]).sum(0)
+
+
+def test_a_tensor_at_the_address_of_a_freed_one_is_another() -> None:
+    """Where it was taken for the freed one, a chain seemed to write what only that chain reads."""
+    model = Model()
+    model.layers[0] = LayerOfManyTensors()
+
+    def work() -> None:
+        model(torch.empty(100))
+        unseen = [torch.empty(()) for _ in range(1000)]  # some get the addresses of what the layer made
+        torch.stack(unseen)
+
+    [chain] = [operation for operation in recorded(work, model, compiled=True) if operation.kind == FUSED]
+    assert chain.bytes == 800
+
+
 @pytest.fixture
 def four_processes() -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)

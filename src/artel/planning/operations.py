@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -188,13 +189,15 @@ class _Chain:
 class _Chains:
     """Splits what compiled layers do into chains, and follows each tensor from the chain that makes it to its readers.
 
-    A tensor is known by its storage and by how often that was made: a storage that is gone leaves its number to others.
+    A tensor is known by its storage and by how often that was written. A weak reference keeps the address of each
+    storage from being given to another one: which addresses are used again differs from trace to trace.
     """
 
     def __init__(self) -> None:
         self._done: list[_Chain] = []
         self._open: _Chain | None = None
         self._births: Counter[int] = Counter()
+        self._seen: dict[int, StorageWeakRef] = {}
         self._maker: dict[tuple[int, int], _Chain] = {}
 
     def operations(self) -> Iterator[Operation]:
@@ -209,7 +212,7 @@ class _Chains:
         chain = self._open
         self._read(traffic.inputs, chain)
         for tensor in traffic.outputs:
-            self._births[_storage(tensor)] += 1
+            self._births[self._address(tensor)] += 1
             key = self._key(tensor)
             chain.made[key], self._maker[key] = _bytes(tensor), chain
             if name in _EXPONENTIALS:
@@ -221,7 +224,7 @@ class _Chains:
         self._finish()
         self._read(traffic.inputs, None)
         for tensor in traffic.outputs:
-            self._births[_storage(tensor)] += 1
+            self._births[self._address(tensor)] += 1
 
     def _read(self, tensors: Iterable[torch.Tensor], chain: _Chain | None) -> None:
         for tensor in tensors:
@@ -241,8 +244,14 @@ class _Chains:
             self._open = None
 
     def _key(self, tensor: torch.Tensor) -> tuple[int, int]:
-        storage = _storage(tensor)
-        return storage, self._births[storage]
+        address = self._address(tensor)
+        return address, self._births[address]
+
+    def _address(self, tensor: torch.Tensor) -> int:
+        address = _storage(tensor)
+        if address not in self._seen:
+            self._seen[address] = StorageWeakRef(tensor.untyped_storage())
+        return address
 
 
 def _storage(tensor: torch.Tensor) -> int:
