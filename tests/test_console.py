@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from artel.config import RunConfig
+from artel.objectives import objective_of
+from artel.preparing import prepare
 from artel.training.evaluation import News
 from artel.training.metrics.trackers import ConsoleTracker
 from artel.training.run_folder import RunFolder
 from support.runs import artel, write_run
+from support.stores import run_of
 from support.waiting import Screen
 
 FIGURES = {"loss": 3.25, "tokens_per_second": 1234.0}
@@ -146,3 +149,20 @@ def test_a_run_says_what_it_does_and_ends_with_a_command_that_works(tmp_path, ob
     for command in commands:
         end = ["--script", "/dev/null"] if verb == "artel chat" and command[1] == "chat" else []
         assert artel(*command[1:], *end).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("validate", "asked"),
+    [
+        ({}, "Все счастливые семьи похожи"),
+        ({"prompts": ["Все смешалось", "Анна"]}, "Все смешалось"),
+    ],
+)
+def test_the_last_command_continues_a_prompt_of_the_run_or_the_words_of_its_text(tmp_path, validate, asked):
+    text = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему."
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    run = run_of(tmp_path, data={"sources": [{"path": "text.txt"}], "block": 80}, validate=validate)
+    prepared = prepare(run)
+    objective = objective_of(run, prepared.tokenizer())
+    command = objective.command("runs/x", objective.dataset(prepared.open().train))
+    assert shlex.split(command) == ["artel", "generate", "runs/x", "--prompt", asked]

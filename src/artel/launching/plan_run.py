@@ -59,9 +59,9 @@ def plan_run(
 
     hardware = find_hardware(options.hardware, options.nodes, options.host_memory, options.interconnect)
     if run.model.auto:
-        from artel.planning.budget.choose import choose_for_plan
+        from artel.planning.budget.choose import CHOOSING, choose_for_plan
 
-        announce("choosing the model")
+        announce(CHOOSING)
         choice = choose_for_plan(run, hardware, options.nproc)
         for line in choice.lines:
             announce(line)

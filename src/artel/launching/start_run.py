@@ -244,13 +244,13 @@ def _as_begun(run: RunConfig) -> RunConfig:
 def _with_choice(run: RunConfig, world: int, on_host: int, restart: bool, announce: Announce) -> RunConfig:
     """The run with a model in place of `model.auto`: the one that it began with, or one that is chosen now."""
     from artel.planning import Start, check_run
-    from artel.planning.budget.choose import choose
+    from artel.planning.budget.choose import CHOOSING, choose
     from artel.planning.hardware import find_hardware
     from artel.training.same_run import with_earlier_choice
 
     chosen = None if restart else with_earlier_choice(run)
     if chosen is None:
-        announce("choosing the model")
+        announce(CHOOSING)
         choice = choose(run, find_hardware(), world, on_host)
         for line in choice.lines:
             announce(line)

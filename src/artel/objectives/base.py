@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to impo
     from artel.models.generate import Sampling
 
 Better = Literal["higher", "lower"]
+
+_PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
+"""Of a prompt that is taken from the training text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +174,19 @@ class Objective(ABC):
         """Linear heads on the first token, beside those of the model's class: name → outputs."""
         return {}
 
-    def command(self, run: str) -> str:
-        """A command that shows what the model of a finished run does; `run` is its folder, quoted for a shell."""
-        return f'artel generate {run} --prompt "Once upon a time"'
+    def command(self, run: str, samples: Samples) -> str:
+        """A command that shows what the model of a finished run does.
+
+        `run` is its folder, quoted for a shell; `samples` are its training samples.
+        """
+        return f"artel generate {run} --prompt {shlex.quote(self.prompt(samples))}"
+
+    def prompt(self, samples: Samples) -> str:
+        """A text to continue: the first of `validate.prompts`, else the first words of the training text."""
+        if self.run.validate_.prompts:
+            return self.run.validate_.prompts[0]
+        words = self.tokenizer.decode(samples.read(0).ids[:_PROMPT_TOKENS]).split()
+        return " ".join(words[: min(_PROMPT_WORDS, max(1, len(words) - 1))])  # the last may be cut
 
     @abstractmethod
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:

@@ -20,7 +20,7 @@ from artel.objectives.collate import predicted, target_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, token_metrics
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected
-from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Chat(Objective):
     def store_settings(cls, run: RunConfig) -> Any:
         return [run.data.block, cls.settings(run), template_file(run)]
 
-    def command(self, run: str) -> str:
+    def command(self, run: str, samples: Samples) -> str:
         return f"artel chat {run}"
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:

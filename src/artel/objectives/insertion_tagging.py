@@ -18,7 +18,7 @@ from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Rea
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.per_token import SUMS, token_metrics
 from artel.text import Document, Dropped, Pair, Rejected
-from artel.tokens import Encoded, Rows, Sample, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens import Encoded, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ class InsertionTagging(Objective):
     def store_settings(cls, run: RunConfig) -> Any:
         return [run.data.block]
 
-    def command(self, run: str) -> str:
+    def command(self, run: str, samples: Samples) -> str:
         return f'artel generate {run} --prompt "He said that he would come but he did not"'
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:

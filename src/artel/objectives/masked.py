@@ -20,7 +20,7 @@ from artel.objectives.base import Batch, Better, Objective, Reading, Reply
 from artel.objectives.collate import document_tensors, target_tensors
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
 from artel.objectives.texts import Texts
-from artel.tokens import Rows, StoreSplit, TokenBlocks, Tokenizer
+from artel.tokens import Rows, Samples, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.sampling.blocks import document_numbers
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ class Masked(Texts):
             problems.append(Problem("data.block", what, "write 8 or more"))
         return problems
 
-    def command(self, run: str) -> str:
-        return f'artel generate {run} --prompt "The door is {self.tokenizer.hf.mask_token}."'
+    def prompt(self, samples: Samples) -> str:
+        prompt, mask = super().prompt(samples), self.tokenizer.hf.mask_token
+        return prompt if mask in prompt else f"{prompt} {mask}"
 
     def dataset(self, part: StoreSplit) -> TokenBlocks:
         return self.blocks(part, self.run.data.block - self._frame.size, lookahead=0)

@@ -24,7 +24,7 @@ from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Rea
 from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
 from artel.objectives.collate import predicted
 from artel.text import Document, Dropped, Message, Preference, Rejected
-from artel.tokens import Rows, Sample, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
 
 if TYPE_CHECKING:
     import torch
@@ -82,8 +82,8 @@ class PreferenceOptimization(Objective):
     def store_settings(cls, run: RunConfig) -> Any:
         return [run.data.block, run.chat.template, run.preference.loss == "kto", template_file(run)]
 
-    def command(self, run: str) -> str:
-        return self._chat.command(run)
+    def command(self, run: str, samples: Samples) -> str:
+        return self._chat.command(run, samples)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         for document in documents:

@@ -55,7 +55,7 @@ def finish(run: Run) -> dict[str, Any]:
         name = shlex.quote(str(run.folder.path))
         run.trackers.close()  # the progress bar ends before the last messages
         run.tell(f"{run.folder.path}: {progress.step:,} steps are done, the model is in {run.folder.model}; next:")
-        run.tell(f"    {run.objective.command(name)}")
+        run.tell(f"    {run.objective.command(name, run.samples)}")
         for hint in run.trackers.hints:
             run.tell(f"    {hint}")
     run.world.barrier()

@@ -17,7 +17,7 @@ from artel.objectives.span_qa.losses import WindowLoss
 from artel.objectives.span_qa.windows import BEGINS, CLASS, DOCUMENT, END, START, Windows
 from artel.registry import FORMATS
 from artel.text import Document, Dropped, Question, Record, Rejected
-from artel.tokens import BalancedOrder, Order, Rows, Sample, StoreSplit, Tokenizer, WholeSamples, one_row
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples, one_row
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +97,7 @@ class SpanQA(Objective):
         section = {"question": block // 4, "stride": block // 4}
         return {"objective": "span_qa", "span_qa": section, "data": {"sources": [source]}}
 
-    def command(self, run: str) -> str:
+    def command(self, run: str, samples: Samples) -> str:
         return f'artel generate {run} --prompt "Where is Anna?" --context "Anna is in the forest."'
 
     # record -> samples

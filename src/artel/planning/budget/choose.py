@@ -23,6 +23,9 @@ from artel.planning.hardware import Hardware
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.plan import processes_on_host
 
+CHOOSING = "choosing the model: two small ones are tried, which takes about 15 s, longer beside other programs"
+"""To be said before `choose`."""
+
 _FEWEST_BLOCKS = 16
 """Of the training text."""
 _FEWEST_STEPS = 50

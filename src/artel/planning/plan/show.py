@@ -53,7 +53,7 @@ def in_brief(plan: Plan) -> list[str]:
 
 def _speed(plan: Plan) -> str:
     if plan.step is None and plan.hardware.shares_memory:
-        return "unknown: measure this machine once, artel bench hardware"
+        return "not planned: artel bench hardware measures this machine once"
     if plan.step is None and not plan.hardware.has_rates:
         return f"unknown: {plan.hardware.name} is not in the table of accelerators"
     if plan.step is None:
