@@ -142,6 +142,12 @@ def test_a_longer_model_may_be_fullest_at_another_moment():
     ]
 
 
+def test_a_jump_of_the_heap_is_not_multiplied_by_the_layers():
+    """From one layer to two the heap may jump by a GiB, with where the pieces lie; thirty hold no 28 of these."""
+    fewer, more = [{"weights": 1, "activations": 2, "allocator": 1}], [{"weights": 2, "activations": 2, "allocator": 3}]
+    assert _extended(fewer, more, (1, 2), 30) == [{"weights": 30, "activations": 2, "allocator": 24}]
+
+
 def test_one_process_may_shard():
     """With `offload` a model on one GPU has its weights and state in host memory."""
     alone, sharded = peaks(traced(LLAMA))[-1], peaks(traced(LLAMA, 1, {"data": "fsdp"}))[-1]

@@ -103,6 +103,10 @@ def _total(peak: dict[str, int]) -> int:
     return sum(peak.values())
 
 
+def _tensors(peak: dict[str, int]) -> int:
+    return _total(peak) - peak.get(ALLOCATOR, 0)
+
+
 def _peaks(trace: Trace, shards: bool) -> list[dict[str, int]]:
     """By kind, the fullest moments of each phase; and what the allocator holds beyond the fullest of all.
 
@@ -124,14 +128,18 @@ def _extended(
     """Each moment of a model of so many layers, from those of two shorter ones: a straight line in the layers.
 
     Where the two are not the same moment of a step, a kind would become less than nothing: such a pair is left out.
+    What the allocator holds beyond the tensors is at most the share that it is of them in the longer one: it jumps with
+    where the pieces happen to lie, and a line through two jumps would multiply them by the layers.
     """
     times = (layers - counts[1]) / (counts[1] - counts[0])
     extended = [
         {kind: round(longer[kind] + times * (longer[kind] - shorter[kind])) for kind in longer}
         for shorter, longer in zip(fewer, more, strict=True)
     ]
+    share = max(moment.get(ALLOCATOR, 0) for moment in more) / max(map(_tensors, more))
+    most = round(share * max(map(_tensors, extended)))
     for moment in extended:
-        moment[ALLOCATOR] = max(0, moment.get(ALLOCATOR, 0))
+        moment[ALLOCATOR] = min(max(0, moment.get(ALLOCATOR, 0)), most)
     return [moment for moment in extended if min(moment.values()) >= 0]
 
 
