@@ -226,7 +226,10 @@ class TensorBoard(Tracker):
 
 
 class Wandb(Tracker):
-    """Offline unless an API key is there: never a prompt, never a wait for an account."""
+    """Offline unless an API key is there: never a prompt, never a wait for an account.
+
+    The project and the run's name are those of wandb's own variables, without them artel and the run's folder.
+    """
 
     package = "wandb"
 
@@ -235,8 +238,8 @@ class Wandb(Tracker):
 
         offline = not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"))
         self._run = wandb.init(
-            project="artel",
-            name=folder.path.name,
+            project=os.environ.get("WANDB_PROJECT") or "artel",
+            name=os.environ.get("WANDB_NAME") or folder.path.name,
             dir=str(folder.path),
             mode="offline" if offline else None,
             config=hide_secrets(run.model_dump(mode="json", by_alias=True)),

@@ -83,9 +83,8 @@ def _carry_tracking(old: YamlKeys) -> None:
         old.put("track", ["console", "jsonl", *(name for name, _ in tracked)], *(key for _, key in tracked))
     for key in ("use_tensorboard", "use_wandb"):
         old.agree(key, "is off")
-    old.leave("wandb_project", "the project is artel")
-    for key in ("wandb_name", "wandb_run_id"):
-        old.leave(key, "a run is named after its folder")
+    for key in ("wandb_project", "wandb_name", "wandb_run_id"):
+        old.leave(key, f"Weights & Biases takes it from the environment: {key.upper()}")
 
 
 def carry_parallel(old: YamlKeys) -> None:

@@ -147,7 +147,7 @@ def _carry_tracking(old: YamlKeys) -> None:
         if key.endswith((".log_dir", ".output_dir", ".dir")):
             old.agree(key, "figures go to metrics.jsonl in the run's folder")
         elif not key.endswith("._component_"):
-            old.leave(key, "of Weights & Biases the project is artel, and a run is named after its folder")
+            old.leave(key, "Weights & Biases takes it from the environment: WANDB_PROJECT, WANDB_NAME")
 
 
 def _carry_parallel(old: YamlKeys) -> None:

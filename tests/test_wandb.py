@@ -1,0 +1,29 @@
+"""Weights & Biases, offline: a run goes where wandb's own variables say."""
+
+import pytest
+
+from artel.config import run_from
+from artel.training.metrics.trackers import Wandb
+from artel.training.run_folder import RunFolder
+
+pytestmark = pytest.mark.processes  # wandb starts one of its own
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({}, ("artel", "first")), ({"WANDB_PROJECT": "poets", "WANDB_NAME": "tuesday"}, ("poets", "tuesday"))],
+    ids=["without", "with"],
+)
+def test_project_and_name_are_those_of_wandbs_variables(variables, expected, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_PROJECT", "WANDB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"WANDB_MODE": "offline"} | variables).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/first").mkdir(parents=True)
+    keys = {"run": "runs/first", "data": {"sources": [{"path": "a.txt"}]}, "model": {"config": {"model_type": "gpt2"}}}
+    tracker = Wandb(run_from(keys, {}, {(): "run.yaml"}), RunFolder(tmp_path / "runs/first"), 0, 3)
+    assert (wandb.run.project, wandb.run.name) == expected
+    tracker.training({"step": 1, "loss": 2.0})
+    tracker.close()
