@@ -51,6 +51,7 @@ COMMANDS = {
     f"generate runs/mine --seed {2**64}": ["--seed", str(2**63 - 1)],
     f"chat runs/mine --seed {2**64}": ["seed", "out of range"],
     f"chat runs/mine --new-tokens {10**400}": ["new_tokens", "out of range"],
+    f"chat runs/mine --max-new-tokens {10**400}": ["new_tokens", "out of range"],
     f"generate runs/mine --max-new-tokens {10**12}": ["--max-new-tokens", str(10**8)],
     "train run.yaml --nproc 1000000": ["GiB in 1,000,000 processes here", "start fewer processes"],
 }

@@ -112,6 +112,18 @@ def test_what_becomes_of_axolotls_qlora():
     }  # fmt: skip
     assert "train.batch counts samples" in told(result)["sample_packing"]
     assert "multiply it by the number of processes" in told(result)["micro_batch_size"]
+    assert "WANDB_PROJECT" in told(result)["wandb_project"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_told"),
+    [("val_set_size: 0.1", True), ("val_set_size: 0.1\nevals_per_epoch: 4", False), ("val_set_size: 0", False)],
+    ids=str,
+)
+def test_that_axolotl_does_not_validate_by_itself_is_told(keys, is_told):
+    result = convert(f"base_model: m\ndatasets: [{{path: a.jsonl, type: chat_template}}]\n{keys}\n", "old")
+    assert any("never validates" in line for line in result.differs) == is_told
+    assert (result.run["validate"]["every"] == "never") == ("evals_per_epoch" not in keys)
 
 
 def test_what_becomes_of_axolotls_preferences_and_texts():

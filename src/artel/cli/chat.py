@@ -24,7 +24,9 @@ def chat(
         str | None, typer.Option(metavar="FILE", help="Take messages and commands from a file's lines; - for stdin.")
     ] = None,
     history: Annotated[int, typer.Option(help="Earlier exchanges that a message is answered with.")] = 10,
-    new_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 200,
+    new_tokens: Annotated[
+        int, typer.Option("--new-tokens", "--max-new-tokens", help="Tokens of an answer at most.")
+    ] = 200,
     repetition_penalty: Annotated[float, typer.Option(help="Over 1 avoids tokens already there.")] = 1.2,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.5,
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest that sum to p.")] = 0.6,

@@ -44,8 +44,8 @@ _PREFERENCES: tuple[tuple[str, str, dict[str, str]], ...] = (
     (r"chat_template\.default", "auto", {}),
 )
 _WORDING = (
-    "axolotl writes Alpaca's own words around each question (Below is an instruction …); here chat.template does, "
-    "from the same fields"
+    "axolotl writes Alpaca's own words around each question (Below is an instruction …); here the tokenizer's chat "
+    "template writes it, from the same fields, or User: … Assistant: … where it has none"
 )
 
 

@@ -31,6 +31,7 @@ def carry_training(old: YamlKeys) -> None:
     carry_trainer(trainer)
     leave_trainer_rest(trainer)
     _carry_per_epoch(old)
+    _tell_of_validation(old)
     if not old.has("warmup_steps") and not old.has("warmup_ratio"):
         old.put("train.warmup", 0.03)
         old.tell("warmup is not given: axolotl takes 3 % of the run and at most 100 steps, train.warmup is 0.03")
@@ -70,6 +71,15 @@ def _carry_per_epoch(old: YamlKeys) -> None:
         if times is not None:
             interval = f"{1 / times:.4g} epoch" if times else "never"
             old.put(dotted, interval, key)
+
+
+def _tell_of_validation(old: YamlKeys) -> None:
+    """Without an interval axolotl holds texts out and never looks at them."""
+    if old.raw("val_set_size") and not any(map(old.has, ("eval_strategy", "eval_steps", "evals_per_epoch"))):
+        old.tell(
+            "val_set_size is given without evals_per_epoch or eval_steps: axolotl never validates then, artel once, at "
+            "the end; for more write validate.every"
+        )
 
 
 def _carry_tracking(old: YamlKeys) -> None:
