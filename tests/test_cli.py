@@ -12,7 +12,7 @@ from support.runs import ENVIRONMENT, TEXT_ALONE, artel, write_run
 
 VERBS = [["prepare"], ["train"], ["generate"], ["report"], ["recipes", "ls"], ["recipes", "cat"], ["recipes", "cp"],
          ["config", "check"], ["config", "explain"], ["config", "schema"],
-         ["evaluate"], ["chat"], ["export"], ["data", "show"], ["data", "verify"], ["watch"]]  # fmt: skip
+         ["evaluate"], ["chat"], ["export"], ["push"], ["data", "show"], ["data", "verify"], ["watch"]]  # fmt: skip
 
 
 def test_starting_imports_no_torch():

@@ -12,6 +12,7 @@ _HOME = {
     "plan": "artel.api",
     "train": "artel.api",
     "open": "artel.api",
+    "push": "artel.api",
     "Run": "artel.api",
     "RunPlan": "artel.api",
     "Model": "artel.api",

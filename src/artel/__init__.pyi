@@ -7,6 +7,7 @@ from artel.api import RunPlan as RunPlan
 from artel.api import open as open
 from artel.api import plan as plan
 from artel.api import prepare as prepare
+from artel.api import push as push
 from artel.api import train as train
 from artel.config import RunConfig as RunConfig
 from artel.errors import ArtelError as ArtelError

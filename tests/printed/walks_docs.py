@@ -6,6 +6,7 @@ from printed import inputs
 from printed.walks import SMALL_GPT2, Step, Walk
 
 _GPT2 = "model.config.model_type=gpt2"  # instead of one that artel chooses
+_UPLOADS = "it uploads; tests/test_push.py does, to a hub on this machine"
 _BENCH = "--steps 1 --rounds 1 --batch 1 --length 16 --time-limit 1"
 
 DOCS = (
@@ -37,6 +38,42 @@ DOCS = (
             ),
         ),
         before=("artel train run.yaml run=runs/tolstoy", "artel train run.yaml run=runs/llama"),
+        needs=(inputs.run_yaml(),),
+    ),
+    Walk(
+        "docs/push.md",
+        (
+            Step("artel push runs/tolstoy me/tolstoy --dry-run card", leaves="card/README.md"),
+            Step(
+                "artel push runs/tolstoy me/tolstoy --license apache-2.0 --language ru",
+                instead="artel push runs/tolstoy me/tolstoy --license apache-2.0 --language ru --dry-run licensed",
+                why=_UPLOADS,
+                leaves="licensed/model.safetensors",
+            ),
+            Step(
+                "artel push runs/chat-lora me/assistant --base-model me/base",
+                instead="artel push runs/chat-lora me/assistant --base-model me/base --dry-run adapter",
+                why=_UPLOADS,
+                leaves="adapter/adapter_config.json",
+            ),
+            Step(
+                "artel push runs/tolstoy me/tolstoy --step 1500",
+                instead="artel push runs/tolstoy me/tolstoy --step 2 --dry-run step",
+                why=_UPLOADS,
+                leaves="step/model.safetensors",
+            ),
+            Step(
+                "artel push runs/tolstoy me/tolstoy --step best --revision best",
+                instead="artel push runs/tolstoy me/tolstoy --step best --revision best --dry-run best",
+                why=_UPLOADS,
+                leaves="best/model.safetensors",
+            ),
+        ),
+        before=(
+            "artel train run.yaml run=runs/tolstoy",
+            "artel train run.yaml run=runs/chat-lora model.config=null model.from=runs/tolstoy/model "
+            "model.lora.rank=4 tokenizer.train=null",
+        ),
         needs=(inputs.run_yaml(),),
     ),
     Walk(

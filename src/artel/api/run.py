@@ -20,6 +20,7 @@ from artel.storage import check_regular
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from artel.inference.push import Pushed
     from artel.reports.curves import Curves
     from artel.training import RunFolder
 
@@ -94,6 +95,12 @@ class Run:
         from artel.reports.run_data import read_run
 
         return figure(read_run(self.folder))
+
+    def push(self, repo: str, **options: Any) -> Pushed:
+        """Upload the model of the run to the Hugging Face hub, with a model card: `artel.push(folder, repo, ...)`."""
+        from artel.api.push import push
+
+        return push(self.folder, repo, **options)
 
     def __repr__(self) -> str:
         return f"artel.Run({str(self.folder)!r})"

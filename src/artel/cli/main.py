@@ -26,6 +26,7 @@ from artel.cli import (
     new,
     plan,
     prepare,
+    push,
     recipes,
     report,
     train,
@@ -78,6 +79,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("export")(export.export)
+app.command("push")(push.push)
 app.command("report")(report.report)
 app.command("watch")(watch.watch)
 app.command("doctor")(doctor.doctor)

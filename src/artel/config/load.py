@@ -214,9 +214,9 @@ def result_differences(before: RunConfig, now: RunConfig) -> list[str]:
 
 
 def _differences(before: BaseModel, now: BaseModel, prefix: str) -> Iterator[str]:
+    free_keys = _free_keys(type(now))
     for name, field in type(now).model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra.get("shapes_result") is False:
+        if name in free_keys:
             continue
         key = f"{prefix}{field.alias or name}"
         old, new = getattr(before, name), getattr(now, name)
@@ -228,10 +228,16 @@ def _differences(before: BaseModel, now: BaseModel, prefix: str) -> Iterator[str
 
 def _plain(value: object) -> object:
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", by_alias=True)
+        return value.model_dump(mode="json", by_alias=True, exclude=_free_keys(type(value)))
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value
+
+
+def _free_keys(section: type[BaseModel]) -> set[str]:
+    """The keys of a section that do not shape the result."""
+    extras = {name: field.json_schema_extra for name, field in section.model_fields.items()}
+    return {name for name, extra in extras.items() if isinstance(extra, dict) and extra.get("shapes_result") is False}
 
 
 def _find(name: str) -> tuple[str, str, str]:

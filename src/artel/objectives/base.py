@@ -12,6 +12,7 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import Problem
+from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer
 
@@ -90,6 +91,8 @@ class Objective(ABC):
     """The same as a clause."""
     finetuning_rate: ClassVar[float] = 5e-5
     """Peak learning rate for all weights of a pretrained model; adapters take four times as much."""
+    pipeline_tag: ClassVar[str] = ""
+    """The task under which the hub lists its models: text-generation; empty if the hub has no such task."""
     section: ClassVar[str] = ""
     """Its own section of the run file; empty if it has none."""
     generates: ClassVar[bool] = False
@@ -174,15 +177,21 @@ class Objective(ABC):
         """Linear heads on the first token, beside those of the model's class: name → outputs."""
         return {}
 
-    def command(self, run: str, samples: Samples) -> str:
+    def command(self, run: str, samples: Samples | None) -> str:
         """A command that shows what the model of a finished run does.
 
-        `run` is its folder, quoted for a shell; `samples` are its training samples.
+        `run` is its folder, quoted for a shell; `samples` are its training samples, None where nobody may see them.
         """
         return f"artel generate {run} --prompt {shlex.quote(self.prompt(samples))}"
 
-    def prompt(self, samples: Samples) -> str:
+    def usage(self) -> str:
+        """Lines of Python for the model card: they ask `model` by transformers alone, with `tokenizer` and `torch`."""
+        return f'inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")\nprint(model(**inputs).logits)'
+
+    def prompt(self, samples: Samples | None) -> str:
         """A text to continue: the first of `validate.prompts`, else the first words of the training text."""
+        if samples is None:
+            return next(filter(None, self.run.validate_.prompts), "Once upon a time")
         if self.run.validate_.prompts:
             return self.run.validate_.prompts[0]
         words = self.tokenizer.decode(samples.read(0).ids[:_PROMPT_TOKENS]).split()

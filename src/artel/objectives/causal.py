@@ -11,6 +11,7 @@ import numpy as np
 from artel.objectives.base import Batch, Better
 from artel.objectives.collate import NextTokenTexts
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
+from artel.objectives.usage import generation_usage, in_python
 from artel.tokens import StoreSplit, TokenBlocks
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Causal(NextTokenTexts):
     learns_from = ("text",)
     verb = "write"
     does = "continues a text, one token after another"
+    pipeline_tag = "text-generation"
     generates = True
     causal = True
     sums = BALANCED_SUMS
@@ -34,6 +36,16 @@ class Causal(NextTokenTexts):
         "accuracy": "higher",
         "bits_per_byte": "lower",
     }
+
+    def usage(self) -> str:
+        block, words = self.run.data.block, self.prompt(None).split(" ")
+        while self._length(words) > block // 2 and len(words) > 1:  # models of absolute positions take no more
+            words.pop()
+        inputs = f'inputs = tokenizer({in_python(" ".join(words))}, return_tensors="pt")'
+        return "\n".join([inputs, *generation_usage(block - self._length(words))])
+
+    def _length(self, words: list[str]) -> int:
+        return len(self.tokenizer.hf(" ".join(words))["input_ids"])
 
     def dataset(self, part: StoreSplit) -> TokenBlocks:
         return self.blocks(part, self.run.data.block, lookahead=1)

@@ -18,6 +18,7 @@ from artel.objectives.assistant_mask import Turns, Unfit
 from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading
 from artel.objectives.collate import predicted, target_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, token_metrics
+from artel.objectives.usage import generation_usage, in_python
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -35,6 +36,7 @@ class Chat(Objective):
     learns_from = ("conversations",)
     verb = "chat"
     does = "answers as the assistant of conversations"
+    pipeline_tag = "text-generation"
     section = "chat"
     generates = True
     is_per_token = True
@@ -60,8 +62,22 @@ class Chat(Objective):
     def store_settings(cls, run: RunConfig) -> Any:
         return [run.data.block, cls.settings(run), template_file(run)]
 
-    def command(self, run: str, samples: Samples) -> str:
+    def command(self, run: str, samples: Samples | None) -> str:
         return f"artel chat {run}"
+
+    def usage(self) -> str:
+        prompt = next(filter(None, self.run.validate_.prompts), "Hello! Who are you?")
+        asked = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
+        ends = turn_end(self.tokenizer, self.template).ids
+        return "\n".join(
+            [
+                f'messages = [{{"role": "user", "content": {in_python(prompt)}}}]',
+                "inputs = tokenizer.apply_chat_template(",
+                '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+                ")",
+                *generation_usage(self.run.data.block - len(asked), ends),
+            ]
+        )
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         for document in documents:

@@ -17,6 +17,7 @@ from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.per_token import SUMS, token_metrics
+from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Encoded, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from artel.models.generate import Sampling
 
+_EXAMPLE = "He said that he would come but he did not"
 _TOKEN, _PUT_IN, _RULE = 1, 2, 4  # flags: of the input, put in after it, and an input token with a comma by rule
 
 
@@ -34,6 +36,8 @@ class InsertionTagging(Objective):
 
     auto_class = "AutoModelForMaskedLM"
     learns_from = ("pairs",)
+    does = "puts in what a text lacks, as commas"
+    pipeline_tag = "token-classification"
     is_per_token = True
     continues = False
     encoder = True
@@ -56,8 +60,22 @@ class InsertionTagging(Objective):
     def store_settings(cls, run: RunConfig) -> Any:
         return [run.data.block]
 
-    def command(self, run: str, samples: Samples) -> str:
-        return f'artel generate {run} --prompt "He said that he would come but he did not"'
+    def command(self, run: str, samples: Samples | None) -> str:
+        return f'artel generate {run} --prompt "{_EXAMPLE}"'
+
+    def usage(self) -> str:
+        return "\n".join(
+            [
+                f'inputs = tokenizer({in_python(_EXAMPLE)}, return_tensors="pt")',
+                "with torch.no_grad():",
+                "    guesses = model(**inputs).logits[0].argmax(dim=-1)",
+                "restored = []",
+                'for token, guess in zip(inputs["input_ids"][0].tolist(), guesses.tolist()):',
+                "    # The label of a token is what follows it and is missing, else the token itself.",
+                "    restored += [token] if guess == token or token in tokenizer.all_special_ids else [token, guess]",
+                "print(tokenizer.decode(restored, skip_special_tokens=True))",
+            ]
+        )
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         pairs = [document.record.fields for document in documents]

@@ -20,6 +20,7 @@ from artel.objectives.base import Batch, Better, Objective, Reading, Reply
 from artel.objectives.collate import document_tensors, target_tensors
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
 from artel.objectives.texts import Texts
+from artel.objectives.usage import in_python
 from artel.tokens import Rows, Samples, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.sampling.blocks import document_numbers
 
@@ -35,6 +36,7 @@ class Masked(Texts):
     learns_from = ("text", "pairs")
     verb = "fill-in"
     does = "guesses the words that are hidden in a text, or what pairs lack"
+    pipeline_tag = "fill-mask"
     section = "masked"
     causal = False
     continues = False
@@ -71,9 +73,22 @@ class Masked(Texts):
             problems.append(Problem("data.block", what, "write 8 or more"))
         return problems
 
-    def prompt(self, samples: Samples) -> str:
+    def prompt(self, samples: Samples | None) -> str:
         prompt, mask = super().prompt(samples), self.tokenizer.hf.mask_token
         return prompt if mask in prompt else f"{prompt} {mask}"
+
+    def usage(self) -> str:
+        return "\n".join(
+            [
+                f'inputs = tokenizer({in_python(self.prompt(None))}, return_tensors="pt")',
+                "with torch.no_grad():",
+                "    logits = model(**inputs).logits[0]",
+                'for place in (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]:',
+                "    likeliest = logits[place].softmax(dim=-1).topk(5)",
+                "    for token, probability in zip(likeliest.indices, likeliest.values):",
+                '        print(f"{tokenizer.decode([token])!r} {probability:.3f}")',
+            ]
+        )
 
     def dataset(self, part: StoreSplit) -> TokenBlocks:
         return self.blocks(part, self.run.data.block - self._frame.size, lookahead=0)

@@ -42,6 +42,7 @@ class PreferenceOptimization(Objective):
     learns_from = ("preferences",)
     verb = "prefer"
     does = "of two answers gives the better one"
+    pipeline_tag = "text-generation"
     finetuning_rate = 5e-6
     section = "preference"
     generates = True
@@ -82,8 +83,11 @@ class PreferenceOptimization(Objective):
     def store_settings(cls, run: RunConfig) -> Any:
         return [run.data.block, run.chat.template, run.preference.loss == "kto", template_file(run)]
 
-    def command(self, run: str, samples: Samples) -> str:
+    def command(self, run: str, samples: Samples | None) -> str:
         return self._chat.command(run, samples)
+
+    def usage(self) -> str:
+        return self._chat.usage()
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         for document in documents:

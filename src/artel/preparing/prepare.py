@@ -217,7 +217,8 @@ def _stores(run: RunConfig) -> tuple[Path, str]:
 
 def _settings(run: RunConfig) -> dict[str, Any]:
     """The settings of the run file that shape the store."""
-    data = run.data.model_dump(mode="json", exclude={"block", "packing", "document_mask", "store", "max_bad"})
+    not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
+    data = run.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
     modules = [FORMATS.module_of(source.format) for source in run.data.sources]
     plugins = {module for module in (*modules, OBJECTIVES.module_of(run.objective)) if module is not None}
     return {

@@ -1,6 +1,6 @@
 """Reading and writing: downloads, atomic writes, checksums, locks, S3 and the hub."""
 
-from artel.storage.atomic import check_new, discard, new_folder, point, remove_leftovers, write_file
+from artel.storage.atomic import check_new, discard, new_folder, point, remove_leftovers, scratch_folder, write_file
 from artel.storage.bus_errors import kept_bus_error_handler, report_bus_errors
 from artel.storage.checksums import checksum
 from artel.storage.http.download import Download, fetch
@@ -47,6 +47,7 @@ __all__ = [
     "remove_leftovers",
     "remove_remote_folder",
     "report_bus_errors",
+    "scratch_folder",
     "special_kind",
     "user_path",
     "write_bytes",

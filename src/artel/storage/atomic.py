@@ -78,6 +78,19 @@ def new_folder(path: Path | str, *, replace: bool = False) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)  # renamed if the block succeeded
 
 
+@contextmanager
+def scratch_folder(path: Path | str) -> Iterator[Path]:
+    """Yield a hidden folder beside `path`, named after it, that is removed at the end: for what is made on the way."""
+    path = Path(path)
+    with disk_errors(path.parent):
+        partial = _partial_name(path)
+        partial.mkdir()
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def remove_leftovers(folder: Path | str) -> list[Path]:
     """Remove the partial files and folders in `folder` whose process (on this host) is dead; return them."""
     folder = Path(folder)

@@ -29,6 +29,9 @@ class SourceConfig(Section):
         "with a chosen and a rejected answer; dummy: made up.",
     )
     name: str = Field(default="", description="Name of this source in the ledger; by default the path.")
+    license: str = free(
+        "", "Licence of these texts, as the hub names it: cc-by-4.0. It stands in the model card (artel push)."
+    )
     document: Literal["auto", "file", "line", "paragraph"] = Field(
         default="auto",
         description="text: what one document is: a file, a line, or what blank lines separate. auto is a file; but one "

@@ -15,6 +15,7 @@ from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions
 from artel.objectives.span_qa.heads import best_spans, run_heads
 from artel.objectives.span_qa.losses import WindowLoss
 from artel.objectives.span_qa.windows import BEGINS, CLASS, DOCUMENT, END, START, Windows
+from artel.objectives.usage import in_python
 from artel.registry import FORMATS
 from artel.text import Document, Dropped, Question, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples, one_row
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 _SHORTEST_WINDOW = 8
+_QUESTION, _CONTEXT = "Where is Anna?", "Anna is in the forest."  # an example
 
 
 class SpanQA(Objective):
@@ -33,6 +35,7 @@ class SpanQA(Objective):
     learns_from = ("questions",)
     verb = "answer"
     does = "finds the answer to a question in a document"
+    pipeline_tag = "question-answering"
     finetuning_rate = 3e-5
     section = "span_qa"
     needs_context = True
@@ -97,8 +100,22 @@ class SpanQA(Objective):
         section = {"question": block // 4, "stride": block // 4}
         return {"objective": "span_qa", "span_qa": section, "data": {"sources": [source]}}
 
-    def command(self, run: str, samples: Samples) -> str:
-        return f'artel generate {run} --prompt "Where is Anna?" --context "Anna is in the forest."'
+    def command(self, run: str, samples: Samples | None) -> str:
+        return f'artel generate {run} --prompt "{_QUESTION}" --context "{_CONTEXT}"'
+
+    def usage(self) -> str:
+        return "\n".join(
+            [
+                f'inputs = tokenizer({in_python(_QUESTION)}, {in_python(_CONTEXT)}, return_tensors="pt")',
+                "with torch.no_grad():",
+                "    outputs = model(**inputs)",
+                "document = torch.tensor([part == 1 for part in inputs.sequence_ids()])",
+                "scores = outputs.start_logits[0, :, None] + outputs.end_logits[0]  # of each first and last token",
+                "scores[~(document[:, None] & document).triu()] = -torch.inf",
+                "first, last = divmod(scores.argmax().item(), len(scores))",
+                'print(tokenizer.decode(inputs["input_ids"][0, first : last + 1]))',
+            ]
+        )
 
     # record -> samples
 

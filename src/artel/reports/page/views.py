@@ -41,9 +41,9 @@ def view(run: RunData, number: int, name: str, color: str, words: Language) -> d
             for event in events(run, words)
         ],
         "samples": _samples(run, number, words),
-        "ledger": _ledger(run, number, words),
+        "ledger": ledger_view(run, number, words),
         "profile": _profile(run, number, words),
-        "plan": _plan(run, words),
+        "plan": plan_table(run, words),
         "faults": [{"title": hang.name, "text": hang.text} for hang in run.hangs],
         "ranks": _ranks(run, words),
         "config": yaml.safe_dump(run.config, allow_unicode=True, sort_keys=False) if run.config else "",
@@ -152,7 +152,7 @@ def _samples(run: RunData, number: int, words: Language) -> list[dict[str, Any]]
     return groups
 
 
-def _ledger(run: RunData, number: int, words: Language) -> dict[str, Any] | None:
+def ledger_view(run: RunData, number: int, words: Language) -> dict[str, Any] | None:
     ledger = run.ledger
     if ledger is None or not isinstance(ledger.get("sets"), dict) or not isinstance(ledger.get("documents"), dict):
         return None
@@ -243,7 +243,7 @@ def _profile(run: RunData, number: int, words: Language) -> dict[str, Any] | Non
 # Plan, ranks, environment ------------------------------------------------------------------
 
 
-def _plan(run: RunData, words: Language) -> Table | None:
+def plan_table(run: RunData, words: Language) -> Table | None:
     """What was planned beside what was measured; None where nothing was planned."""
     plan = run.plan
     if plan is None:

@@ -1,0 +1,283 @@
+"""A model card from a run's folder: metadata, what the model is, how to use it, its texts, training and metrics.
+
+It shows no secret, and no path of the machine outside the folder that the run was started in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import artel
+from artel.reports.model_card.metadata import in_yaml, metadata
+from artel.reports.model_card.published import MAIN, Published
+from artel.reports.model_card.shown import block, code, table, without_place
+from artel.reports.page.language import Language
+from artel.reports.page.run_file import leaves, set_keys
+from artel.reports.page.views import ledger_view, plan_table
+from artel.reports.progress import elapsed_seconds
+from artel.reports.run_data import RunData
+from artel.secrets import hide_secrets
+
+_SHOWN_SAMPLES = 4
+_LONGEST_SAMPLE = 2000
+Rows = list[list[str]]
+
+
+def model_card(run: RunData, published: Published) -> str:
+    """The text of README.md, which `huggingface_hub.ModelCard` reads."""
+    words = Language("en")
+    figures = _validation(run, published.step)
+    name = published.repo.split("/")[-1]
+    text = _template().render(
+        metadata=in_yaml(metadata(run, published, figures)),
+        name=name,
+        published=published,
+        main=MAIN,
+        about=_about(run, published, words),
+        code=_python(published),
+        commands=_commands(published, name),
+        sources=table(["source", "format", "licence"], _sources(run)),
+        has_licences=any(row[2] for row in _sources(run)),
+        ledger=_ledger(run, words),
+        training=table(["", ""], list(_training(run, published, words))),
+        metrics=_metrics(run, figures, published.step, words),
+        plan=_plan(run, words),
+        samples=_samples(run, published.step),
+        run_file=block(_run_file(run), "yaml"),
+        versions=_versions(run),
+        artel_version=artel.__version__,
+    )
+    return hide_secrets(text)
+
+
+# What it is, and how to use it --------------------------------------------------------------
+
+
+def _about(run: RunData, published: Published, words: Language) -> str:
+    """The model, its size and what it began from, in a sentence or two."""
+    size = f"{words.integer(published.parameters)} parameters"
+    base = f"[{published.base_model}](https://huggingface.co/{published.base_model})" if published.base_model else ""
+    if published.is_adapter:
+        lora = _at(run.config, "model", "lora") or {}
+        about = f"It is a LoRA adapter of {size} (rank {lora.get('rank')}, alpha {_plain(lora.get('alpha'))})"
+        about += f" for {base}" if base else ""
+        if _at(run.config, "model", "quantize") not in (None, "none"):
+            about += f", trained over weights quantized to {_at(run.config, 'model', 'quantize')}"
+    else:
+        about = f"It is a {published.model_type} model of {size}"
+        if base:
+            about += f", fine-tuned from {base}"
+        else:
+            about += ", trained from scratch" if not _at(run.config, "model", "from") else ", fine-tuned"
+    return f"{about}."
+
+
+def _python(published: Published) -> str:
+    """Lines that run as they are once the repository can be read."""
+    revision = "" if published.revision == MAIN else f', revision="{published.revision}"'
+    install = "pip install torch transformers" + (" peft" if published.is_adapter else "")
+    lines = [
+        f"# {install}",
+        "import torch",
+        f"from transformers import {published.auto_class}, AutoTokenizer",
+        "",
+        f'name = "{published.repo}"',
+        f"tokenizer = AutoTokenizer.from_pretrained(name{revision})",
+        f"model = {published.auto_class}.from_pretrained(name{revision})",
+        "",
+        published.usage,
+    ]
+    return block("\n".join(lines), "python")
+
+
+def _commands(published: Published, name: str) -> str:
+    revision = "" if published.revision == MAIN else f" --revision {published.revision}"
+    return block(f"hf download {published.repo}{revision} --local-dir {name}\n{published.command}", "bash")
+
+
+# Texts -------------------------------------------------------------------------------------
+
+
+def _sources(run: RunData) -> Rows:
+    """A row for each source of the run file: its name and places, its format, its licence."""
+    rows = []
+    for source in _at(run.config, "data", "sources") or []:
+        places = ", ".join(code(without_place(path)) for path in source.get("path", []))
+        name = code(without_place(str(source.get("name") or "")))
+        shown = f"{name}: {places}" if name and places else name or places
+        form = str(source.get("format", ""))
+        rows.append([shown or code(form), form, code(str(source.get("license") or ""))])
+    return rows
+
+
+def _ledger(run: RunData, words: Language) -> dict[str, str] | None:
+    """How many documents were read, kept and dropped by reason, in a sentence and by set."""
+    view = ledger_view(run, 0, words)
+    if view is None:
+        return None
+    sets = view["sets"]
+    rows = [[code(without_place(name)) if name != "Σ" else "all", *cells] for name, *cells in sets["rows"]]
+    rows = rows[-1:] if len(rows) == 2 else rows  # of one set, the total says the same
+    return {"verdict": view["verdict"], "table": table(sets["columns"], rows, sets["numbers"])}
+
+
+# Training ----------------------------------------------------------------------------------
+
+
+def _training(run: RunData, published: Published, words: Language) -> Iterator[list[str]]:
+    """What a reader wants to know of how it was trained, as rows."""
+    train, start = run.config.get("train", {}), run.starts[-1] if run.starts else None
+    chosen, environment = (start.chosen, start.environment) if start else ({}, {})
+    newest, result = run.curves.newest, run.result or {}
+    yield ["objective", f"{published.objective}: {published.does}"]
+    size = f"{words.integer(published.parameters)} parameters"
+    joint = " with an adapter of" if published.is_adapter else ","
+    yield ["model", f"{published.model_type}{joint} {size}"]
+    optimizer = f"{train.get('optimizer')}, weight decay {_plain(train.get('weight_decay'))}"
+    yield ["optimizer", f"{optimizer}, gradient norm clipped at {_plain(train.get('clip'))}"]
+    warmup = _plain(train.get("warmup"))
+    yield ["learning rate", f"{_plain(train.get('learning_rate'))} at most, {train.get('schedule')}, warmup {warmup}"]
+    batch, length = train.get("batch"), _at(run.config, "data", "block")
+    yield ["batch", f"{words.integer(batch)} samples of at most {words.integer(length)} tokens"]
+    if published.step is not None:
+        of = f" of {words.integer(run.steps)}" if run.steps and run.steps != published.step else ""
+        yield ["steps", f"{words.integer(published.step)}{of}"]
+    tokens = _at_step(run, "tokens", published.step) or newest.get("tokens")
+    if isinstance(tokens, int | float):
+        yield ["tokens", words.integer(tokens)]
+    precision = chosen.get("train.precision", train.get("precision"))
+    yield ["precision", f"{precision}, weights {train.get('weights')}"]
+    if start is not None:
+        hosts = int(environment.get("hosts", 1))
+        on_hosts = f" on {words.integer(hosts)} hosts" if hosts > 1 else ""
+        yield ["processes", f"{words.integer(start.processes)}{on_hosts}{_layout(run)}"]
+        yield ["hardware", str(environment.get("device", ""))]
+    seconds = elapsed_seconds(run)
+    if seconds is not None:
+        yield ["wall time", words.duration(seconds)]
+    speed = result.get("tokens_per_second") or newest.get("tokens_per_second")
+    if isinstance(speed, int | float):
+        yield ["speed", f"{words.integer(speed)} tokens/s"]
+    yield ["seed", str(run.config.get("seed", ""))]
+
+
+def _layout(run: RunData) -> str:
+    """What of `parallel` is not at its default: `, data fsdp, tensor 2`."""
+    keys = {key: value for key, value in set_keys(run.config).items() if key.startswith("parallel.")}
+    shown = without_place({key.removeprefix("parallel."): value for key, value in keys.items()})
+    return "".join(f", {key} {value}" for key, value in shown.items())
+
+
+def _run_file(run: RunData) -> str:
+    """The keys that are not at their defaults, as a run file."""
+    wanted = set_keys(run.config)
+    tree = _pruned(run.config, "", set(wanted))
+    return yaml.safe_dump(without_place(tree), sort_keys=False, allow_unicode=True)
+
+
+def _pruned(value: Any, key: str, wanted: set[str]) -> Any:
+    """A part of the run file with the wanted leaves alone."""
+    inside = {name for name, _ in leaves(value, key)}
+    if inside == {key}:
+        return value
+    if isinstance(value, list):
+        return [_pruned(each, f"{key}.{number}", wanted) for number, each in enumerate(value)]
+    parts = {name: (each, f"{key}.{name}" if key else str(name)) for name, each in value.items()}
+    return {
+        name: _pruned(each, place, wanted)
+        for name, (each, place) in parts.items()
+        if any(leaf in wanted for leaf, _ in leaves(each, place))
+    }
+
+
+# Metrics, plan, samples, versions ----------------------------------------------------------
+
+
+def _validation(run: RunData, step: int | None) -> dict[str, float]:
+    """The metrics of the validation split at a step, or the newest before it."""
+    figures = {}
+    for name in run.curves.validation:
+        value = _at_step(run, name, step, validation=True)
+        if value is not None:
+            figures[name] = value
+    return figures
+
+
+def _at_step(run: RunData, name: str, step: int | None, *, validation: bool = False) -> float | None:
+    """A metric at a step, or at the last that was logged before it; of None at the end of the run."""
+    if name == "tokens":
+        curve = run.curves.training.get("loss")
+        values = None if curve is None else curve.tokens
+    else:
+        curve = (run.curves.validation if validation else run.curves.training).get(name)
+        values = None if curve is None else curve.value
+    if curve is None or values is None:
+        return None
+    place = len(curve.step) if step is None else int(np.searchsorted(curve.step, step, side="right"))
+    value = float(values[place - 1]) if place else math.nan
+    return value if math.isfinite(value) else None
+
+
+def _metrics(run: RunData, figures: dict[str, float], step: int | None, words: Language) -> str:
+    """Training loss, validation metrics, and those of the best checkpoint; empty where nothing was logged."""
+    best = next((checkpoint.step for checkpoint in run.checkpoints if checkpoint.is_best), None)
+    at_best = {} if best is None else _validation(run, best)
+    training = _at_step(run, "loss", step)
+    rows = [] if training is None else [["loss", words.number(training), "", ""]]
+    for name, value in figures.items():
+        label = words.label(name)
+        row = ["", words.number(value), words.number(at_best[name]) if name in at_best else ""]
+        if rows and rows[0][0] == label:
+            rows[0][2:] = row[1:]
+        else:
+            rows.append([label, *row])
+    if not rows:
+        return ""
+    title = "best" if best is None else f"best (step {words.integer(best)})"
+    return table(["metric", "training", "validation", title], rows, {1, 2, 3})
+
+
+def _plan(run: RunData, words: Language) -> str:
+    """What was planned beside what was measured; empty where nothing was planned."""
+    plan = plan_table(run, words)
+    return "" if plan is None else table(plan["columns"], plan["rows"], plan["numbers"])
+
+
+def _samples(run: RunData, step: int | None) -> list[dict[str, str]]:
+    """What the model wrote last of each prompt, up to the step."""
+    newest = {sample.prompt: sample for sample in run.samples if step is None or sample.step <= step}
+    return [
+        {"prompt": block(one.prompt[:_LONGEST_SAMPLE] or " "), "text": block(one.text[:_LONGEST_SAMPLE] or " ")}
+        for one in list(newest.values())[:_SHOWN_SAMPLES]
+    ]
+
+
+def _versions(run: RunData) -> str:
+    environment = run.starts[-1].environment if run.starts else {}
+    named = {name: environment.get(name) for name in ("artel", "torch", "transformers", "python")}
+    return ", ".join(f"{name} {version}" for name, version in named.items() if version)
+
+
+def _plain(value: Any) -> str:
+    """A value of the run file as people write it: 5e-05, 0.1, null."""
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _at(config: dict[str, Any], section: str, key: str) -> Any:
+    part = config.get(section)
+    return part.get(key) if isinstance(part, dict) else None
+
+
+@cache
+def _template() -> Any:
+    # The card is Markdown, not HTML: what others wrote stands in blocks of code and in escaped code of tables.
+    environment = Environment(loader=PackageLoader("artel.reports.model_card", ""), undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    return environment.get_template("card.md.jinja")

@@ -1,0 +1,214 @@
+"""`artel push` to a hub on this machine: what comes back by `from_pretrained` is the model, bit for bit."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from support.hub import TOKEN, Hub
+from support.runs import ENVIRONMENT, artel, write_run
+from support.sockets import free_ports
+from support.waiting import wait_until
+
+pytestmark = pytest.mark.processes
+
+# For each model of the hub: its logits by transformers, beside those of a folder here.
+COMPARE = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+def logits(name, **revision):
+    tokenizer = AutoTokenizer.from_pretrained(name, **revision)
+    inputs = tokenizer("Say it again, and again.", return_tensors="pt")
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(name, **revision)(**inputs).logits
+
+for repo, revision, folder in json.loads(sys.argv[1]):
+    assert torch.equal(logits(repo, revision=revision), logits(folder)), (repo, revision)
+first = [logits(repo, revision=revision) for repo, revision, _ in json.loads(sys.argv[1])]
+assert not any(torch.equal(first[0], other) for other in first[1:])
+print(len(first), "are equal")
+"""
+
+
+@pytest.fixture
+def hub():
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A run with checkpoints, and adapters for its model."""
+    folder = tmp_path_factory.mktemp("runs")
+    sources = [{"format": "dummy", "documents": 100}]
+    base = write_run(folder / "base.yaml", data={"sources": sources}, checkpoint={"every": 2, "keep": 5})
+    lora = write_run(folder / "lora.yaml", data={"sources": sources})
+    tree = yaml.safe_load(lora.read_text())
+    start = {"from": str(folder / "base" / "model")}
+    lora.write_text(yaml.safe_dump(tree | {"model": start | {"lora": {"rank": 4}}, "tokenizer": start}))
+    for run in (base, lora):
+        done = artel("train", run)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def push(hub: Hub, *arguments, status: int = 0, **environment):
+    done = artel("push", *arguments, env={**hub.environment(Path.cwd() / "hub-cache"), **environment})
+    assert done.returncode == status, done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def compared(hub: Hub, *models) -> str:
+    environment = {**ENVIRONMENT, **hub.environment(Path.cwd() / "other-cache")}
+    command = [sys.executable, "-c", COMPARE, json.dumps(models)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.ci
+def test_what_comes_back_gives_the_same_logits_bit_for_bit(runs, hub):
+    """A whole model in parts, an adapter over it, and the model of an earlier step on a branch."""
+    pushed = json.loads(push(hub, runs / "base", "tiny", "--license", "apache-2.0", "--json").stdout)
+    assert (pushed["repo"], pushed["revision"], pushed["private"]) == ("me/tiny", "main", True)
+    assert pushed["url"] == f"{hub.address}/me/tiny"
+    assert hub.repos["me/tiny"].private
+    assert sum("/" in part for part in hub.sent) > 1  # model.safetensors came in parts
+    push(hub, runs / "lora", "me/lora", "--base-model", "me/tiny", "--public")
+    assert not hub.repos["me/lora"].private
+    step = push(hub, runs / "base", "me/tiny", "--step", 2, "--message", "After two steps")
+    assert f"{hub.address}/me/tiny/tree/step-2" in step.stderr
+    tiny = hub.repos["me/tiny"]
+    assert set(tiny.branches) == {"main", "step-2"}
+    assert tiny.commits[tiny.branches["step-2"]][0] == "After two steps"
+    assert pushed["files"] == {name: len(data) for name, data in hub.files("me/tiny").items() if name[0] != "."}
+    assert not list(runs.glob("base/.push*"))
+
+    written = artel("push", runs / "base", "me/tiny", "--step", 2, "--dry-run", "step-2")
+    assert written.returncode == 0, written.stderr
+    equal = compared(
+        hub,
+        ("me/tiny", "main", str(runs / "base" / "model")),
+        ("me/lora", "main", str(runs / "lora" / "model")),
+        ("me/tiny", "step-2", "step-2"),
+    )
+    assert equal == "3 are equal\n"
+    card = ModelCard(hub.files("me/tiny")["README.md"].decode())
+    assert (card.data.license, card.data.model_name) == ("apache-2.0", "tiny")
+    assert {result.metric_type for result in card.data.eval_results} >= {"loss", "perplexity"}
+
+
+def test_an_upload_that_was_cut_goes_on_where_it_ended(runs, hub):
+    """artel is killed while the hub has one of two large files whole, and the other in part."""
+    model, words = ((runs / "base" / "model" / name).read_bytes() for name in ("model.safetensors", "tokenizer.json"))
+    of_model, of_words = (hashlib.sha256(data).hexdigest() for data in (model, words))
+    hub.hold(of_model, 2)
+    environment = {**ENVIRONMENT, **hub.environment(Path.cwd() / "hub-cache")}
+    command = [sys.executable, "-m", "artel", "push", str(runs / "base"), "me/tiny"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: hub.held.is_set() and of_words in hub.objects, lambda: f"{hub.sent} are sent")
+    finally:
+        process.kill()
+        process.wait()
+    hub.free.set()
+    assert "model.safetensors" not in hub.files("me/tiny")  # a commit is whole or absent
+    hub.hold("", 0)
+    hub.free.set()
+    push(hub, runs / "base", "me/tiny")
+    assert hub.files("me/tiny")["model.safetensors"] == model
+    assert hub.files("me/tiny")["tokenizer.json"] == words
+    assert hub.sent[of_words] == 1
+    assert not list(runs.glob("base/.push*"))  # what the killed one left is removed
+
+    commits = len(hub.repos["me/tiny"].commits)
+    again = push(hub, runs / "base", "me/tiny")
+    assert "nothing has changed" in again.stderr
+    assert (len(hub.repos["me/tiny"].commits), hub.sent[of_words]) == (commits, 1)
+
+
+def test_weights_of_an_earlier_model_are_removed_and_other_files_stay(runs, hub):
+    push(hub, runs / "base", "me/tiny")
+    repo = hub.repos["me/tiny"]
+    more = {"model-00001-of-00002.safetensors": b"old", "pytorch_model.bin": b"old", "LICENSE": b"mine",
+            "onnx/model.safetensors": b"mine"}  # fmt: skip
+    repo.commit("main", "by hand", {**hub.files("me/tiny"), **more})
+    told = push(hub, runs / "base", "me/tiny").stderr
+    assert "removed there, being of an earlier model: model-00001-of-00002.safetensors, pytorch_model.bin" in told
+    assert {"LICENSE", "onnx/model.safetensors", "model.safetensors"} <= set(hub.files("me/tiny"))
+    assert not {"model-00001-of-00002.safetensors", "pytorch_model.bin"} & set(hub.files("me/tiny"))
+    said = push(hub, runs / "base", "me/tiny", "--public", status=2).stderr
+    assert "me/tiny: is there already, and is private" in said
+
+
+# A hub that answers one request of each push with an error; what artel raises.
+REFUSE = """
+import json, os, sys
+from pathlib import Path
+from support.hub import Hub
+
+hub = Hub()
+os.environ |= hub.environment(Path("hub-cache"))
+import artel
+
+said = []
+for method, path, status in json.loads(sys.argv[2]):
+    hub.refusals.clear()
+    hub.refuse(method, path, status, "no, for a test")
+    try:
+        artel.push(sys.argv[1], "me/tiny", tell=lambda line: None)
+    except artel.ArtelError as error:
+        said.append([type(error).__name__, str(error)])
+print(json.dumps(said))
+"""
+REFUSALS = {
+    ("GET", "whoami", 401): ("InputError", "the hub does not accept the token (401): "),
+    ("GET", "whoami", 503): ("WorkError", "the hub fails (503): "),
+    ("GET", "whoami", 429): ("WorkError", "the hub takes no more requests for now (429): "),
+    ("POST", "repos/create", 403): ("InputError", "me/tiny: the token may not write there (403): no, for a test"),
+    ("POST", "preupload", 404): ("InputError", "me/tiny: the hub has no such repository or revision (404)"),
+    ("POST", "lfs/objects/batch", 403): ("InputError", "me/tiny: the token may not write there (403)"),
+    ("PUT", "lfs", 403): ("InputError", "me/tiny: the token may not write there (403)"),
+    ("POST", "commit", 409): ("WorkError", "me/tiny: something else changes the repository just now (409)"),
+    ("POST", "commit", 500): ("WorkError", "me/tiny: the hub fails (500): no, for a test"),
+    ("POST", "commit", 418): ("InputError", "me/tiny: the hub refuses (418): no, for a test"),
+}
+
+
+def test_a_hub_that_refuses(runs):
+    command = [sys.executable, "-c", REFUSE, str(runs / "base"), json.dumps(list(REFUSALS))]
+    places = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(command, env={**ENVIRONMENT, "PYTHONPATH": places}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for (kind, said), (expected, start) in zip(json.loads(done.stdout), REFUSALS.values(), strict=True):
+        assert (kind, start in said) == (expected, True), said
+
+
+def test_no_token_a_token_that_reads_and_no_network(runs, hub):
+    def first(status, **environment):
+        return push(hub, runs / "base", "me/tiny", status=status, **environment).stderr.splitlines()[0]
+
+    assert first(2, HF_TOKEN="") == f"artel: {hub.address}: there is no token for the hub"
+    hub.role = "read"
+    assert first(2) == f"artel: {hub.address}: the token of me may only read"
+    address = f"http://127.0.0.1:{free_ports(1)[0]}"
+    assert first(1, HF_ENDPOINT=address).startswith(f"artel: {address}: the hub cannot be reached: ")
+
+
+def test_a_stored_login_is_taken_and_a_card_that_the_hub_refuses(runs, hub):
+    cache = Path("hub-cache")
+    cache.mkdir()
+    (cache / "token").write_text(TOKEN)
+    said = push(hub, runs / "base", "me/tiny", "--license", "no-such-licence", status=2, HF_TOKEN="").stderr
+    assert '"license" must be one of [apache-2.0, …]' in said
+    assert "model.safetensors" not in hub.files("me/tiny")
