@@ -7,6 +7,7 @@ from printed.walks import SMALL_GPT2, Step, Walk
 
 _GPT2 = "model.config.model_type=gpt2"  # instead of one that artel chooses
 _UPLOADS = "it uploads; tests/test_push.py does, to a hub on this machine"
+_SERVED = "it serves until Ctrl-C; tests/test_serve_clients.py asks a server that runs"
 _BENCH = "--steps 1 --rounds 1 --batch 1 --length 16 --time-limit 1"
 
 DOCS = (
@@ -75,6 +76,16 @@ DOCS = (
             "model.lora.rank=4 tokenizer.train=null",
         ),
         needs=(inputs.run_yaml(),),
+    ),
+    Walk(
+        "docs/serve.md",
+        (
+            Step("pip install 'artel-lm[serve]'", "--dry-run --no-index", says="Requirement already satisfied"),
+            Step("artel serve runs/chat-lora", instead="artel serve --help", why=_SERVED),
+            Step(
+                "artel serve FOLDER --port 9000 --api-key KEY --host 0.0.0.0", instead="artel serve --help", why=_SERVED
+            ),
+        ),
     ),
     Walk(
         "docs/text.md",

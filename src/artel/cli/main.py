@@ -29,6 +29,7 @@ from artel.cli import (
     push,
     recipes,
     report,
+    serve,
     train,
     watch,
 )
@@ -78,6 +79,7 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("export")(export.export)
 app.command("push")(push.push)
 app.command("report")(report.report)

@@ -99,7 +99,7 @@ class ChatSession:
         setting = opened.run.chat.template if opened.run is not None else "auto"
         self._template = template_of(self._tokenizer, setting)
         end = turn_end(self._tokenizer, self._template)
-        self._stop = TurnEnd(end.ids | _end_ids(opened.model), end.texts)
+        self._stop = TurnEnd(end.ids | end_ids(opened.model), end.texts)
         if setting == "auto" and not self._tokenizer.hf.chat_template:
             name = "chatml" if self._template == CHATML else "plain"
             tell(f"{opened.name}: its tokenizer has no chat template; the conversation is written as {name}")
@@ -226,7 +226,7 @@ class ChatSession:
         return messages
 
 
-def _end_ids(model: PreTrainedModel) -> set[int]:
+def end_ids(model: PreTrainedModel) -> set[int]:
     """The end tokens in a model's generation_config.json. Llama 3 has several."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]

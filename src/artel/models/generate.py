@@ -83,7 +83,7 @@ def write_ids(
             written.append(token)
             text = decode(written)
             # A character with missing bytes is decoded to U+FFFD; it waits for the rest of its bytes.
-            end, stopped = _up_to_stop(text.rstrip("\ufffd"), stop.texts)
+            end, stopped = up_to_stop(text.rstrip("\ufffd"), stop.texts)
             if shown < end:
                 yield text[shown:end]
                 shown = end
@@ -105,9 +105,30 @@ def write_tokens(
 ) -> Generator[int, None, None]:
     """The tokens that continue `ids`, until one of `stop` (which is not yielded) or the limit. Raises InputError."""
     device = next(model.parameters()).device
-    _check_embedded(model, tokenizer, ids)
     generator = torch.Generator(device=device).manual_seed(sampling.seed)
-    choose = _sampler(sampling)
+    sample = _sampler(sampling)
+
+    def choose(so_far: list[int], logits: torch.Tensor) -> int:
+        return sample(torch.tensor([so_far], device=device), logits, generator)
+
+    return continue_ids(model, tokenizer, ids, choose, sampling.new_tokens, window, stop)
+
+
+def continue_ids(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    ids: list[int],
+    choose: Callable[[list[int], torch.Tensor], int],
+    new_tokens: int,
+    window: int | None,
+    stop: frozenset[int],
+) -> Generator[int, None, None]:
+    """The tokens that continue `ids`, until one of `stop` (which is not yielded) or `new_tokens`. Raises InputError.
+
+    `choose` takes all ids so far and the last logits, float32 (1, rows), and returns the next id.
+    """
+    device = next(model.parameters()).device
+    check_embedded(model, tokenizer, ids)
     ids = list(ids)
     start = seen = 0  # the first token in the window; the number of tokens that the cache holds
     cache = DynamicCache(config=model.config)
@@ -116,7 +137,7 @@ def write_tokens(
     was_training = model.training
     model.eval()
     try:
-        for _ in range(sampling.new_tokens):
+        for _ in range(new_tokens):
             if window is not None and len(ids) - start > window:
                 # The window is full: drop its older half and read the rest again, once for many tokens.
                 start = seen = len(ids) - max(1, window // 2)
@@ -131,7 +152,7 @@ def write_tokens(
             if not math.isfinite(logits.max()):
                 what = "its logits are NaN or infinite, so no token is likelier than another"
                 raise InputError.at(model.name_or_path, what, "its weights are damaged, or too large")
-            chosen = choose(torch.tensor([ids], device=device), logits, generator)
+            chosen = choose(ids, logits)
             if chosen in stop:
                 return
             ids.append(chosen)
@@ -140,7 +161,7 @@ def write_tokens(
         model.train(was_training)
 
 
-def _check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int]) -> None:
+def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int]) -> None:
     """Raise InputError for a token that the model has no embedding for."""
     rows = model.get_input_embeddings().weight.shape[0]
     beyond = next((number for number in ids if number >= rows), None)
@@ -149,7 +170,7 @@ def _check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int]
         raise InputError.at(model.name_or_path, what, "give the model with its own tokenizer and chat template")
 
 
-def _up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
+def up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
     """How many characters of `text` may be shown, and whether one of `stops` ends it there."""
     positions = [at for stop in stops if (at := text.find(stop)) >= 0]
     if positions:

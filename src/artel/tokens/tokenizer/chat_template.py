@@ -6,10 +6,12 @@ with the tokenizer's special tokens as variables), so that a conversation reads 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -94,12 +96,25 @@ def read_template(file: str, where: str = "chat.template", *, trial_seconds: int
     return template
 
 
-def render(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
-    """The messages as one text, with the beginning of an answer if requested. Raises TemplateRefuses, InputError."""
+def render(
+    tokenizer: Tokenizer,
+    template: str,
+    messages: list[dict[str, Any]],
+    add_generation_prompt: bool,
+    tools: list[dict[str, Any]] | None = None,
+) -> str:
+    """The messages as one text, with the beginning of an answer if requested. Raises TemplateRefuses, InputError.
+
+    `tools` are functions that the model may call, as OpenAI's API describes them.
+    """
     try:
         return in_time(
             lambda: tokenizer.hf.apply_chat_template(
-                messages, chat_template=template, tokenize=False, add_generation_prompt=add_generation_prompt
+                messages,
+                tools=tools,
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
             )
         )
     except EndlessTemplate:
@@ -109,7 +124,9 @@ def render(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]], 
         raise TemplateRefuses(str(error) or type(error).__name__) from None
 
 
-def prompt_ids(tokenizer: Tokenizer, template: str, messages: list[dict[str, str]]) -> list[int]:
+def prompt_ids(
+    tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+) -> list[int]:
     """Ids of the messages and of the beginning of an answer to them. Raises TemplateRefuses.
 
     The text is encoded in one piece, as in training, and what the template writes becomes control tokens. What people
@@ -122,18 +139,29 @@ def prompt_ids(tokenizer: Tokenizer, template: str, messages: list[dict[str, str
     special = tokenizer.control_tokens
     written = {content for content in _added_tokens(tokenizer) if content in template}
     # A mark that occurs nowhere else: a private-use character, of which fonts and icons use a few.
-    taken = {*template, *(letter for message in messages for text in message.values() for letter in text)}
+    taken = {*template, *json.dumps([messages, tools], ensure_ascii=False)}
     mark = next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in taken)
-    protected = [
+
+    def protected(value: Any, tokens: set[str]) -> Any:
+        if isinstance(value, str):
+            return _broken(value, tokens, mark)
+        if isinstance(value, list):
+            return [protected(item, tokens) for item in value]
+        if isinstance(value, dict):
+            return {protected(name, tokens): protected(item, tokens) for name, item in value.items()}
+        return value
+
+    safe = [
         {
-            name: _broken(text, special if message["role"] == "assistant" else {*special, *written}, mark)
-            if name != "role"
-            else text
+            name: text
+            if name == "role"
+            else protected(text, {*special} if message["role"] == "assistant" else {*special, *written})
             for name, text in message.items()
         }
         for message in messages
     ]
-    pieces = render(tokenizer, template, protected, True).split(mark)
+    safe_tools = protected(tools, {*special, *written})
+    pieces = render(tokenizer, template, safe, True, safe_tools).split(mark)
     encoded = tokenizer.encode_with_offsets([piece for piece in pieces if piece], control=True)
     return [token for piece in encoded for token in piece.ids.tolist()]
 
@@ -207,7 +235,7 @@ def _added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return {token.content: number for number, token in added.items() if token.content.strip()}
 
 
-def _broken(text: str, tokens: set[str] | list[str], mark: str) -> str:
+def _broken(text: str, tokens: set[str], mark: str) -> str:
     """`text` with a mark after the first character of each token in it. Tokens of one character stay."""
     breakable = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, breakable)))

@@ -1,0 +1,1 @@
+"""`artel serve`: a model behind OpenAI's API."""

@@ -1,0 +1,235 @@
+"""The server's routes: OpenAI's, the page, health and figures."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+import artel
+from artel.inference.serve import encoders
+from artel.inference.serve.completions import Answering, ChatCompletions, Completions
+from artel.inference.serve.errors import ApiError
+from artel.inference.serve.guard import App, Guard, GuardOptions
+from artel.inference.serve.metrics import Metrics
+from artel.inference.serve.places import Places
+from artel.inference.serve.schema import (
+    AnswerRequest,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    FillMaskRequest,
+)
+from artel.inference.serve.served import ServedModel
+
+Result = TypeVar("Result")
+
+_PAGE = Path(__file__).with_name("page")
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server takes at most."""
+
+    requests: int = 16
+    """Answers that are computed at once."""
+    queue: int = 64
+    """Answers that wait beside them."""
+    body: int = 2 * 2**20
+    """Bytes."""
+    seconds: float = 600.0
+    """For an answer, which is cut off then."""
+
+
+def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loopback: bool, origins: list[str]) -> App:
+    """The application for `models`, the first of which is meant where a request names none.
+
+    `origins`: web pages of these origins may call it (CORS).
+    """
+    app = FastAPI(title="artel", version=artel.__version__, docs_url=None, redoc_url=None)
+    metrics, places = Metrics(), Places(limits.requests, limits.queue)
+    _add_errors(app)
+    _add_page(app)
+    by_name = {served.name: served for served in models}
+
+    def find(name: str, can: Callable[[ServedModel], bool], does: str) -> ServedModel:
+        served = by_name.get(name) if name else models[0]
+        if served is None:
+            message = f"there is no model {name[:100]!r}; served: {', '.join(by_name)}"
+            raise ApiError(404, message, "model", "model_not_found")
+        if not can(served):
+            raise ApiError(400, f"{served.name} does not {does}", "model")
+        return served
+
+    @app.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [served.describe() for served in models]}
+
+    @app.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> dict[str, Any]:
+        return find(name, lambda _: True, "").describe()
+
+    @app.post("/v1/completions")
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        served = find(body.model, _generates, "write text")
+        return await answered(Completions(served, body, metrics, limits.seconds), body.stream, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        served = find(body.model, _generates, "write text")
+        return await answered(ChatCompletions(served, body, metrics, limits.seconds), body.stream, request)
+
+    @app.post("/v1/embeddings")
+    async def embed(body: EmbeddingRequest) -> JSONResponse:
+        served = find(body.model, lambda served: not served.generates, "make embeddings: it writes text")
+        return await worked(served, lambda: encoders.embeddings(served, body))
+
+    @app.post("/v1/fill-mask")
+    async def fill(body: FillMaskRequest) -> JSONResponse:
+        served = find(body.model, lambda served: served.fills_masks, "fill masks")
+        return await worked(served, lambda: encoders.fill(served, body))
+
+    @app.post("/v1/answers")
+    async def answer(body: AnswerRequest) -> JSONResponse:
+        served = find(body.model, lambda served: served.answers_questions, "answer questions from a document")
+        return await worked(served, lambda: encoders.answer(served, body))
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def figures() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def answered(answering: Answering, stream: bool | None, request: Request) -> Response:
+        await answering.prepare()
+        with ExitStack() as stack:
+            stack.enter_context(places.take(answering.count))
+            if stream:
+                return _Stream(answering.stream(), stack.pop_all())
+            result = await _while_connected(request, answering.whole())
+            return JSONResponse(result) if result is not None else Response(status_code=499)  # nobody reads it
+
+    async def worked(served: ServedModel, task: Callable[[], dict[str, Any]]) -> JSONResponse:
+        with places.take():
+            return JSONResponse(await served.work(task))
+
+    counted = _Counted(app, metrics)
+    guarded: App = Guard(counted, GuardOptions(key, limits.body, loopback))
+    if origins:
+        guarded = CORSMiddleware(guarded, origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    return guarded
+
+
+def _generates(served: ServedModel) -> bool:
+    return served.generates
+
+
+class _Stream(StreamingResponse):
+    """A stream that holds its places until it ends, also where nobody reads it."""
+
+    def __init__(self, events: AsyncIterator[str], held: ExitStack) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._held = held
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """What the work gives; None, and the work is stopped, where the client goes."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, leaving = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for each in (task, leaving):
+            each.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+class _Counted:
+    """An application whose requests are counted by route and status."""
+
+    def __init__(self, app: App, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def sending(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")
+                self._metrics.request(getattr(route, "path", "other"), message["status"])
+            await send(message)
+
+        await self._app(scope, receive, sending if scope["type"] == "http" else send)
+
+
+def _add_page(app: FastAPI) -> None:
+    """The chat page and its files."""
+    files = {file.name: file for file in _PAGE.iterdir() if file.suffix in _TYPES} if _PAGE.is_dir() else {}
+
+    def give(name: str) -> Response:
+        file = files.get(name)
+        if file is None:
+            raise ApiError(404, "there is no such page")
+        return FileResponse(file, media_type=_TYPES[file.suffix], headers=_PAGE_HEADERS)
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return give("index.html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        return give(name)
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error is OpenAI's object."""
+
+    @app.exception_handler(ApiError)
+    async def known(_: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> JSONResponse:
+        return ApiError(error.status_code, str(error.detail)).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        problems = error.errors()
+        if problems[0]["type"] == "json_invalid":
+            return ApiError(400, "the body is no JSON").response()
+        where = [".".join(str(part) for part in problem["loc"][1:]) for problem in problems]
+        said = dict.fromkeys(f"{place}: {problem['msg']}" for place, problem in zip(where, problems, strict=True))
+        return ApiError(422, "; ".join(said)[:2000], where[0][:200] or None, "invalid_request").response()
+
+    @app.exception_handler(Exception)
+    async def unknown(_: Request, error: Exception) -> JSONResponse:
+        traceback.print_exception(error, file=sys.stderr)
+        return ApiError(500, "the server failed on this request; its log says why").response()

@@ -1,0 +1,305 @@
+"""/v1/completions and /v1/chat/completions: whole answers, or streams of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from artel.errors import InputError
+from artel.inference.serve.answers import (
+    Delta,
+    Prompt,
+    Usage,
+    options_of,
+    room_for_answer,
+    stop_texts,
+    write,
+)
+from artel.inference.serve.chat_prompt import chat_ids
+from artel.inference.serve.errors import ApiError
+from artel.inference.serve.metrics import Metrics
+from artel.inference.serve.sampler import Token
+from artel.inference.serve.schema import (
+    ChatRequest,
+    CompletionRequest,
+    JsonFormat,
+    JsonSchemaFormat,
+    NamedTool,
+    SamplingBody,
+)
+from artel.inference.serve.served import ServedModel
+from artel.inference.serve.tool_calls import ToolCalls
+from artel.models.generate import check_embedded
+from artel.tokens.tokenizer.chat_template import TurnEnd
+
+
+class Answering(ABC):
+    """The answers to one request."""
+
+    kind: str
+    """`object` of the response."""
+    chunk: str
+    """`object` of a part of a stream."""
+
+    def __init__(self, served: ServedModel, body: SamplingBody, metrics: Metrics, seconds: float) -> None:
+        self._served, self._metrics, self._seconds = served, metrics, seconds
+        self._body = body
+        self._id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._prompts: list[Prompt] = []
+        self.usage = Usage()
+
+    prefix: str
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """Make the prompts. Raises ApiError."""
+
+    @abstractmethod
+    async def choice(self, index: int) -> dict[str, Any]:
+        """A whole answer. Raises ApiError."""
+
+    @abstractmethod
+    def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
+        """An answer in parts. Raises ApiError."""
+
+    @property
+    def count(self) -> int:
+        """Answers to the request."""
+        return len(self._prompts) * (self._body.n or 1)
+
+    async def whole(self) -> dict[str, Any]:
+        """The response. Raises ApiError, of the first answer that fails; the others end then."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.choice(index)) for index in range(self.count)]
+        except* ApiError as errors:
+            raise errors.exceptions[0] from None
+        return self._response(self.kind, [task.result() for task in tasks]) | {"usage": self.usage.to_json()}
+
+    async def stream(self) -> AsyncGenerator[str, None]:
+        """Server-sent events: parts of all answers as they come, and `[DONE]`."""
+        options = self._body.stream_options
+        usage = {"usage": None} if options is not None and options.include_usage else {}
+        try:
+            async with aclosing(_merged([self.parts(index) for index in range(self.count)])) as parts:
+                async for part in parts:
+                    yield _event(self._response(self.chunk, [part]) | usage)
+            if usage:
+                yield _event(self._response(self.chunk, []) | {"usage": self.usage.to_json()})
+            yield "data: [DONE]\n\n"
+        except ApiError as error:
+            yield _event(error.body())
+
+    async def _deltas(self, index: int) -> AsyncGenerator[Delta, None]:
+        answers = self._body.n or 1
+        prompt = self._prompts[index // answers]
+        written = write(self._served, prompt, index % answers, self.usage, self._metrics, self._seconds)
+        async with aclosing(written) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    def _add_prompt(self, ids: list[int], wanted: int | None, param: str, **settings: Any) -> None:
+        """Raises ApiError for one that the model cannot take."""
+        opened = self._served.opened
+        try:
+            check_embedded(opened.model, opened.tokenizer, ids)
+        except InputError as error:
+            raise ApiError(400, error.problems[0].what, param) from None
+        new_tokens = room_for_answer(self._served, ids, wanted, param)
+        self._prompts.append(Prompt(ids, new_tokens=new_tokens, **settings))
+        self.usage.prompt_tokens += len(ids)
+        self._metrics.prompt(len(ids))
+
+    def _response(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._served.name,
+            "choices": choices,
+        }
+
+
+class Completions(Answering):
+    """Texts that continue prompts."""
+
+    prefix, kind, chunk = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, served: ServedModel, body: CompletionRequest, metrics: Metrics, seconds: float) -> None:
+        super().__init__(served, body, metrics, seconds)
+        self._request = body
+        self._lengths: dict[int, int] = {}
+
+    async def prepare(self) -> None:
+        served, body = self._served, self._request
+        options = options_of(body, served, logprobs=body.logprobs)
+        end = TurnEnd(served.text_end.ids, stop_texts(body))
+        for prompt in _prompts(body.prompt):
+            ids = prompt if isinstance(prompt, list) else await served.work(partial(served.text_ids, prompt))
+            self._add_prompt(ids, body.max_tokens, "prompt", options=options, end=end, special_tokens=False)
+
+    async def choice(self, index: int) -> dict[str, Any]:
+        text, tokens = "", list[Token]()
+        finish: str | None = None
+        async for delta in self._deltas(index):
+            text += delta.text
+            tokens += delta.tokens
+            finish = delta.finish_reason
+        return self._choice(index, text, finish, self._logprobs(tokens, 0))
+
+    async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
+        length = 0
+        async for delta in self._deltas(index):
+            yield self._choice(index, delta.text, delta.finish_reason, self._logprobs(delta.tokens, length))
+            length += len(delta.text)
+
+    def _choice(self, index: int, text: str, finish: str | None, logprobs: Any) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+    def _logprobs(self, tokens: list[Token], offset: int) -> dict[str, Any] | None:
+        if self._request.logprobs is None:
+            return None
+        texts = [self._served.token_text(token.id) for token in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [
+                {self._served.token_text(other): logprob for other, logprob in token.top} for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+
+class ChatCompletions(Answering):
+    """Answers to a conversation."""
+
+    prefix, kind, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, served: ServedModel, body: ChatRequest, metrics: Metrics, seconds: float) -> None:
+        super().__init__(served, body, metrics, seconds)
+        self._request = body
+        self._tools = bool(body.tools) and body.tool_choice != "none"
+
+    async def prepare(self) -> None:
+        served, body = self._served, self._request
+        if isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required":
+            raise ApiError(400, "the model cannot be forced to call a tool: write auto or none", "tool_choice")
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "needs logprobs: true", "top_logprobs")
+        options = options_of(body, served, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+        make_matcher = None
+        if isinstance(body.response_format, JsonFormat | JsonSchemaFormat):
+            wanted = body.response_format
+            schema = wanted.json_schema.schema_ if isinstance(wanted, JsonSchemaFormat) else None
+            make_matcher = await served.work(lambda: served.grammars.matcher(schema))
+        ids = await served.work(lambda: chat_ids(served, body))
+        end = TurnEnd(served.turn_end.ids, (*served.turn_end.texts, *stop_texts(body)))
+        most = body.max_completion_tokens or body.max_tokens
+        self._add_prompt(ids, most, "messages", options=options, end=end, make_matcher=make_matcher)
+
+    async def choice(self, index: int) -> dict[str, Any]:
+        text, tokens = "", list[Token]()
+        finish: str | None = None
+        async for delta in self._deltas(index):
+            text += delta.text
+            tokens += delta.tokens
+            finish = delta.finish_reason
+        message: dict[str, Any] = {"role": "assistant", "content": text.strip(), "refusal": None}
+        if self._tools:
+            calls = ToolCalls()
+            text = calls.add(text) + calls.rest()
+            message["content"] = text.strip() or (None if calls.calls else "")
+            if calls.calls:
+                message["tool_calls"] = calls.calls
+                finish = "tool_calls" if finish == "stop" else finish
+        return {"index": index, "message": message, "logprobs": self._logprobs(tokens), "finish_reason": finish}
+
+    async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
+        yield self._part(index, {"role": "assistant", "content": "", "refusal": None}, None, [])
+        calls, told, begun = ToolCalls(), 0, False
+        async for delta in self._deltas(index):
+            text = calls.add(delta.text) if self._tools else delta.text
+            if self._tools and delta.finish_reason is not None:
+                text += calls.rest()
+            text = text if begun else text.lstrip()  # white space before an answer belongs to the template
+            begun = begun or bool(text)
+            fields: dict[str, Any] = {"content": text} if text else {}
+            if new := calls.calls[told:]:
+                fields["tool_calls"] = [{"index": told + number} | call for number, call in enumerate(new)]
+                told += len(new)
+            finish = "tool_calls" if told and delta.finish_reason == "stop" else delta.finish_reason
+            if fields or finish or delta.tokens:
+                yield self._part(index, fields, finish, delta.tokens)
+
+    def _part(self, index: int, delta: dict[str, Any], finish: str | None, tokens: list[Token]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}
+
+    def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
+        if not self._request.logprobs:
+            return None
+        return {
+            "content": [
+                self._logprob(token.id, token.logprob)
+                | {"top_logprobs": [self._logprob(other, logprob) for other, logprob in token.top]}
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+    def _logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
+        text = self._served.token_text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _prompts(prompt: Any) -> Iterator[str | list[int]]:
+    """One prompt or several, as texts or as ids."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        yield prompt
+    else:
+        yield from prompt
+
+
+async def _merged(streams: list[AsyncGenerator[dict[str, Any], None]]) -> AsyncGenerator[dict[str, Any], None]:
+    """What comes from several, as it comes. Raises ApiError of the first that fails."""
+    items: asyncio.Queue[dict[str, Any] | ApiError | None] = asyncio.Queue()
+
+    async def feed(stream: Any) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    items.put_nowait(item)
+            items.put_nowait(None)
+        except ApiError as error:
+            items.put_nowait(error)
+
+    tasks = [asyncio.create_task(feed(stream)) for stream in streams]
+    try:
+        left = len(tasks)
+        while left:
+            item = await items.get()
+            if isinstance(item, ApiError):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"

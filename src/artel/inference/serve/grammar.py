@@ -1,0 +1,42 @@
+"""Answers in JSON: at each token, llguidance masks what a schema does not allow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from artel.inference.serve.errors import ApiError
+from artel.tokens import Tokenizer
+
+_ANY_OBJECT = {"type": "object"}
+
+
+class Grammars:
+    """Makes matchers for a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, ends: frozenset[int]) -> None:
+        """`ends`: the ids that end an answer; they are allowed where the JSON is whole."""
+        self._make = lambda: _guidance_tokenizer(tokenizer, ends)
+        self._made: Any = None
+
+    def matcher(self, schema: dict[str, Any] | None) -> Callable[[], Any]:
+        """A maker of matchers, one for each answer; None for any JSON object. Raises ApiError for a wrong schema."""
+        from llguidance import LLMatcher
+
+        if self._made is None:
+            self._made = self._make()
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema or _ANY_OBJECT))
+            wrong = LLMatcher.validate_grammar(grammar, self._made)
+        except ValueError as error:
+            wrong = str(error)
+        if wrong:
+            raise ApiError(400, f"the schema cannot be used: {wrong.splitlines()[0][:300]}", "response_format")
+        return lambda: LLMatcher(self._made, grammar)
+
+
+def _guidance_tokenizer(tokenizer: Tokenizer, ends: frozenset[int]) -> Any:
+    from llguidance.hf import from_tokenizer
+
+    return from_tokenizer(tokenizer.hf, n_vocab=tokenizer.vocabulary, eos_token=sorted(ends))

@@ -1,0 +1,62 @@
+"""Figures of the server for Prometheus: requests, tokens, answers at work, time to the first token and between two."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """The figures of one server."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "artel_requests", "Requests by path and status.", ["path", "status"], registry=self._registry
+        )
+        self._tokens = Counter("artel_tokens", "Tokens of prompts and of answers.", ["kind"], registry=self._registry)
+        self._answers = Gauge("artel_answers", "Answers that are being written or wait.", registry=self._registry)
+        self._first = Histogram(
+            "artel_first_token_seconds", "Time to the first token.", buckets=_SECONDS, registry=self._registry
+        )
+        self._between = Histogram(
+            "artel_token_seconds", "Time from one token to the next.", buckets=_SECONDS, registry=self._registry
+        )
+
+    def request(self, path: str, status: int) -> None:
+        self._requests.labels(path, str(status)).inc()
+
+    def prompt(self, tokens: int) -> None:
+        self._tokens.labels("prompt").inc(tokens)
+
+    @contextmanager
+    def answer(self) -> Iterator[_Timer]:
+        """Within the block an answer is being written."""
+        self._answers.inc()
+        try:
+            yield _Timer(self)
+        finally:
+            self._answers.dec()
+
+    def text(self) -> bytes:
+        """All figures in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+class _Timer:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._last = metrics._clock()
+        self._histogram = metrics._first
+
+    def token(self) -> None:
+        now = self._metrics._clock()
+        self._histogram.observe(now - self._last)
+        self._metrics._tokens.labels("answer").inc()
+        self._last, self._histogram = now, self._metrics._between

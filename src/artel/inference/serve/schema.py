@@ -1,0 +1,170 @@
+"""What may be asked of the server, and its limits: OpenAI's requests, with vLLM's sampling settings beyond them.
+
+A key that is unknown is refused, so that no setting is silently without effect. Keys of OpenAI's that change nothing
+here (`user`, `store`, `metadata`, `service_tier`) are taken.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+_MOST = 8
+"""Answers to one request, prompts of one request times its answers."""
+Text = Annotated[str, StringConstraints(max_length=4_000_000)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=500)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class SamplingBody(Body):
+    """What completions and chat have in common."""
+
+    model: str = Field(default="", description="The name of a model that is served; the first one where it is empty.")
+    temperature: float | None = Field(default=None, ge=0, le=100, description="0 takes the likeliest token.")
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31, description="0 and -1: all.")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, ge=0.1, le=10)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1000)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    n: int | None = Field(default=None, ge=1, le=_MOST)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+
+class CompletionRequest(SamplingBody):
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=_MOST)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, max_length=_MOST)]
+    )
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: Literal[False] | None = None
+    suffix: None = None
+    best_of: Literal[1] | None = None
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: Text
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: Text | None = None
+
+
+class Function(Body):
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class JsonSchema(Body):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, protected_namespaces=())
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class ChatRequest(SamplingBody):
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: Annotated[TextFormat | JsonFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class EmbeddingRequest(Body):
+    model: str = ""
+    input: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=256)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, max_length=256)]
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: None = None
+    user: str | None = None
+
+
+class FillMaskRequest(Body):
+    model: str = ""
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=64)]
+    top_k: int = Field(default=5, ge=1, le=100)
+
+
+class AnswerRequest(Body):
+    model: str = ""
+    question: Text
+    context: Text

@@ -1,0 +1,106 @@
+"""A model that is served: what it can do, its engine, its limits, and what ends its answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from artel.errors import InputError
+from artel.inference.chat import end_ids
+from artel.inference.open import OpenedModel
+from artel.inference.serve.engine import Engine, make_engine
+from artel.inference.serve.grammar import Grammars
+from artel.models.loading.structure import position_limit
+from artel.tokens.tokenizer.chat_template import TurnEnd, template_of, turn_end
+
+Result = TypeVar("Result")
+_CONTEXT = 4096
+"""Tokens of prompt and answer, where the model has no smaller limit and the user writes none."""
+
+
+class ServedModel:
+    """One model behind the server."""
+
+    def __init__(self, opened: OpenedModel, name: str, requests: int, context: int | None) -> None:
+        """Raises InputError where the context does not fit the model or the memory."""
+        self.opened = opened
+        self.name = name
+        limit = position_limit(opened.model)
+        if context is not None and limit is not None and context > limit:
+            raise InputError.at("--context", f"the model takes {limit:,} tokens", f"write at most {limit}")
+        self.context = context or min(_CONTEXT, limit or _CONTEXT)
+        self._worker = ThreadPoolExecutor(1, "artel-text")  # a tokenizer is no place for two threads
+        self.engine: Engine | None = None
+        if not self.generates:
+            return
+        self.template = template_of(opened.tokenizer, "auto" if opened.run is None else opened.run.chat.template)
+        ends = end_ids(opened.model) | {opened.tokenizer.end_id}
+        turn = turn_end(opened.tokenizer, self.template)
+        self.turn_end = TurnEnd(turn.ids | ends, turn.texts)
+        self.text_end = TurnEnd(frozenset(ends))
+        self.grammars = Grammars(opened.tokenizer, self.turn_end.ids)
+        self.engine = make_engine(opened.model, opened.tokenizer, requests, self.context)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text, token by token."""
+        return self.opened.objective.generates
+
+    @property
+    def fills_masks(self) -> bool:
+        return self.opened.objective.auto_class == "AutoModelForMaskedLM"
+
+    @property
+    def answers_questions(self) -> bool:
+        return self.opened.objective.needs_context
+
+    def text_ids(self, text: str) -> list[int]:
+        """The ids of a text to continue; an empty one begins a new document."""
+        opened = self.opened
+        ids: list[int] = next(opened.tokenizer.encode([text])).tolist() if text else []
+        if opened.run is None and self._begins_with_bos:  # artel trains without
+            ids = [opened.tokenizer.hf.bos_token_id, *ids]
+        return ids or [opened.tokenizer.end_id]
+
+    @cached_property
+    def _begins_with_bos(self) -> bool:
+        """Whether the tokenizer puts its token for a beginning before each text, as Llama's does."""
+        hf = self.opened.tokenizer.hf
+        return hf.bos_token_id is not None and hf("a")["input_ids"][:1] == [hf.bos_token_id]
+
+    def token_text(self, token: int) -> str:
+        """A token as text of its own; U+FFFD stands for a part of a character."""
+        return self.opened.tokenizer.decode([token])
+
+    async def work(self, task: Callable[[], Result]) -> Result:
+        """Run what takes a while, one after another, beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, task)
+
+    def describe(self) -> dict[str, Any]:
+        """Its entry in /v1/models."""
+        described: dict[str, Any] = {
+            "id": self.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "artel",
+            "objective": self.opened.objective.run.objective,
+            "context_length": self.context,
+        }
+        if self.fills_masks:
+            described["mask_token"] = self.opened.tokenizer.hf.mask_token
+        return described
+
+    def close(self) -> None:
+        """Answer what has begun, and end."""
+        if self.engine is not None:
+            self.engine.close()
+        self._worker.shutdown()
+
+
+def name_of(path: str) -> str:
+    """The name of a model in the API: a run's or folder's last part, a hub id as it is."""
+    return Path(path).resolve().name if Path(path).exists() else path

@@ -1,0 +1,79 @@
+"""The server itself: models are opened, the port is taken, and on SIGTERM running answers finish."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from artel.errors import InputError
+from artel.inference.open import open_model
+from artel.inference.serve.app import Limits, make_app
+from artel.inference.serve.served import ServedModel, name_of
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where and how models are served."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any that is free."""
+    key: str | None = None
+    context: int | None = None
+    """Tokens of prompt and answer; the model's own limit, 4,096 at most, where None."""
+    origins: list[str] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
+
+
+def serve(name: str, options: ServerOptions, tell: Tell) -> None:
+    """Serve a model until a signal comes. Raises InputError before the model is loaded, where that is possible."""
+    loopback = _is_loopback(options.host)
+    if not loopback and not options.key:
+        fix = "write --api-key KEY, or set ARTEL_API_KEY; or leave --host out"
+        raise InputError.at("--host", f"{options.host} can be reached by others, and there is no key", fix)
+    with ExitStack() as stack:
+        listening = stack.enter_context(_listen(options.host, options.port))
+        tell("loading the model")
+        served = ServedModel(open_model(name), name_of(name), options.limits.requests, options.context)
+        stack.callback(served.close)
+        if served.engine is not None:
+            tell(f"{served.name}: {served.engine.note}, {served.context:,} tokens of prompt and answer each")
+        app = make_app([served], options.limits, key=options.key, loopback=loopback, origins=options.origins)
+        host, port = listening.getsockname()[:2]
+        tell(f"{served.name} is served at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C ends")
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30)
+        server = uvicorn.Server(config)
+        with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when all answers are finished
+            server.run(sockets=[listening])
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises InputError."""
+    try:
+        (family, *_, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise InputError.at("--host", f"{host}: {error.strerror}", "write an address of this machine") from None
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        raise InputError.at("--port", f"{host}:{port}: {error.strerror}", "write another --port, 0 for any") from None
+    return listening

@@ -1,0 +1,178 @@
+"""`artel serve` as a server of its own: OpenAI's client, clients that vanish, signals, what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
+from support.runs import artel
+from support.serving import server_of
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    tokenizer = trained_tokenizer(MARKS)
+    return saved(tmp_path_factory.mktemp("served") / "tiny", llama(tokenizer), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    with server_of(folder, "--api-key", "secret", "--requests", "4") as server:
+        yield server
+
+
+def figures(server) -> dict[str, float]:
+    """Prometheus's figures by name."""
+    request = urllib.request.Request(f"{server.url}/metrics", headers={"authorization": "Bearer secret"})
+    with urllib.request.urlopen(request) as response:
+        lines = [line for line in response.read().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+QUESTION = {"model": "tiny", "messages": user("Who are you?"), "temperature": 0, "max_tokens": 12}
+
+
+@pytest.mark.ci
+def test_openais_client_gets_answers_whole_and_streamed(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret") as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        assert client.models.retrieve("tiny").id == "tiny"
+        whole = client.chat.completions.create(**QUESTION, logprobs=True, top_logprobs=2)
+        text = whole.choices[0].message.content
+        assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("length", 12)
+        assert len(whole.choices[0].logprobs.content) == 12
+        parts = list(client.chat.completions.create(**QUESTION, stream=True, stream_options={"include_usage": True}))
+        streamed = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+        assert (streamed.strip(), parts[-1].usage.completion_tokens) == (text, 12)
+        with client.chat.completions.stream(**QUESTION, stop=text[-3:]) as stream:  # it raises for what is cut off
+            assert text.startswith(stream.get_final_completion().choices[0].message.content.strip())
+        written = client.completions.create(
+            model="tiny", prompt=["the of", "and"], n=2, seed=1, max_tokens=5, logprobs=1
+        )
+        assert [choice.index for choice in written.choices] == [0, 1, 2, 3]
+        extra = client.completions.create(
+            model="tiny", prompt="the", temperature=9, max_tokens=5, extra_body={"top_k": 1, "min_p": 0.1}
+        )
+        assert (
+            extra.choices[0].text
+            == client.completions.create(model="tiny", prompt="the", temperature=0, max_tokens=5).choices[0].text
+        )
+        with pytest.raises(openai.NotFoundError, match="served: tiny"):
+            client.chat.completions.create(**QUESTION | {"model": "gpt-5"})
+        with pytest.raises(openai.UnprocessableEntityError, match="temperature"):
+            client.chat.completions.create(**QUESTION | {"temperature": -1})
+        with pytest.raises(openai.BadRequestError, match="512"):
+            client.chat.completions.create(**QUESTION | {"max_tokens": 1000})
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong") as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+
+
+async def many_at_once(server, count):
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as client:
+
+        async def ask(number):
+            if number % 2:
+                return (await client.chat.completions.create(**QUESTION)).choices[0].message.content
+            stream = await client.chat.completions.create(**QUESTION, stream=True)
+            return "".join([part.choices[0].delta.content or "" async for part in stream]).strip()
+
+        return await asyncio.gather(*map(ask, range(count)))
+
+
+def test_many_clients_at_once_get_the_same_answer(server):
+    answers = asyncio.run(many_at_once(server, 40))
+    assert len(answers) == 40
+    assert len(set(answers)) == 1
+
+
+@pytest.mark.parametrize("page", ["docs/serve.md", "docs/ru/serve.md"])
+def test_the_program_of_the_page_gets_an_answer(server, page):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    for printed, here in (("http://127.0.0.1:8000", server.url), ('"-"', '"secret"'), ("chat-lora", "tiny")):
+        assert printed in code
+        code = code.replace(printed, here)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_clients_that_vanish_free_their_places(server, stream):
+    """More of them than there are places, each with an answer as long as the model can write."""
+    address = urlsplit(server.url)
+    body = (
+        f'{{"messages": [{{"role": "user", "content": "of"}}], "seed": 1, "stream": {stream}, '
+        '"logit_bias": {"0": -100, "1": -100, "2": -100}}'
+    ).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer secret\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    for _ in range(4):
+        before = figures(server)['artel_tokens_total{kind="answer"}']
+        with ThreadPoolExecutor(20) as pool:
+            sockets = list(pool.map(lambda _: socket.create_connection((address.hostname, address.port)), range(20)))
+        for each in sockets:
+            each.sendall(head.encode() + body)
+        while figures(server)['artel_tokens_total{kind="answer"}'] == before:
+            pass
+        for each in sockets:
+            each.close()
+        while figures(server)["artel_answers"]:
+            pass
+    assert len(asyncio.run(many_at_once(server, 8))) == 8
+
+
+@pytest.mark.ci
+def test_running_answers_finish_when_the_server_is_asked_to_end(folder):
+    with server_of(folder) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as client:
+        long = QUESTION | {"max_tokens": 300, "logit_bias": {"0": -100, "1": -100, "2": -100}}
+        stream = client.chat.completions.create(**long, stream=True, stream_options={"include_usage": True})
+        next(iter(stream))
+        server.process.send_signal(signal.SIGTERM)
+        assert list(stream)[-1].usage.completion_tokens == 300
+        assert server.process.wait(60) in (0, -signal.SIGTERM)
+    assert "Traceback" not in "".join(server.said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "said"),
+    [
+        (["--host", "0.0.0.0", "--port", "0"], "--host", "there is no key"),
+        (["--host", "no.such.host.invalid"], "--host", "no.such.host.invalid"),
+        (["--context", "1000000000", "--port", "0"], "--context", "write at most"),
+    ],
+)
+def test_what_it_cannot_do_is_one_message(folder, arguments, where, said):
+    done = artel("serve", folder, *arguments)
+    assert done.returncode == 2
+    assert where in done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_and_a_folder_without_a_model_are_said(folder, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = artel("serve", folder, "--port", str(port))
+    assert (done.returncode, f"127.0.0.1:{port}" in done.stderr) == (2, True)
+    (tmp_path / "empty").mkdir()
+    done = artel("serve", "empty", "--port", "0")
+    assert done.returncode == 2
+    assert "empty" in done.stderr

@@ -1,0 +1,81 @@
+"""What the server answers of encoders: masks, embeddings, answers to questions."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+from transformers import AutoModel, AutoTokenizer
+
+import artel
+from support.objectives import objective_run
+from support.serving import client_of, served_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEXTS = ["The ship is here.", "Ahoy", "He said that the whale was white, and that it was there."]
+
+
+@contextmanager
+def trained(name: str) -> Iterator[tuple[Path, TestClient]]:
+    """The folder of a model after one step of an objective, and a client of it."""
+    run = objective_run(Path("run.yaml").absolute(), name, train={"steps": 1, "batch": 8})
+    folder = artel.train(run, tell=lambda _: None).folder
+    with served_model(folder) as served, client_of(served) as client:
+        yield folder / "model", client
+
+
+def test_masks_are_filled_and_embeddings_are_means_of_length_one():
+    with trained("masked") as (folder, client):
+        (model,) = client.get("/v1/models").json()["data"]
+        text = f"The ship {model['mask_token']} here."
+        filled = client.post("/v1/fill-mask", json={"input": [text, text], "top_k": 3}).json()
+        expected = artel.open(folder).fill(text)
+        assert [entry["text"] for entry in filled["data"]] == [expected.text] * 2
+        candidates = filled["data"][0]["masks"][0]
+        assert len(candidates) == 3
+        assert candidates[0]["score"] >= candidates[2]["score"] > 0
+        for wrong in ("no mask", text * 200):
+            response = client.post("/v1/fill-mask", json={"input": wrong})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
+        assert (
+            client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}).status_code
+            == 400
+        )
+
+        response = client.post("/v1/embeddings", json={"input": TEXTS}).json()
+        vectors = np.array([entry["embedding"] for entry in response["data"]])
+        np.testing.assert_allclose(vectors, [embedded(folder, text) for text in TEXTS], atol=1e-5)
+        ids = AutoTokenizer.from_pretrained(folder)(TEXTS)["input_ids"]
+        assert response["usage"]["prompt_tokens"] == sum(map(len, ids))
+        same = client.post("/v1/embeddings", json={"input": ids, "encoding_format": "base64"}).json()
+        packed = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in same["data"]]
+        np.testing.assert_allclose(packed, vectors, atol=1e-6)
+        for wrong in ("long " * 2000, [10**6]):
+            response = client.post("/v1/embeddings", json={"input": wrong})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
+
+
+def embedded(folder: Path, text: str) -> np.ndarray:
+    """By transformers alone."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        mean = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+    return (mean / mean.norm()).numpy()
+
+
+def test_questions_are_answered_from_a_document():
+    with trained("span_qa") as (folder, client):
+        question, context = "where is Anna ?", "Anna is in the forest . " * 20
+        answer = client.post("/v1/answers", json={"question": question, "context": context}).json()
+        expected = artel.open(folder.parent).answer(question, context)
+        assert answer["answer"] == expected.text
+        if expected.text:
+            assert context[answer["start"] : answer["end"]] == expected.text
+        assert answer["kind"] in expected.classes
+        assert client.post("/v1/fill-mask", json={"input": "x"}).status_code == 400
