@@ -240,6 +240,7 @@ def test_folders_that_are_no_run_with_a_model(run):
     (run / "result.json").unlink()
     shutil.rmtree(run / "model")
     assert "has no model yet: the run is not complete\n    push a checkpoint: --step 6" in refused(run, "me/novel")
+    assert "after step 6 of its training" in dry_run(run, step="latest").text
 
 
 def test_a_model_that_artel_did_not_write(run):

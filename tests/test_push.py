@@ -11,12 +11,14 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from support.hub import TOKEN, Hub
+from support.hub import TOKEN, ByXet, Hub
 from support.runs import ENVIRONMENT, artel, write_run
 from support.sockets import free_ports
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.processes
+
+BY_XET = ("model.safetensors", "tokenizer.json")
 
 # For each model of the hub: its logits by transformers, beside those of a folder here.
 COMPARE = """
@@ -106,6 +108,22 @@ def test_what_comes_back_gives_the_same_logits_bit_for_bit(runs, hub):
     card = ModelCard(hub.files("me/tiny")["README.md"].decode())
     assert (card.data.license, card.data.model_name) == ("apache-2.0", "tiny")
     assert {result.metric_type for result in card.data.eval_results} >= {"loss", "perplexity"}
+
+
+def test_by_xet_it_is_the_same(runs, tmp_path):
+    """As the hub takes large files from who has hf_xet: what hf_xet keeps of them is what comes back."""
+    hf_xet = pytest.importorskip("hf_xet")
+    (tmp_path / "xet").mkdir()
+    hub = Hub(xet=tmp_path / "xet")
+    push(hub, runs / "base", "me/tiny")
+    assert not hub.sent
+    assert {name for name, data in hub.files("me/tiny").items() if isinstance(data, ByXet)} == {*BY_XET}
+    files = [runs / "base" / "model" / name for name in BY_XET]
+    for file, info in zip(files, hf_xet.hash_files(list(map(str, files))), strict=True):
+        hub.xet_hashes[hashlib.sha256(file.read_bytes()).hexdigest()] = (info.hash, file.stat().st_size)
+    assert compared(hub, ("me/tiny", "main", str(runs / "base" / "model"))) == "1 are equal\n"
+    assert "nothing has changed" in push(hub, runs / "base", "me/tiny").stderr
+    hub.close()
 
 
 def test_an_upload_that_was_cut_goes_on_where_it_ended(runs, hub):

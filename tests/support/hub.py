@@ -1,6 +1,7 @@
 """A hub on this machine, of one owner: so much of its protocol as huggingface_hub needs to upload and download models.
 
-Large files come by LFS, in one request or in parts; there is no Xet (HF_HUB_DISABLE_XET). What was sent lies in memory.
+Large files come by LFS, in one request or in parts; what was sent lies in memory. Or by Xet: hf_xet itself then keeps
+their chunks in a folder on this machine, and the hub has but their names.
 """
 
 import base64
@@ -45,7 +46,11 @@ class Repo:
 class Hub:
     """Listens on a free port until it is closed. Its address is for HF_ENDPOINT."""
 
-    def __init__(self, part=60_000):
+    def __init__(self, part=60_000, xet=None):
+        """`xet` is the folder for chunks of Xet; LFS in parts of so many bytes without it."""
+        self.xet = xet
+        self.xet_hashes = {}
+        """oid → what Xet knows an object by. The real hub learns it from the storage of Xet."""
         self.repos, self.objects, self.parts = {}, {}, {}
         self.sent = Counter()
         """How often the bytes of each object were sent, by its oid or by oid/part."""
@@ -62,8 +67,8 @@ class Hub:
 
     def environment(self, home):
         """For a process that goes to this hub, with its cache in a folder of its own."""
-        return {"HF_ENDPOINT": self.address, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN,
-                "HF_HOME": str(home)}  # fmt: skip
+        return {"HF_ENDPOINT": self.address, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "0" if self.xet else "1",
+                "HF_TOKEN": TOKEN, "HF_HOME": str(home)}  # fmt: skip
 
     def files(self, repo, revision="main"):
         return self.repos[repo].at(revision)[1]
@@ -82,6 +87,14 @@ class Hub:
         self.free.set()
         self._server.shutdown()
         self._server.server_close()
+
+
+class ByXet(bytes):
+    """In the place of a file's bytes: the oid of one that Xet keeps."""
+
+
+def _sha256(data):
+    return data.decode() if isinstance(data, ByXet) else hashlib.sha256(data).hexdigest()
 
 
 class Refused(Exception):
@@ -219,8 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = {"path": file["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
             if file["path"] in files:
                 data = files[file["path"]]
-                oid = hashlib.sha256(data) if large else hashlib.sha1(b"blob %d\0%b" % (len(data), data))
-                answer["oid"] = oid.hexdigest()
+                answer["oid"] = _sha256(data) if large else hashlib.sha1(b"blob %d\0%b" % (len(data), data)).hexdigest()
             answers.append(answer)
         self._json({"files": answers})
 
@@ -282,14 +294,24 @@ class _Handler(BaseHTTPRequestHandler):
             elif kind == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif kind == "lfsFile":
-                if value["oid"] not in self.hub.objects:
+                if value["oid"] not in self.hub.objects and not self.hub.xet:
                     raise Refused(400, f"{value['path']}: its object was not uploaded")
-                files[value["path"]] = self.hub.objects[value["oid"]]
+                files[value["path"]] = self.hub.objects.get(value["oid"], ByXet(value["oid"].encode()))
             elif kind == "deletedFile":
                 del files[value["path"]]
         name = self.hub.repos[repo].commit(revision, message, files)
         url = f"{self.hub.address}/{repo}/commit/{name}"
         self._json({"success": True, "commitOid": name, "commitUrl": url, "hookOutput": ""})
+
+    def xet_token(self, repo, kind, revision):
+        if kind == "write":
+            self._check_token()
+        self._repo(repo)
+        store = {"casUrl": f"local://{self.hub.xet}", "accessToken": "of-xet", "exp": 4_000_000_000}
+        headers = dict(
+            zip(("X-Xet-Cas-Url", "X-Xet-Access-Token", "X-Xet-Token-Expiration"), store.values(), strict=True)
+        )
+        self._send(json.dumps(store).encode(), headers={name: str(value) for name, value in headers.items()})
 
     # download
 
@@ -298,7 +320,12 @@ class _Handler(BaseHTTPRequestHandler):
         if path not in files:
             raise Refused(404, f"{path} does not exist on {revision}", "EntryNotFound")
         data = files[path]
-        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{_sha256(data)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if isinstance(data, ByXet):
+            xet_hash, size = self.hub.xet_hashes[_sha256(data)]
+            route = f"{self.hub.address}/api/models/{repo}/xet-read-token/{commit}"
+            headers |= {"X-Xet-Hash": xet_hash, "X-Xet-Refresh-Route": route, "X-Linked-Size": str(size),
+                        "X-Linked-Etag": headers["ETag"]}  # fmt: skip
         self._send(data, headers=headers, kind="application/octet-stream")
 
 
@@ -309,6 +336,7 @@ _ROUTES = [
     ("GET", rf"/api/models/{_REPO}", _Handler.info),
     ("GET", rf"/api/models/{_REPO}/revision/(?P<revision>.+)", _Handler.info),
     ("POST", rf"/api/models/{_REPO}/branch/(?P<branch>.+)", _Handler.branch),
+    ("GET", rf"/api/models/{_REPO}/xet-(?P<kind>read|write)-token/(?P<revision>.+)", _Handler.xet_token),
     ("GET", rf"/api/models/{_REPO}/tree/(?P<revision>[^/]+)(?:/(?P<path>.+))?", _Handler.tree),
     ("POST", rf"/api/models/{_REPO}/preupload/(?P<revision>.+)", _Handler.preupload),
     ("POST", rf"/api/models/{_REPO}/commit/(?P<revision>.+)", _Handler.commit),

@@ -72,12 +72,12 @@ def find_model(name: str, options: PushOptions) -> PushedModel:
         raise InputError.at(name, "has no model yet: the run is not complete", fix)
     _check_model(folder)
     adapter = read_adapter(str(folder.model))
-    if adapter is not None:
-        base = base or _hub_id(adapter.base)
+    if adapter is None:
+        check_whole(str(folder.model))
+    else:
+        base = options.base_model or _hub_id(adapter.base)
         if not base:
             raise _nobodys_base(adapter.base)
-    else:
-        check_whole(str(folder.model))
     result = folder.read_result() if folder.result.is_file() else {}
     step = result.get("model_step", result.get("steps"))
     return PushedModel(run, folder, None, step if isinstance(step, int) else None, base)

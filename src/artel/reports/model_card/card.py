@@ -34,7 +34,7 @@ def model_card(run: RunData, published: Published) -> str:
     """The text of README.md, which `huggingface_hub.ModelCard` reads."""
     words = Language("en")
     figures = _validation(run, published.step)
-    name = published.repo.split("/")[-1]
+    name, sources = published.repo.split("/")[-1], _sources(run)
     text = _template().render(
         metadata=in_yaml(metadata(run, published, figures)),
         name=name,
@@ -43,8 +43,8 @@ def model_card(run: RunData, published: Published) -> str:
         about=_about(run, published, words),
         code=_python(published),
         commands=_commands(published, name),
-        sources=table(["source", "format", "licence"], _sources(run)),
-        has_licences=any(row[2] for row in _sources(run)),
+        sources=table(["source", "format", "licence"], sources) if sources else "",
+        has_licences=any(licence for *_, licence in sources),
         ledger=_ledger(run, words),
         training=table(["", ""], list(_training(run, published, words))),
         metrics=_metrics(run, figures, published.step, words),
@@ -136,7 +136,7 @@ def _training(run: RunData, published: Published, words: Language) -> Iterator[l
     train, start = run.config.get("train", {}), run.starts[-1] if run.starts else None
     chosen, environment = (start.chosen, start.environment) if start else ({}, {})
     newest, result = run.curves.newest, run.result or {}
-    yield ["objective", f"{published.objective}: {published.does}"]
+    yield ["objective", ": ".join(filter(None, (published.objective, published.does)))]
     size = f"{words.integer(published.parameters)} parameters"
     joint = " with an adapter of" if published.is_adapter else ","
     yield ["model", f"{published.model_type}{joint} {size}"]
