@@ -37,7 +37,7 @@ async function* events(body) {
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(cut);
       if (done) return;
       const lines = (rest + value).split("\n");
       rest = lines.pop();
@@ -46,6 +46,10 @@ async function* events(body) {
   } finally {
     reader.cancel().catch(() => {}); // the server sees that nobody reads, and frees the place
   }
+}
+
+function cut(error) {
+  throw error.name === "AbortError" ? error : new ApiError(error.message, null, "cut");
 }
 
 async function request(path, body, signal) {
@@ -93,9 +97,7 @@ export const stopped = (error) => error.name === "AbortError";
 
 /** What went wrong, in words, and what to do. */
 export function describe(error) {
-  if (!(error instanceof ApiError)) {
-    return error.name === "TypeError" ? t("error_cut") : t("error_page", { message: error.message });
-  }
+  if (!(error instanceof ApiError)) return t("error_page", { message: error.message });
   if (error.code === "cut") return t("error_cut");
   if (error.status === null) return t("error_no_server");
   if (error.status === 429 && error.retryAfter) return t("error_429_seconds", { seconds: number(error.retryAfter) });

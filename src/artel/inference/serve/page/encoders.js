@@ -86,9 +86,10 @@ export class Questions {
     const body = { model: this.#context.model().id, question, context };
     const found = await requested("/v1/answers", body, [notice, result, byId("question-go")], () => this.#answer());
     if (!found) return;
-    const said = { yes: t("yes"), no: t("no"), none: t("no_answer") }[found.kind] ?? found.answer;
-    const score = element("span", { class: "soft" }, t("score", { score: number(found.score, 3) }));
-    result.replaceChildren(element("p", { class: "answer" }, element("strong", {}, said), " ", score));
+    const said = { yes: t("yes"), no: t("no") }[found.kind] ?? (found.answer || t("no_answer"));
+    const score = found.score === null ? "" : t("score", { score: number(found.score, 3) });
+    const line = element("p", { class: "answer" }, element("strong", {}, said), " ", element("span", { class: "soft" }, score));
+    result.replaceChildren(line);
     if (found.start !== null) result.append(marked(context, found.start, found.end));
   }
 }

@@ -10,6 +10,7 @@ import { Continuation } from "./text.js";
 import { t, translatePage } from "./words.js";
 
 const CURRENT = "artel.current"; // in sessionStorage: each tab has its own
+const VIEW = "artel.view"; // in localStorage: what the user chose last
 const state = { models: [], model: null, view: null };
 
 translatePage();
@@ -65,19 +66,28 @@ async function loadModels() {
   choose(state.models[0]);
 }
 
-/** What may be done with a model: the first is what it was made for. */
+/** What may be done with a model on this page, what it was trained for first. */
 function waysOf(model) {
   if (model.mask_token) return ["mask"];
-  if (model.objective === "span_qa") return ["question"];
-  return model.objective === "chat" ? ["chat", "text"] : ["text", "chat"];
+  const ways = { causal: ["text", "chat"], chat: ["chat", "text"], preference: ["chat", "text"], span_qa: ["question"] };
+  return ways[model.objective] ?? [];
 }
 
 function choose(model) {
   state.model = model;
   const ways = waysOf(model);
-  const buttons = ways.map((way) => element("button", { class: "quiet", "data-view": way, onclick: () => show(way) }, t(`view_${way}`)));
-  byId("views").replaceChildren(...(ways.length > 1 ? buttons : []));
-  show(ways.includes(state.view) ? state.view : ways[0]);
+  byId("views").replaceChildren(...(ways.length > 1 ? ways.map(viewButton) : []));
+  const last = localStorage.getItem(VIEW);
+  if (ways.length === 0) showProblem(byId("status"), t("no_view", { model: model.id }));
+  else show(ways.includes(last) ? last : ways[0]);
+}
+
+function viewButton(view) {
+  const choose = () => {
+    localStorage.setItem(VIEW, view);
+    show(view);
+  };
+  return element("button", { class: "quiet", "data-view": view, onclick: choose }, t(`view_${view}`));
 }
 
 function show(view) {

@@ -1,9 +1,9 @@
-// The words of the page, in the browser's language: en.json or ru.json.
+// The words of the page, in the browser's language: en.js or ru.js.
 
 const LANGUAGES = ["en", "ru"];
 const preferred = navigator.languages.map((name) => name.slice(0, 2).toLowerCase());
 export const language = preferred.find((name) => LANGUAGES.includes(name)) ?? "en";
-const words = await (await fetch(`/page/${language}.json`)).json();
+const { default: words } = await import(`/page/${language}.js`);
 
 /** The words of that name, with values put in for {name}. */
 export function t(name, values = {}) {

@@ -1,4 +1,4 @@
-{
+export default {
   "about_max_tokens": "the longest answer",
   "about_seed": "the same seed, the same answer",
   "about_temperature": "{min} to {max}: 0 always takes the likeliest token",
@@ -62,6 +62,7 @@
   "no_answer": "The text does not answer that.",
   "no_mask": "Write {mask} where a word is to be found.",
   "no_question": "Write a text and a question about it.",
+  "no_view": "{model} can be used over the API alone: this page has nothing for its kind.",
   "not_copied": "Not copied",
   "ok": "OK",
   "put_in": "Put it into the text",
@@ -105,4 +106,4 @@
   "ways": "What to do",
   "yes": "Yes",
   "you": "You"
-}
+};
