@@ -100,7 +100,9 @@ export function ask({ title, about = "", value, type = "text", yes = "ok" }) {
     byId("ask-yes").onclick = accept;
     byId("ask-no").onclick = () => dialog.close();
     input.onkeydown = (event) => {
-      if (event.key === "Enter" && !event.isComposing) accept();
+      if (event.key !== "Enter" || event.isComposing) return;
+      event.preventDefault(); // or it would press the button that asked, which has the focus again
+      accept();
     };
     dialog.onclose = () => {
       input.value = "";

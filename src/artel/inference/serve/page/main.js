@@ -11,7 +11,7 @@ import { t, translatePage } from "./words.js";
 
 const CURRENT = "artel.current"; // in sessionStorage: each tab has its own
 const VIEW = "artel.view"; // in localStorage: what the user chose last
-const state = { models: [], model: null, view: null };
+const state = { models: [], model: null, view: null, listed: "" };
 
 translatePage();
 byId("menu").append(icon("menu"));
@@ -127,8 +127,13 @@ function setSystem(text) {
   keep(chat.conversation);
 }
 
+/** Drawn when something in it has changed: what is under the pointer or has the focus must not be replaced. */
 function showList() {
-  const entries = conversations.all().map((each) =>
+  const all = conversations.all();
+  const listed = JSON.stringify([chat.conversation.id, all.map(({ id, title }) => [id, title])]);
+  if (listed === state.listed) return;
+  state.listed = listed;
+  const entries = all.map((each) =>
     entry(each, each.id === chat.conversation.id, {
       open: () => open(chat.find(each.id) ?? each),
       rename: () => rename(each.id),

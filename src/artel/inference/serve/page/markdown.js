@@ -310,19 +310,19 @@ class CodeSpans {
 function address(text, at, mark, items) {
   const rule = mark === "<" ? BETWEEN_ANGLES : BARE;
   rule.lastIndex = at;
-  const found = /\w/.test(text[at - 1] ?? "") && mark !== "<" ? null : rule.exec(text);
-  if (!found) {
-    items.push(mark);
-    return at + mark.length;
+  const found = mark !== "<" && /\w/.test(text[at - 1] ?? "") ? null : rule.exec(text);
+  const label = found && (mark === "<" ? found[1] : withoutEnd(found[0]));
+  const href = label && webAddress(label);
+  items.push(href ? { href, label } : mark);
+  if (!href) return at + mark.length;
+  return at + (mark === "<" ? found[0] : label).length;
+}
+
+function withoutEnd(address) {
+  while (/[.,;:!?'*_~)]$/.test(address) && !(address.endsWith(")") && address.includes("("))) {
+    address = address.slice(0, -1);
   }
-  if (mark === "<") {
-    items.push({ href: found[1], label: found[1] });
-    return at + found[0].length;
-  }
-  let href = found[0];
-  while (/[.,;:!?'*_~)]$/.test(href) && !(href.endsWith(")") && href.includes("("))) href = href.slice(0, -1);
-  items.push({ href, label: href });
-  return at + href.length;
+  return address;
 }
 
 function pushOpen(open, items, item) {
