@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 import torch
 
+from artel.inference.engine.engine import BatchingEngine, SequentialEngine
 from artel.inference.serve.app import Limits
-from artel.inference.serve.engine import BatchingEngine, SequentialEngine
 from artel.models.generate import Sampling, write_tokens
 from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids
 from support.chat_models import MARKS, llama, saved, trained_tokenizer, user

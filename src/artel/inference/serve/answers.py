@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from artel.inference.serve.engine import EngineError, FinishReason, Generation
+from artel.inference.engine.engine import EngineError, FinishReason, Generation
+from artel.inference.engine.sampler import Sampler, SamplingOptions, Token
+from artel.inference.engine.text_stream import TextStream
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.metrics import Metrics
-from artel.inference.serve.sampler import Sampler, SamplingOptions, Token
 from artel.inference.serve.schema import SamplingBody
 from artel.inference.serve.served import ServedModel
-from artel.inference.serve.text_stream import TextStream
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
 

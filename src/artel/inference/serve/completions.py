@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from artel.errors import InputError
+from artel.inference.engine.sampler import Token
 from artel.inference.serve.answers import (
     Delta,
     Prompt,
@@ -25,7 +26,6 @@ from artel.inference.serve.answers import (
 from artel.inference.serve.chat_prompt import chat_ids
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.metrics import Metrics
-from artel.inference.serve.sampler import Token
 from artel.inference.serve.schema import (
     ChatRequest,
     CompletionRequest,

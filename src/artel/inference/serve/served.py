@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from artel.errors import InputError
 from artel.inference.chat import end_ids
+from artel.inference.engine.engine import Engine, make_engine
 from artel.inference.open import OpenedModel
-from artel.inference.serve.engine import Engine, make_engine
 from artel.inference.serve.grammar import Grammars
 from artel.models.loading.structure import position_limit
 from artel.tokens.tokenizer.chat_template import TurnEnd, template_of, turn_end

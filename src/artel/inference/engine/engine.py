@@ -21,7 +21,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from artel.errors import InputError
 from artel.host import memory
-from artel.inference.serve.sampler import Sampler, Token
+from artel.inference.engine.sampler import Sampler, Token
 from artel.models.generate import continue_ids
 from artel.tokens import Tokenizer
 
