@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import EvalResult, ModelCard
+from markdown_it import MarkdownIt
 from transformers import AutoModelForCausalLM
 
 import artel
 from artel.errors import InputError
 from artel.inference import open_model
+from artel.reports.model_card.shown import without_place
 from artel.training import RunFolder
 from support.objectives import objective_run
 from support.runs import artel as command
@@ -120,6 +122,47 @@ def test_no_secret_and_no_place_of_the_machine_is_in_the_folder(run, texts):
         content = file.read_bytes()
         for hidden in (SECRET, "abcdefgh", str(texts), texts.name, str(Path.cwd()), str(run.resolve())):
             assert hidden.encode() not in content, (file.name, hidden)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("/home/me/texts/*.txt", "…/*.txt"),
+        ("~/a.txt", "…/a.txt"),
+        ("../others/a.txt", "…/a.txt"),
+        ("texts/../../a.txt", "…/a.txt"),
+        ("file:///home/me/a.txt", "…/a.txt"),
+        ("texts/*.txt", "texts/*.txt"),
+        ("hf://datasets/owner/name/a.parquet", "hf://datasets/owner/name/a.parquet"),
+        ("https://host/a..b.txt", "https://host/a..b.txt"),
+        ("module:function", "module:function"),
+    ],
+)
+def test_where_a_file_lies_on_the_machine_is_not_shown(written, shown):
+    assert without_place({"path": [written], "weight": 2}) == {"path": [shown], "weight": 2}
+
+
+def test_what_others_wrote_is_text_in_the_card(run):
+    """Names of sets, prompts and samples neither end a block nor make HTML or a column for a reader of Markdown."""
+    evil = "a|b `c` ``` </details><script>alert(1)</script>"
+    ledger = json.loads((run / "ledger.json").read_text())
+    ledger["sets"][evil] = ledger["sets"].pop("first")
+    (run / "ledger.json").write_text(json.dumps(ledger))
+    tree = yaml.safe_load((run / "config.yaml").read_text())
+    tree["data"]["sources"][0]["name"] = evil
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    with (run / "samples.jsonl").open("a") as file:
+        for text in ("````\n# heading\n" + evil, "\x1b[31m"):
+            file.write(json.dumps({"step": 6, "prompt": evil, "text": text}) + "\n")
+            file.write(json.dumps({"step": 6, "prompt": text, "text": text}) + "\n")
+    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(dry_run(run).text)
+    assert "<script>" not in html
+    assert "<h1>heading" not in html
+    assert html.count("<details>") == html.count("</details>") == 1
+    rows = [row.split("</tr>")[0] for row in html.split("<tr>")[1:]]
+    rows = [row.count("<td") for row in rows if "&lt;script&gt;" in row]
+    assert rows == [3, 6]  # the source, and its set: read, kept, dropped for one reason, tokens of two splits
+    assert "\x1b" not in html
 
 
 def test_the_folder_of_a_dry_run_is_the_whole_model(trained):

@@ -8,7 +8,7 @@ from typing import Any
 
 from artel.printable import in_a_line, in_lines
 
-_ELSEWHERE = re.compile(r"(?:~|\.\./|/(?!/)|file:)|.*/\.\.(?:/|$)")
+_ELSEWHERE = re.compile(r"~|/|\.\./|file:|.*/\.\.(?:/|$)")
 
 
 def without_place(value: Any) -> Any:
