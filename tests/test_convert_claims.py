@@ -126,9 +126,9 @@ def test_trackers_are_those_of_the_registry():
         result = convert(f"{COMMAND} --report_to {name}", "old")
         assert result.run["track"] == ["console", "jsonl", name]
         assert not any("report_to" in line for line in result.not_carried + result.differs)
-    (line,) = [line for line in convert(f"{COMMAND} --report_to mlflow", "old").not_carried if "report_to" in line]
+    (line,) = [line for line in convert(f"{COMMAND} --report_to comet_ml", "old").not_carried if "report_to" in line]
     assert all(name in line for name in set(TRACKERS.names) - {"console", "jsonl"})
-    assert "mlflow" not in TRACKERS
+    assert "comet_ml" not in TRACKERS
 
 
 def test_what_is_refused_for_its_objective_is_no_objective():

@@ -126,8 +126,10 @@ TRACKERS = Registry(
     {
         "console": "artel.training.metrics.trackers:ConsoleTracker",
         "jsonl": "artel.training.metrics.trackers:JsonLines",
-        "tensorboard": "artel.training.metrics.trackers:TensorBoard",
-        "wandb": "artel.training.metrics.trackers:Wandb",
+        "tensorboard": "artel.training.metrics.tensorboard:TensorBoardTracker",
+        "wandb": "artel.training.metrics.wandb:WandbTracker",
+        "mlflow": "artel.training.metrics.mlflow:MlflowTracker",
+        "trackio": "artel.training.metrics.trackio:TrackioTracker",
     },
 )
 TOOLS = Registry(  # in the order in which a configuration is tried

@@ -79,7 +79,7 @@ trainer:
   torch_compile: true
   gradient_checkpointing: true
   bf16: true
-  report_to: [wandb, tensorboard, mlflow]
+  report_to: [wandb, tensorboard, comet_ml]
   dataloader_num_workers: 3
   ddp_timeout: 100
 ddp:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,4 +298,15 @@ def _train_in_this_process(run: RunConfig, callbacks: Sequence[Callback], announ
         if run.model.auto:  # another process led the run, and has written what was chosen
             run = with_earlier_choice(run, begun=False) or run
         own = [CALLBACKS[name]() for name in run.callbacks]
-        return train(run, prepare(run, announce), world, announce, [*callbacks, *own])
+        every = [*callbacks, *own]
+        return train(run, prepare(run, announce), world, announce, every, make_report=partial(_report, run.run))
+
+
+def _report(folder: str) -> str | None:
+    """The report of a run as a page, where plotly is installed."""
+    if find_spec("plotly") is None:
+        return None
+    from artel.reports.page import Page
+    from artel.reports.run_data import read_run
+
+    return Page().html([read_run(folder)])

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
@@ -126,16 +126,18 @@ class ShowSamples:
 
     def show(self, run: Run) -> None:
         with run.timed_end("samples"), run.strategy.generating() as takes_part:
-            for prompt in run.config.validate_.prompts if takes_part else ():
-                self._show(run, prompt)
+            shown = [self._show(run, prompt) for prompt in run.config.validate_.prompts] if takes_part else []
+        if shown:
+            run.trackers.samples(shown)
 
-    def _show(self, run: Run, prompt: str) -> None:
-        text = _continued(run, prompt)
-        run.tell(f"step {run.step}: {prompt} → {text}")
+    def _show(self, run: Run, prompt: str) -> dict[str, Any]:
+        line = {"step": run.step, "prompt": prompt, "text": _continued(run, prompt)}
+        run.tell(f"step {run.step}: {prompt} → {line['text']}")
         if run.world.first:
             lines = Lines(run.folder.samples)
-            lines.add({"step": run.step, "prompt": prompt, "text": text})
+            lines.add(line)
             lines.close()
+        return line
 
 
 def _continued(run: Run, prompt: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from artel.training.checkpoint.format import Progress, checkpoint_path, full_wei
 from artel.training.run import Run
 
 
-def finish(run: Run) -> dict[str, Any]:
+def no_report() -> None:
+    """For runs whose trackers get none."""
+
+
+def finish(run: Run, make_report: Callable[[], str | None]) -> dict[str, Any]:
     """Write RUN/model and RUN/result.json; called when the last step is saved. Returns the result.
 
-    Where validations stopped improving, the model is the best one, not the last.
+    Where validations stopped improving, the model is the best one, not the last. `make_report` is for trackers.
     """
     run.check_folder()
     for failure in run.saver.failures:
@@ -53,6 +58,7 @@ def finish(run: Run) -> dict[str, Any]:
         )
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
         name = shlex.quote(str(run.folder.path))
+        run.trackers.finished(make_report)
         run.trackers.close()  # the progress bar ends before the last messages
         run.tell(f"{run.folder.path}: {progress.step:,} steps are done, the model is in {run.folder.model}; next:")
         run.tell(f"    {run.objective.command(name, run.samples)}")

@@ -23,7 +23,7 @@ from artel.training.faults.bad_steps import Guard
 from artel.training.faults.out_of_memory import optimizer_memory, use_less_memory
 from artel.training.faults.rank_status import rank_status
 from artel.training.faults.watchdog import watchdog
-from artel.training.finish import finish
+from artel.training.finish import finish, no_report
 from artel.training.heartbeat import heartbeat
 from artel.training.memory.cpu_allocator import retained_host_memory
 from artel.training.memory.micro_batch import is_out_of_memory
@@ -41,12 +41,14 @@ def train(
     tell: Callable[[str], None],
     callbacks: Sequence[Callback] = (),
     clock: Callable[[], float] = time.monotonic,
+    make_report: Callable[[], str | None] = no_report,
 ) -> dict[str, Any]:
     """Train, or resume, the run that `config` describes. Returns the result, as in result.json.
 
     `callbacks` are called after every step, before those that are always there. One that has `state_dict` and
     `load_state_dict` is saved in every checkpoint and resumes with the run. `clock` gives seconds: intervals, the
-    budget and the figures of the result go by it.
+    budget and the figures of the result go by it. `make_report` gives the report of the run that is done, as HTML, for
+    trackers that keep it.
 
     Raises InputError before the first step, or where `train.budget` is too short, WorkError when the work fails,
     Interrupted when asked to stop.
@@ -91,7 +93,7 @@ def train(
                             callback(run)
                             heartbeat(type(callback).__name__)
                     collect_garbage(run.step)
-            return finish(run)
+            return finish(run, make_report)
     finally:
         profile.close()
         run.saver.close()

@@ -46,6 +46,11 @@ class RunFolder:
         return self.path / "samples.jsonl"
 
     @property
+    def tracker_runs(self) -> Path:
+        """The ids of the runs of other packages that this run goes on with: W&B's, MLflow's, trackio's."""
+        return self.path / "tracker_runs.json"
+
+    @property
     def bad_steps(self) -> Path:
         """A line for each step that was NaN, infinite or a spike."""
         return self.path / "bad_steps.jsonl"
@@ -180,7 +185,8 @@ class RunFolder:
             remove_leftovers(self.checkpoints)
             if not self.checkpoints.is_symlink() and self.checkpoints.is_dir() and not any(self.checkpoints.iterdir()):
                 self.checkpoints.rmdir()
-            folders = (self.model, self.profile, self.micro_batches, self.hangs, self.ranks, self.path / "tensorboard")
+            folders = (self.model, self.profile, self.micro_batches, self.hangs, self.ranks)
+            of_trackers = (self.path / "tensorboard", self.path / "wandb", self.tracker_runs)
             files = (
                 self.config,
                 self.ledger,
@@ -192,7 +198,7 @@ class RunFolder:
                 self.before,
                 self.plan,
             )
-            for path in (*folders, *files):
+            for path in (*folders, *of_trackers, *files):
                 _remove(path)
 
 

@@ -42,7 +42,7 @@ TRAINER_DEFAULTS = {
 }
 
 OTHER_TRACKERS = [name for name in TRACKERS.names if name not in ("console", "jsonl")]
-TRACKER_ADVICE = f"artel has {' and '.join(OTHER_TRACKERS)}; write track: [console, jsonl, {OTHER_TRACKERS[-1]}]"
+TRACKER_ADVICE = f"artel has {', '.join(OTHER_TRACKERS)}; write track: [console, jsonl, {OTHER_TRACKERS[0]}]"
 _UNUSED = "every parameter that is trained takes part in each step here, so none is looked for"
 STARTED = "processes are started by artel train --nproc, --nnodes and --node-rank, or by torchrun"
 

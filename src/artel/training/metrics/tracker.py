@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from artel.config import RunConfig
@@ -14,7 +15,9 @@ class Tracker:
     """Where figures go: those of a logged step, those of a validation. One of your own has these methods."""
 
     package: ClassVar[str] = ""
-    """The package that it needs, which comes with the extra of that name."""
+    """The module that it needs, which comes with the extra of that name."""
+    keeps_report: ClassVar[bool] = False
+    """Whether `finished` gets the run's report."""
 
     @classmethod
     def for_this_process(cls) -> type[Tracker]:
@@ -28,6 +31,15 @@ class Tracker:
 
     def validation(self, figures: Figures) -> None: ...
 
+    def samples(self, lines: list[Figures]) -> None:
+        """What the model made of `validate.prompts` after a step: the lines of samples.jsonl."""
+
+    def finished(self, report: Path | None) -> None:
+        """The run is done and its model is written. `report`: its page, a file that is removed after this call.
+
+        Not called for a run that was stopped or failed.
+        """
+
     def step(self, step: int) -> None:
         """A step is done, logged or not; called after each, so it must cost nothing."""
 
@@ -39,6 +51,12 @@ class Tracker:
         return ""
 
     def close(self) -> None: ...
+
+
+def by_name(group: str, figures: Figures) -> Figures:
+    """Numbers by the names that all trackers give them: `train/loss`, `validation/loss`."""
+    numbers = {name: value for name, value in figures.items() if isinstance(value, int | float) and name != "step"}
+    return {f"{group}/{name}": value for name, value in numbers.items()}
 
 
 def validation_row(figures: Figures, training_loss: float) -> dict[str, str]:

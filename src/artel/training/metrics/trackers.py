@@ -1,20 +1,23 @@
-"""Where figures go: the terminal, metrics.jsonl, TensorBoard, Weights & Biases. One that fails never stops a run."""
+"""Where figures go: the terminal, metrics.jsonl, trackers of other packages. One that fails never stops a run."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from artel.config import RunConfig
-from artel.errors import missing_extra
+from artel.errors import InputError, missing_extra
 from artel.notebooks import in_notebook
 from artel.printable import in_a_line
 from artel.registry import TRACKERS
@@ -32,27 +35,29 @@ _PARTS = 1000  # of the bar of a run on a budget
 
 
 def check_trackers(track: list[str]) -> None:
-    """Raise InputError for a tracker whose package is not installed."""
-    for name in track:
-        package = TRACKERS[name].package
-        if package and find_spec(package) is None:
-            raise missing_extra(package, package, f"track: {name}")
+    """Raise InputError for trackers whose packages are not installed."""
+    packages = {name: TRACKERS[name].package for name in track}
+    missing = {name: package for name, package in packages.items() if package and find_spec(package) is None}
+    problems = [missing_extra(package, package, f"track: {name}").problems for name, package in missing.items()]
+    if problems:
+        raise InputError(chain.from_iterable(problems))
 
 
 class Trackers:
     """All trackers of a run as one."""
 
     def __init__(self, run: RunConfig, folder: RunFolder, *, step: int, steps: int | None) -> None:
-        self._alive: list[Tracker] = []
+        self._alive: dict[str, Tracker] = {}
+        self._closed = False
         for name in run.track:
             try:
-                self._alive.append(TRACKERS[name].for_this_process()(run, folder, step, steps))
+                self._alive[name] = TRACKERS[name].for_this_process()(run, folder, step, steps)
             except Exception as error:  # a tracker is another's program: whatever it raises, the run goes on
                 _warn(name, error)
 
     @property
     def hints(self) -> list[str]:
-        return [hint for tracker in self._alive if (hint := tracker.hint())]
+        return [hint for tracker in self._alive.values() if (hint := tracker.hint())]
 
     def training(self, figures: Figures) -> None:
         self._each("training", figures)
@@ -60,26 +65,52 @@ class Trackers:
     def validation(self, figures: Figures) -> None:
         self._each("validation", figures)
 
+    def samples(self, lines: list[Figures]) -> None:
+        self._each("samples", lines)
+
     def step(self, step: int) -> None:
         self._each("step", step)
 
     def busy(self, what: str, share: float | None = None) -> None:
         self._each("busy", what, share)
 
+    def finished(self, make_report: Callable[[], str | None]) -> None:
+        """The run is done. `make_report` gives its page, as HTML, or None; it is called where a tracker keeps it."""
+        with TemporaryDirectory() as folder:
+            report = None
+            if any(tracker.keeps_report for tracker in self._alive.values()):
+                report = _report(make_report, Path(folder) / "report.html")
+            self._each("finished", report)
+
     def close(self) -> None:
-        self._each("close")
+        if not self._closed:
+            self._closed = True
+            self._each("close")
 
     def _each(self, what: str, *arguments: Any) -> None:
-        for tracker in list(self._alive):
+        for name, tracker in list(self._alive.items()):
             try:
                 getattr(tracker, what)(*arguments)
             except Exception as error:
-                self._alive.remove(tracker)
-                _warn(type(tracker).__name__, error)
+                del self._alive[name]
+                _warn(name, error)
+
+
+def _report(make: Callable[[], str | None], file: Path) -> Path | None:
+    try:
+        html = make()
+    except Exception as error:  # it is the trackers' page alone: the run is done all the same
+        print(in_a_line(f"trackers get no report of the run: {error}"), file=sys.stderr)
+        return None
+    if html is None:
+        return None
+    file.write_text(html, encoding="utf-8")
+    return file
 
 
 def _warn(name: str, error: Exception) -> None:
-    print(in_a_line(f"tracker {name} failed and is left out from here on: {error}"), file=sys.stderr)
+    reason = hide_secrets(str(error)) or type(error).__name__
+    print(in_a_line(f"tracker {name} failed and is left out from here on: {reason}"), file=sys.stderr)
 
 
 class JsonLines(Tracker):
@@ -200,57 +231,3 @@ class ConsoleTracker(Tracker):
 
     def close(self) -> None:
         self._bar.stop()
-
-
-class TensorBoard(Tracker):
-    package = "tensorboard"
-
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step + 1)
-
-    def training(self, figures: Figures) -> None:
-        self._write("train", figures, figures["step"])
-
-    def validation(self, figures: Figures) -> None:
-        self._write("validation", figures["validation"], figures["step"])
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _write(self, group: str, figures: Figures, step: int) -> None:
-        for name, value in figures.items():
-            if name != "step" and isinstance(value, int | float):
-                self._writer.add_scalar(f"{group}/{name}", value, step)
-
-
-class Wandb(Tracker):
-    """Offline unless an API key is there: never a prompt, never a wait for an account.
-
-    The project and the run's name are those of wandb's own variables, without them artel and the run's folder.
-    """
-
-    package = "wandb"
-
-    def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
-        import wandb
-
-        offline = not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE"))
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or "artel",
-            name=os.environ.get("WANDB_NAME") or folder.path.name,
-            dir=str(folder.path),
-            mode="offline" if offline else None,
-            config=hide_secrets(run.model_dump(mode="json", by_alias=True)),
-        )
-
-    def training(self, figures: Figures) -> None:
-        self._run.log({f"train/{name}": value for name, value in figures.items()}, step=figures["step"])
-
-    def validation(self, figures: Figures) -> None:
-        metrics = figures["validation"]
-        self._run.log({f"validation/{name}": value for name, value in metrics.items()}, step=figures["step"])
-
-    def close(self) -> None:
-        self._run.finish()

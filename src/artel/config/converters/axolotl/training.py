@@ -83,15 +83,14 @@ def _tell_of_validation(old: YamlKeys) -> None:
 
 
 def _carry_tracking(old: YamlKeys) -> None:
-    """Weights & Biases where a project is named, TensorBoard where it is asked for."""
-    tracked = []
-    if old.raw("use_tensorboard") is True:
-        tracked.append(("tensorboard", "use_tensorboard"))
+    """Weights & Biases where a project is named, the others where they are asked for."""
+    switches = ("use_tensorboard", "use_mlflow", "use_trackio")
+    tracked = [(key.removeprefix("use_"), key) for key in switches if old.raw(key) is True]
     if old.raw("use_wandb") is not False and (old.raw("use_wandb") is True or old.has("wandb_project")):
         tracked.append(("wandb", "use_wandb" if old.has("use_wandb") else "wandb_project"))
     if tracked:
         old.put("track", ["console", "jsonl", *(name for name, _ in tracked)], *(key for _, key in tracked))
-    for key in ("use_tensorboard", "use_wandb"):
+    for key in (*switches, "use_wandb"):
         old.agree(key, "is off")
     for key in ("wandb_project", "wandb_name", "wandb_run_id"):
         old.leave(key, f"Weights & Biases takes it from the environment: {key.upper()}")

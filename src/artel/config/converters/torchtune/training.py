@@ -132,7 +132,7 @@ def _carry_intervals(old: YamlKeys) -> None:
         old.agree(key, "profile: true writes the time of a few steps to RUN/profile")
 
 
-_TRACKERS = {"WandBLogger": "wandb", "TensorBoardLogger": "tensorboard"}
+_TRACKERS = {"WandBLogger": "wandb", "TensorBoardLogger": "tensorboard", "MLFlowLogger": "mlflow"}
 
 
 def _carry_tracking(old: YamlKeys) -> None:
@@ -147,7 +147,7 @@ def _carry_tracking(old: YamlKeys) -> None:
         if key.endswith((".log_dir", ".output_dir", ".dir")):
             old.agree(key, "figures go to metrics.jsonl in the run's folder")
         elif not key.endswith("._component_"):
-            old.leave(key, "Weights & Biases takes it from the environment: WANDB_PROJECT, WANDB_NAME")
+            old.leave(key, "trackers take it from the environment, as WANDB_PROJECT, WANDB_NAME")
 
 
 def _carry_parallel(old: YamlKeys) -> None:
