@@ -352,7 +352,7 @@ class RunConfig(Section):
     log: LogConfig = Field(default=LogConfig(), description="How often figures are written down.")
     callbacks: list[CallbackName] = free([], "Callbacks of your plugins, by name: called after every step.")
     profile: bool = free(False, "Write where the time of a few steps goes: RUN/profile, a table and a Chrome trace.")
-    track: list[TrackerName] = free(["console", "jsonl"], "Where figures go; tensorboard and wandb are extras.")
+    track: list[TrackerName] = free(["console", "jsonl"], "Where figures go; all but the first two are extras.")
 
     @field_validator("run")
     @classmethod
