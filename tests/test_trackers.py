@@ -4,6 +4,7 @@ import html
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import artel
-from support.runs import metrics, write_run
+from support.runs import metrics, small_disk, write_run
 from support.trackers import (
     CLEAN,
     OF_TIME,
@@ -130,7 +131,8 @@ def test_wandb(run):
     newest = [artifact for artifact in artifacts if artifact["type"] == "run"][-1]
     files = {Path(file["path"]).name: Path(file["local_path"]) for file in newest["manifest"]["contents"]}
     assert files["config.yaml"].read_bytes() == (run / "config.yaml").read_bytes()
-    assert "<html" in files["report.html"].read_text()
+    assert 'class="state complete"' in files["report.html"].read_text()
+    assert not list(offline.rglob("wandb-metadata.json"))  # it would have the command line
 
 
 def test_mlflow(run, server, tmp_path):
@@ -153,7 +155,7 @@ def test_mlflow(run, server, tmp_path):
     assert (table["columns"], [tuple(row) for row in table["data"]]) == (["step", "prompt", "text"], samples(run))
     assert json.loads(its_run.data.tags["mlflow.loggedArtifacts"]) == [{"path": "samples.json", "type": "table"}]
     assert (folder / "config.yaml").read_bytes() == (run / "config.yaml").read_bytes()
-    assert "<html" in (folder / "report.html").read_text()
+    assert 'class="state complete"' in (folder / "report.html").read_text()
 
 
 def test_trackio(run):
@@ -169,7 +171,7 @@ def test_trackio(run):
     assert [(line["step"], line["prompt"], line["text"]) for table in tables for line in table] == samples(run)
     files = trackio_artifacts(run.parent / "trackio")
     assert files["config.yaml"] == (run / "config.yaml").read_bytes()
-    assert b"<html" in files["report.html"]
+    assert b'class="state complete"' in files["report.html"]
 
 
 def test_one_that_fails_never_stops_a_run_and_says_so_once(tmp_path):
@@ -205,6 +207,23 @@ def end_server():
     for name in ("wandb", "mlflow", "trackio"):
         assert done.stderr.count(f"tracker {name} failed and is left out") == 1, done.stderr
     assert "wrong-key" not in done.stderr
+
+
+def test_a_full_disk_is_said_once_by_each_and_without_a_traceback(tmp_path):
+    write_run(tmp_path / "mine.yaml", train={"steps": 2})
+    assert train(tmp_path).returncode == 0  # its folder is artel's now, and one in it may be a link
+    write_run(tmp_path / "mine.yaml", track=["jsonl", "tensorboard", "wandb", "trackio"])
+    with small_disk(tmp_path / "disk", "200k") as disk:
+        for name in ("tensorboard", "wandb", "trackio"):
+            (disk / name).mkdir()
+        (tmp_path / "mine/tensorboard").symlink_to(disk / "tensorboard")
+        (disk / "rest").write_bytes(bytes(shutil.disk_usage(disk).free - 4096))
+        variables = {"WANDB_DIR": str(disk / "wandb"), "TRACKIO_DIR": str(disk / "trackio")}
+        done = train(tmp_path, env=CLEAN | variables)
+    assert done.returncode == 0, done.stderr
+    for name in ("tensorboard", "wandb", "trackio"):
+        assert done.stderr.count(f"tracker {name} failed and is left out") == 1, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_one_without_its_package_is_refused_with_the_line_that_installs_it(tmp_path):

@@ -24,10 +24,10 @@ def no_report() -> None:
     """For runs whose trackers get none."""
 
 
-def finish(run: Run, make_report: Callable[[], str | None]) -> dict[str, Any]:
+def finish(run: Run) -> dict[str, Any]:
     """Write RUN/model and RUN/result.json; called when the last step is saved. Returns the result.
 
-    Where validations stopped improving, the model is the best one, not the last. `make_report` is for trackers.
+    Where validations stopped improving, the model is the best one, not the last.
     """
     run.check_folder()
     for failure in run.saver.failures:
@@ -57,15 +57,19 @@ def finish(run: Run, make_report: Callable[[], str | None]) -> dict[str, Any]:
             note=run.folder.note_model,
         )
         write_file(run.folder.result, orjson.dumps(result, option=orjson.OPT_INDENT_2))
-        name = shlex.quote(str(run.folder.path))
-        run.trackers.finished(make_report)
-        run.trackers.close()  # the progress bar ends before the last messages
-        run.tell(f"{run.folder.path}: {progress.step:,} steps are done, the model is in {run.folder.model}; next:")
-        run.tell(f"    {run.objective.command(name, run.samples)}")
-        for hint in run.trackers.hints:
-            run.tell(f"    {hint}")
     run.world.barrier()
     return result
+
+
+def close_trackers(run: Run, make_report: Callable[[], str | None]) -> None:
+    """Give the trackers of a run that is done its report, and say what comes next."""
+    run.trackers.finished(make_report)
+    run.trackers.close()  # the progress bar ends before the last messages
+    name = shlex.quote(str(run.folder.path))
+    run.tell(f"{run.folder.path}: {run.step:,} steps are done, the model is in {run.folder.model}; next:")
+    run.tell(f"    {run.objective.command(name, run.samples)}")
+    for hint in run.trackers.hints:
+        run.tell(f"    {hint}")
 
 
 def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:

@@ -23,7 +23,7 @@ from artel.training.faults.bad_steps import Guard
 from artel.training.faults.out_of_memory import optimizer_memory, use_less_memory
 from artel.training.faults.rank_status import rank_status
 from artel.training.faults.watchdog import watchdog
-from artel.training.finish import finish, no_report
+from artel.training.finish import close_trackers, finish, no_report
 from artel.training.heartbeat import heartbeat
 from artel.training.memory.cpu_allocator import retained_host_memory
 from artel.training.memory.micro_batch import is_out_of_memory
@@ -93,7 +93,9 @@ def train(
                             callback(run)
                             heartbeat(type(callback).__name__)
                     collect_garbage(run.step)
-            return finish(run, make_report)
+            result = finish(run)
+        close_trackers(run, make_report)  # only now does the run's folder say that it is complete
+        return result
     finally:
         profile.close()
         run.saver.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -84,9 +83,9 @@ class MlflowTracker(Tracker):
 
     def hint(self) -> str:
         address = self._client.tracking_uri
-        if address.startswith("http"):
-            return f"{address.rstrip('/')}/#/experiments/{self._experiment}/runs/{self._id}"
-        return f"mlflow ui --backend-store-uri {shlex.quote(address)}"
+        if not address.startswith("http"):
+            return ""  # `mlflow ui` is of the whole package, which may not be there
+        return hide_secrets(f"{address.rstrip('/')}/#/experiments/{self._experiment}/runs/{self._id}")
 
     def close(self) -> None:
         self._submit(self._client.set_terminated, self._id, "FINISHED" if self._is_done else "KILLED")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import threading
 from itertools import groupby
 from operator import itemgetter
 
@@ -25,6 +26,7 @@ class TensorBoardTracker(Tracker):
     def __init__(self, run: RunConfig, folder: RunFolder, step: int, steps: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        _hook_threads()
         self._folder = folder.path / "tensorboard"
         shutil.rmtree(self._folder / "text", ignore_errors=True)
         self._scalars = SummaryWriter(str(self._folder), purge_step=step + 1)
@@ -54,6 +56,17 @@ class TensorBoardTracker(Tracker):
     def _write(self, group: str, figures: Figures, step: int) -> None:
         for name, value in by_name(group, figures).items():
             self._scalars.add_scalar(name, value, step)
+
+
+def _hook_threads() -> None:
+    """A writer's thread that fails tells the next call, and needs no traceback besides."""
+    before = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if not type(arguments.thread).__module__.startswith("tensorboard."):
+            before(arguments)
+
+    threading.excepthook = hook
 
 
 def _cell(text: str) -> str:

@@ -79,6 +79,7 @@ class Trackers:
         with TemporaryDirectory() as folder:
             report = None
             if any(tracker.keeps_report for tracker in self._alive.values()):
+                self.busy("making the report")
                 report = _report(make_report, Path(folder) / "report.html")
             self._each("finished", report)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import netrc
 import os
 import secrets
@@ -18,6 +20,7 @@ from artel.training.metrics.tracker import Figures, Tracker, by_name
 from artel.training.run_folder import RunFolder
 
 _PROJECT = "artel"
+_LEAST_ROOM = 1 << 16
 _SECONDS_TO_FINISH = 60.0
 """How long the end of a run waits for an upload; what is not sent by then, `wandb sync` sends."""
 
@@ -36,6 +39,7 @@ class WandbTracker(Tracker):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # to the makers of wandb, of its own errors
         import wandb
 
+        logging.getLogger("wandb").setLevel(logging.CRITICAL)  # on a full disk each line of its log is a traceback
         its_id = os.environ.get("WANDB_RUN_ID") or kept_id(folder, self.package) or secrets.token_hex(8)
         is_online = (os.environ.get("WANDB_MODE") or "online") == "online"
         self._run = wandb.init(
@@ -88,8 +92,11 @@ class WandbTracker(Tracker):
                     shutil.rmtree(earlier)
 
     def _log(self, figures: dict[str, Any], step: int) -> None:
-        if step >= self._begins:
-            self._run.log(figures, step=step)
+        if step < self._begins:
+            return
+        if shutil.disk_usage(self._own_folder).free < _LEAST_ROOM:  # the process that writes does not tell
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._own_folder))
+        self._run.log(figures, step=step)
 
     def _keep(self, file: Path) -> None:
         """A version of the run's artifact with one file more; W&B reads the files later, from its own folder."""
