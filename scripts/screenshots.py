@@ -36,7 +36,7 @@ def main(folders: list[str]) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     runs = read_runs(folders)
     with tempfile.TemporaryDirectory() as folder:
-        browser = _browser(Path(folder))
+        browser = open_browser(Path(folder))
         try:
             english, russian = _written(folder, "en", runs[:1]), _written(folder, "ru", runs[:1])
             _take(browser, english, "report.png", DESKTOP)
@@ -49,7 +49,8 @@ def main(folders: list[str]) -> None:
             browser.quit()
 
 
-def _browser(profile: Path) -> Any:
+def open_browser(profile: Path) -> Any:
+    """Chromium without a screen, by selenium."""
     options = webdriver.ChromeOptions()
     for flag in (*FLAGS, f"--user-data-dir={profile / 'chromium'}"):
         options.add_argument(flag)
@@ -72,13 +73,22 @@ def _written(folder: str, language: str, runs: list[Any]) -> str:
 
 
 def _take(browser: Any, address: str, name: str, size: tuple[int, int, float, bool], theme: str = "light") -> None:
-    width, height, scale, mobile = size
-    metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": mobile}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    set_size(browser, size)
     browser.get(address)
     browser.execute_script(f"document.querySelector('input[name=theme][value={theme}]').click()")
     while not browser.execute_script(_DRAWN):
         time.sleep(0.1)
+    save_picture(browser, name)
+
+
+def set_size(browser: Any, size: tuple[int, int, float, bool]) -> None:
+    width, height, scale, mobile = size
+    metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": mobile}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def save_picture(browser: Any, name: str) -> None:
+    """What the browser shows, in docs/pictures, with few colors."""
     picture = Image.open(BytesIO(browser.get_screenshot_as_png())).convert("RGB")
     picture.quantize(COLORS, dither=Image.Dither.NONE).save(PICTURES / name, optimize=True)
     print(f"{PICTURES / name}: {picture.width} × {picture.height}, {(PICTURES / name).stat().st_size:,} bytes")
