@@ -122,6 +122,10 @@ def titles(browser):
     return [title.text for title in all_of(browser, "#conversations .title")]
 
 
+def open_titled(browser, title):
+    next(each for each in all_of(browser, "#conversations .title") if each.text == title).click()
+
+
 # A conversation -------------------------------------------------------------------
 
 
@@ -637,6 +641,7 @@ def test_an_answer_comes_bit_by_bit_and_stops(browser, crowded):
     page = fresh(browser, crowded, **{"artel.view": "chat"})
     send(page, "Go on", wait=False)
     before = wait_for(page, LENGTH, lambda length: length and length > 10)
+    question = all_of(page, ".message")[0]
     wait_for(page, LENGTH, lambda length: length > before)
     assert running(crowded) == 1
     assert not find(page, "#send").is_displayed()
@@ -644,6 +649,7 @@ def test_an_answer_comes_bit_by_bit_and_stops(browser, crowded):
     wait_for(page, IDLE)
     wait_until(lambda: running(crowded) == 0)
     assert find(page, ".note").text == "Stopped: the answer is not whole."
+    assert question == all_of(page, ".message")[0]  # not drawn anew: a screen reader would read it again
     text = shown(page)[-1]
     page.refresh()
     wait_for(page, IDLE)
@@ -667,13 +673,20 @@ def test_a_busy_server_is_told_in_words(browser, crowded):
     assert find(page, "#messages .notice").text.startswith("The server is busy. Try again in 1 s.")
     assert shown(page) == [["user", "Second"]]
     assert [error for error in errors(page) if " 429 " not in error] == []
-    all_of(page, "#conversations .title")[-1].click()  # the first, which was answered all the while
+    open_titled(page, "First")  # which was answered all the while
     assert shown(page)[0] == ["user", "First"]
     find(page, "#stop").click()
     wait_until(lambda: running(crowded) == 0)
-    next(title for title in all_of(page, "#conversations .title") if title.text == "Second").click()
+    answer = shown(page)[-1]
+    open_titled(page, "Second")
     find(page, "#messages .notice button").click()
     wait_for(page, LENGTH, lambda length: length and length > 10)
+    open_titled(page, "First")
+    press(page, 1, "Regenerate")
+    wait_for(page, "document.querySelector('#messages .notice')")
+    assert shown(page)[-1] == answer  # the one there was, as there is no other
+    errors(page)  # 429
+    open_titled(page, "Second")
     find(page, "#conversations li.current button[aria-label^='Delete']").click()
     find(page, "#ask-yes").click()
     wait_until(lambda: running(crowded) == 0)

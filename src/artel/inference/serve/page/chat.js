@@ -16,7 +16,7 @@ export class Chat {
   #context;
   #running = new Map(); // id → {conversation, node, controller}
   #problems = new Map(); // id → what went wrong with the last answer, in words
-  #bodies = new Map(); // place of a node → the element with its text
+  #drawn = new Map(); // place of a node → {key, article, body}: what is on the screen, and what it was made of
   #drawing = 0; // the animation frame asked for, 0 if none is
 
   constructor(context) {
@@ -56,6 +56,7 @@ export class Chat {
     if (text.trim() === "" || this.isRunning(this.conversation.id)) return;
     this.input.value = "";
     grow(this.input);
+    if (!matchMedia("(pointer: coarse)").matches) this.input.focus(); // not on a phone: it would show its keys
     const { nodes, leaf } = this.conversation;
     const unanswered = leaf >= 0 && nodes[leaf].role === "user"; // templates want the roles to take turns
     this.#ask(unanswered ? nodes[leaf].parent : leaf, text);
@@ -124,8 +125,8 @@ export class Chat {
   #drawSoon(node) {
     this.#drawing ||= requestAnimationFrame(() => {
       this.#drawing = 0;
-      const body = this.#bodies.get(this.conversation.nodes.indexOf(node));
-      if (body) this.#keepingEnd(() => showAnswer(body, node));
+      const drawn = this.#drawn.get(this.conversation.nodes.indexOf(node));
+      if (drawn) this.#keepingEnd(() => showAnswer(drawn.body, node));
     });
   }
 
@@ -135,13 +136,12 @@ export class Chat {
     const { id } = this.conversation;
     const running = this.isRunning(id);
     const path = conversations.pathOf(this.conversation);
+    this.messages.setAttribute("aria-busy", running); // a screen reader reads an answer when it is whole
     this.#keepingEnd(() => {
-      this.#bodies.clear();
       const drawn = path.map((place) => this.#message(place));
       const end = running ? [] : this.#end(path.at(-1));
-      this.messages.replaceChildren(...(drawn.length ? drawn : [this.#greeting()]), ...end);
+      replace(this.messages, [...(drawn.length ? drawn : [this.#greeting()]), ...end]);
     });
-    this.messages.setAttribute("aria-busy", running); // a screen reader reads an answer when it is whole
     byId("send").hidden = running;
     byId("stop").hidden = !running;
     byId("info").textContent = this.#usage(path);
@@ -159,17 +159,25 @@ export class Chat {
     return element("p", { class: "greeting soft" }, t("greeting"));
   }
 
+  /** The element of a message: the one that is there, where nothing in it has changed. */
   #message(place) {
+    const node = this.conversation.nodes[place];
+    const running = this.#running.get(this.conversation.id)?.node === node;
+    const key = JSON.stringify([this.conversation.id, node, running, conversations.versions(this.conversation, place)]);
+    if (this.#drawn.get(place)?.key !== key) this.#drawn.set(place, { key, ...this.#newMessage(place, running) });
+    return this.#drawn.get(place).article;
+  }
+
+  #newMessage(place, running) {
     const node = this.conversation.nodes[place];
     const mine = node.role === "user";
     const body = element("div", { class: "body" });
-    this.#bodies.set(place, body);
     if (mine) body.append(node.content);
     else showAnswer(body, node);
     const label = t(mine ? "you" : "model");
     const article = element("article", { class: `message ${node.role}`, "aria-label": label }, body);
-    if (!this.isRunning(this.conversation.id)) article.append(...this.#notes(node), this.#actions(place, article));
-    return article;
+    if (!running) article.append(...this.#notes(node), this.#actions(place, article));
+    return { article, body };
   }
 
   #notes(node) {
@@ -222,6 +230,7 @@ export class Chat {
       event.stopPropagation();
     };
     const save = element("button", { onclick: accept }, t("send"));
+    this.#drawn.delete(place);
     article.replaceChildren(area, element("div", { class: "actions" }, save, button("cancel", cancel)));
     article.classList.add("editing");
     grow(area);
@@ -252,6 +261,15 @@ export class Chat {
 /** Enter sends; not with Shift, not while letters are put together, not on a phone, which has no Shift+Enter. */
 function sends(event) {
   return event.key === "Enter" && !event.shiftKey && !event.isComposing && !matchMedia("(pointer: coarse)").matches;
+}
+
+/** Put these elements into the box in place of others; those that are there already are not touched. */
+function replace(box, elements) {
+  const wanted = new Set(elements);
+  for (const child of [...box.children]) if (!wanted.has(child)) child.remove();
+  elements.forEach((each, place) => {
+    if (box.children[place] !== each) box.insertBefore(each, box.children[place] ?? null);
+  });
 }
 
 /** An answer, with the thoughts before it folded. */

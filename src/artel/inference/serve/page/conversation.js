@@ -30,9 +30,9 @@ export function add(conversation, parent, role, content) {
   return conversation.leaf;
 }
 
-/** Take back the message that was put in last, and show what it answered. */
+/** Take back the message that was put in last, and show the version before it, or else what it answered. */
 export function takeBack(conversation) {
-  conversation.leaf = conversation.nodes.pop().parent;
+  choose(conversation, conversation.nodes.pop().parent);
 }
 
 /** Places of the nodes that stand where this one does. */

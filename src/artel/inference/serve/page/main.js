@@ -13,6 +13,8 @@ const CURRENT = "artel.current"; // in sessionStorage: each tab has its own
 const VIEW = "artel.view"; // in localStorage: what the user chose last
 const state = { models: [], model: null, view: null, listed: "" };
 
+addEventListener("error", ({ message }) => fail(message));
+addEventListener("unhandledrejection", ({ reason }) => fail(reason.message));
 translatePage();
 byId("menu").append(icon("menu"));
 const settings = new Settings({
@@ -45,10 +47,15 @@ function begin() {
   byId("shade").onclick = () => showSidebar(false);
   byId("model").onchange = () => choose(state.models[byId("model").selectedIndex]);
   addEventListener("keydown", stopByEscape);
-  addEventListener("storage", (event) => conversations.isConversation(event.key) && changedElsewhere(event));
+  addEventListener("storage", (event) => conversations.isConversation(event.key) && changedElsewhere(event.key));
   const last = sessionStorage.getItem(CURRENT);
   open((last && conversations.load(last)) || conversations.all()[0] || conversations.create());
   loadModels();
+}
+
+/** A mistake of the page itself, or a browser that keeps nothing. */
+function fail(message) {
+  showProblem(byId("status"), t("error_page", { message }));
 }
 
 // Models and views ------------------------------------------------------------------------------------------------------
@@ -173,9 +180,9 @@ function forget(id) {
 }
 
 /** Another tab has written: show what it wrote, unless this one is writing there itself. */
-function changedElsewhere() {
+function changedElsewhere(key) {
   const { id } = chat.conversation;
-  const written = conversations.load(id);
+  const written = key?.endsWith(id) ? conversations.load(id) : null;
   if (written !== null && !chat.isRunning(id) && !document.querySelector(".editing")) chat.show(written);
   showList();
 }
