@@ -254,6 +254,20 @@ def test_what_becomes_of_a_shell_script():
     assert {"CUDA_VISIBLE_DEVICES", "optim"} <= told(result).keys()
 
 
+def test_trackers_of_axolotl_and_where_their_settings_go():
+    text = """base_model: OWNER/base-1b
+datasets: [{path: a.txt, type: completion}]
+use_mlflow: true
+use_trackio: true
+mlflow_tracking_uri: http://127.0.0.1:5000
+trackio_space_id: me/space
+"""
+    result = convert(text, "old")
+    assert result.run["track"] == ["console", "jsonl", "mlflow", "trackio"]
+    assert "MLFLOW_TRACKING_URI" in told(result)["mlflow_tracking_uri"]
+    assert "TRACKIO_SPACE_ID" in told(result)["trackio_space_id"]
+
+
 def test_what_becomes_of_a_model_from_scratch():
     result = convert(configs.RUN_MLM, "old")
     assert result.run["model"] == {"config": {
