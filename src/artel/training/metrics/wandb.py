@@ -21,8 +21,9 @@ from artel.training.run_folder import RunFolder
 
 _PROJECT = "artel"
 _LEAST_ROOM = 1 << 16
-_SECONDS_TO_FINISH = 60.0
-"""How long the end of a run waits for an upload; what is not sent by then, `wandb sync` sends."""
+"""Bytes of a disk that is not yet full."""
+_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH = 30.0, 60.0
+"""How long a run waits for W&B's server at its beginning and its end; `wandb sync` sends the rest."""
 
 
 class WandbTracker(Tracker):
@@ -119,6 +120,8 @@ def _settings() -> dict[str, Any]:
         "disable_git": True,
         "x_disable_meta": True,  # it has the command line, with what is secret in it
     }
+    if "WANDB_INIT_TIMEOUT" not in os.environ:
+        settings["init_timeout"] = _SECONDS_TO_BEGIN
     if "WANDB_FINISH_TIMEOUT" not in os.environ:
         settings |= {"finish_timeout": _SECONDS_TO_FINISH, "finish_timeout_raises": True}
     return settings
