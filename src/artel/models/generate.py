@@ -19,6 +19,7 @@ from transformers.generation.logits_process import (
 )
 
 from artel.errors import InputError
+from artel.models.text_stream import TextStream
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
@@ -70,28 +71,19 @@ def write_ids(
     Special tokens are left out of the text unless `special_tokens`.
     """
 
-    def decode(ids: list[int]) -> str:
-        skip = not special_tokens
-        return tokenizer.hf.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
-
-    written: list[int] = []
-    shown = 0
-    text = ""
-    finished = True
+    stream = TextStream(tokenizer, ids, stop.texts, special_tokens=special_tokens)
+    count, finished = 0, True
     with closing(write_tokens(model, tokenizer, ids, sampling, window, stop.ids)) as tokens:
         for token in tokens:
-            written.append(token)
-            text = decode(written)
-            # A character with missing bytes is decoded to U+FFFD; it waits for the rest of its bytes.
-            end, stopped = up_to_stop(text.rstrip("\ufffd"), stop.texts)
-            if shown < end:
-                yield text[shown:end]
-                shown = end
-            if stopped:
+            count += 1
+            piece = stream.add(token)
+            if piece.text:
+                yield piece.text
+            if piece.stopped:
                 return True
-            finished = len(written) < sampling.new_tokens
-    if shown < len(text):
-        yield text[shown:]
+            finished = count < sampling.new_tokens
+    if rest := stream.rest():
+        yield rest
     return finished
 
 
@@ -168,15 +160,6 @@ def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int])
     if beyond is not None:
         what = f"the model has no embedding for {tokenizer.decode([beyond])!r} (id {beyond:,} of {rows:,})"
         raise InputError.at(model.name_or_path, what, "give the model with its own tokenizer and chat template")
-
-
-def up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
-    """How many characters of `text` may be shown, and whether one of `stops` ends it there."""
-    positions = [at for stop in stops if (at := text.find(stop)) >= 0]
-    if positions:
-        return min(positions), True
-    held_back = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
-    return len(text) - max(held_back, default=0), False
 
 
 def _sampler(sampling: Sampling) -> Callable[[torch.Tensor, torch.Tensor, torch.Generator], int]:

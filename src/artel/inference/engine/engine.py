@@ -1,16 +1,15 @@
 """Answers of several requests at once, token by token: transformers' continuous batching, or one after another.
 
-The engine runs the model in a thread of its own; what it writes reaches the server's event loop token by token.
+The engine runs the model in a thread of its own, and delivers what it writes token by token.
 """
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any, ClassVar, Literal
 
@@ -44,11 +43,18 @@ class EngineError(Exception):
     """The model failed on a request."""
 
 
-class Generation:
-    """The tokens of one answer, as they come."""
+Deliver = Callable[[Token | EngineError | None], object]
 
-    def __init__(self, sampler: Sampler, new_tokens: int, stop: frozenset[int]) -> None:
-        """`stop`: ids that end the answer, which are not among its tokens."""
+
+class Generation:
+    """One answer that is being written."""
+
+    def __init__(self, sampler: Sampler, new_tokens: int, stop: frozenset[int], deliver: Deliver) -> None:
+        """`stop`: ids that end the answer, which are not among its tokens.
+
+        `deliver` gets each token as it is chosen, and then None, or what the model failed with; it is called in the
+        engine's thread.
+        """
         self.name = uuid.uuid4().hex
         self.finish_reason: FinishReason = "length"
         self.sampler = sampler
@@ -56,15 +62,7 @@ class Generation:
         self.stop = stop
         self.is_over = False
         self._count = 0
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Token | EngineError | None] = asyncio.Queue()
-
-    async def __aiter__(self) -> AsyncIterator[Token]:
-        """Raises EngineError."""
-        while (item := await self._queue.get()) is not None:
-            if isinstance(item, EngineError):
-                raise item
-            yield item
+        self._deliver = deliver
 
     def choose(self, logits: torch.Tensor) -> int:
         """The next token by float32 logits (rows,); called in the engine's thread, which hands it on."""
@@ -74,7 +72,7 @@ class Generation:
             self.finish_reason = "stop"
             self.end()
             return token.id
-        self._put(token)
+        self._deliver(token)
         if self.sampler.is_over:
             self.finish_reason = "stop"
             self.end()
@@ -85,15 +83,12 @@ class Generation:
     def end(self) -> None:
         if not self.is_over:
             self.is_over = True
-            self._put(None)
+            self._deliver(None)
 
     def fail(self, why: str) -> None:
         if not self.is_over:
             self.is_over = True
-            self._put(EngineError(why))
-
-    def _put(self, item: Token | EngineError | None) -> None:
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+            self._deliver(EngineError(why))
 
 
 class Engine(ABC):
@@ -104,7 +99,7 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(self, prompt: list[int], generation: Generation) -> None:
-        """Begin an answer. Called in the event loop. Raises EngineError."""
+        """Begin an answer. Raises EngineError."""
 
     @abstractmethod
     def cancel(self, generation: Generation) -> None:

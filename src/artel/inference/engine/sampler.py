@@ -78,7 +78,7 @@ class Sampler:
         options = self._options
         logits = logits[: self._vocabulary].cpu()
         if not math.isfinite(logits.max()):
-            raise BrokenLogits
+            raise BrokenLogits("its logits are NaN or infinite, so no token is likelier than another")
         own = logits.log_softmax(-1) if options.logprobs is not None else None
         scores = self._masked(self._penalized(logits))
         chosen = int(scores.argmax()) if options.temperature < _MIN_TEMPERATURE else self._sampled(scores)

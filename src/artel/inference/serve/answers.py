@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from artel.inference.engine.engine import EngineError, FinishReason, Generation
 from artel.inference.engine.sampler import Sampler, SamplingOptions, Token
-from artel.inference.engine.text_stream import TextStream
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import SamplingBody
 from artel.inference.serve.served import ServedModel
+from artel.models.text_stream import TextStream
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
 
@@ -101,7 +101,8 @@ async def write(
         options = replace(options, seed=options.seed + seed_offset)
     matcher = None if prompt.make_matcher is None else prompt.make_matcher()
     sampler = Sampler(options, prompt.ids, tokenizer.vocabulary, matcher)
-    generation = Generation(sampler, prompt.new_tokens, prompt.end.ids)
+    tokens = _Delivered()
+    generation = Generation(sampler, prompt.new_tokens, prompt.end.ids, tokens.put)
     stream = TextStream(tokenizer, prompt.ids, prompt.end.texts, special_tokens=prompt.special_tokens)
     waiting: list[Token] = []
     finish: FinishReason | None = None
@@ -109,7 +110,7 @@ async def write(
         served.engine.submit(prompt.ids, generation)
         with metrics.answer() as timer:
             async with asyncio.timeout(seconds):
-                async for token in generation:
+                async for token in tokens:
                     timer.token()
                     usage.completion_tokens += 1
                     waiting.append(token)
@@ -128,3 +129,21 @@ async def write(
         raise ApiError(500, f"the model failed: {error}") from None
     finally:
         served.engine.cancel(generation)
+
+
+class _Delivered:
+    """What the engine delivers in its thread, for the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Token | EngineError | None] = asyncio.Queue()
+
+    def put(self, item: Token | EngineError | None) -> None:
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+    async def __aiter__(self) -> AsyncIterator[Token]:
+        """Raises EngineError."""
+        while (item := await self._queue.get()) is not None:
+            if isinstance(item, EngineError):
+                raise item
+            yield item

@@ -1,13 +1,13 @@
-"""Text of an answer out of its tokens, piece by piece: whole characters, and nothing of a stop text."""
+"""Text out of tokens as they are written, piece by piece: whole characters, and nothing of a stop text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from artel.models.generate import up_to_stop
 from artel.tokens import Tokenizer
 
 _BEFORE = 8
@@ -34,14 +34,28 @@ class TextStream:
         self._stream = DecodeStream(ids=prompt[-_BEFORE:], skip_special_tokens=not special_tokens)
         self._stop = stop
         self._held = ""
+        self._pending: list[int] = []  # tokens whose characters are not whole yet
+        self._decode = partial(tokenizer.hf.decode, skip_special_tokens=not special_tokens)
 
     def add(self, token: int) -> Piece:
         """The text that is certain with this token."""
-        self._held += self._stream.step(self._tokenizer, token) or ""
+        self._pending.append(token)
+        if text := self._stream.step(self._tokenizer, token):
+            self._held += text
+            self._pending = []
         end, stopped = up_to_stop(self._held, self._stop)
         text, self._held = self._held[:end], self._held[end:]
         return Piece(text, stopped)
 
     def rest(self) -> str:
-        """What was held back, when nothing more comes."""
-        return self._held
+        """What was held back, when nothing more comes; U+FFFD stands for a part of a character."""
+        return self._held + self._decode(self._pending, clean_up_tokenization_spaces=False)
+
+
+def up_to_stop(text: str, stops: tuple[str, ...]) -> tuple[int, bool]:
+    """How many characters of `text` may be shown, and whether one of `stops` ends it there."""
+    positions = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if positions:
+        return min(positions), True
+    held_back = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
+    return len(text) - max(held_back, default=0), False
