@@ -170,6 +170,10 @@ README = (
             ),
             Step("artel chat runs/chat-lora", typed="Who are you?\n/set new_tokens 3\nYes?\n", says="new_tokens = 3"),
             Step("artel chat runs/chat-lora --script questions.txt --json", says='"answers"'),
+            Step(
+                "artel generate runs/chat-lora --prompts questions.txt --out answers.jsonl --max-new-tokens 20",
+                leaves="answers.jsonl",
+            ),
             Step("artel export runs/chat-lora merged --merge", leaves="merged/config.json"),
             Step("artel config convert impruver.yaml > run.yaml", leaves="run.yaml"),
         ),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from artel.cli.common import AsJson, OverrideWords, print_json, tell
+from artel.cli.generate_file import generate_file
 from artel.cli.streams import show
 from artel.launching.quiet_libraries import quiet_libraries
 
@@ -31,6 +33,12 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, max=10**9, help="Choose among the k likeliest; 0 for all.")] = 50,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Choose among the likeliest that sum to p.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds write equal texts.")] = 0,
+    prompts: Annotated[
+        str, typer.Option(metavar="FILE", help="Many prompts: a text with one a line, or JSON lines. Needs --out.")
+    ] = "",
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="JSON lines for --prompts; the same command again goes on with them.")
+    ] = "",
     untrained: Annotated[bool, typer.Option("--untrained", help="A run's model before any training.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +46,6 @@ def generate(
 
     Example: artel generate runs/tolstoy --prompt "Пьер закашлялся и" --max-new-tokens 150
     """
-    tell(f"loading {name}")
     quiet_libraries()
     from artel.config import Overrides, load_run
     from artel.errors import InputError
@@ -47,10 +54,20 @@ def generate(
 
     if overrides and not untrained:
         raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
-    text = _text_of_flag("--prompt", prompt)
-    opened = open_untrained(load_run(name, Overrides.parse(overrides)), tell) if untrained else open_model(name)
-    context_text = _read(context) if opened.objective.needs_context else ""
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
+
+    def opened_model() -> OpenedModel:
+        return open_untrained(load_run(name, Overrides.parse(overrides)), tell) if untrained else open_model(name)
+
+    if prompts or out:
+        _check_files(prompts, out, prompt or context)
+        settings = {"overrides": overrides or [], "untrained": untrained, **asdict(sampling)}
+        generate_file(name, opened_model, prompts, out, sampling, settings, as_json)
+        return
+    text = _text_of_flag("--prompt", prompt)
+    tell(f"loading {name}")
+    opened = opened_model()
+    context_text = _read(context) if opened.objective.needs_context else ""
     _show(opened, text, opened.objective.reply(opened.model, text, context_text, sampling), as_json)
 
 
@@ -68,6 +85,18 @@ def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None
     show("")
     for note in reply.notes:
         tell(note)
+
+
+def _check_files(prompts: str, out: str, single: str) -> None:
+    """Raise InputError for --prompts without --out, or beside one prompt of its own."""
+    from artel.errors import InputError
+
+    if not prompts:
+        raise InputError.at("--out", "goes with --prompts", "write --prompts FILE")
+    if not out:
+        raise InputError.at("--prompts", "there is no place for the results", "write --out FILE")
+    if single:
+        raise InputError.at("--prompt", "goes without --prompts", "put it into the file")
 
 
 def _text_of_flag(flag: str, value: str) -> str:

@@ -50,9 +50,19 @@ def write(
     `window` is the model's longest input in tokens; older tokens are dropped. An empty prompt starts from the end
     token, as a new document does. The state of PyTorch's random generators does not change.
     """
-    ids = next(tokenizer.encode([prompt])).tolist() if prompt else []
-    end = TurnEnd(frozenset({tokenizer.end_id}))
-    return write_ids(model, tokenizer, ids or [tokenizer.end_id], sampling, window, end, special_tokens=True)
+    ids = text_ids(tokenizer, prompt)
+    return write_ids(model, tokenizer, ids, sampling, window, text_end(tokenizer), special_tokens=True)
+
+
+def text_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text to continue; those of an empty one are the end token, which a new document follows."""
+    ids: list[int] = next(tokenizer.encode([text])).tolist() if text else []
+    return ids or [tokenizer.end_id]
+
+
+def text_end(tokenizer: Tokenizer) -> TurnEnd:
+    """What ends a text: the end token."""
+    return TurnEnd(frozenset({tokenizer.end_id}))
 
 
 def write_ids(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to impo
     from transformers import PreTrainedModel
 
     from artel.models.generate import Sampling
+    from artel.tokens.tokenizer.chat_template import TurnEnd
 
 Better = Literal["higher", "lower"]
 
@@ -64,6 +65,17 @@ class Reading:
     """int64 (tokens,): the id to predict at each position; IGNORED if nothing is learned there."""
     name: str = ""
     """Which reading of the sample it is, if there are several: chosen, rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a model continues at a prompt, token by token."""
+
+    ids: list[int]
+    end: TurnEnd
+    """What ends the text."""
+    special_tokens: bool = False
+    """Whether they are written out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +267,10 @@ class Objective(ABC):
 
     def predictions_file(self, outputs: np.ndarray, part: StoreSplit) -> Any:
         """The data set's official file of predictions, as plain values; None if it has none."""
+        return None
+
+    def beginning(self, prompt: str) -> Beginning | None:
+        """What a model that `generates` continues; None if `reply` alone can tell, one prompt after another."""
         return None
 
     @abstractmethod

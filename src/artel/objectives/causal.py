@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from artel.objectives.base import Batch, Better
+from artel.objectives.base import Batch, Beginning, Better
 from artel.objectives.collate import NextTokenTexts
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
 from artel.objectives.usage import generation_usage, in_python
@@ -68,3 +68,8 @@ class Causal(NextTokenTexts):
         from artel.models.loading.structure import position_limit
 
         return write(model, self.tokenizer, prompt, sampling, position_limit(model))
+
+    def beginning(self, prompt: str) -> Beginning:
+        from artel.models.generate import text_end, text_ids
+
+        return Beginning(text_ids(self.tokenizer, prompt), text_end(self.tokenizer), special_tokens=True)

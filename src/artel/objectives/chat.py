@@ -15,7 +15,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Turns, Unfit
-from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading
+from artel.objectives.base import Batch, Beginning, Better, DocumentSamples, Objective, Reading
 from artel.objectives.collate import predicted, target_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, token_metrics
 from artel.objectives.usage import generation_usage, in_python
@@ -168,13 +168,17 @@ class Chat(Objective):
         from artel.models.generate import write_ids
         from artel.models.loading.structure import position_limit
 
-        messages = [{"role": "user", "content": prompt}]
-        ids = prompt_ids(self.tokenizer, self.template, messages)
-        stop = turn_end(self.tokenizer, self.template)
-        pieces = write_ids(model, self.tokenizer, ids, sampling, position_limit(model), stop)
-        first = next(pieces, "").lstrip()  # some templates leave the space before an answer to the model
-        yield first
-        yield from pieces
+        begin = self.beginning(prompt)
+        has_begun = False
+        for piece in write_ids(model, self.tokenizer, begin.ids, sampling, position_limit(model), begin.end):
+            # Some templates leave the space before an answer to the model.
+            text = piece if has_begun else piece.lstrip()
+            has_begun = has_begun or bool(text)
+            yield text
+
+    def beginning(self, prompt: str) -> Beginning:
+        ids = prompt_ids(self.tokenizer, self.template, [{"role": "user", "content": prompt}])
+        return Beginning(ids, turn_end(self.tokenizer, self.template))
 
 
 def template_problems(run: RunConfig) -> list[Problem]:

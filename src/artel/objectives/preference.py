@@ -20,7 +20,7 @@ from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Unfit
-from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading
+from artel.objectives.base import Batch, Beginning, Better, DocumentSamples, Objective, Reading
 from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
 from artel.objectives.collate import predicted
 from artel.text import Document, Dropped, Message, Preference, Rejected
@@ -321,6 +321,9 @@ class PreferenceOptimization(Objective):
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         return self._chat.show(model, prompt, sampling)
+
+    def beginning(self, prompt: str) -> Beginning:
+        return self._chat.beginning(prompt)
 
 
 class _WithAnother(WholeSamples):

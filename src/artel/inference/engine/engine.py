@@ -173,7 +173,7 @@ class BatchingEngine(Engine):
             if output.error:
                 generation.fail(output.error)
 
-        self._manager.register_result_handler(generation.name, finished)
+        self._manager.output_router.result_handlers[generation.name] = (finished, _AtOnce())
         ends = sorted(generation.stop) or [_NO_END]
         taken = self._manager.add_request(
             prompt, generation.name, max_new_tokens=generation.new_tokens, eos_token_id=ends
@@ -190,6 +190,13 @@ class BatchingEngine(Engine):
 
     def close(self) -> None:
         self._manager.stop(block=True)
+
+
+class _AtOnce:
+    """In place of the event loop that transformers hands results to: they are taken in the engine's thread."""
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *arguments: Any) -> None:
+        callback(*arguments)
 
 
 class _Choosing(ContinuousBatchingLogitsProcessor):

@@ -1,0 +1,7 @@
+"""A file of prompts: read, answered many at once, and written as JSON lines that a second start goes on with."""
+
+from artel.inference.batch.answers import answers
+from artel.inference.batch.prompts import Prompt, read_prompts
+from artel.inference.batch.results import Results
+
+__all__ = ["Prompt", "Results", "answers", "read_prompts"]

@@ -1,0 +1,129 @@
+"""What a model makes of many prompts: written by the engine, many at once; by an encoder, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import Any
+
+from artel.errors import InputError, Problem
+from artel.inference.batch.prompts import Prompt
+from artel.inference.chat import end_ids
+from artel.inference.engine.engine import Engine, SequentialEngine, make_engine
+from artel.inference.engine.many import write_texts
+from artel.inference.open import OpenedModel
+from artel.models.generate import Sampling, check_embedded
+from artel.models.loading.structure import position_limit
+from artel.objectives.base import Beginning
+from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, prompt_ids, template_of, turn_end
+
+Tell = Callable[[str], None]
+_AT_ONCE = {"cpu": 16}
+_AT_ONCE_ELSEWHERE = 64
+
+
+def answers(
+    opened: OpenedModel, prompts: Sequence[Prompt], start: int, sampling: Sampling, tell: Tell
+) -> Generator[dict[str, Any], None, None]:
+    """The results of the prompts from number `start` on, in order: their own fields and what was made of them.
+
+    Prompt i is sampled with the seed `sampling.seed + i`, so that its text does not depend on those beside it.
+    Raises InputError, with all prompts that the model cannot take where that can be told beforehand.
+    """
+    _check_kinds(opened, prompts[start:])
+    begin = _beginnings(opened, prompts[start:])
+    if begin is None:
+        yield from (_reply(opened, prompt, sampling) for prompt in prompts[start:])
+        return
+    window = position_limit(opened.model)
+    at_once = _AT_ONCE.get(opened.model.device.type, _AT_ONCE_ELSEWHERE)
+    longest = max(len(one.ids) for one in begin) + sampling.new_tokens
+    engine = _engine(opened, at_once, longest if window is None else min(longest, window + 1))
+    tell(engine.note)
+    with closing(engine):
+        texts = write_texts(engine, opened.tokenizer, begin, sampling, window, at_once, first=start)
+        with closing(texts):
+            for prompt, written in zip(prompts[start:], texts, strict=True):
+                text = written.text
+                if prompt.messages is not None:
+                    text = text.strip()  # as `artel chat` does: white space around an answer belongs to the template
+                elif not opened.objective.continues:
+                    text = text.lstrip()
+                yield prompt.fields | {
+                    "text": text,
+                    "finish_reason": written.finish_reason,
+                    "tokens": written.tokens,
+                }
+
+
+def _engine(opened: OpenedModel, at_once: int, context: int) -> Engine:
+    try:
+        return make_engine(opened.model, opened.tokenizer, at_once, context)
+    except InputError as error:  # keys and values of so long a text in a share of the free memory
+        return SequentialEngine(opened.model, opened.tokenizer, f"one prompt after another: {error.problems[0].what}")
+
+
+def _check_kinds(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
+    """Raise InputError for prompts of a kind that the model does nothing with."""
+    problems = []
+    for prompt in prompts:
+        if opened.objective.needs_context and prompt.context is None:
+            what = f"{opened.name} answers questions about texts"
+            problems.append(Problem(prompt.place, what, 'write {"question": "…", "context": "…"}'))
+        elif not opened.objective.needs_context and prompt.context is not None:
+            problems.append(Problem(prompt.place, f"{opened.name} answers no questions", 'write {"prompt": "…"}'))
+        elif prompt.messages is not None and not opened.objective.generates:
+            problems.append(Problem(prompt.place, f"{opened.name} does not talk", 'write {"prompt": "…"}'))
+    if problems:
+        raise InputError(problems[:20])
+
+
+def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[Beginning] | None:
+    """What the model continues at each prompt; None for a model that makes something else of it."""
+    talk = _Talk(opened) if any(prompt.messages for prompt in prompts) else None
+    found, problems = [], []
+    for prompt in prompts:
+        try:
+            if prompt.messages is not None and talk is not None:
+                begin: Beginning | None = talk.beginning(prompt.messages)
+            else:
+                begin = opened.objective.beginning(prompt.text)
+            if begin is None:
+                return None
+            check_embedded(opened.model, opened.tokenizer, begin.ids)
+            found.append(begin)
+        except TemplateRefuses as refusal:
+            what = f"the chat template refuses the conversation: {refusal}"
+            problems.append(Problem(prompt.place, what, "write it as the template expects"))
+        except InputError as error:
+            problems += [Problem(prompt.place, problem.what, problem.fix) for problem in error.problems]
+    if problems:
+        raise InputError(problems[:20])
+    return found
+
+
+class _Talk:
+    """Conversations, as `artel chat` writes them."""
+
+    def __init__(self, opened: OpenedModel) -> None:
+        self._tokenizer = opened.tokenizer
+        self._template = template_of(opened.tokenizer, opened.run.chat.template if opened.run is not None else "auto")
+        end = turn_end(opened.tokenizer, self._template)
+        self._end = TurnEnd(end.ids | end_ids(opened.model), end.texts)
+
+    def beginning(self, messages: list[dict[str, str]]) -> Beginning:
+        """Raises TemplateRefuses, InputError."""
+        return Beginning(prompt_ids(self._tokenizer, self._template, list(messages)), self._end)
+
+
+def _reply(opened: OpenedModel, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+    try:
+        reply = opened.objective.reply(opened.model, prompt.text, prompt.context or "", sampling)
+        made = reply.to_json or {"text": "".join(reply.pieces)}
+    except InputError as error:
+        problems = [Problem(prompt.place, problem.what, problem.fix) for problem in error.problems]
+        raise InputError(problems) from None
+    for name, value in prompt.fields.items():
+        if made.get(name, value) != value:
+            raise InputError.at(prompt.place, f"has a field {name!r}, which the result is to have", "call it otherwise")
+    return prompt.fields | made
