@@ -9,8 +9,11 @@ import jsonschema
 import pytest
 import torch
 
+from artel.inference import open_model
 from artel.inference.engine.engine import BatchingEngine, SequentialEngine
 from artel.inference.serve.app import Limits
+from artel.inference.serve.served import ServedModel
+from artel.inference.serve.server import Precision, hold_weights
 from artel.models.generate import Sampling, write_tokens
 from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids
 from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
@@ -79,6 +82,24 @@ def test_prompts_of_all_lengths_at_once_get_the_tokens_that_generate_writes(serv
     assert [choice["logprobs"]["tokens"] for choice in choices] == [[decode([id]) for id in ids] for ids in expected]
 
 
+def test_more_than_the_cache_holds_is_set_aside_and_written_to_its_end(folder):
+    """Eight answers that fill the context, where the cache has room for two."""
+    with served_model(folder, requests=8, context=256) as served, client_of(served) as client:
+        prompts = ["the of", "and", "to in a", "is that", "a", "of", "in", "to"]
+        expected = [greedy(served, served.text_ids(prompt), 240) for prompt in prompts]
+        ends = {str(token): -100 for token in served.text_end.ids}
+
+        def ask(prompt):
+            body = {"prompt": prompt, "temperature": 0, "max_tokens": 240, "logprobs": 0, "logit_bias": ends}
+            return client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["tokens"]
+
+        with ThreadPoolExecutor(8) as pool:
+            written = list(pool.map(ask, prompts))
+        assert [len(tokens) for tokens in written] == [240] * 8
+        for tokens, ids in zip(written, expected, strict=True):
+            assert tokens[: len(ids)] == [served.token_text(token) for token in ids]
+
+
 def test_a_model_that_cannot_be_batched_answers_one_request_after_another(served, folder):
     with served_model(folder) as other:
         other.engine.close()
@@ -87,6 +108,26 @@ def test_a_model_that_cannot_be_batched_answers_one_request_after_another(served
             assert texts(answer(client, max_tokens=20)) == texts(answer(batching, max_tokens=20))
             two = answer(client, n=2, temperature=1, seed=3)
             assert texts(two) == texts(answer(batching, n=2, temperature=1, seed=3))
+
+
+def test_weights_in_bf16_give_the_same_tokens_at_once_as_alone(folder):
+    opened = open_model(str(folder))
+    hold_weights(opened.model, Precision.BF16, "tiny")
+    model = ServedModel(opened, "tiny", 4, None)
+    try:
+        assert {parameter.dtype for parameter in opened.model.parameters()} == {torch.bfloat16}
+        ids = model.text_ids("the of and")
+        with client_of(model) as client:
+            body = {"prompt": ids, "temperature": 0, "max_tokens": 20, "logprobs": 1}
+            logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+        alone = [model.token_text(token) for token in greedy(model, ids, 20)]
+        place = next((place for place, token in enumerate(alone) if logprobs["tokens"][place] != token), 20)
+        if place < 20:  # two tokens that are equally likely in bf16
+            top = logprobs["top_logprobs"][place]
+            assert max(top.values()) - logprobs["token_logprobs"][place] < 0.05
+        assert place > 3
+    finally:
+        model.close()
 
 
 def test_a_conversation_is_answered_through_the_chat_template(served, client):
@@ -202,6 +243,7 @@ def test_an_object_of_json_begins_with_a_brace(client):
 def test_models_are_listed_with_what_they_can_do(client):
     (model,) = client.get("/v1/models").json()["data"]
     assert (model["id"], model["object"], model["context_length"]) == ("tiny", "model", 512)
+    assert model["endpoints"] == ["/v1/completions", "/v1/chat/completions"]
     assert client.get("/v1/models/tiny").json() == model
     assert texts(answer(client, model="tiny")) == texts(answer(client))
 

@@ -157,6 +157,7 @@ def test_running_answers_finish_when_the_server_is_asked_to_end(folder):
         (["--host", "0.0.0.0", "--port", "0"], "--host", "there is no key"),
         (["--host", "no.such.host.invalid"], "--host", "no.such.host.invalid"),
         (["--context", "1000000000", "--port", "0"], "--context", "write at most"),
+        (["--precision", "fp64", "--port", "0"], "--precision", "bf16"),
     ],
 )
 def test_what_it_cannot_do_is_one_message(folder, arguments, where, said):

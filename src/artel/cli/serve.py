@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from artel.cli.common import tell
-from artel.errors import missing_extra
+from artel.errors import InputError, missing_extra
 from artel.launching.quiet_libraries import quiet_libraries
 
 _EXTRA = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
@@ -22,6 +22,9 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(envvar="ARTEL_API_KEY", help="Clients must send it as a bearer token.")
     ] = None,
+    precision: Annotated[
+        str, typer.Option(help="What weights are held in: saved (as the folder has them), fp32 or bf16.")
+    ] = "saved",
     context: Annotated[
         int | None, typer.Option(min=2, help="Tokens of prompt and answer at most; the model's limit, up to 4,096.")
     ] = None,
@@ -43,10 +46,13 @@ def serve(
     _check_extra()
     quiet_libraries()
     from artel.inference.serve.app import Limits
-    from artel.inference.serve.server import ServerOptions, serve
+    from artel.inference.serve.server import Precision, ServerOptions, serve
 
+    if precision not in list(Precision):
+        raise InputError.at("--precision", f"there is no {precision}", f"write one of: {', '.join(Precision)}")
     limits = Limits(requests, queue, max_body, timeout)
-    serve(name, ServerOptions(host, port, api_key or None, context, cors or [], limits), tell)
+    options = ServerOptions(host, port, api_key or None, context, Precision(precision), cors or [], limits)
+    serve(name, options, tell)
 
 
 def _check_extra() -> None:

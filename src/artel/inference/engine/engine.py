@@ -231,7 +231,11 @@ class _Choosing(ContinuousBatchingLogitsProcessor):
 
 
 def _pages(model: PreTrainedModel, requests: int, context: int) -> int:
-    """Pages of the cache: room for all requests, in a share of free memory. Raises InputError where not for one."""
+    """Pages of the cache, in a share of free memory. Raises InputError where there is no room for one request.
+
+    There is room for a quarter of what all requests have at most: few fill their context. Where the cache is full, the
+    batcher sets one aside and reads it again later.
+    """
     config: Any = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -242,7 +246,7 @@ def _pages(model: PreTrainedModel, requests: int, context: int) -> int:
     if room < one:
         what = f"{context:,} tokens of context need {one * page / 2**30:.1f} GiB for keys and values"
         raise InputError.at("--context", what, f"write at most {max(1, (room - 1) * _PAGE)}")
-    return min(requests * one, room)
+    return min(max(one, requests * one // 4), room)
 
 
 # One after another ---------------------------------------------------------------------

@@ -51,6 +51,15 @@ class ServedModel:
         return self.opened.objective.generates
 
     @property
+    def endpoints(self) -> list[str]:
+        """The paths of the API that are for it, what it is best at first."""
+        if self.generates:
+            talks = not self.opened.objective.packs_text or bool(self.opened.tokenizer.hf.chat_template)
+            return ["/v1/chat/completions", "/v1/completions"][:: 1 if talks else -1]
+        ways = {"/v1/fill-mask": self.fills_masks, "/v1/answers": self.answers_questions, "/v1/embeddings": True}
+        return [path for path, can in ways.items() if can]
+
+    @property
     def fills_masks(self) -> bool:
         return self.opened.objective.auto_class == "AutoModelForMaskedLM"
 
@@ -89,6 +98,7 @@ class ServedModel:
             "owned_by": "artel",
             "objective": self.opened.objective.run.objective,
             "context_length": self.context,
+            "endpoints": self.endpoints,
         }
         if self.fills_masks:
             described["mask_token"] = self.opened.tokenizer.hf.mask_token

@@ -7,8 +7,11 @@ import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 
+import torch
 import uvicorn
+from transformers import PreTrainedModel
 
 from artel.errors import InputError
 from artel.inference.open import open_model
@@ -16,6 +19,15 @@ from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel, name_of
 
 Tell = Callable[[str], None]
+
+
+class Precision(StrEnum):
+    """What weights are held and multiplied in."""
+
+    SAVED = "saved"
+    """As the folder has them."""
+    FP32 = "fp32"
+    BF16 = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +40,7 @@ class ServerOptions:
     key: str | None = None
     context: int | None = None
     """Tokens of prompt and answer; the model's own limit, 4,096 at most, where None."""
+    precision: Precision = Precision.SAVED
     origins: list[str] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
 
@@ -41,7 +54,9 @@ def serve(name: str, options: ServerOptions, tell: Tell) -> None:
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(options.host, options.port))
         tell("loading the model")
-        served = ServedModel(open_model(name), name_of(name), options.limits.requests, options.context)
+        opened = open_model(name)
+        hold_weights(opened.model, options.precision, name)
+        served = ServedModel(opened, name_of(name), options.limits.requests, options.context)
         stack.callback(served.close)
         if served.engine is not None:
             tell(f"{served.name}: {served.engine.note}, {served.context:,} tokens of prompt and answer each")
@@ -52,6 +67,20 @@ def serve(name: str, options: ServerOptions, tell: Tell) -> None:
         server = uvicorn.Server(config)
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when all answers are finished
             server.run(sockets=[listening])
+
+
+def hold_weights(model: PreTrainedModel, precision: Precision, name: str) -> None:
+    """Hold a model's weights in float32 or bfloat16. Raises InputError where they are quantized.
+
+    Other tensors stay as they are: the frequencies of rotary positions need float32.
+    """
+    if precision is Precision.SAVED:
+        return
+    if getattr(model, "is_quantized", False):
+        raise InputError.at("--precision", f"the weights of {name} are quantized", "leave it out")
+    dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def _is_loopback(host: str) -> bool:

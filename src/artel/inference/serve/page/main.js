@@ -73,11 +73,16 @@ async function loadModels() {
   choose(state.models[0]);
 }
 
-/** What may be done with a model on this page, what it was trained for first. */
+const VIEW_OF = {
+  "/v1/chat/completions": "chat",
+  "/v1/completions": "text",
+  "/v1/fill-mask": "mask",
+  "/v1/answers": "question",
+};
+
+/** What may be done with a model on this page, what it is best at first. */
 function waysOf(model) {
-  if (model.mask_token) return ["mask"];
-  const ways = { causal: ["text", "chat"], chat: ["chat", "text"], preference: ["chat", "text"], span_qa: ["question"] };
-  return ways[model.objective] ?? [];
+  return model.endpoints.map((path) => VIEW_OF[path]).filter(Boolean);
 }
 
 function choose(model) {

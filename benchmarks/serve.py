@@ -1,0 +1,167 @@
+"""`artel serve` beside `transformers serve`, on one machine and one model.
+
+    python benchmarks/serve.py FOLDER --out benchmarks/serve.md
+
+Each client asks again as soon as it is answered, by OpenAI's client, streaming; servers take turns. For each server and
+number of clients: tokens a second of all clients, the median and the 95th percentile of the time to the first token,
+what was answered and what was not, and the most memory that the server had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import resource
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import openai
+
+TOPICS = "the sea, bread, a river, winter, Paris, a clock, horses, iron, music, the moon, a garden, tea".split(", ")
+TOKENS = 48
+
+
+@dataclass
+class Figures:
+    """What the clients of one server saw."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    first: list[float] = field(default_factory=list)
+    statuses: Counter[str] = field(default_factory=Counter)
+
+    def row(self, server: str, clients: int, memory: float) -> str:
+        first = sorted(self.first)
+        p95 = first[min(len(first) - 1, int(0.95 * len(first)))] if first else float("nan")
+        p50 = statistics.median(first) if first else float("nan")
+        statuses = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items()))
+        rate = self.tokens / self.seconds
+        return f"| {server} | {clients} | {rate:,.1f} | {p50:.2f} | {p95:.2f} | {statuses} | {memory:.2f} |"
+
+
+async def client(api: openai.AsyncOpenAI, model: str, number: int, end: float, figures: Figures) -> None:
+    turn = 0
+    while time.perf_counter() < end:
+        topic = TOPICS[(number + turn) % len(TOPICS)]
+        turn += 1
+        messages = [{"role": "user", "content": f"Write a few lines about {topic}. {'Be exact. ' * (number % 5)}"}]
+        began, seen = time.perf_counter(), 0
+        try:
+            stream = await api.chat.completions.create(
+                model=model, messages=messages, max_tokens=TOKENS, temperature=0, stream=True
+            )
+            async for part in stream:
+                if part.choices and part.choices[0].delta.content:
+                    if not seen:
+                        figures.first.append(time.perf_counter() - began)
+                    seen += 1
+                    figures.tokens += time.perf_counter() < end
+            figures.statuses["answered" if seen else "empty"] += 1
+        except openai.APIStatusError as error:
+            figures.statuses[str(error.status_code)] += 1
+        except openai.APIError as error:
+            figures.statuses[type(error).__name__] += 1
+
+
+async def load(url: str, model: str, clients: int, seconds: float) -> Figures:
+    figures = Figures(seconds)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=600) as api:
+        end = time.perf_counter() + seconds
+        await asyncio.gather(*(client(api, model, number, end, figures) for number in range(clients)))
+    return figures
+
+
+@contextmanager
+def server(command: list[str], port: int) -> Iterator[subprocess.Popen]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            if process.poll() is not None:
+                raise SystemExit(f"{' '.join(command)} ended with status {process.returncode}")
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health")
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
+
+
+def memory_gib(process: subprocess.Popen) -> float:
+    """The most that the server had resident so far."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 50])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--servers", nargs="+", default=["artel", "transformers", "transformers, batching"])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    folder = str(Path(options.folder).resolve())
+    scripts = Path(sys.executable).parent
+    hf = [
+        str(scripts / "transformers"),
+        "serve",
+        folder,
+        "--host",
+        "127.0.0.1",
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+    ]
+    sized = ["--continuous-batching", "--cb-num-blocks", "256", "--cb-block-size", "32", "--cb-max-batch-tokens", "512"]
+    commands = {
+        "artel": ([str(scripts / "artel"), "serve", folder], Path(folder).name),
+        "transformers": (hf, folder),
+        "transformers, batching": ([*hf, *sized], folder),
+    }
+    rows = []
+    for _ in range(options.rounds):
+        for name in options.servers:
+            command, model = commands[name]
+            port = free_port()
+            with server([*command, "--port", str(port)], port) as process:
+                url = f"http://127.0.0.1:{port}"
+                asyncio.run(load(url, model, 1, 5))  # what is made at the first request is not measured
+                for clients in options.clients:
+                    figures = asyncio.run(load(url, model, clients, options.seconds))
+                    rows.append(figures.row(name, clients, memory_gib(process)))
+                    print(rows[-1], flush=True)
+    if options.out:
+        head = "| server | clients | tokens/s | first token, median, s | 95 % | requests | memory, GiB |"
+        options.out.write_text("\n".join([head, "|---|---|---|---|---|---|---|", *rows]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
