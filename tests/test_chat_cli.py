@@ -11,6 +11,7 @@ import pytest
 from transformers import RobertaConfig
 from transformers import RobertaForMaskedLM as Encoder
 
+from artel.cli.line_editor import completions
 from artel.cli.main import main
 from artel.config import TokenizerTraining
 from artel.inference import ChatSettings, open_model
@@ -67,6 +68,40 @@ def test_a_script_of_messages_and_commands(with_marks, tmp_path):
     assert done.stdout.splitlines() == expected
     assert json.loads(saved_to.read_text())["messages"][-1]["content"] == "Я маленькая модель."
     assert "temperature = 0.0" in done.stderr
+
+
+def test_messages_of_several_lines_and_a_file_that_is_loaded(with_marks, chat_here):
+    lines = ['"""', "/help", ' me"""', "Who \\", "are you?", "/save talk.jsonl", "/reset", "/load talk.jsonl",
+             '"""My name is Ann."""', '"""never', "closed"]  # fmt: skip
+    options = ("--temperature", 0, "--repetition-penalty", 1, "--new-tokens", 30, "--json")
+    done = chat_here(with_marks, *options, typed="\n".join(lines).encode())
+    said = [message["content"] for message in json.loads(done.stdout)["messages"][::2]]
+    assert said == ["/help\n me", "Who \nare you?", "My name is Ann."]
+    assert "loaded: 2 messages with their answers" in done.stderr
+    assert (done.returncode, "standard input:10: the lines end within a message" in done.stderr) == (2, True)
+
+
+def test_tab_completes_commands_settings_and_files(tmp_path):
+    (tmp_path / "my talk.jsonl").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "other.jsonl").touch()
+    (tmp_path / ".hidden").touch()
+    expected = {
+        ("", "/s"): ["/save ", "/set "],
+        ("", "/"): ["/save ", "/set ", "/load "],
+        ("", "s"): [],
+        ("/set ", "t"): ["temperature ", "top_p "],
+        ("/set top_p ", ""): [],
+        ("/load ", ""): ["folder/", "my talk.jsonl"],
+        ("/save ", "fo"): ["folder/"],
+        ("/load ", "folder/o"): ["folder/other.jsonl"],
+        ("/load my ", "ta"): ["talk.jsonl"],
+        ("/load ", f"{tmp_path}/fo"): [f"{tmp_path}/folder/"],
+        ("/load ", "none/x"): [],
+        ("words /load ", "fo"): [],
+    }
+    commands, settings = ["/save", "/set", "/load"], ["temperature", "top_p", "seed"]
+    assert {key: completions(*key, commands, settings) for key in expected} == expected
 
 
 def test_json_and_mistakes_of_a_script(with_marks, chat_here):

@@ -26,7 +26,7 @@ os.execv(sys.executable, [sys.executable, "-m", "artel", *sys.argv[1:]])
 class Terminal:
     """`artel` at a pseudo-terminal: what is typed, and what is seen."""
 
-    def __init__(self, *arguments: str, stdout=None) -> None:
+    def __init__(self, *arguments: str, stdout=None, state: str = "state") -> None:
         self._master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, b"\x28\x00\xa0\x00\x00\x00\x00\x00")  # 40 lines of 160 columns
         self.process = subprocess.Popen(
@@ -35,7 +35,7 @@ class Terminal:
             stdout=stdout or slave,
             stderr=slave,
             start_new_session=True,
-            env={**ENVIRONMENT, **ONE_THREAD, "TERM": "dumb"},
+            env={**ENVIRONMENT, **ONE_THREAD, "TERM": "dumb", "XDG_STATE_HOME": state},
         )
         os.close(slave)
         self._screen = Screen(self._master)
@@ -126,3 +126,39 @@ def test_the_prompt_is_not_written_into_a_file(with_marks, tmp_path, terminal):
         seen.type("/exit\n")
         assert seen.process.wait(timeout=LIMIT) == 0
     assert (tmp_path / "out.txt").read_text() == "I am a tiny model.\n"
+
+
+@pytest.mark.processes
+def test_tab_completes_lines_go_on_and_what_was_typed_is_there_the_next_time(with_marks, tmp_path, terminal):
+    options = ("chat", with_marks, "--temperature", "0", "--repetition-penalty", "1")
+    seen = terminal(*options, state=str(tmp_path))
+    seen.until("> ")
+    seen.type("/se\ttemp\t0.0\n")
+    seen.until("temperature = 0.0")
+    seen.until("> ")
+    seen.type("Who \\\n")
+    seen.until("... ")
+    seen.type("are you?\n")
+    seen.until("> ")
+    seen.type('"""/reset is no command\n')
+    seen.until("... ")
+    seen.type('here"""\n')
+    seen.until("> ")
+    seen.type("/sa\ttalk.jsonl\n")
+    seen.until("saved: talk.jsonl")
+    seen.until("> ")
+    seen.type("/exit\n")
+    assert seen.process.wait(timeout=LIMIT) == 0
+    saved = json.loads((tmp_path / "talk.jsonl").read_text())["messages"]
+    assert [message["content"] for message in saved[::2]] == ["Who \nare you?", "/reset is no command\nhere"]
+
+    history = tmp_path / "artel" / "chat_history"
+    assert history.read_text().splitlines()[-1] == "/exit"
+    assert history.stat().st_mode & 0o077 == 0
+    seen = terminal(*options, state=str(tmp_path))
+    seen.until("> ")
+    seen.type("/lo\ttal\t\n")
+    seen.until("loaded: 2 messages")
+    seen.until("> ")
+    seen.type("\x10\x10\n")  # the line before the last one: /exit of the first conversation
+    assert seen.process.wait(timeout=LIMIT) == 0

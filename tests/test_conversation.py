@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from artel.errors import InputError
-from artel.inference import ChatSettings
-from artel.tokens.tokenizer.chat_template import CHATML
+from artel.inference import ChatSettings, open_model
+from artel.models.generate import Sampling, write_ids
+from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids, turn_end
 from support.chat_models import MARKS, as_messages, learned_by_heart, llama, said, saved, talk_with, trained_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,6 +109,68 @@ def test_save_writes_a_conversation_that_a_chat_source_reads(endless, tmp_path):
     for path, says in (("~nosuchuser/talk.jsonl", "there is no such home folder"), ("a\0b", "has a NUL")):
         with pytest.raises(InputError, match=says):
             talk.save(path)
+
+
+def test_load_goes_on_with_what_save_wrote(with_marks, tmp_path):
+    greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
+    talk = talk_with(with_marks, **greedy)
+    said(talk.answer("My name is Ann."))
+    talk.save("talk.jsonl")
+    said(talk.answer("What is my name?"))
+    other = talk_with(with_marks, system="Speak Russian.", **greedy)
+    other.load("talk.jsonl")
+    assert other.messages == talk.messages[:2]  # without the system message of the conversation before
+    assert said(other.answer("What is my name?")) == "Ann."
+    other.save("talk.jsonl")
+    assert json.loads(Path("talk.jsonl").read_text()) == {"messages": talk.messages}
+    with_system = {"messages": as_messages([("system", "Be brief."), ("user", "a"), ("assistant", "b")]), "id": 1}
+    Path("more.jsonl").write_text(json.dumps(with_system))
+    other.load("more.jsonl")
+    assert (other.system, other.messages) == ("Be brief.", with_system["messages"])
+    with pytest.raises(InputError, match="is there already"):
+        other.save("more.jsonl")  # it has more than a conversation
+
+    wrong = {
+        "": "has 0 lines",
+        "[1]": "not one conversation",
+        "{": "no JSON",
+        '{"messages": [{"role": "user"}]}': "no messages with role and content",
+        '{"messages": []}': "user and assistant by turns",
+        json.dumps({"messages": as_messages([("user", "a")])}): "user and assistant by turns",
+        json.dumps({"messages": as_messages([("assistant", "a"), ("user", "b")])}): "user and assistant by turns",
+        json.dumps(with_system) + "\n" + json.dumps(with_system): "has 2 lines",
+    }
+    before = other.messages
+    for text, says in wrong.items():
+        Path("wrong.jsonl").write_text(text)
+        with pytest.raises(InputError, match=says):
+            other.load("wrong.jsonl")
+    with pytest.raises(InputError, match="cannot be read"):
+        other.load("none.jsonl")
+    assert other.messages == before
+
+
+def test_what_was_said_is_answered_alike_whatever_the_engine_keeps(endless):
+    """Several answers in one conversation, each with what came before in the cache, and each by `write_ids` alone."""
+    talk = talk_with(endless, new_tokens=20, seed=3, temperature=0.8, repetition_penalty=1.3)
+    opened = open_model(str(endless))
+    for number, message in enumerate(("Who are you?", "What is my name?", "a " * 50)):
+        ids = prompt_ids(opened.tokenizer, CHATML, [*talk.messages, {"role": "user", "content": message}])
+        sampling = Sampling(20, 0.8, 40, 0.6, 3 + number, 1.3)
+        end = turn_end(opened.tokenizer, CHATML)
+        alone = said(write_ids(opened.model, opened.tokenizer, ids, sampling, None, end))
+        assert said(talk.answer(message)) == alone.strip()
+    talk.set("new_tokens", "5000")  # more than the engine has room for
+    pieces = talk.answer("Hi")
+    assert next(pieces)
+    pieces.close()
+    talk.close()
+    talk.set("new_tokens", "20")
+    talk.reset()
+    ids = prompt_ids(opened.tokenizer, CHATML, [{"role": "user", "content": "Hi"}])
+    sampling = Sampling(20, 0.8, 40, 0.6, 3, 1.3)
+    alone = said(write_ids(opened.model, opened.tokenizer, ids, sampling, None, end))
+    assert said(talk.answer("Hi")) == alone.strip()
 
 
 def test_settings():

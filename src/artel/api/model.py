@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -178,9 +179,9 @@ class Model:
 
         system_message, pairs, message = _conversation(messages)
         settings = ChatSettings(len(pairs), max_new_tokens, repetition_penalty, temperature, top_p, top_k, seed)
-        session = ChatSession(self._opened, settings, system or system_message, tell)
-        session.exchanges = [Exchange(question, answer, True) for question, answer in pairs]
-        return "".join(session.answer(message))
+        with closing(ChatSession(self._opened, settings, system or system_message, tell)) as session:
+            session.exchanges = [Exchange(question, answer, True) for question, answer in pairs]
+            return "".join(session.answer(message))
 
     @leaves_process_unchanged()
     def answer(self, question: str, context: str) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -53,8 +54,9 @@ def chat(
         script = "-"
     lines = None if script is None else _lines(script)
     screen = Screen(sys.stderr if as_json else sys.stdout)
-    session = Session(ChatSession(open_model(name), settings, system, screen.tell), screen)
-    status = session.run_terminal() if lines is None else session.run_script(lines, script or "")
+    with closing(ChatSession(open_model(name), settings, system, screen.tell)) as talk:
+        session = Session(talk, screen)
+        status = session.run_terminal() if lines is None else session.run_script(lines, script or "")
     if as_json:
         print_json(
             {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from artel.cli.common import tell, tell_error
+from artel.cli.line_editor import line_editor
 from artel.cli.streams import write_out
 from artel.errors import ArtelError, InputError
 from artel.printable import in_lines
@@ -18,15 +18,19 @@ if TYPE_CHECKING:
     from artel.inference.chat import Exchange
 
 _PROMPT = "> "
+_MORE = "... "
+_QUOTES = '"""'
 _COMMANDS = {
     "/reset": "forget what was said",
     "/system TEXT": "give the model a system message, or none",
     "/set NAME VALUE": "change a setting; alone, show them all",
     "/save FILE": "write the conversation as a line of JSON",
+    "/load FILE": "go on with a conversation that /save wrote",
     "/retry": "another answer to the last message",
     "/exit": "end, as Ctrl-D does; Ctrl-C stops an answer",
     "/help": "show this list",
 }
+_LONG_LINES = 'a line that ends with \\ goes on in the next one; so does a message between """ and """'
 
 
 class Screen:
@@ -62,12 +66,15 @@ class Session:
 
     def run_terminal(self) -> int:
         """Talk until Ctrl-D or /exit; a mistake is shown and the conversation continues. Exit status 0."""
-        with suppress(ImportError):  # editing and history of lines, where Python has them
-            import readline  # noqa: F401
-        tell("/help lists the commands, Ctrl-D ends")
+        tell("/help lists the commands, Tab completes them, Ctrl-D ends")
+        names = [usage.split()[0] for usage in _COMMANDS]
+        with line_editor(names, list(asdict(self.talk.settings))):
+            return self._talk()
+
+    def _talk(self) -> int:
         while True:
             try:
-                if not self._take(_ask()):
+                if not self._take(_whole(_ask(_PROMPT), lambda: _ask(_MORE))):
                     return 0
             except EOFError:
                 tell("")
@@ -81,27 +88,35 @@ class Session:
         """Take all lines, and show each with its answer. The exit status of the first mistake, or 0."""
         status = 0
         place = "standard input" if name == "-" else name
-        for number, line in enumerate(lines, 1):
+        numbered = enumerate(lines, 1)
+
+        def next_line() -> str:
+            for _, line in numbered:
+                return _checked(line)
+            raise InputError.at("", "the lines end within a message", f"end it with {_QUOTES}, or without a \\")
+
+        for number, line in numbered:
             if not line.strip():
                 continue
             try:
-                self._screen.write(f"{_PROMPT}{_checked(line).strip()}")
+                entry = _whole(_checked(line), next_line)
+                self._screen.write(f"{_PROMPT}{entry.text}")
                 self._screen.end_line()
-                if not self._take(line):
+                if not self._take(entry):
                     break
             except ArtelError as error:
                 tell_error(error, f"{place}:{number}: ")
                 status = status or error.exit_code
         return status
 
-    def _take(self, line: str) -> bool:
+    def _take(self, entry: _Entry) -> bool:
         """Answer a message or run a command. False when it ends the conversation."""
-        if not line.strip():
+        if not entry.text:
             return True
-        if not line.startswith("/"):
-            self._show(self.talk.answer(line.strip()))
+        if not entry.is_command:
+            self._show(self.talk.answer(entry.text))
             return True
-        command, _, rest = line.strip().partition(" ")
+        command, _, rest = entry.text.partition(" ")
         return self._run(command, rest.strip())
 
     def _run(self, command: str, rest: str) -> bool:
@@ -122,6 +137,9 @@ class Session:
         elif command == "/save" and rest:
             self.talk.save(rest)
             tell(f"saved: {rest}")
+        elif command == "/load" and rest:
+            self.talk.load(rest)
+            tell(f"loaded: {len(self.talk.exchanges):,} messages with their answers")
         elif command == "/retry" and not rest:
             self._show(self.talk.retry())
         elif command == "/help" and not rest:
@@ -141,11 +159,33 @@ class Session:
             self._screen.end_line()
 
 
-def _ask() -> str:
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A message or a command, of one line or several."""
+
+    text: str
+    is_command: bool = False
+
+
+def _whole(line: str, next_line: Callable[[], str]) -> _Entry:
+    """What begins with a line: it goes on after a backslash at the end, and from three quotes to three quotes."""
+    quoted = line.lstrip()
+    if quoted.startswith(_QUOTES):
+        text = quoted.removeprefix(_QUOTES)
+        while not text.rstrip().endswith(_QUOTES):
+            text += "\n" + next_line()
+        return _Entry(text.rstrip().removesuffix(_QUOTES).strip())
+    text = line
+    while text.endswith("\\"):
+        text = text[:-1] + "\n" + next_line()
+    return _Entry(text.strip(), text.startswith("/"))
+
+
+def _ask(prompt: str) -> str:
     """Read a line from the terminal. Raises EOFError at Ctrl-D."""
     if sys.stdout.isatty():
-        return _checked(input(_PROMPT))
-    print(_PROMPT, end="", file=sys.stderr, flush=True)  # standard output is a file, and gets no prompt
+        return _checked(input(prompt))
+    print(prompt, end="", file=sys.stderr, flush=True)  # standard output is a file, and gets no prompt
     return _checked(input())
 
 
@@ -159,7 +199,7 @@ def _checked(line: str) -> str:
 
 
 def _help() -> list[str]:
-    return [f"{usage:<17} {what}" for usage, what in _COMMANDS.items()]
+    return [*(f"{usage:<17} {what}" for usage, what in _COMMANDS.items()), _LONG_LINES]
 
 
 def _misunderstood(command: str) -> InputError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,20 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from artel.config.schema.quantities import read_count, read_number
-from artel.errors import InputError, Problem
+from artel.errors import InputError, Problem, WorkError
+from artel.inference.engine.engine import Engine, EngineError, SequentialEngine, make_engine
+from artel.inference.engine.one import write_text
 from artel.inference.open import OpenedModel
-from artel.models.generate import Sampling, write_ids
+from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
-from artel.storage import check_new, user_path, write_file
+from artel.objectives.base import Beginning
+from artel.storage import check_new, check_regular, user_path, write_file
 from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, TurnEnd, prompt_ids, template_of, turn_end
 
 Tell = Callable[[str], None]
+
+_CONTEXT = 4096
+"""Tokens of prompt and answer up to which what was said stays in the engine's cache, and is not read again."""
 
 # The smallest and largest value of each setting. The bounds of the penalty keep any logits within float32.
 _RANGES = {
@@ -91,11 +99,14 @@ class ChatSession:
         self.settings = settings
         self.system = system
         self.exchanges: list[Exchange] = []
+        self._name = opened.name
         self._model, self._tokenizer = opened.model, opened.tokenizer
         self._window = position_limit(opened.model)
         self._tell = tell
         self._saved: set[Path] = set()
         self._written = 0  # number of answers so far: each has its own seed
+        self._engine = _ChatEngine(opened)
+        weakref.finalize(self, self._engine.close)
         setting = opened.run.chat.template if opened.run is not None else "auto"
         self._template = template_of(self._tokenizer, setting)
         end = turn_end(self._tokenizer, self._template)
@@ -149,8 +160,28 @@ class ChatSession:
         write_file(file, line + "\n")
         self._saved.add(file)
 
+    def load(self, path: str) -> None:
+        """Go on with a conversation that `save` wrote, in place of this one. Raises InputError.
+
+        Its system message, or none, becomes that of this one. `save` replaces the file then.
+        """
+        file = user_path(path, "load").absolute()
+        fields = _read_conversation(file, path)
+        messages = fields["messages"]
+        self.system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
+        pairs = zip(messages[::2], messages[1::2], strict=True)
+        self.exchanges = [Exchange(asked["content"], answered["content"], True) for asked, answered in pairs]
+        self._written = len(self.exchanges)
+        if fields.keys() == {"messages"}:
+            self._saved.add(file)
+
+    def close(self) -> None:
+        """End the engine; a closed conversation can be saved, and begins again with the next message."""
+        self._engine.close()
+
     def _answer(self, message: str, before: list[Exchange]) -> Iterator[str]:
         ids = self._prompt(message, before)
+        check_embedded(self._model, self._tokenizer, ids)
         new_tokens = self.settings.new_tokens
         if self._window is not None and len(ids) + new_tokens > self._window:
             new_tokens = self._window - len(ids)
@@ -170,14 +201,17 @@ class ChatSession:
         return self._write(exchange, ids, sampling)
 
     def _write(self, exchange: Exchange, ids: list[int], sampling: Sampling) -> Iterator[str]:
-        pieces = write_ids(self._model, self._tokenizer, ids, sampling, self._window, self._stop)
+        engine = self._engine.of(len(ids) + sampling.new_tokens)
+        pieces = write_text(engine, self._tokenizer, Beginning(ids, self._stop), sampling)
         space = ""
         while True:
             try:
                 piece = space + next(pieces)
             except StopIteration as end:
-                exchange.finished = end.value
+                exchange.finished = end.value == "stop"
                 break
+            except EngineError as error:
+                raise WorkError.at(self._name, f"the model failed: {error}") from None
             # White space around an answer belongs to the template: after `Assistant:` the model writes the space that
             # the template writes before an answer in the history.
             text = piece.rstrip() if exchange.answer else piece.strip()
@@ -224,6 +258,63 @@ class ChatSession:
             messages.append({"role": "user", "content": exchange.message})
             messages.append({"role": "assistant", "content": exchange.answer})
         return messages
+
+
+class _ChatEngine:
+    """The engine of a conversation: it keeps what was said in its cache, as long as there is room."""
+
+    def __init__(self, opened: OpenedModel) -> None:
+        self._opened = opened
+        self._engine: Engine | None = None
+        self._room = 0
+
+    def of(self, tokens: int) -> Engine:
+        """An engine with room for so many tokens of prompt and answer."""
+        if self._engine is None or tokens > self._room:
+            self.close()
+            self._engine = self._made(tokens)
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _made(self, tokens: int) -> Engine:
+        opened = self._opened
+        self._room = min(_CONTEXT, position_limit(opened.model) or _CONTEXT)
+        if tokens <= self._room:
+            with suppress(InputError):  # keys and values for so many tokens in a share of the free memory
+                return make_engine(opened.model, opened.tokenizer, 1, self._room)
+        self._room = tokens
+        return SequentialEngine(opened.model, opened.tokenizer, "")
+
+
+def _read_conversation(file: Path, name: str) -> dict[str, Any]:
+    """The fields of a file of one conversation: a system message or none, then messages and their answers."""
+    fix = "give a file that /save wrote"
+    check_regular(file)
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        fields = json.loads(lines[0]) if len(lines) == 1 else None
+    except OSError as error:
+        raise InputError.at("load", f"{name} cannot be read: {error.strerror}", fix) from None
+    except (ValueError, RecursionError):
+        raise InputError.at("load", f"{name} is no JSON", fix) from None
+    if not isinstance(fields, dict):
+        raise InputError.at("load", f"{name} has {len(lines):,} lines, not one conversation", fix)
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise InputError.at("load", f"{name} has no messages with role and content", fix)
+    roles = [message["role"] for message in messages]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if not turns or turns != ["user", "assistant"] * (len(turns) // 2):
+        raise InputError.at("load", f"{name}: its messages are not those of user and assistant by turns", fix)
+    return fields
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
 
 
 def end_ids(model: PreTrainedModel) -> set[int]:

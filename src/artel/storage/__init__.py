@@ -4,7 +4,7 @@ from artel.storage.atomic import check_new, discard, new_folder, point, remove_l
 from artel.storage.bus_errors import kept_bus_error_handler, report_bus_errors
 from artel.storage.checksums import checksum
 from artel.storage.http.download import Download, fetch
-from artel.storage.locations import cache_folder, check_cache, disk_errors, folder_problem, user_path
+from artel.storage.locations import cache_folder, check_cache, disk_errors, folder_problem, state_folder, user_path
 from artel.storage.locks import lock
 from artel.storage.regular_files import check_regular, check_regular_in, special_kind
 from artel.storage.remote.access import is_remote
@@ -49,6 +49,7 @@ __all__ = [
     "report_bus_errors",
     "scratch_folder",
     "special_kind",
+    "state_folder",
     "user_path",
     "write_bytes",
     "write_file",

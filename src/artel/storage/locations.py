@@ -32,6 +32,14 @@ def user_path(path: str, key: str) -> Path:
         raise InputError.at(key, what, fix) from None
 
 
+def state_folder() -> Path | None:
+    """$XDG_STATE_HOME/artel, else ~/.local/state/artel; None if there is no home folder. It need not exist yet."""
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "artel"
+    except RuntimeError:
+        return None
+
+
 def cache_folder() -> Path:
     """$ARTEL_CACHE, else $XDG_CACHE_HOME/artel, else ~/.cache/artel. It need not exist yet.
 

@@ -134,6 +134,7 @@ class BatchingEngine(Engine):
         self.note = f"up to {requests} requests at once"
         self._model = model.eval()
         self._generations: dict[str, Generation] = {}
+        self._attention = model.config._attn_implementation
         if model.device.type == "cpu":
             model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
         pages = _pages(model, requests, context)
@@ -152,8 +153,14 @@ class BatchingEngine(Engine):
         processors.logits_processor.append(_Choosing(self._generations))
         processors.tensors_required += 1
         processors.do_processing = True
-        self._manager.start()
+        self._start()
         self._try()
+
+    def _start(self) -> None:
+        """Begin computing, in a daemon: threads are what the one is that starts them. A process never waits for it."""
+        starter = threading.Thread(target=self._manager.start, daemon=True)
+        starter.start()
+        starter.join()
 
     def _try(self) -> None:
         """Raise what the model raises in continuous batching."""
@@ -162,12 +169,13 @@ class BatchingEngine(Engine):
         error = self._manager.background_thread_status.fatal_error
         if result is None or result.error or error is not None:
             self._manager.stop(block=True, hard_stop=True)
+            self._model.set_attn_implementation(self._attention)
             raise EngineError(str(error or (result and result.error) or "a trial gave no token"))
 
     def submit(self, prompt: list[int], generation: Generation) -> None:
         self._generations[generation.name] = generation
         if not self._manager.is_running():  # a forward pass failed, and with it all that was being answered
-            self._manager.start()
+            self._start()
 
         def finished(output: Any) -> None:
             if output.error:
@@ -190,6 +198,7 @@ class BatchingEngine(Engine):
 
     def close(self) -> None:
         self._manager.stop(block=True)
+        self._model.set_attn_implementation(self._attention)
 
 
 class _AtOnce:
@@ -259,7 +268,7 @@ class SequentialEngine(Engine):
         self.note = note
         self._model, self._tokenizer = model, tokenizer
         self._jobs: queue.Queue[tuple[list[int], Generation] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._run, name="artel-engine")
+        self._thread = threading.Thread(target=self._run, name="artel-engine", daemon=True)
         self._thread.start()
 
     def submit(self, prompt: list[int], generation: Generation) -> None:
