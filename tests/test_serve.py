@@ -8,12 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from artel.inference import open_model
 from artel.inference.engine.engine import BatchingEngine, SequentialEngine
 from artel.inference.serve.app import Limits
 from artel.inference.serve.served import ServedModel
-from artel.inference.serve.server import Precision, hold_weights
+from artel.inference.serve.server import Precision, ServerOptions, hold_weights
+from artel.inference.serve.vllm import vllm_arguments
 from artel.models.generate import Sampling, write_tokens
 from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids
 from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
@@ -80,6 +83,20 @@ def test_prompts_of_all_lengths_at_once_get_the_tokens_that_generate_writes(serv
         choices = list(pool.map(ask, range(12)))
     decode = served.opened.tokenizer.decode
     assert [choice["logprobs"]["tokens"] for choice in choices] == [[decode([id]) for id in ids] for ids in expected]
+
+
+def test_vllm_is_given_the_model_and_an_adapter_over_its_base(folder, tmp_path):
+    options = ServerOptions(port=9000, context=300, precision=Precision.BF16)
+    said = " ".join(vllm_arguments(str(folder), options))
+    assert said.startswith(f"serve {folder} --served-model-name tiny --host 127.0.0.1 --port 9000 --dtype bfloat16")
+    assert said.endswith("--max-num-seqs 16 --max-model-len 300")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.name_or_path = str(folder)
+    get_peft_model(model, LoraConfig(r=12, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    said = " ".join(vllm_arguments(str(tmp_path / "adapter"), ServerOptions()))
+    assert said.startswith(
+        f"serve {folder} --enable-lora --max-lora-rank 16 --lora-modules adapter={tmp_path / 'adapter'}"
+    )
 
 
 def test_more_than_the_cache_holds_is_set_aside_and_written_to_its_end(folder):

@@ -103,6 +103,39 @@ def test_many_clients_at_once_get_the_same_answer(server):
     assert len(set(answers)) == 1
 
 
+async def in_turn(server, count, at_once=16):
+    """So many short requests, whole and streamed, and a few that are refused."""
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as client:
+        numbers = iter(range(count))
+
+        async def ask():
+            for number in numbers:
+                wanted = {"model": "tiny", "prompt": f"to {number}", "max_tokens": 1 + number % 7, "logprobs": 1}
+                if number % 50 == 0:
+                    with pytest.raises(openai.BadRequestError):
+                        await client.completions.create(**wanted | {"max_tokens": 10_000})
+                elif number % 2:
+                    await client.completions.create(**wanted)
+                else:
+                    assert [part async for part in await client.completions.create(**wanted, stream=True)]
+
+        await asyncio.gather(*(ask() for _ in range(at_once)))
+
+
+def resident(server) -> int:
+    """Bytes."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status)[1])
+
+
+@pytest.mark.long
+def test_memory_does_not_grow_with_requests(server):
+    asyncio.run(in_turn(server, 500))
+    before = resident(server)
+    asyncio.run(in_turn(server, 2000))
+    assert resident(server) - before < 2000 * 8 * 1024
+
+
 @pytest.mark.parametrize("page", ["docs/serve.md", "docs/ru/serve.md"])
 def test_the_program_of_the_page_gets_an_answer(server, page):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
@@ -158,6 +191,8 @@ def test_running_answers_finish_when_the_server_is_asked_to_end(folder):
         (["--host", "no.such.host.invalid"], "--host", "no.such.host.invalid"),
         (["--context", "1000000000", "--port", "0"], "--context", "write at most"),
         (["--precision", "fp64", "--port", "0"], "--precision", "bf16"),
+        (["--engine", "vllm"], "--engine", "pip install vllm"),
+        (["--engine", "llama"], "--engine", "artel or vllm"),
     ],
 )
 def test_what_it_cannot_do_is_one_message(folder, arguments, where, said):

@@ -32,6 +32,7 @@ def serve(
     queue: Annotated[int, typer.Option(min=0, help="Answers that wait; who comes then gets 429.")] = 64,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for an answer, which is cut off then.")] = 600,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request at most.")] = 2 * 2**20,
+    engine: Annotated[str, typer.Option(help="artel, or vllm: its own server, where it is installed.")] = "artel",
     cors: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Pages of this origin may call; may be repeated.")
     ] = None,
@@ -48,10 +49,16 @@ def serve(
     from artel.inference.serve.app import Limits
     from artel.inference.serve.server import Precision, ServerOptions, serve
 
+    if engine not in ("artel", "vllm"):
+        raise InputError.at("--engine", f"there is no {engine}", "write artel or vllm")
     if precision not in list(Precision):
         raise InputError.at("--precision", f"there is no {precision}", f"write one of: {', '.join(Precision)}")
     limits = Limits(requests, queue, max_body, timeout)
     options = ServerOptions(host, port, api_key or None, context, Precision(precision), cors or [], limits)
+    if engine == "vllm":
+        from artel.inference.serve.vllm import hand_over
+
+        hand_over(name, options)
     serve(name, options, tell)
 
 

@@ -47,10 +47,7 @@ class ServerOptions:
 
 def serve(name: str, options: ServerOptions, tell: Tell) -> None:
     """Serve a model until a signal comes. Raises InputError before the model is loaded, where that is possible."""
-    loopback = _is_loopback(options.host)
-    if not loopback and not options.key:
-        fix = "write --api-key KEY, or set ARTEL_API_KEY; or leave --host out"
-        raise InputError.at("--host", f"{options.host} can be reached by others, and there is no key", fix)
+    loopback = check_key(options)
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(options.host, options.port))
         tell("loading the model")
@@ -67,6 +64,15 @@ def serve(name: str, options: ServerOptions, tell: Tell) -> None:
         server = uvicorn.Server(config)
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when all answers are finished
             server.run(sockets=[listening])
+
+
+def check_key(options: ServerOptions) -> bool:
+    """Whether the server can be reached from this machine alone. Raises InputError where it cannot and has no key."""
+    loopback = _is_loopback(options.host)
+    if not loopback and not options.key:
+        fix = "write --api-key KEY, or set ARTEL_API_KEY; or leave --host out"
+        raise InputError.at("--host", f"{options.host} can be reached by others, and there is no key", fix)
+    return loopback
 
 
 def hold_weights(model: PreTrainedModel, precision: Precision, name: str) -> None:

@@ -1,0 +1,61 @@
+"""`artel serve --engine vllm`: vLLM's own server for the model, where vLLM is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from artel.errors import InputError
+from artel.inference.open import check_run_name
+from artel.inference.serve.served import name_of
+from artel.inference.serve.server import Precision, ServerOptions, check_key
+from artel.models.adapters import read_adapter
+from artel.training import RunFolder
+
+_DTYPES = {Precision.SAVED: "auto", Precision.FP32: "float32", Precision.BF16: "bfloat16"}
+
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks of adapters that vLLM knows."""
+
+
+def hand_over(name: str, options: ServerOptions) -> None:
+    """Become vLLM's server. Raises InputError where vLLM is not installed, and for a run without a model."""
+    check_key(options)
+    program = shutil.which("vllm")
+    if program is None:
+        fix = "pip install vllm, on a machine with a GPU; or leave --engine out"
+        raise InputError.at("--engine", "vllm is not installed", fix)
+    key = {} if options.key is None else {"VLLM_API_KEY": options.key}
+    os.execve(program, [program, *vllm_arguments(name, options)], {**os.environ, **key})
+
+
+def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
+    """The command line of vLLM's server; an adapter is served over its base, by the adapter's name.
+
+    Raises InputError for a run that has no model yet.
+    """
+    folder = _model_folder(name)
+    adapter = read_adapter(folder)
+    arguments = ["serve", folder if adapter is None else adapter.base]
+    if adapter is None:
+        arguments += ["--served-model-name", name_of(name)]
+    else:
+        rank = min((rank for rank in _RANKS if rank >= adapter.config.r), default=adapter.config.r)
+        arguments += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name_of(name)}={folder}"]
+    arguments += ["--host", options.host, "--port", str(options.port), "--dtype", _DTYPES[options.precision]]
+    arguments += ["--max-num-seqs", str(options.limits.requests)]
+    if options.context is not None:
+        arguments += ["--max-model-len", str(options.context)]
+    return arguments
+
+
+def _model_folder(name: str) -> str:
+    """The folder or hub id of a model; of a run its final model."""
+    check_run_name(name)
+    folder = RunFolder(Path(name))
+    if not folder.config.is_file():
+        return name
+    if not folder.has_newest_model:
+        raise InputError.at(name, "has no final model yet", f"end it first: artel train {folder.config}")
+    return str(folder.model)
