@@ -119,6 +119,12 @@ def test_other_prompts_settings_and_files_are_refused(plain, generate):
     Path("prompts.txt").write_text("the of\nand so\n")
     status, _, said = generate(*options)
     assert (status, "prompts.txt:2: is another prompt than the one that out.jsonl:2 answers" in said) == (2, True)
+    weights = plain / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-4] + b"\0\0\0\0")
+    status, _, said = generate(*options)
+    weights.write_bytes(content)
+    assert (status, "begun with other settings: weights " in said) == (2, True)
     Path("prompts.txt").write_text("the of\n")
     assert "more results than the 1 prompts" in generate(*options)[2]
     Path("other.jsonl").write_text("mine")

@@ -28,10 +28,10 @@ def generate_file(
     as_json: bool,
 ) -> None:
     """Answer what is not answered yet, with progress. Raises InputError before the model is opened where it can."""
-    from artel.inference.batch import Results, answers, read_prompts
+    from artel.inference.batch import Results, answers, read_prompts, weights_of
 
     prompts = read_prompts(prompts_file)
-    with Results.open(out, prompts, {"model": name} | settings) as results:
+    with Results.open(out, prompts, {"model": name, "weights": weights_of(name)} | settings) as results:
         before = results.done
         if before:
             tell(f"{before:,} of {len(prompts):,} prompts are answered in {out}")

@@ -2,6 +2,6 @@
 
 from artel.inference.batch.answers import answers
 from artel.inference.batch.prompts import Prompt, read_prompts
-from artel.inference.batch.results import Results
+from artel.inference.batch.results import Results, weights_of
 
-__all__ = ["Prompt", "Results", "answers", "read_prompts"]
+__all__ = ["Prompt", "Results", "answers", "read_prompts", "weights_of"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from artel.errors import InputError, Problem
-from artel.inference.batch.prompts import Prompt
+from artel.inference.batch.prompts import Prompt, refuse
 from artel.inference.chat import end_ids
 from artel.inference.engine.engine import Engine, SequentialEngine, make_engine
 from artel.inference.engine.many import write_texts
@@ -18,8 +19,7 @@ from artel.objectives.base import Beginning
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, prompt_ids, template_of, turn_end
 
 Tell = Callable[[str], None]
-_AT_ONCE = {"cpu": 16}
-_AT_ONCE_ELSEWHERE = 64
+_AT_ONCE, _AT_ONCE_ON_CPU = 64, 16
 
 
 def answers(
@@ -33,10 +33,11 @@ def answers(
     _check_kinds(opened, prompts[start:])
     begin = _beginnings(opened, prompts[start:])
     if begin is None:
-        yield from (_reply(opened, prompt, sampling) for prompt in prompts[start:])
+        for number, prompt in enumerate(prompts[start:], start):
+            yield _reply(opened, prompt, replace(sampling, seed=sampling.seed + number))
         return
     window = position_limit(opened.model)
-    at_once = _AT_ONCE.get(opened.model.device.type, _AT_ONCE_ELSEWHERE)
+    at_once = _AT_ONCE_ON_CPU if opened.model.device.type == "cpu" else _AT_ONCE
     longest = max(len(one.ids) for one in begin) + sampling.new_tokens
     engine = _engine(opened, at_once, longest if window is None else min(longest, window + 1))
     tell(engine.note)
@@ -74,8 +75,7 @@ def _check_kinds(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
             problems.append(Problem(prompt.place, f"{opened.name} answers no questions", 'write {"prompt": "…"}'))
         elif prompt.messages is not None and not opened.objective.generates:
             problems.append(Problem(prompt.place, f"{opened.name} does not talk", 'write {"prompt": "…"}'))
-    if problems:
-        raise InputError(problems[:20])
+    refuse(problems)
 
 
 def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[Beginning] | None:
@@ -97,8 +97,7 @@ def _beginnings(opened: OpenedModel, prompts: Sequence[Prompt]) -> list[Beginnin
             problems.append(Problem(prompt.place, what, "write it as the template expects"))
         except InputError as error:
             problems += [Problem(prompt.place, problem.what, problem.fix) for problem in error.problems]
-    if problems:
-        raise InputError(problems[:20])
+    refuse(problems)
     return found
 
 

@@ -45,14 +45,19 @@ def read_prompts(name: str) -> list[Prompt]:
             prompts.append(parse(place, _decoded(line)))
         except _BadLine as error:
             problems.append(Problem(place, *error.args))
-    if len(problems) > _SHOWN_PROBLEMS:
-        more = len(problems) - _SHOWN_PROBLEMS
-        problems[_SHOWN_PROBLEMS:] = [Problem(name, f"{more:,} more lines are wrong")]
-    if problems:
-        raise InputError(problems)
+    refuse(problems)
     if not prompts:
         raise InputError.at(_KEY, f"{name} has no prompts", "write one on each line")
     return prompts
+
+
+def refuse(problems: list[Problem]) -> None:
+    """Raise InputError with the problems of lines, if there are any; the first of very many."""
+    more = len(problems) - _SHOWN_PROBLEMS
+    if more > 0:
+        problems = [*problems[:_SHOWN_PROBLEMS], Problem(_KEY, f"{more:,} more lines are wrong")]
+    if problems:
+        raise InputError(problems)
 
 
 def _lines(name: str) -> Iterator[tuple[str, bytes]]:

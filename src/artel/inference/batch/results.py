@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from artel.inference.batch.prompts import Prompt
 from artel.storage import check_new, check_regular, disk_errors, lock, user_path, write_file
 
 _KEY = "--out"
+_WEIGHTS_READ = 2**16
+"""Bytes of each file of weights: training changes all of them."""
 
 
 class Results:
@@ -82,7 +85,7 @@ def _take_up(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
             if result is None:
                 break
             where = prompts[done].place if done < len(prompts) else name
-            if done >= len(prompts) or any(result.get(key) != own for key, own in prompts[done].fields.items()):
+            if done >= len(prompts) or not _has(result, prompts[done].fields):
                 what = f"is another prompt than the one that {name}:{done + 1} answers"
                 if done >= len(prompts):
                     what = f"has more results than the {len(prompts):,} prompts"
@@ -91,6 +94,25 @@ def _take_up(name: str, path: Path, prompts: Sequence[Prompt]) -> int:
             done += 1
         file.truncate(end)
     return done
+
+
+def _has(result: dict[str, Any], fields: dict[str, Any]) -> bool:
+    """Whether it begins with these fields, as JSON writes them: NaN is NaN there."""
+    return json.dumps({name: result.get(name) for name in fields}) == json.dumps(fields)
+
+
+def weights_of(name: str) -> str:
+    """A short checksum of the weights in a run's or a model's folder, by the ends of their files; empty for others."""
+    folder = Path(name)
+    files = [*folder.glob("*.safetensors"), *folder.glob("model/*.safetensors")]
+    files += folder.glob("checkpoints/latest/**/*.safetensors")
+    checksum = 0
+    for file in sorted(files):
+        with file.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(max(0, size - _WEIGHTS_READ))
+            checksum = zlib.crc32(opened.read(), zlib.crc32(str(size).encode(), checksum))
+    return f"{checksum:08x}" if files else ""
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
