@@ -135,6 +135,8 @@ def test_other_prompts_settings_and_files_are_refused(plain, generate):
         assert generate(plain, *wrong)[0] == 2
     assert "no-file cannot be read" in generate("no-model", "--prompts", "no-file", "--out", "x")[2]
     assert not Path("x").exists()
+    assert generate("no-model", *options[1:-1], "y")[0] == 2
+    assert not any(Path().glob("*y*"))
 
 
 def test_all_bad_lines_are_told_before_the_model_is_looked_for(generate):

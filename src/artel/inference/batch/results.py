@@ -55,8 +55,14 @@ class Results:
             else:
                 write_file(beside, json.dumps(settings, ensure_ascii=False, indent=1) + "\n")
             with disk_errors(path.parent), path.open("ab") as file:
-                yield cls(file, path, done)
-                os.fsync(file.fileno())
+                results = cls(file, path, done)
+                try:
+                    yield results
+                finally:
+                    os.fsync(file.fileno())
+                    if not results.done:  # nothing was begun: the model was not found, say
+                        path.unlink(missing_ok=True)
+                        beside.unlink(missing_ok=True)
 
 
 def _check_settings(name: str, path: Path, beside: Path, settings: dict[str, Any]) -> None:
