@@ -29,7 +29,6 @@ $(VENV)/.product: pyproject.toml constraints.txt
 
 $(VENV)/.installed: $(VENV)/.product
 	$(PIP) --no-build-isolation --editable ".[dev]"
-	$(PIP) --no-deps "trackio>=0.43"
 	$(PIP) --no-deps --target $(VENV)/torchao "torchao>=0.18"
 	$(PIP) --no-deps --target $(VENV)/deepspeed "deepspeed>=0.19.8" hjson einops py-cpuinfo ninja msgpack
 	touch $@

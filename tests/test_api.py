@@ -26,8 +26,6 @@ from artel.training.callbacks import StopOnSignal
 from support.objectives import objective_run
 from support.runs import ENVIRONMENT, TEXT_ALONE, TINY, losses, merged, wait_for_step, write_run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def tiny(**changes) -> dict:
     """A run as a dict: of the paths in it the store's is a Path."""

@@ -20,8 +20,6 @@ from artel.tokens.tokenizer.chat_template import CHATML
 from support.chat_models import MARKS, ONE_THREAD, saved, trained_tokenizer
 from support.runs import artel
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_options_have_the_defaults_of_the_settings():
     from artel.cli.chat import chat as verb

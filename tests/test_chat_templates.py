@@ -17,8 +17,6 @@ from artel.tokens.tokenizer.chat_template import (
 )
 from support.chat_models import MARKS, as_messages, trained_tokenizer, user
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_which_template(tmp_path):
     tokenizer = trained_tokenizer(MARKS)

@@ -12,8 +12,6 @@ from artel.models.generate import Sampling, write_ids
 from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids, turn_end
 from support.chat_models import MARKS, as_messages, learned_by_heart, llama, said, saved, talk_with, trained_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="session")
 def in_letters(tmp_path_factory) -> Path:

@@ -37,8 +37,6 @@ from artel.storage import new_folder
 from artel.text import Document, Record
 from artel.tokens import StoreWriter, TokenStore, evaluation_rows, train_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
          "vocab_size": 120, "max_position_embeddings": 64, "pad_token_id": 1}  # fmt: skip
 GROUPED = {**SMALL, "num_key_value_heads": 2}

@@ -22,8 +22,6 @@ from support.objectives import objective_run
 from support.runs import ENVIRONMENT, LIMIT
 from support.waiting import wait_until
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 WINDOW = 96
 WORDS = "the of and to in a is that Who are you My name Ann I do not know".split()
 

@@ -22,8 +22,6 @@ from support.objectives import objective_run
 from support.runs import artel as command
 from support.runs import write_run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SECRET = "hf_" + "Zz9Yy8Xx7Ww6" * 3
 PROMPT = "Here `is` | a <b>prompt</b>"
 

@@ -22,8 +22,6 @@ from artel.models.activation_checkpointing import NotSelective, recompute
 from artel.models.attention_switch import use_for_training
 from artel.models.compile import compile_layers
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MODES = ("none", "selective", "full")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50,
          "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip

@@ -19,8 +19,6 @@ from artel.training.loop import Run, train
 from artel.training.run_folder import RunFolder
 from support.runs import write_run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # What somebody has in a folder: a base model, curves of another program, notes.
 THEIRS = {
     "model/model.safetensors": b"theirs",

@@ -22,8 +22,6 @@ from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids
 from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
 from support.serving import client_of, served_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 QUESTION = {"messages": user("Who are you?"), "temperature": 0, "max_tokens": 12}
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from starlette.testclient import TestClient
 from transformers import AutoModel, AutoTokenizer
@@ -17,7 +16,6 @@ import artel
 from support.objectives import objective_run
 from support.serving import client_of, served_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = ["The ship is here.", "Ahoy", "He said that the whale was white, and that it was there."]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from artel.config import run_from
-from artel.training.metrics.trackers import Wandb
+from artel.training.metrics.wandb import WandbTracker
 from artel.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.processes  # wandb starts one of its own
@@ -23,7 +23,7 @@ def test_project_and_name_are_those_of_wandbs_variables(variables, expected, tmp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/first").mkdir(parents=True)
     keys = {"run": "runs/first", "data": {"sources": [{"path": "a.txt"}]}, "model": {"config": {"model_type": "gpt2"}}}
-    tracker = Wandb(run_from(keys, {}, {(): "run.yaml"}), RunFolder(tmp_path / "runs/first"), 0, 3)
+    tracker = WandbTracker(run_from(keys, {}, {(): "run.yaml"}), RunFolder(tmp_path / "runs/first"), 0, 3)
     assert (wandb.run.project, wandb.run.name) == expected
     tracker.training({"step": 1, "loss": 2.0})
     tracker.close()

@@ -9,8 +9,6 @@ from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd
 from support.chat_models import MARKS, llama, said, trained_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def random_gpt2(tokenizer: Tokenizer) -> GPT2LMHeadModel:
     torch.manual_seed(1)

@@ -10,7 +10,7 @@ from artel.inference import ChatSession, ChatSettings, open_model
 from artel.tokens import Tokenizer, train_tokenizer
 from artel.tokens.tokenizer.chat_template import render, template_of
 
-# For commands in processes of their own, as the fixture `one_thread` is for tests in this one.
+# For commands in processes of their own, as `_one_thread` in conftest.py is for tests in this one.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
