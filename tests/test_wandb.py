@@ -22,6 +22,7 @@ def test_project_and_name_are_those_of_wandbs_variables(variables, expected, tmp
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/first").mkdir(parents=True)
+    (tmp_path / "runs/first/config.yaml").write_text("run: runs/first\n")
     keys = {"run": "runs/first", "data": {"sources": [{"path": "a.txt"}]}, "model": {"config": {"model_type": "gpt2"}}}
     tracker = WandbTracker(run_from(keys, {}, {(): "run.yaml"}), RunFolder(tmp_path / "runs/first"), 0, 3)
     assert (wandb.run.project, wandb.run.name) == expected
