@@ -11,11 +11,12 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from artel.errors import InputError
 from artel.inference import open_model
 from artel.inference.engine.engine import BatchingEngine, SequentialEngine
 from artel.inference.serve.app import Limits
 from artel.inference.serve.served import ServedModel
-from artel.inference.serve.server import Precision, ServerOptions, hold_weights
+from artel.inference.serve.server import Precision, ServerOptions, hold_weights, open_models
 from artel.inference.serve.vllm import vllm_arguments
 from artel.models.generate import Sampling, write_tokens
 from artel.tokens.tokenizer.chat_template import CHATML, prompt_ids
@@ -95,6 +96,51 @@ def test_vllm_is_given_the_model_and_an_adapter_over_its_base(folder, tmp_path):
     assert said.startswith(
         f"serve {folder} --enable-lora --max-lora-rank 16 --lora-modules adapter={tmp_path / 'adapter'}"
     )
+
+
+def adapter_over(folder, place, seed):
+    """An adapter with weights of its own, which artel opens over the model in `folder`."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.name_or_path = str(folder)
+    config = LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    get_peft_model(model, config).save_pretrained(place)
+    trained_tokenizer(MARKS).save(place)
+    return place
+
+
+def test_adapters_over_one_model_take_turns_and_each_writes_as_it_does_alone(folder, tmp_path):
+    places = {name: str(adapter_over(folder, tmp_path / name, seed)) for seed, name in enumerate(("poet", "clerk"))}
+    models = open_models(str(folder), ServerOptions(adapters=places))
+    prompt = {"prompt": "the of and", "temperature": 0, "max_tokens": 15, "logprobs": 0}
+    expected = {}
+    for name, place in {"tiny": str(folder), **places}.items():
+        with served_model(place) as alone, client_of(alone) as client:
+            expected[name] = client.post("/v1/completions", json=prompt).json()["choices"][0]["logprobs"]["tokens"]
+    assert len({*map(str, expected.values())}) == 3
+    try:
+        with client_of(*models) as client, ThreadPoolExecutor(12) as pool:
+            assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny", "poet", "clerk"]
+
+            def ask(name):
+                response = client.post("/v1/completions", json=prompt | {"model": name})
+                return name, response.json()["choices"][0]["logprobs"]["tokens"]
+
+            answers = list(pool.map(ask, ["tiny", "poet", "clerk", "poet", "tiny", "clerk", "clerk", "poet"] * 3))
+        assert [tokens for _, tokens in answers] == [expected[name] for name, _ in answers]
+    finally:
+        models[0].close()
+
+
+@pytest.mark.parametrize("wrong", ["base", "itself", "none", "name"])
+def test_what_is_no_adapter_is_refused(folder, tmp_path, wrong):
+    adapter = str(adapter_over(folder, tmp_path / "poet", 0))
+    label = folder.name if wrong == "name" else "poet"
+    name = adapter if wrong == "itself" else str(folder)
+    place = {"base": str(folder), "none": "no"}.get(wrong, adapter)
+    with pytest.raises(InputError) as error:
+        open_models(name, ServerOptions(adapters={label: place}))
+    assert error.value.problems[0].where == "--adapter"
 
 
 def test_more_than_the_cache_holds_is_set_aside_and_written_to_its_end(folder):

@@ -32,6 +32,10 @@ def serve(
     queue: Annotated[int, typer.Option(min=0, help="Answers that wait; who comes then gets 429.")] = 64,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for an answer, which is cut off then.")] = 600,
     max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request at most.")] = 2 * 2**20,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FOLDER", help="An adapter over the model, by a name of its own; may be repeated."),
+    ] = None,
     engine: Annotated[str, typer.Option(help="artel, or vllm: its own server, where it is installed.")] = "artel",
     cors: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Pages of this origin may call; may be repeated.")
@@ -54,7 +58,14 @@ def serve(
     if precision not in list(Precision):
         raise InputError.at("--precision", f"there is no {precision}", f"write one of: {', '.join(Precision)}")
     limits = Limits(requests, queue, max_body, timeout)
-    options = ServerOptions(host, port, api_key or None, context, Precision(precision), cors or [], limits)
+    adapters = {}
+    for each in adapter or []:
+        label, _, folder = each.partition("=")
+        if not label or not folder or label in adapters:
+            what = f"{each!r} is not NAME=FOLDER with a name of its own"
+            raise InputError.at("--adapter", what, "write --adapter poet=runs/poet")
+        adapters[label] = folder
+    options = ServerOptions(host, port, api_key or None, context, Precision(precision), adapters, cors or [], limits)
     if engine == "vllm":
         from artel.inference.serve.vllm import hand_over
 

@@ -157,12 +157,12 @@ def add_adapters(
     return f"adapters of rank {config.rank} in {len(layers)} layers{also}"
 
 
-def _inject(model: PreTrainedModel, config: Any) -> None:
+def _inject(model: PreTrainedModel, config: Any, name: str = _NAME) -> None:
     """The model's `add_adapter` by peft alone: transformers 5.24 needs a peft that is not published (0.22)."""
     from peft import inject_adapter_in_model
 
     with _peft_warnings_off():
-        inject_adapter_in_model(config, model, _NAME)
+        inject_adapter_in_model(config, model, name)
     model._hf_peft_config_loaded = True
     for parameter in model.parameters():
         if parameter.requires_grad:  # peft gives adapters the dtype in which a quantized layer computes
@@ -184,20 +184,37 @@ def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.
     config.save_pretrained(str(folder))
 
 
-def load_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> None:
-    """Put a saved adapter into its base model. Raises InputError where they do not fit."""
+def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = _NAME) -> None:
+    """Put a saved adapter into its base model; several have names. Raises InputError where they do not fit."""
     from peft import set_peft_model_state_dict
 
     file = adapter.folder / _WEIGHTS
     try:
         state = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(file).items()}
-        _inject(model, copy.deepcopy(adapter.config))
-        result = set_peft_model_state_dict(model, state, adapter_name=_NAME)
+        _inject(model, copy.deepcopy(adapter.config), name)
+        result = set_peft_model_state_dict(model, state, adapter_name=name)
     except Exception as error:  # safetensors, PyTorch and peft raise their own
         raise _unfit(adapter, error) from None
     if result.unexpected_keys:
         what = f"has tensors that {adapter.base} has no place for: {', '.join(result.unexpected_keys[:3])} …"
         raise InputError.at(str(file), what, "base_model_name_or_path must be the model it was trained on")
+
+
+def use_adapter(model: PreTrainedModel, name: str | None) -> None:
+    """Compute with that one of the model's adapters, or with none."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            has = name in module.lora_A or name in module.lora_embedding_A
+        elif isinstance(module, ModulesToSaveWrapper):
+            has = name in module.modules_to_save
+        else:
+            continue
+        module.enable_adapters(has)
+        if has:
+            module.set_adapter(name)
 
 
 def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedModel:

@@ -110,13 +110,16 @@ class Engine(ABC):
         """Answer what has begun, and end."""
 
 
-def make_engine(model: PreTrainedModel, tokenizer: Tokenizer, requests: int, context: int) -> Engine:
+def make_engine(
+    model: PreTrainedModel, tokenizer: Tokenizer, requests: int, context: int, *, share_beginnings: bool = True
+) -> Engine:
     """Several requests at once where transformers can batch the model, else one after another.
 
-    `requests` are computed at once at most; each has at most `context` tokens of prompt and answer.
+    `requests` are computed at once at most; each has at most `context` tokens of prompt and answer. Prompts that begin
+    alike share what was computed of their beginning, unless the model changes meanwhile.
     """
     try:
-        return BatchingEngine(model, requests, context)
+        return BatchingEngine(model, requests, context, share_beginnings)
     except InputError:
         raise
     except Exception as error:  # transformers raises many kinds for what it cannot batch
@@ -129,7 +132,7 @@ def make_engine(model: PreTrainedModel, tokenizer: Tokenizer, requests: int, con
 class BatchingEngine(Engine):
     """Continuous batching: each forward pass computes a token of every answer, and a part of a new prompt."""
 
-    def __init__(self, model: PreTrainedModel, requests: int, context: int) -> None:
+    def __init__(self, model: PreTrainedModel, requests: int, context: int, share_beginnings: bool = True) -> None:
         """Raises where transformers cannot batch the model: a trial shows it."""
         self.note = f"up to {requests} requests at once"
         self._model = model.eval()
@@ -143,6 +146,7 @@ class BatchingEngine(Engine):
             num_blocks=pages,
             max_batch_tokens=_BATCH_TOKENS,
             max_requests_per_batch=requests,
+            allow_block_sharing=share_beginnings,
             use_async_batching=False,
             use_cuda_graph=False,
         )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from artel.errors import InputError
 from artel.inference.chat import end_ids
+from artel.inference.engine.adapters import AdapterTurns
 from artel.inference.engine.engine import Engine, make_engine
 from artel.inference.open import OpenedModel
 from artel.inference.serve.grammar import Grammars
@@ -25,8 +27,13 @@ _CONTEXT = 4096
 class ServedModel:
     """One model behind the server."""
 
-    def __init__(self, opened: OpenedModel, name: str, requests: int, context: int | None) -> None:
-        """Raises InputError where the context does not fit the model or the memory."""
+    def __init__(
+        self, opened: OpenedModel, name: str, requests: int, context: int | None, adapters: tuple[str, ...] = ()
+    ) -> None:
+        """`adapters`: names of those that the model has.
+
+        Raises InputError where the context does not fit the model or the memory.
+        """
         self.opened = opened
         self.name = name
         limit = position_limit(opened.model)
@@ -35,15 +42,34 @@ class ServedModel:
         self.context = context or min(_CONTEXT, limit or _CONTEXT)
         self._worker = ThreadPoolExecutor(1, "artel-text")  # a tokenizer is no place for two threads
         self.engine: Engine | None = None
+        self._turns: AdapterTurns | None = None
         if not self.generates:
             return
+        self._read_ends()
+        engine = make_engine(opened.model, opened.tokenizer, requests, self.context, share_beginnings=not adapters)
+        if adapters:
+            self._turns = AdapterTurns(engine, opened.model)
+            engine = self._turns.of(None)
+        self.engine = engine
+
+    def with_adapter(self, opened: OpenedModel, name: str) -> ServedModel:
+        """The same model with that one of its adapters, whose tokenizer and run are those of `opened`."""
+        assert self._turns is not None
+        served = copy(self)
+        served.opened, served.name = opened, name
+        served._read_ends()
+        served.engine = self._turns.of(name)
+        return served
+
+    def _read_ends(self) -> None:
+        """What ends a text and an answer, by the tokenizer and its chat template."""
+        opened = self.opened
         self.template = template_of(opened.tokenizer, "auto" if opened.run is None else opened.run.chat.template)
         ends = end_ids(opened.model) | {opened.tokenizer.end_id}
         turn = turn_end(opened.tokenizer, self.template)
         self.turn_end = TurnEnd(turn.ids | ends, turn.texts)
         self.text_end = TurnEnd(frozenset(ends))
         self.grammars = Grammars(opened.tokenizer, self.turn_end.ids)
-        self.engine = make_engine(opened.model, opened.tokenizer, requests, self.context)
 
     @property
     def generates(self) -> bool:

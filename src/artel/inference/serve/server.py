@@ -6,17 +6,22 @@ import ipaddress
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 
 import torch
 import uvicorn
 from transformers import PreTrainedModel
 
+from artel.config import load_run
 from artel.errors import InputError
-from artel.inference.open import open_model
+from artel.inference.open import OpenedModel, objective_of_folder, open_model
 from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel, name_of
+from artel.models.adapters import is_adapted, load_adapter, read_adapter
+from artel.tokens import load_tokenizer
+from artel.training import RunFolder
 
 Tell = Callable[[str], None]
 
@@ -41,6 +46,8 @@ class ServerOptions:
     context: int | None = None
     """Tokens of prompt and answer; the model's own limit, 4,096 at most, where None."""
     precision: Precision = Precision.SAVED
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Folders or runs of adapters over the model, by the names that they are served by."""
     origins: list[str] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
 
@@ -51,19 +58,57 @@ def serve(name: str, options: ServerOptions, tell: Tell) -> None:
     with ExitStack() as stack:
         listening = stack.enter_context(_listen(options.host, options.port))
         tell("loading the model")
-        opened = open_model(name)
-        hold_weights(opened.model, options.precision, name)
-        served = ServedModel(opened, name_of(name), options.limits.requests, options.context)
+        models = open_models(name, options)
+        served = models[0]
         stack.callback(served.close)
         if served.engine is not None:
             tell(f"{served.name}: {served.engine.note}, {served.context:,} tokens of prompt and answer each")
-        app = make_app([served], options.limits, key=options.key, loopback=loopback, origins=options.origins)
+        app = make_app(models, options.limits, key=options.key, loopback=loopback, origins=options.origins)
         host, port = listening.getsockname()[:2]
-        tell(f"{served.name} is served at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C ends")
+        names = ", ".join(model.name for model in models)
+        tell(f"{names} is served at http://{f'[{host}]' if ':' in host else host}:{port}/v1; Ctrl-C ends")
         config = uvicorn.Config(app, log_level="warning", lifespan="off", server_header=False, timeout_keep_alive=30)
         server = uvicorn.Server(config)
         with suppress(KeyboardInterrupt):  # uvicorn raises the signal again when all answers are finished
             server.run(sockets=[listening])
+
+
+def open_models(name: str, options: ServerOptions) -> list[ServedModel]:
+    """The model, and the same with each of the adapters. Raises InputError."""
+    opened = open_model(name)
+    hold_weights(opened.model, options.precision, name)
+    if options.adapters:
+        _check_takes_adapters(opened, options.adapters)
+    with_adapters = {label: _with_adapter(opened, label, place) for label, place in options.adapters.items()}
+    served = ServedModel(opened, name_of(name), options.limits.requests, options.context, tuple(options.adapters))
+    return [served, *(served.with_adapter(each, label) for label, each in with_adapters.items())]
+
+
+def _check_takes_adapters(opened: OpenedModel, adapters: dict[str, str]) -> None:
+    """Raise InputError for a model over which no adapters can be served."""
+    if is_adapted(opened.model):
+        raise InputError.at("--adapter", f"{opened.name} is an adapter itself", "give the model beneath it")
+    if not opened.objective.generates:
+        raise InputError.at("--adapter", f"{opened.name} writes no text", "serve the adapter alone: artel serve FOLDER")
+    if name_of(opened.name) in adapters:
+        what = f"{name_of(opened.name)} is the name of the model itself"
+        raise InputError.at("--adapter", what, "give the adapter another one")
+
+
+def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
+    """The model with another adapter loaded into it, and what belongs to that. Raises InputError."""
+    run_folder = RunFolder(Path(place))
+    run = load_run(place) if run_folder.config.is_file() else None
+    folder = place if run is None else str(run_folder.model)
+    adapter = read_adapter(folder)
+    if adapter is None:
+        fix = f"write {label}=FOLDER of one, or of a run with model.lora"
+        raise InputError.at("--adapter", f"{folder} holds no adapter", fix)
+    load_adapter(opened.model, adapter, label)
+    has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
+    tokenizer = load_tokenizer(folder, where=place) if has_tokenizer else opened.tokenizer
+    objective = objective_of_folder(folder, run, tokenizer)
+    return replace(opened, name=place, tokenizer=tokenizer, objective=objective, run=run)
 
 
 def check_key(options: ServerOptions) -> bool:

@@ -36,13 +36,19 @@ def vllm_arguments(name: str, options: ServerOptions) -> list[str]:
     Raises InputError for a run that has no model yet.
     """
     folder = _model_folder(name)
-    adapter = read_adapter(folder)
-    arguments = ["serve", folder if adapter is None else adapter.base]
-    if adapter is None:
-        arguments += ["--served-model-name", name_of(name)]
-    else:
-        rank = min((rank for rank in _RANKS if rank >= adapter.config.r), default=adapter.config.r)
-        arguments += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"{name_of(name)}={folder}"]
+    own = read_adapter(folder)
+    arguments = ["serve", folder, "--served-model-name", name_of(name)] if own is None else ["serve", own.base]
+    adapters = {} if own is None else {name_of(name): own}
+    for label, place in options.adapters.items():
+        adapter = read_adapter(_model_folder(place))
+        if adapter is None:
+            raise InputError.at("--adapter", f"{place} holds no adapter", f"write {label}=FOLDER of one")
+        adapters[label] = adapter
+    if adapters:
+        largest = max(adapter.config.r for adapter in adapters.values())
+        rank = min((rank for rank in _RANKS if rank >= largest), default=largest)
+        arguments += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules"]
+        arguments += [f"{label}={adapter.folder}" for label, adapter in adapters.items()]
     arguments += ["--host", options.host, "--port", str(options.port), "--dtype", _DTYPES[options.precision]]
     arguments += ["--max-num-seqs", str(options.limits.requests)]
     if options.context is not None:

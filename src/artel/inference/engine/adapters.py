@@ -1,0 +1,84 @@
+"""Several adapters over one model: requests for one of them are computed together, and the adapters take turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from artel.inference.engine.engine import Engine, EngineError, Generation
+from artel.models.adapters import use_adapter
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    prompt: list[int]
+    generation: Generation
+    adapter: str | None
+
+
+class AdapterTurns:
+    """An engine whose model has adapters. All of its methods are called in one thread.
+
+    Requests for the adapter at work join at once, until one for another comes: that one's turn is when all that are
+    being answered are done, and so every request has its turn.
+    """
+
+    def __init__(self, engine: Engine, model: PreTrainedModel) -> None:
+        """The engine must not share what was computed of equal beginnings: under another adapter it is another."""
+        self._engine, self._model = engine, model
+        self._adapter: str | None = None
+        self._running: set[str] = set()
+        self._waiting: list[_Request] = []
+        use_adapter(model, None)
+
+    def of(self, adapter: str | None) -> Engine:
+        """The engine for requests to an adapter, or to the model without any."""
+        return _EngineOfAdapter(self, adapter, f"{self._engine.note}, of one adapter at a time")
+
+    def submit(self, request: _Request) -> None:
+        if self._running and (self._waiting or request.adapter != self._adapter):
+            self._waiting.append(request)
+        else:
+            self._begin([request])
+
+    def cancel(self, generation: Generation) -> None:
+        self._engine.cancel(generation)
+        self._running.discard(generation.name)
+        self._waiting = [request for request in self._waiting if request.generation is not generation]
+        if self._waiting and not self._running:
+            adapter = self._waiting[0].adapter
+            turn = [request for request in self._waiting if request.adapter == adapter]
+            self._waiting = [request for request in self._waiting if request.adapter != adapter]
+            self._begin(turn)
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _begin(self, requests: list[_Request]) -> None:
+        if requests[0].adapter != self._adapter:
+            self._adapter = requests[0].adapter
+            use_adapter(self._model, self._adapter)
+        for request in requests:
+            self._running.add(request.generation.name)
+            try:
+                self._engine.submit(request.prompt, request.generation)
+            except EngineError as error:
+                request.generation.fail(str(error))
+
+
+class _EngineOfAdapter(Engine):
+    """The turns of one adapter."""
+
+    def __init__(self, turns: AdapterTurns, adapter: str | None, note: str) -> None:
+        self._turns, self._adapter, self.note = turns, adapter, note
+
+    def submit(self, prompt: list[int], generation: Generation) -> None:
+        self._turns.submit(_Request(prompt, generation, self._adapter))
+
+    def cancel(self, generation: Generation) -> None:
+        self._turns.cancel(generation)
+
+    def close(self) -> None:
+        if self._adapter is None:  # that of the model itself, which is closed last
+            self._turns.close()
