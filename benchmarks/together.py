@@ -20,8 +20,8 @@ from peft import LoraConfig, get_peft_model
 
 from artel.inference import OpenedModel, open_model
 from artel.inference.engine.engine import Engine, EngineError, Generation, make_engine
-from artel.inference.engine.sampler import Sampler, SamplingOptions, Token
 from artel.models.generate import continue_ids
+from artel.models.sampler import Sampler, SamplingOptions, Token
 
 ROOT = Path(__file__).parents[1]
 NEVER = frozenset({-1})

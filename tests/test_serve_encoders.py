@@ -67,6 +67,13 @@ def embedded(folder: Path, text: str) -> np.ndarray:
     return (mean / mean.norm()).numpy()
 
 
+def test_a_model_of_commas_offers_no_masks():
+    with trained("restoring") as (_, client):
+        (model,) = client.get("/v1/models").json()["data"]
+        assert model["endpoints"] == ["/v1/embeddings"]
+        assert client.post("/v1/fill-mask", json={"input": "He said that"}).status_code == 400
+
+
 def test_questions_are_answered_from_a_document():
     with trained("span_qa") as (folder, client):
         question, context = "where is Anna ?", "Anna is in the forest . " * 20

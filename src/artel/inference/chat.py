@@ -11,8 +11,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from artel.config.schema.quantities import read_count, read_number
 from artel.errors import InputError, Problem, WorkError
 from artel.inference.engine.engine import Engine, EngineError, SequentialEngine, make_engine
@@ -22,7 +20,7 @@ from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
 from artel.objectives.base import Beginning
 from artel.storage import check_new, check_regular, user_path, write_file
-from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, TurnEnd, prompt_ids, template_of, turn_end
+from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, prompt_ids
 
 Tell = Callable[[str], None]
 
@@ -107,11 +105,9 @@ class ChatSession:
         self._written = 0  # number of answers so far: each has its own seed
         self._engine = _ChatEngine(opened)
         weakref.finalize(self, self._engine.close)
-        setting = opened.run.chat.template if opened.run is not None else "auto"
-        self._template = template_of(self._tokenizer, setting)
-        end = turn_end(self._tokenizer, self._template)
-        self._stop = TurnEnd(end.ids | end_ids(opened.model), end.texts)
-        if setting == "auto" and not self._tokenizer.hf.chat_template:
+        self._template = opened.chat_template()
+        self._stop = opened.turn_end(self._template)
+        if opened.template_setting == "auto" and not self._tokenizer.hf.chat_template:
             name = "chatml" if self._template == CHATML else "plain"
             tell(f"{opened.name}: its tokenizer has no chat template; the conversation is written as {name}")
 
@@ -315,13 +311,3 @@ def _read_conversation(file: Path, name: str) -> dict[str, Any]:
 
 def _is_message(message: object) -> bool:
     return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
-
-
-def end_ids(model: PreTrainedModel) -> set[int]:
-    """The end tokens in a model's generation_config.json. Llama 3 has several."""
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    if not all(isinstance(number, int) for number in numbers):
-        what = f"its generation_config.json ends a text at {str(ends)[:100]}, which is no token's id"
-        raise InputError.at(model.name_or_path, what, "write eos_token_id as a number, or numbers in a list")
-    return set(numbers)

@@ -21,6 +21,7 @@ from artel.objectives import Objective, objective_of
 from artel.preparing import Prepared, prepare
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer, load_tokenizer
+from artel.tokens.tokenizer.chat_template import TurnEnd, template_of, turn_end
 from artel.training import RunFolder
 from artel.training.checkpoint.format import load_weights
 
@@ -38,6 +39,20 @@ class OpenedModel:
     """The objective of its run, or else the one that its head is for."""
     run: RunConfig | None = None
     """The run that trained it; None for another model."""
+
+    @property
+    def template_setting(self) -> str:
+        """`chat.template` of its run; auto for another model."""
+        return "auto" if self.run is None else self.run.chat.template
+
+    def chat_template(self) -> str:
+        """The chat template that its conversations are written by. Raises InputError for a wrong one."""
+        return template_of(self.tokenizer, self.template_setting)
+
+    def turn_end(self, template: str) -> TurnEnd:
+        """What ends an answer: by the template, the tokenizer, and the model's generation_config.json."""
+        end = turn_end(self.tokenizer, template)
+        return TurnEnd(end.ids | end_ids(self.model), end.texts)
 
 
 def open_model(name: str) -> OpenedModel:
@@ -136,3 +151,13 @@ def _objective_of_head(folder: str) -> str:
     architecture = (config.architectures or [""])[0]
     heads = {name: OBJECTIVES[name].auto_class.removeprefix("AutoModel") for name in OBJECTIVES.names}
     return next((name for name, head in heads.items() if architecture.endswith(head)), OBJECTIVES.names[0])
+
+
+def end_ids(model: PreTrainedModel) -> set[int]:
+    """The end tokens in a model's generation_config.json. Llama 3 has several."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    numbers = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(isinstance(number, int) for number in numbers):
+        what = f"its generation_config.json ends a text at {str(ends)[:100]}, which is no token's id"
+        raise InputError.at(model.name_or_path, what, "write eos_token_id as a number, or numbers in a list")
+    return set(numbers)

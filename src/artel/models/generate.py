@@ -10,20 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from artel.errors import InputError
+from artel.models.sampler import Sampler, SamplingOptions
 from artel.models.text_stream import TextStream
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
-_MIN_TEMPERATURE = 1e-6  # below it counts as 0: logits divided by less leave the range of float32
 # The name of the cache in forward: of all models since transformers 5.24, of most before it, of Mamba and its kin
 # before it.
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
@@ -40,6 +33,17 @@ class Sampling:
     seed: int = 0
     repetition_penalty: float = 1.0
     """For tokens in the prompt or the text so far: positive logits are divided by it, negative ones multiplied."""
+
+    @property
+    def options(self) -> SamplingOptions:
+        """The same for a `Sampler`, which does not count tokens."""
+        return SamplingOptions(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+        )
 
 
 def write(
@@ -106,12 +110,10 @@ def write_tokens(
     stop: frozenset[int],
 ) -> Generator[int, None, None]:
     """The tokens that continue `ids`, until one of `stop` (which is not yielded) or the limit. Raises InputError."""
-    device = next(model.parameters()).device
-    generator = torch.Generator(device=device).manual_seed(sampling.seed)
-    sample = _sampler(sampling)
+    sampler = Sampler(sampling.options, ids, tokenizer.vocabulary)
 
-    def choose(so_far: list[int], logits: torch.Tensor) -> int:
-        return sample(torch.tensor([so_far], device=device), logits, generator)
+    def choose(logits: torch.Tensor) -> int:
+        return sampler.choose(logits).id
 
     return continue_ids(model, tokenizer, ids, choose, sampling.new_tokens, window, stop)
 
@@ -120,14 +122,14 @@ def continue_ids(
     model: PreTrainedModel,
     tokenizer: Tokenizer,
     ids: list[int],
-    choose: Callable[[list[int], torch.Tensor], int],
+    choose: Callable[[torch.Tensor], int],
     new_tokens: int,
     window: int | None,
     stop: frozenset[int],
 ) -> Generator[int, None, None]:
     """The tokens that continue `ids`, until one of `stop` (which is not yielded) or `new_tokens`. Raises InputError.
 
-    `choose` takes all ids so far and the last logits, float32 (1, rows), and returns the next id.
+    `choose` takes the last logits, float32 (rows,), and returns the next id.
     """
     device = next(model.parameters()).device
     check_embedded(model, tokenizer, ids)
@@ -154,7 +156,7 @@ def continue_ids(
             if not math.isfinite(logits.max()):
                 what = "its logits are NaN or infinite, so no token is likelier than another"
                 raise InputError.at(model.name_or_path, what, "its weights are damaged, or too large")
-            chosen = choose(ids, logits)
+            chosen = choose(logits[0])
             if chosen in stop:
                 return
             ids.append(chosen)
@@ -170,28 +172,3 @@ def check_embedded(model: PreTrainedModel, tokenizer: Tokenizer, ids: list[int])
     if beyond is not None:
         what = f"the model has no embedding for {tokenizer.decode([beyond])!r} (id {beyond:,} of {rows:,})"
         raise InputError.at(model.name_or_path, what, "give the model with its own tokenizer and chat template")
-
-
-def _sampler(sampling: Sampling) -> Callable[[torch.Tensor, torch.Tensor, torch.Generator], int]:
-    """A function of all ids (1, tokens), the last logits (1, vocabulary) and a generator that returns the next token.
-
-    The order is that of transformers' `generate`: the repetition penalty, then temperature, top_k and top_p.
-    """
-    processors = LogitsProcessorList()
-    if sampling.repetition_penalty != 1:
-        processors.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
-    greedy = sampling.temperature < _MIN_TEMPERATURE
-    if not greedy:
-        processors.append(TemperatureLogitsWarper(float(sampling.temperature)))
-        if sampling.top_k > 0:
-            processors.append(TopKLogitsWarper(sampling.top_k))
-        if sampling.top_p < 1:
-            processors.append(TopPLogitsWarper(sampling.top_p))
-
-    def choose(ids: torch.Tensor, logits: torch.Tensor, generator: torch.Generator) -> int:
-        scores = processors(ids, logits)
-        if greedy:
-            return int(scores.argmax(dim=-1))
-        return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=generator))
-
-    return choose

@@ -9,14 +9,13 @@ from typing import Any
 
 from artel.errors import InputError, Problem
 from artel.inference.batch.prompts import Prompt, refuse
-from artel.inference.chat import end_ids
 from artel.inference.engine.engine import Engine, SequentialEngine, make_engine
 from artel.inference.engine.many import write_texts
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
 from artel.objectives.base import Beginning
-from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, prompt_ids, template_of, turn_end
+from artel.tokens.tokenizer.chat_template import TemplateRefuses, prompt_ids
 
 Tell = Callable[[str], None]
 _AT_ONCE, _AT_ONCE_ON_CPU = 64, 16
@@ -106,9 +105,8 @@ class _Talk:
 
     def __init__(self, opened: OpenedModel) -> None:
         self._tokenizer = opened.tokenizer
-        self._template = template_of(opened.tokenizer, opened.run.chat.template if opened.run is not None else "auto")
-        end = turn_end(opened.tokenizer, self._template)
-        self._end = TurnEnd(end.ids | end_ids(opened.model), end.texts)
+        self._template = opened.chat_template()
+        self._end = opened.turn_end(self._template)
 
     def beginning(self, messages: list[dict[str, str]]) -> Beginning:
         """Raises TemplateRefuses, InputError."""

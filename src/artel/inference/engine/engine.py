@@ -20,8 +20,8 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from artel.errors import InputError
 from artel.host import memory
-from artel.inference.engine.sampler import Sampler, Token
 from artel.models.generate import continue_ids
+from artel.models.sampler import Sampler, Token
 from artel.tokens import Tokenizer
 
 FinishReason = Literal["stop", "length"]
@@ -294,11 +294,8 @@ class SequentialEngine(Engine):
                 generation.fail(str(error) or type(error).__name__)
 
     def _answer(self, prompt: list[int], generation: Generation) -> None:
-        def choose(_: list[int], logits: torch.Tensor) -> int:
-            return generation.choose(logits[0])
-
         tokens = continue_ids(
-            self._model, self._tokenizer, prompt, choose, generation.new_tokens, None, generation.stop
+            self._model, self._tokenizer, prompt, generation.choose, generation.new_tokens, None, generation.stop
         )
         with closing(tokens):
             while not generation.is_over and next(tokens, None) is not None:

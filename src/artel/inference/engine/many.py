@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from artel.errors import WorkError
 from artel.inference.engine.engine import Engine, EngineError, FinishReason, Generation
-from artel.inference.engine.sampler import Sampler, SamplingOptions, Token
 from artel.models.generate import Sampling
+from artel.models.sampler import Sampler, Token
 from artel.models.text_stream import TextStream
 from artel.objectives.base import Beginning
 from artel.tokens import Tokenizer
@@ -25,17 +25,6 @@ class WrittenText:
     text: str
     finish_reason: FinishReason
     tokens: int
-
-
-def options_of(sampling: Sampling) -> SamplingOptions:
-    """The engine's options for the sampling of `generate` and `chat`."""
-    return SamplingOptions(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=sampling.seed,
-    )
 
 
 def write_texts(
@@ -109,7 +98,7 @@ class _Writing:
 
     def __init__(self, tokenizer: Tokenizer, beginning: Beginning, sampling: Sampling, seed: int) -> None:
         self.beginning = beginning
-        options = options_of(replace(sampling, seed=seed))
+        options = replace(sampling, seed=seed).options
         self.sampler = Sampler(options, beginning.ids, tokenizer.vocabulary)
         self.stream = TextStream(tokenizer, beginning.ids, beginning.end.texts, special_tokens=beginning.special_tokens)
         self.text = ""

@@ -6,9 +6,8 @@ import queue
 from collections.abc import Generator
 
 from artel.inference.engine.engine import Engine, EngineError, FinishReason, Generation
-from artel.inference.engine.many import options_of
-from artel.inference.engine.sampler import Sampler, Token
 from artel.models.generate import Sampling
+from artel.models.sampler import Sampler, Token
 from artel.models.text_stream import TextStream
 from artel.objectives.base import Beginning
 from artel.tokens import Tokenizer
@@ -19,7 +18,7 @@ def write_text(
 ) -> Generator[str, None, FinishReason]:
     """What a model writes at a beginning, in pieces. Raises EngineError. Closed, it stops the engine's work on it."""
     items: queue.SimpleQueue[Token | EngineError | None] = queue.SimpleQueue()
-    sampler = Sampler(options_of(sampling), begin.ids, tokenizer.vocabulary)
+    sampler = Sampler(sampling.options, begin.ids, tokenizer.vocabulary)
     generation = Generation(sampler, sampling.new_tokens, begin.end.ids, items.put)
     stream = TextStream(tokenizer, begin.ids, begin.end.texts, special_tokens=begin.special_tokens)
     try:

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from safetensors import safe_open
 
 from artel.config import RunConfig, load_run
 from artel.errors import InputError
 from artel.inference.open import open_checkpoint
-from artel.inference.push.options import PushOptions
+from artel.inference.push.options import PushOptions, is_repo_id
 from artel.models.adapters import CONFIG, read_adapter
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import read_config
@@ -133,11 +131,7 @@ def _hub_id(name: str | None) -> str:
     """The name of a base model where it is one of the hub; empty where it is a folder."""
     if not name or Path(name).exists() or name.count("/") != 1:
         return ""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return ""
-    return name
+    return name if is_repo_id(name) else ""
 
 
 def _nobodys_base(base: str) -> InputError:

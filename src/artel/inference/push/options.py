@@ -66,6 +66,15 @@ class PushOptions:
                 yield Problem("--language", f"{language!r} is no code of a language", "write it by ISO 639: en, ru")
 
 
+def is_repo_id(name: str) -> bool:
+    """Whether the hub could have a repository of that name."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
 def _id_problems(where: str, name: str, *, bare: bool) -> Iterator[Problem]:
     """What is wrong with the id of a repository; a `bare` one has no owner: it is the user's own."""
     fix = "write OWNER/NAME: letters, digits, - _ . in each"
@@ -76,9 +85,7 @@ def _id_problems(where: str, name: str, *, bare: bool) -> Iterator[Problem]:
     if os.path.lexists(name) and not bare:
         yield Problem(where, f"{name} is a folder here, not the name of a repository", fix)
         return
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
+    if not is_repo_id(name):
         yield Problem(where, f"{name!r} is no name of a repository of the hub", fix)
         return
     if "/" not in name and not bare:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from artel.inference.engine.engine import EngineError, FinishReason, Generation
-from artel.inference.engine.sampler import Sampler, SamplingOptions, Token
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import SamplingBody
 from artel.inference.serve.served import ServedModel
+from artel.models.sampler import Sampler, SamplingOptions, Token
 from artel.models.text_stream import TextStream
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
@@ -80,14 +80,14 @@ def stop_texts(body: SamplingBody) -> tuple[str, ...]:
     return () if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
 
 
-def room_for_answer(served: ServedModel, ids: list[int], wanted: int | None, param: str) -> int:
+def room_for_answer(served: ServedModel, ids: list[int], requested: int | None, param: str) -> int:
     """Tokens that an answer may have. Raises ApiError where the prompt leaves no room for it."""
     room = served.context - len(ids)
-    if room < 1 or (wanted or 1) > room:
-        asked = f", and {wanted:,} of an answer" if wanted else ""
+    if room < 1 or (requested or 1) > room:
+        asked = f", and {requested:,} of an answer" if requested else ""
         message = f"the prompt has {len(ids):,} tokens{asked}; prompt and answer have {served.context:,} at most"
         raise ApiError(400, message, param, "context_length_exceeded")
-    return wanted or room
+    return requested or room
 
 
 async def write(

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from artel.errors import InputError
-from artel.inference.engine.sampler import Token
 from artel.inference.serve.answers import (
     Delta,
     Prompt,
@@ -37,6 +36,7 @@ from artel.inference.serve.schema import (
 from artel.inference.serve.served import ServedModel
 from artel.inference.serve.tool_calls import ToolCalls
 from artel.models.generate import check_embedded
+from artel.models.sampler import Token
 from artel.tokens.tokenizer.chat_template import TurnEnd
 
 
@@ -106,14 +106,20 @@ class Answering(ABC):
             async for delta in deltas:
                 yield delta
 
-    def _add_prompt(self, ids: list[int], wanted: int | None, param: str, **settings: Any) -> None:
+    async def _whole_answer(self, index: int) -> tuple[str, list[Token], str | None]:
+        """The text of an answer, its tokens, and why it ended."""
+        deltas = [delta async for delta in self._deltas(index)]
+        tokens = [token for delta in deltas for token in delta.tokens]
+        return "".join(delta.text for delta in deltas), tokens, deltas[-1].finish_reason
+
+    def _add_prompt(self, ids: list[int], requested: int | None, param: str, **settings: Any) -> None:
         """Raises ApiError for one that the model cannot take."""
         opened = self._served.opened
         try:
             check_embedded(opened.model, opened.tokenizer, ids)
         except InputError as error:
             raise ApiError(400, error.problems[0].what, param) from None
-        new_tokens = room_for_answer(self._served, ids, wanted, param)
+        new_tokens = room_for_answer(self._served, ids, requested, param)
         self._prompts.append(Prompt(ids, new_tokens=new_tokens, **settings))
         self.usage.prompt_tokens += len(ids)
         self._metrics.prompt(len(ids))
@@ -147,12 +153,7 @@ class Completions(Answering):
             self._add_prompt(ids, body.max_tokens, "prompt", options=options, end=end, special_tokens=False)
 
     async def choice(self, index: int) -> dict[str, Any]:
-        text, tokens = "", list[Token]()
-        finish: str | None = None
-        async for delta in self._deltas(index):
-            text += delta.text
-            tokens += delta.tokens
-            finish = delta.finish_reason
+        text, tokens, finish = await self._whole_answer(index)
         return self._choice(index, text, finish, self._logprobs(tokens, 0))
 
     async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
@@ -201,8 +202,8 @@ class ChatCompletions(Answering):
         options = options_of(body, served, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
         make_matcher = None
         if isinstance(body.response_format, JsonFormat | JsonSchemaFormat):
-            wanted = body.response_format
-            schema = wanted.json_schema.schema_ if isinstance(wanted, JsonSchemaFormat) else None
+            answer_format = body.response_format
+            schema = answer_format.json_schema.schema_ if isinstance(answer_format, JsonSchemaFormat) else None
             make_matcher = await served.work(lambda: served.grammars.matcher(schema))
         ids = await served.work(lambda: chat_ids(served, body))
         end = TurnEnd(served.turn_end.ids, (*served.turn_end.texts, *stop_texts(body)))
@@ -210,12 +211,7 @@ class ChatCompletions(Answering):
         self._add_prompt(ids, most, "messages", options=options, end=end, make_matcher=make_matcher)
 
     async def choice(self, index: int) -> dict[str, Any]:
-        text, tokens = "", list[Token]()
-        finish: str | None = None
-        async for delta in self._deltas(index):
-            text += delta.text
-            tokens += delta.tokens
-            finish = delta.finish_reason
+        text, tokens, finish = await self._whole_answer(index)
         message: dict[str, Any] = {"role": "assistant", "content": text.strip(), "refusal": None}
         if self._tools:
             calls = ToolCalls()
@@ -228,7 +224,7 @@ class ChatCompletions(Answering):
 
     async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         yield self._part(index, {"role": "assistant", "content": "", "refusal": None}, None, [])
-        calls, told, begun = ToolCalls(), 0, False
+        calls, sent, begun = ToolCalls(), 0, False
         async for delta in self._deltas(index):
             text = calls.add(delta.text) if self._tools else delta.text
             if self._tools and delta.finish_reason is not None:
@@ -236,10 +232,10 @@ class ChatCompletions(Answering):
             text = text if begun else text.lstrip()  # white space before an answer belongs to the template
             begun = begun or bool(text)
             fields: dict[str, Any] = {"content": text} if text else {}
-            if new := calls.calls[told:]:
-                fields["tool_calls"] = [{"index": told + number} | call for number, call in enumerate(new)]
-                told += len(new)
-            finish = "tool_calls" if told and delta.finish_reason == "stop" else delta.finish_reason
+            if new := calls.calls[sent:]:
+                fields["tool_calls"] = [{"index": sent + number} | call for number, call in enumerate(new)]
+                sent += len(new)
+            finish = "tool_calls" if sent and delta.finish_reason == "stop" else delta.finish_reason
             if fields or finish or delta.tokens:
                 yield self._part(index, fields, finish, delta.tokens)
 

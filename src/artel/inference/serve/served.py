@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from artel.errors import InputError
-from artel.inference.chat import end_ids
 from artel.inference.engine.adapters import AdapterTurns
 from artel.inference.engine.engine import Engine, make_engine
-from artel.inference.open import OpenedModel
+from artel.inference.open import OpenedModel, end_ids
 from artel.inference.serve.grammar import Grammars
 from artel.models.loading.structure import position_limit
-from artel.tokens.tokenizer.chat_template import TurnEnd, template_of, turn_end
+from artel.tokens.tokenizer.chat_template import TurnEnd
 
 Result = TypeVar("Result")
 _CONTEXT = 4096
@@ -64,11 +63,9 @@ class ServedModel:
     def _read_ends(self) -> None:
         """What ends a text and an answer, by the tokenizer and its chat template."""
         opened = self.opened
-        self.template = template_of(opened.tokenizer, "auto" if opened.run is None else opened.run.chat.template)
-        ends = end_ids(opened.model) | {opened.tokenizer.end_id}
-        turn = turn_end(opened.tokenizer, self.template)
-        self.turn_end = TurnEnd(turn.ids | ends, turn.texts)
-        self.text_end = TurnEnd(frozenset(ends))
+        self.template = opened.chat_template()
+        self.turn_end = opened.turn_end(self.template)
+        self.text_end = TurnEnd(frozenset(end_ids(opened.model) | {opened.tokenizer.end_id}))
         self.grammars = Grammars(opened.tokenizer, self.turn_end.ids)
 
     @property
@@ -87,7 +84,7 @@ class ServedModel:
 
     @property
     def fills_masks(self) -> bool:
-        return self.opened.objective.auto_class == "AutoModelForMaskedLM"
+        return self.opened.objective.pipeline_tag == "fill-mask"
 
     @property
     def answers_questions(self) -> bool:

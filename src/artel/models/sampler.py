@@ -39,7 +39,7 @@ class SamplingOptions:
     seed: int | None = None
     """None: another answer each time."""
     logprobs: int | None = None
-    """How many of the likeliest tokens are told with each; None for no logarithms at all."""
+    """How many of the likeliest tokens are given beside each; None for no logarithms at all."""
 
 
 @dataclass(frozen=True, slots=True)
