@@ -14,15 +14,8 @@ from artel.config.load import (
 from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
-from artel.config.schema.data import (
-    CleanConfig,
-    DataConfig,
-    DedupConfig,
-    NearConfig,
-    SourceConfig,
-    TokenizerConfig,
-    TokenizerTraining,
-)
+from artel.config.schema.cleaning import CleanConfig, DedupConfig, NearConfig
+from artel.config.schema.data import DataConfig, SourceConfig, TokenizerConfig, TokenizerTraining
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
 from artel.config.schema.run import (

@@ -17,29 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import xxhash
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.notebooks import html_table
-from artel.objectives import objective_type
-from artel.plugins import code_digest
-from artel.preparing.claim import check_claim, claim, identity
+from artel.preparing.claim import check_claim, identity
 from artel.preparing.from_store import check_from_store
 from artel.preparing.known_stores import damage, remember_store, remembered_store, set_aside
-from artel.preparing.mixture import depends_on_seed
+from artel.preparing.making import Check, keep_rejected, make_store
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
-from artel.preparing.progress import Progress, Tell, reporting
-from artel.preparing.run_tokenizer import run_tokenizer, tokenizer_files
-from artel.preparing.workspace import Workspace
-from artel.registry import FORMATS, OBJECTIVES
-from artel.secrets import hide_secrets
+from artel.preparing.progress import Tell, reporting
+from artel.preparing.store_key import settings_digest, store_key
 from artel.storage import (
     cache_folder,
     exists,
     is_remote,
     lock,
-    new_folder,
     pull_folder,
     push_folder,
     read_bytes,
@@ -47,13 +40,9 @@ from artel.storage import (
     write_bytes,
     write_file,
 )
-from artel.text import check_text, describe_drops, more_documents, source_fingerprint
-from artel.text.dedup.shingles import SHINGLE_VERSION
+from artel.text import check_text, describe_drops
 from artel.tokens import Tokenizer, TokenStore, load_tokenizer
-from artel.tokens.store.manifest import FORMAT, SPLITS, stored_files
-
-Check = Callable[..., None]
-"""Raises an error that was found in the run so far; with `wait=True` it waits until all checks are done."""
+from artel.tokens.store.manifest import SPLITS, stored_files
 
 # Unfinished work is removed if nobody resumed it for so long.
 _FORGOTTEN_SECONDS = 7 * 86400
@@ -153,7 +142,7 @@ def prepare(
                 remove_leftovers(stores)
                 _remove_forgotten(stores)
                 with while_making() as check:
-                    _make(run, folder, key, tell, check)
+                    make_store(run, folder, key, tell, check)
                 made = True
             if not _is_whole(folder, address):
                 tell(f"writing the store to {address}")
@@ -182,7 +171,7 @@ def check_texts(run: RunConfig) -> None:
 
 def has_store(run: RunConfig) -> bool:
     """True if the store that a run began with still exists, so that neither texts nor a tokenizer are needed."""
-    return remembered_store(run, _digest(_settings(run))) is not None
+    return remembered_store(run, settings_digest(run)) is not None
 
 
 def is_prepared(run: RunConfig) -> bool:
@@ -200,13 +189,7 @@ def is_prepared(run: RunConfig) -> bool:
 def remember(run: RunConfig, prepared: Prepared) -> None:
     """Record in the run's folder which store it is trained on, in case its texts disappear. Raises as a disk does."""
     if not run.data.from_store:
-        remember_store(run, _digest(_settings(run)), prepared.folder)
-
-
-def store_key(run: RunConfig) -> str:
-    """A digest of everything that the store's content depends on. It is cheap: no file is read."""
-    files = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
-    return _digest({**_settings(run), **files})
+        remember_store(run, settings_digest(run), prepared.folder)
 
 
 def _stores(run: RunConfig) -> tuple[Path, str]:
@@ -215,31 +198,9 @@ def _stores(run: RunConfig) -> tuple[Path, str]:
     return (Path(run.data.store) if run.data.store and not address else cache_folder() / "stores"), address
 
 
-def _settings(run: RunConfig) -> dict[str, Any]:
-    """The settings of the run file that shape the store."""
-    not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
-    data = run.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
-    modules = [FORMATS.module_of(source.format) for source in run.data.sources]
-    plugins = {module for module in (*modules, OBJECTIVES.module_of(run.objective)) if module is not None}
-    return {
-        "format": FORMAT,
-        **({"plugins": [[module, code_digest(module)] for module in sorted(plugins)]} if plugins else {}),
-        **({"grams": SHINGLE_VERSION} if run.data.dedup.near is not None else {}),
-        "data": data,
-        "tokenizer": run.tokenizer.model_dump(mode="json", exclude={"replace"}),
-        "objective": [run.objective, objective_type(run).store_settings(run)],
-        "seed": run.seed if depends_on_seed(run) else None,
-    }
-
-
-def _digest(inputs: dict[str, Any]) -> str:
-    """A digest without secrets: another token in an address is not another text, whose digest is among the inputs."""
-    return xxhash.xxh3_128_hexdigest(orjson.dumps(hide_secrets(inputs), option=orjson.OPT_SORT_KEYS))
-
-
 def _without_texts(run: RunConfig, error: InputError, tell: Tell, verify: bool) -> Prepared:
     """The store that the run began with, if its texts cannot be read. Raises `error` if there is none."""
-    folder = remembered_store(run, _digest(_settings(run)))
+    folder = remembered_store(run, settings_digest(run))
     if folder is None:
         raise error
     problem = error.problems[0]
@@ -295,16 +256,9 @@ def _fetch(folder: Path, address: str, tell: Tell) -> None:
 def _copy_rejected(run: RunConfig, folder: Path) -> None:
     rejected = folder / "rejected.jsonl"
     if rejected.is_file() and rejected.stat().st_size:
-        _keep_rejected(run, rejected)
+        keep_rejected(run, rejected)
     elif run.run and identity(Path(run.run)):  # of an earlier start, before the texts were mended
         Path(run.run, "rejected.jsonl").unlink(missing_ok=True)
-
-
-def _keep_rejected(run: RunConfig, file: Path) -> None:
-    """Copy a file of rejected records into the run's folder, if there is a run and not only a text."""
-    if run.run:
-        claim(Path(run.run))
-        write_file(Path(run.run, "rejected.jsonl"), file.read_bytes())
 
 
 def _remove_forgotten(stores: Path) -> None:
@@ -312,90 +266,3 @@ def _remove_forgotten(stores: Path) -> None:
         if time.time() - folder.stat().st_mtime > _FORGOTTEN_SECONDS:
             with suppress(WorkError), lock(folder.with_suffix(".lock"), wait=False):  # kept while in use
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _make(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check) -> None:
-    """Make the store of a run in `folder`, stage by stage. What an earlier start finished is not done again."""
-    # These import torch, which a store that is found does not need.
-    from artel.preparing.assembly import write_store
-    from artel.preparing.engines.run_stage import check_engine, run_stage
-    from artel.preparing.selection import Selection, encoder_notes, find_earlier_lines, find_exact
-    from artel.preparing.tasks import Stage, Tasks
-
-    check_engine(run.prepare)
-    with reporting(tell, lambda: "dividing the sources into parts"):
-        workspace = Workspace.of(folder.with_name(f"{key}.parts"), run)
-
-    def run_tasks(stage: Stage, what: str) -> None:
-        tasks = Tasks(workspace)
-        if tasks.unfinished(stage):
-            tell(what)
-            report = Progress(tell, what)
-
-            def progress(done: int, count: int) -> None:
-                check()
-                report(done, count)
-
-            run_stage(tasks, stage, run.prepare, progress)
-
-    def read_texts() -> Selection:
-        tokenizer = run_tokenizer(workspace, tell, lambda file: _keep_rejected(run, file))
-        if tokenizer.spacing_is_lost:
-            tell("this tokenizer loses the spaces of a text (tokenizer.train.pattern: whitespace)")
-        if run.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
-            run_tasks("lines", "looking for repeated lines")
-            find_earlier_lines(workspace)
-        run_tasks("text", "turning text into tokens")
-        for note in encoder_notes(workspace):
-            tell(note)
-        with reporting(tell, lambda: "looking for duplicates"):
-            find_exact(workspace)
-        if run.data.dedup.near is not None:
-            run_tasks("near", "looking for near-duplicates")
-        return Selection(workspace)
-
-    if not workspace.selection.exists():
-        selection = read_texts()
-        wider = selection.wider_share()
-        if wider is not None:
-            tell("no document is held out: the texts are read again")
-            workspace = workspace.hold_out(*wider)
-            selection = read_texts()
-        with reporting(tell, lambda: "choosing what is kept"):
-            selection.write(workspace.selection, lambda file: _keep_rejected(run, file))
-    check(wait=True)
-    run_tasks("shards", "writing the store")
-    _check_unchanged(run, key, workspace)
-    tokenizer = load_tokenizer(str(workspace.tokenizer))
-    with new_folder(folder) as partial:
-        about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
-        manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
-        _check_splits(run, manifest)
-    shutil.rmtree(workspace.path)
-
-
-def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:
-    """Raise WorkError if the files of the store's key changed while it was made."""
-    if store_key(run) != key:
-        shutil.rmtree(workspace.path)
-        what, fix = "files came, went or changed while they were prepared", "start again when nothing writes there"
-        raise WorkError.at("data.sources", what, fix)
-
-
-def _check_splits(run: RunConfig, manifest: dict[str, Any]) -> None:
-    splits = manifest["parts"]
-    if run.data.validation != 0.0 and splits["validation"]["samples"] == 0:
-        documents = splits["train"]["documents"]
-        what = f"the {documents:,} documents are all of one group, which is not divided: none can be held out"
-        if documents == 1:
-            what = "there is one document, and it cannot be held out"
-        if splits["validation"]["documents"]:
-            what = "no sample could be made of the documents that are held out"
-        fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(run.data)}"
-        raise InputError.at("data.validation", what, fix)
-    if run.data.validation != 1.0 and splits["train"]["samples"] == 0:
-        raise InputError.at(
-            "data.sources",
-            "no training sample could be made of them",
-            "see what was dropped, and raise data.max_bad or mend it",
-        )

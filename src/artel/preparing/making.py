@@ -1,0 +1,116 @@
+"""The making of a store, stage by stage, in a workspace beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from artel.config import RunConfig
+from artel.errors import InputError, WorkError
+from artel.preparing.claim import claim
+from artel.preparing.progress import Progress, Tell, reporting
+from artel.preparing.run_tokenizer import run_tokenizer
+from artel.preparing.store_key import store_key
+from artel.preparing.workspace import Workspace
+from artel.storage import new_folder, write_file
+from artel.text import more_documents
+from artel.tokens import load_tokenizer
+
+Check = Callable[..., None]
+"""Raises an error that was found in the run so far; with `wait=True` it waits until all checks are done."""
+
+
+def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check) -> None:
+    """Make the store of a run in `folder`, stage by stage. What an earlier start finished is not done again."""
+    # These import torch, which a store that is found does not need.
+    from artel.preparing.assembly import write_store
+    from artel.preparing.engines.run_stage import check_engine, run_stage
+    from artel.preparing.selection import Selection, encoder_notes, find_earlier_lines, find_exact
+    from artel.preparing.tasks import Stage, Tasks
+
+    check_engine(run.prepare)
+    with reporting(tell, lambda: "dividing the sources into parts"):
+        workspace = Workspace.of(folder.with_name(f"{key}.parts"), run)
+
+    def run_tasks(stage: Stage, what: str) -> None:
+        tasks = Tasks(workspace)
+        if tasks.unfinished(stage):
+            tell(what)
+            report = Progress(tell, what)
+
+            def progress(done: int, count: int) -> None:
+                check()
+                report(done, count)
+
+            run_stage(tasks, stage, run.prepare, progress)
+
+    def read_texts() -> Selection:
+        tokenizer = run_tokenizer(workspace, tell, lambda file: keep_rejected(run, file))
+        if tokenizer.spacing_is_lost:
+            tell("this tokenizer loses the spaces of a text (tokenizer.train.pattern: whitespace)")
+        if run.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
+            run_tasks("lines", "looking for repeated lines")
+            find_earlier_lines(workspace)
+        run_tasks("text", "turning text into tokens")
+        for note in encoder_notes(workspace):
+            tell(note)
+        with reporting(tell, lambda: "looking for duplicates"):
+            find_exact(workspace)
+        if run.data.dedup.near is not None:
+            run_tasks("near", "looking for near-duplicates")
+        return Selection(workspace)
+
+    if not workspace.selection.exists():
+        selection = read_texts()
+        wider = selection.wider_share()
+        if wider is not None:
+            tell("no document is held out: the texts are read again")
+            workspace = workspace.hold_out(*wider)
+            selection = read_texts()
+        with reporting(tell, lambda: "choosing what is kept"):
+            selection.write(workspace.selection, lambda file: keep_rejected(run, file))
+    check(wait=True)
+    run_tasks("shards", "writing the store")
+    _check_unchanged(run, key, workspace)
+    tokenizer = load_tokenizer(str(workspace.tokenizer))
+    with new_folder(folder) as partial:
+        about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
+        manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
+        _check_splits(run, manifest)
+    shutil.rmtree(workspace.path)
+
+
+def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:
+    """Raise WorkError if the files of the store's key changed while it was made."""
+    if store_key(run) != key:
+        shutil.rmtree(workspace.path)
+        what, fix = "files came, went or changed while they were prepared", "start again when nothing writes there"
+        raise WorkError.at("data.sources", what, fix)
+
+
+def _check_splits(run: RunConfig, manifest: dict[str, Any]) -> None:
+    splits = manifest["parts"]
+    if run.data.validation != 0.0 and splits["validation"]["samples"] == 0:
+        documents = splits["train"]["documents"]
+        what = f"the {documents:,} documents are all of one group, which is not divided: none can be held out"
+        if documents == 1:
+            what = "there is one document, and it cannot be held out"
+        if splits["validation"]["documents"]:
+            what = "no sample could be made of the documents that are held out"
+        fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(run.data)}"
+        raise InputError.at("data.validation", what, fix)
+    if run.data.validation != 1.0 and splits["train"]["samples"] == 0:
+        raise InputError.at(
+            "data.sources",
+            "no training sample could be made of them",
+            "see what was dropped, and raise data.max_bad or mend it",
+        )
+
+
+def keep_rejected(run: RunConfig, file: Path) -> None:
+    """Copy a file of rejected records into the run's folder, if there is a run and not only a text."""
+    if run.run:
+        claim(Path(run.run))
+        write_file(Path(run.run, "rejected.jsonl"), file.read_bytes())
