@@ -3,7 +3,8 @@
 For decoders it is registered in `AttentionInterface` only. So transformers builds no T×T mask, and PyTorch's fast path
 for causal attention stays open (with the mask, attention took 133 ms a step instead of 46 on an H200 with a Llama of
 1.5 billion parameters). The mask of a sliding window is made here. Masks that artel makes pass through transformers
-unchanged: tensors (rows, 1, length, length), to which the window is added here, and block masks of FlexAttention.
+unchanged: tensors (rows, 1, length, length), to which the window is added here, the numbers of documents
+(rows, 1, 1, length), and block masks of FlexAttention.
 Encoders, whose rows may have padding, get the masks of transformers.
 
 Which kernel runs:
@@ -11,6 +12,7 @@ Which kernel runs:
     the same on a CPU in bf16       with artel's own backward pass (cpu/attention.py)
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
     documents on a GPU              FlexAttention, which skips blocks that no token sees (Dong et al. 2024)
+    documents on a CPU              one document after another, each by itself (cpu/documents.py)
 
 Under context parallelism (`parallel/context/context.py`) each process holds a part of every sequence. An `Exchange`
 then brings the kernels what they need from the other processes.
@@ -33,6 +35,7 @@ from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
 from artel.models.cpu.attention import cpu_attention, takes
+from artel.models.cpu.documents import document_attention
 
 NAME = "artel"
 MASKED_NAME = "artel_masked"
@@ -43,7 +46,8 @@ class AttentionOptions(NamedTuple):
     """How a layer attends."""
 
     mask: torch.Tensor | BlockMask | None
-    """bool (rows, 1, queries, keys): which keys a query sees. It replaces `causal`."""
+    """bool (rows, 1, queries, keys): which keys a query sees. It replaces `causal`. Or int64 (rows, 1, 1, length): the
+    number of each token's document, whose tokens see one another; `causal` and `window` hold within it."""
     causal: bool
     window: int | None
     """A token sees the tokens fewer than this many positions away."""
@@ -117,6 +121,11 @@ def attend(
         flex = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else _compiled_flex()
         grouped = query.shape[1] != key.shape[1]
         return flex(query, key, value, block_mask=options.mask, scale=options.scale, enable_gqa=grouped)
+    if options.mask is not None and options.mask.dtype == torch.int64:
+        numbers = options.mask[:, 0, 0]
+        return document_attention(
+            query, key, value, numbers, causal=options.causal, window=options.window, scale=options.scale
+        )
     if query_ranges is None:
         positions = range(query.shape[2])
         return _attend_range(query, key, value, options.mask, options, positions, positions)
@@ -236,6 +245,23 @@ def takes_block_masks(model: PreTrainedModel) -> bool:
     )
 
 
+def takes_document_numbers(model: PreTrainedModel) -> bool:
+    """Whether documents are kept apart by their numbers alone: on a CPU, by `attention` over whole sequences.
+
+    Where the masks of an encoder include its window, the numbers would not; and no kernel for them knows dropout.
+    """
+    config = model.config.get_text_config()
+    implementation = model.config._attn_implementation
+    has_window = getattr(config, "sliding_window", None) is not None
+    return (
+        model.device.type == "cpu"
+        and (implementation == NAME or (implementation == MASKED_NAME and not has_window))
+        and _exchange is None
+        and model not in _BLOCK_MASKS
+        and attention_dropout(model) == 0.0
+    )
+
+
 def attention_dropout(model: PreTrainedModel) -> float:
     """A model's attention dropout, 0 to 1, under any of the names that configurations use."""
     config = model.config.get_text_config()
@@ -247,9 +273,9 @@ _BLOCK_MASKS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def allow_block_masks(model: PreTrainedModel, allowed: bool) -> None:
-    """Whether this model may get block masks from now on, whatever its device is.
+    """Whether this model may get block masks from now on, whatever its device is; in place of documents' numbers.
 
-    False where its code does something to masks that tensors alone can; True for a forward pass on a CPU.
+    False where its code does something to masks that masks of bool alone can; True for a forward pass on a CPU.
     """
     _BLOCK_MASKS[model] = allowed
 
@@ -277,6 +303,8 @@ def attention_choice(model: PreTrainedModel, device: torch.device, *, documents:
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     if documents and takes_block_masks(model):
         return Choice("FlexAttention", "documents are kept apart by blocks; blocks that no token sees are skipped")
+    if documents and device.type == "cpu" and attention_dropout(model) == 0.0:
+        return Choice("a document at a time", "documents are kept apart, and what one does not see is not computed")
     if documents or window is not None:
         why = "documents are kept apart" if documents else f"a window of {window} tokens, where blocks are longer"
         return Choice("scaled_dot_product_attention with a mask", why)

@@ -16,7 +16,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.config import ModelConfig
 from artel.errors import InputError, Problem
-from artel.models.attention import MASKED_NAME, NAME, allow_block_masks, block_mask, query_positions, takes_block_masks
+from artel.models.attention import (
+    MASKED_NAME,
+    NAME,
+    allow_block_masks,
+    block_mask,
+    query_positions,
+    takes_block_masks,
+    takes_document_numbers,
+)
 from artel.models.loading.heads import model_class
 from artel.models.loading.model_folder import read_config
 from artel.models.loading.structure import position_limit
@@ -35,12 +43,15 @@ def document_inputs(
     documents int64 (rows, length): the number of each token's document in its row; the tokens of a document are side by
     side. positions int64 (rows, part): the position of each token in its document, from 0, for all tokens or for the
     part that this process holds under context parallelism. With `causal` tokens see themselves and those before them.
-    The mask takes rows x part x length bytes, four times as many where a model adds it to the scores itself.
+    On a CPU the mask are the documents' numbers where `attention` takes them. Else it takes rows x part x length bytes,
+    four times as many where a model adds it to the scores itself.
     """
     queries = query_positions(positions.shape[1], documents.device)
     if takes_block_masks(model):
         inputs: dict[str, Any] = {"attention_mask": block_mask(documents, queries, causal=causal)}
         return inputs | _position_ids(model, positions)
+    if takes_document_numbers(model):
+        return {"attention_mask": documents[:, None, None]} | _position_ids(model, positions)
     visible = documents[:, queries][:, None, :, None] == documents[:, None, None, :]
     if causal:
         visible &= queries[:, None] >= torch.arange(documents.shape[1], device=documents.device)
@@ -132,9 +143,9 @@ def check_documents(model: PreTrainedModel, *, causal: bool) -> None:
     """Raise InputError when a model does not obey `document_inputs` on its device.
 
     Two documents of a few tokens must give the same logits side by side as each by itself. A model that does not obey
-    block masks is tested with tensors, and gets those from then on.
+    block masks, or numbers of documents, is tested with masks of bool, and gets those from then on.
     """
-    if takes_block_masks(model):
+    if takes_block_masks(model) or takes_document_numbers(model):
         try:
             _check_apart(model, causal)
             return

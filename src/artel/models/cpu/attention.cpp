@@ -1,4 +1,5 @@
-// The backward pass of attention in bf16, with a causal mask or none; see attention.py.
+// The backward pass of attention in bf16, with a causal mask or none, of documents that stand side by side in rows; see
+// attention.py and documents.py.
 //
 // The keys and values of a head stay in the cache while its queries pass, BLOCK at a time (Dao et al. 2022,
 // "FlashAttention", algorithm 4). Products of blocks are PyTorch's (oneDNN's brgemm: AMX, or AVX-512's bf16), summed in
@@ -41,14 +42,19 @@ struct Strides {
 };
 
 struct Shape {
-  int64_t rows, heads, groups, length, size;  // `groups` heads of queries share one of keys and values
+  int64_t heads, groups, length, size;  // `groups` heads of queries share one of keys and values; `length` of a row
   bool causal;
   float scale;
 
   int64_t shared() const { return heads / groups; }
-  int64_t even() const { return up_to_even(length); }
+};
+
+// The tokens of a row that see one another: `length` of them, from position `start` of the row.
+struct Document {
+  int64_t row, start, length;
+
   // The number of keys that the queries of a block see.
-  int64_t seen(int64_t start) const { return causal ? std::min(length, start + BLOCK) : length; }
+  int64_t seen(int64_t block, bool causal) const { return causal ? std::min(length, block + BLOCK) : length; }
 };
 
 // (count, size) transposed and interleaved: (size / 2, width, 2); positions from `count` on are 0.
@@ -123,36 +129,40 @@ void scores_backward(int64_t seen, int64_t first, float scale, const float* log_
   interleave(with.grad_scores.data(), BLOCK, up_to_even(seen), up_to_even(seen), BLOCK, with.interleaved.data());
 }
 
-void backward(const Shape& shape, const BFloat16* query, Strides query_strides, const BFloat16* key,
+void backward(const Shape& shape, const Document* documents, int64_t count_of_documents, const BFloat16* query, Strides query_strides, const BFloat16* key,
               Strides key_strides, const BFloat16* value, Strides value_strides, const BFloat16* output,
               const float* log_sums, const BFloat16* grad_output, Strides grad_strides, int threads,
               BFloat16* grad_query, BFloat16* grad_key, BFloat16* grad_value) {
-  const int64_t length = shape.length, even = shape.even(), size = shape.size, heads = shape.heads;
+  const int64_t size = shape.size, heads = shape.heads;
+  int64_t longest = 0;
+  for (int64_t at = 0; at < count_of_documents; ++at) longest = std::max(longest, documents[at].length);
 #pragma omp parallel num_threads(threads)
   {
-    Scratch with(even, size);
+    Scratch with(up_to_even(longest), size);
 #pragma omp for schedule(dynamic)
-    for (int64_t task = 0; task < shape.rows * shape.shared(); ++task) {
-      const int64_t row = task / shape.shared(), key_head = task % shape.shared();
-      const BFloat16* const keys = key_strides.at(key, row, key_head, 0);
-      const BFloat16* const values = value_strides.at(value, row, key_head, 0);
+    for (int64_t task = 0; task < count_of_documents * shape.shared(); ++task) {
+      const Document& document = documents[task / shape.shared()];
+      const int64_t row = document.row, first = document.start, length = document.length, even = up_to_even(length);
+      const int64_t key_head = task % shape.shared();
+      const BFloat16* const keys = key_strides.at(key, row, key_head, first);
+      const BFloat16* const values = value_strides.at(value, row, key_head, first);
       transpose(keys, key_strides.place, length, even, size, with.interleaved.data());
       deinterleave(with.interleaved.data(), size / 2, even, with.transposed_keys.data());
-      std::fill(with.grad_key.begin(), with.grad_key.end(), 0.0f);
-      std::fill(with.grad_value.begin(), with.grad_value.end(), 0.0f);
+      std::fill_n(with.grad_key.begin(), length * size, 0.0f);
+      std::fill_n(with.grad_value.begin(), length * size, 0.0f);
       for (int64_t head = key_head * shape.groups; head < (key_head + 1) * shape.groups; ++head) {
         for (int64_t start = 0; start < length; start += BLOCK) {
-          const int64_t count = std::min(BLOCK, length - start), seen = shape.seen(start);
-          const BFloat16* const queries = query_strides.at(query, row, head, start);
-          const BFloat16* const grads = grad_strides.at(grad_output, row, head, start);
+          const int64_t count = std::min(BLOCK, length - start), seen = document.seen(start, shape.causal);
+          const BFloat16* const queries = query_strides.at(query, row, head, first + start);
+          const BFloat16* const grads = grad_strides.at(grad_output, row, head, first + start);
           float block_sums[BLOCK], dot[BLOCK];
           for (int64_t at = 0; at < BLOCK; ++at) {
             // The weights of queries behind the last are e^-inf.
             block_sums[at] = std::numeric_limits<float>::infinity();
             dot[at] = 0.0f;
             if (at >= count) continue;
-            block_sums[at] = log_sums[(row * heads + head) * length + start + at];
-            const BFloat16* const own = output + ((row * length + start + at) * heads + head) * size;
+            block_sums[at] = log_sums[(row * heads + head) * shape.length + first + start + at];
+            const BFloat16* const own = output + ((row * shape.length + first + start + at) * heads + head) * size;
             float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
             for (int64_t column = 0; column < size; ++column)
@@ -176,14 +186,14 @@ void backward(const Shape& shape, const BFloat16* query, Strides query_strides, 
           multiply(size, BLOCK, up_to_even(seen), with.transposed_keys.data(), even, with.interleaved.data(), BLOCK,
                    with.grad_query.data(), false);
           for (int64_t at = 0; at < count; ++at) {
-            BFloat16* const result = grad_query + ((row * length + start + at) * heads + head) * size;
+            BFloat16* const result = grad_query + ((row * shape.length + first + start + at) * heads + head) * size;
             for (int64_t column = 0; column < size; ++column)
               narrow(with.grad_query[column * BLOCK + at], result[column]);
           }
         }
       }
       for (int64_t place = 0; place < length; ++place) {
-        const int64_t result = ((row * length + place) * shape.shared() + key_head) * size;
+        const int64_t result = ((row * shape.length + first + place) * shape.shared() + key_head) * size;
         for (int64_t column = 0; column < size; ++column) {
           narrow(with.grad_key[place * size + column], grad_key[result + column]);
           narrow(with.grad_value[place * size + column], grad_value[result + column]);
@@ -222,15 +232,19 @@ extern "C" int attention_works() {
 }
 
 // query, key, value and grad_output have any strides (of a row of the batch, a head, a position), and are contiguous
-// within a head. sizes: rows, query heads, query heads for each key head, length, numbers in a head. output and the
-// three gradients are contiguous (rows, length, heads, size), log_sums (rows, heads, length).
-extern "C" void attention_backward(const int64_t* sizes, int causal, float scale, const BFloat16* query,
-                                   const int64_t* query_strides, const BFloat16* key, const int64_t* key_strides,
-                                   const BFloat16* value, const int64_t* value_strides, const BFloat16* output,
-                                   const float* log_sums, const BFloat16* grad_output, const int64_t* grad_strides,
-                                   int threads, BFloat16* grad_query, BFloat16* grad_key, BFloat16* grad_value) {
+// within a head. sizes: query heads, query heads for each key head, length of a row, numbers in a head. documents: row,
+// start and length of each; what is in none of them is left as it is. output and the three gradients are contiguous
+// (rows, length, heads, size), log_sums (rows, heads, length).
+extern "C" void attention_backward(const int64_t* sizes, const int64_t* documents, int64_t count, int causal,
+                                   float scale, const BFloat16* query, const int64_t* query_strides,
+                                   const BFloat16* key, const int64_t* key_strides, const BFloat16* value,
+                                   const int64_t* value_strides, const BFloat16* output, const float* log_sums,
+                                   const BFloat16* grad_output, const int64_t* grad_strides, int threads,
+                                   BFloat16* grad_query, BFloat16* grad_key, BFloat16* grad_value) {
   const auto strides = [](const int64_t* of) { return Strides{of[0], of[1], of[2]}; };
-  backward({sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], causal != 0, scale}, query, strides(query_strides), key,
-           strides(key_strides), value, strides(value_strides), output, log_sums, grad_output, strides(grad_strides),
-           threads, grad_query, grad_key, grad_value);
+  std::vector<Document> all(count);
+  for (int64_t at = 0; at < count; ++at) all[at] = {documents[3 * at], documents[3 * at + 1], documents[3 * at + 2]};
+  backward({sizes[0], sizes[1], sizes[2], sizes[3], causal != 0, scale}, all.data(), count, query,
+           strides(query_strides), key, strides(key_strides), value, strides(value_strides), output, log_sums,
+           grad_output, strides(grad_strides), threads, grad_query, grad_key, grad_value);
 }

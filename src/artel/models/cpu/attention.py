@@ -13,6 +13,7 @@ The gradients of both differ from the exact ones by 0.2 to 0.3 %, which is the r
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: 
     """Whether `cpu_attention` supports such heads, (rows, heads, length, size), without a mask, and is faster."""
     return (
         query.device.type == "cpu"
-        and _dtype(query) == torch.bfloat16
+        and compute_dtype(query) == torch.bfloat16
         and dropout == 0.0
         and (query.shape[0], *query.shape[2:]) == (key.shape[0], *key.shape[2:])
         and key.shape == value.shape
@@ -58,12 +59,13 @@ def cpu_attention(
     key and value (rows, key heads, length, size), where key heads divides heads. Computes in bf16, or in autocast's
     precision where autocast is on.
     """
-    dtype = _dtype(query)
+    dtype = compute_dtype(query)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return _attention(query.to(dtype), key.to(dtype), value.to(dtype), causal, scale)[0]
 
 
-def _dtype(query: torch.Tensor) -> torch.dtype:
+def compute_dtype(query: torch.Tensor) -> torch.dtype:
+    """What attention computes in: autocast's precision where autocast is on."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
 
 
@@ -74,7 +76,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output, and the log-sum-exp of each query's scores, float32 (rows, heads, length)."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(query, _repeat_heads(key, query), _repeat_heads(value, query), 0.0, causal, scale=scale)
+    return kernel(query, repeat_heads(key, query), repeat_heads(value, query), 0.0, causal, scale=scale)
 
 
 _attention = torch.library.custom_op("artel::cpu_attention", _forward, mutates_args=())
@@ -93,20 +95,46 @@ def _attention_backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key and value."""
+    grads = tuple(empty_heads(tensor) for tensor in (query, key, value))
+    rows, length = query.shape[0], query.shape[2]
+    backward_of_documents(
+        grad_output, (query, key, value), output, log_sums, grads, [(row, 0, length) for row in range(rows)],
+        causal=causal, scale=scale,
+    )  # fmt: skip
+    return grads
+
+
+def backward_of_documents(
+    grad_output: torch.Tensor,
+    heads: Sequence[torch.Tensor],
+    output: torch.Tensor,
+    log_sums: torch.Tensor,
+    grads: Sequence[torch.Tensor],
+    documents: Sequence[tuple[int, int, int]],
+    *,
+    causal: bool,
+    scale: float,
+) -> None:
+    """Write the gradients of `heads` (query, key and value in bf16) into `grads`, made by `empty_heads`.
+
+    Each of `documents` is (row, start, length): its tokens see one another alone. What is in none is not written.
+    """
     functions = library("attention")
     assert functions is not None
-    rows, heads, length, size = query.shape
-    sizes = (ctypes.c_int64 * 5)(rows, heads, heads // key.shape[1], length, size)
-    grad_output, query, key, value = (
-        tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (grad_output, query, key, value)
+    query = heads[0]
+    sizes = (ctypes.c_int64 * 4)(query.shape[1], query.shape[1] // heads[1].shape[1], *query.shape[2:])
+    numbers = [number for document in documents for number in document]
+    grad_output, *heads = (
+        tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (grad_output, *heads)
     )
     output, log_sums = output.transpose(1, 2).contiguous(), log_sums.contiguous()
-    grads = (_empty_grad(query), _empty_grad(key), _empty_grad(value))
     functions.attention_backward(
         sizes,
+        (ctypes.c_int64 * len(numbers))(*numbers),
+        ctypes.c_int64(len(documents)),
         ctypes.c_int(causal),
         ctypes.c_float(scale),
-        *(argument for tensor in (query, key, value) for argument in (pointer(tensor), _strides(tensor))),
+        *(argument for tensor in heads for argument in (pointer(tensor), _strides(tensor))),
         pointer(output),
         pointer(log_sums),
         pointer(grad_output),
@@ -114,12 +142,11 @@ def _attention_backward(
         ctypes.c_int(torch.get_num_threads()),
         *map(pointer, grads),
     )
-    return grads
 
 
 @_attention_backward.register_fake
 def _(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(_empty_grad(tensor) for tensor in (query, key, value))
+    return tuple(empty_heads(tensor) for tensor in (query, key, value))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -134,14 +161,14 @@ def _backward(ctx: Any, grad_output: torch.Tensor, _: torch.Tensor | None) -> tu
 _attention.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _repeat_heads(key: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def repeat_heads(key: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Keys or values with a head for each head of `query`, where groups of heads share them."""
     groups = query.shape[1] // key.shape[1]
     return key if groups == 1 else key.repeat_interleave(groups, dim=1)  # copies, even once
 
 
-def _empty_grad(heads: torch.Tensor) -> torch.Tensor:
-    """Memory for the gradient of `heads`, in the layout that the model needs next: (rows, length, heads, size)."""
+def empty_heads(heads: torch.Tensor) -> torch.Tensor:
+    """Memory for a tensor like `heads`, in the layout that the model needs next: (rows, length, heads, size)."""
     rows, count, length, size = heads.shape
     return heads.new_empty(rows, length, count, size).transpose(1, 2)
 
