@@ -95,7 +95,7 @@ def _attention_backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key and value."""
-    grads = tuple(empty_heads(tensor) for tensor in (query, key, value))
+    grads = (empty_heads(query), empty_heads(key), empty_heads(value))
     rows, length = query.shape[0], query.shape[2]
     backward_of_documents(
         grad_output, (query, key, value), output, log_sums, grads, [(row, 0, length) for row in range(rows)],
