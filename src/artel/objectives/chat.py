@@ -7,6 +7,7 @@ in training the model reads, token for token, what it reads when it answers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
-from artel.objectives.assistant_mask import Turns, Unfit
+from artel.objectives.assistant_mask import Turns, Unfit, WrittenOut
 from artel.objectives.base import Batch, Beginning, Better, DocumentSamples, Objective, Reading
 from artel.objectives.collate import predicted, target_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, token_metrics
@@ -23,6 +24,7 @@ from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
+from artel.tokens.tokenizer.tokenizer import Encoded
 
 if TYPE_CHECKING:
     import torch
@@ -219,22 +221,33 @@ class ConversationWriter:
     def sample(self, messages: Sequence[Message], learned: set[int], *, everything: bool = False) -> Sample:
         """The conversation's ids, and flags that are 1 in the turns of the messages `learned`. Raises Unfit."""
         written = self._turns.write(messages)
-        encoded = next(self._tokenizer.encode_with_offsets([written.text], control=True))
+        encoded = self._encode(written)
         flags = np.full(len(encoded.ids), everything, dtype=np.uint8)
         for turn in written.turns:
-            inside = (encoded.ends > turn.start) & (encoded.starts < turn.end)
-            across = inside & ((encoded.starts < turn.start) | (encoded.ends > turn.end))
-            if across.any():
-                raise Unfit("a token lies across the border of a turn")
             if turn.message in learned:
-                flags[inside] = 1
+                flags[(encoded.ends > turn.start) & (encoded.starts < turn.end)] = 1
         last = written.turns[-1]
         if last.closed:
             return Sample(encoded.ids, flags)
         # The template marks no end of a turn: that the conversation ends is learned all the same, right after it.
         kept = int(np.searchsorted(encoded.starts, last.end, side="left"))
-        ids = np.append(encoded.ids[:kept], self._tokenizer.end_id)
+        ids = np.append(encoded.ids[:kept], written.open_end)
         return Sample(ids, np.append(flags[:kept], np.uint8(everything or last.message in learned)))
+
+    def _encode(self, written: WrittenOut) -> Encoded:
+        """The text in one piece; in several where a token would lie across the border of a turn.
+
+        When the model answers, its prompt is encoded alone, too, and ends where its turn begins.
+        """
+        whole = next(self._tokenizer.encode_with_offsets([written.text], control=True))
+        borders = [border for turn in written.turns for border in (turn.start, turn.end)]
+        cuts = sorted({at for at in borders if ((whole.starts < at) & (whole.ends > at)).any()})
+        if not cuts:
+            return whole
+        pieces = [written.text[start:end] for start, end in pairwise([0, *cuts, len(written.text)])]
+        encoded = self._tokenizer.encode_with_offsets(pieces, control=True)
+        parts = [(part.ids, part.starts + at, part.ends + at) for part, at in zip(encoded, [0, *cuts], strict=True)]
+        return Encoded(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def shifted(rows: Rows) -> Batch:

@@ -137,7 +137,7 @@ def prompt_ids(
     ones.
     """
     special = tokenizer.control_tokens
-    written = {content for content in _added_tokens(tokenizer) if content in template}
+    written = {content for content in added_tokens(tokenizer) if content in template}
     # A mark that occurs nowhere else: a private-use character, of which fonts and icons use a few.
     taken = {*template, *json.dumps([messages, tools], ensure_ascii=False)}
     mark = next(chr(code) for code in range(0xE000, 0xF900) if chr(code) not in taken)
@@ -171,9 +171,11 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
 
     The template renders a conversation with marks as contents. An added token after the answer's mark ends an answer by
     its id (<|im_end|>, <|eot_id|>, <end_of_turn>). Without one the text that follows ends it: `<|im_end|>` in letters,
-    or the heading of the next turn.
+    or the heading of the next turn. What stands at the end of a conversation decides: gpt-oss ends the last answer by
+    <|return|>, and with the <|end|> of earlier ones it also ends its thoughts. Where nothing stands there, the next
+    turn's beginning ends an answer (GLM's <|user|>).
     """
-    added = _added_tokens(tokenizer)
+    added = added_tokens(tokenizer)
     ids, texts = {tokenizer.end_id}, []
     for tail in _tails(tokenizer, template):
         follows = tail.lstrip()
@@ -182,7 +184,15 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
             ids.add(added[token])
         elif follows:
             texts.append(_heading(tail, list(added)))
+        if follows:
+            break
     return TurnEnd(frozenset(ids), tuple(dict.fromkeys(texts)))
+
+
+def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Added tokens by text, without runs of white space, which some tokenizers have."""
+    added = tokenizer.hf.added_tokens_decoder
+    return {token.content: number for number, token in added.items() if token.content.strip()}
 
 
 def _own(tokenizer: Tokenizer, where: str) -> str:
@@ -196,7 +206,7 @@ def _own(tokenizer: Tokenizer, where: str) -> str:
         raise InputError.at(where, f"the tokenizer's chat template is {str(own)[:100]}, no text", "write chatml")
     if own:
         return own
-    return CHATML if set(CHATML_TOKENS) <= _added_tokens(tokenizer).keys() else PLAIN
+    return CHATML if set(CHATML_TOKENS) <= added_tokens(tokenizer).keys() else PLAIN
 
 
 # Shows output that grows faster than its contents.
@@ -227,12 +237,6 @@ def _check(template: str, where: str, name: str, seconds: int = TRIAL_SECONDS) -
         raise InputError.at(where, what, "mend it, or write chatml") from None
     except Exception:
         pass
-
-
-def _added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Added tokens by text, without runs of white space, which some tokenizers have."""
-    added = tokenizer.hf.added_tokens_decoder
-    return {token.content: number for number, token in added.items() if token.content.strip()}
 
 
 def _broken(text: str, tokens: set[str], mark: str) -> str:

@@ -1,0 +1,179 @@
+"""Chat templates that write as the families of models that people use most, and what each family learns of an answer.
+
+Each file says at its head which models write so, and with which habits. They are written for these tests: short, and
+byte for byte what the models' own templates make of the same conversations, but where a comment says otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from artel.config import TokenizerTraining
+from artel.text import Message
+from artel.tokens import Tokenizer, train_tokenizer
+
+FOLDER = Path(__file__).parent
+THINK = ("<think>", "</think>")
+
+
+def as_is(text: str) -> str:
+    return text
+
+
+def without_line_feeds(text: str) -> str:
+    return text.lstrip("\n")
+
+
+def tagged(thought: str, content: str) -> str:
+    """How a thought is written where the template has no place for it: within the content."""
+    return f"<think>\n{thought}\n</think>\n\n{content}"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A template, the tokens of its tokenizer, and what is learned of its answers."""
+
+    name: str
+    end: str
+    """What ends an answer, the last of the conversation."""
+    marks: tuple[str, ...] = ()
+    """Special tokens, besides `end`."""
+    begin: str | None = None
+    end_token: str | None = None
+    """The tokenizer's end token, where that is not `end`."""
+    trim: Callable[[str], str] = as_is
+    """What becomes of an answer's content."""
+    ends: dict[str | None, str] = field(default_factory=dict)
+    """What ends an answer that is followed by a role, where that is not `end`; None: by nothing."""
+    plain: Callable[[str, bool, bool], str] = lambda content, last, answers_last: content
+    """What is learned of an answer without a thought; `last` if it ends the conversation, `answers_last` if it follows
+    the last question."""
+    thinking: Callable[[str, str, bool], str] | None = None
+    """And of one with a thought. None: it is within the content, in tags."""
+    learns: str = "all"
+    """last: only the last answer is learned."""
+    refuses: dict[str, str] = field(default_factory=dict)
+    """The kinds of conversation that it cannot have, and words of the refusal."""
+    differs: dict[str, str] = field(default_factory=dict)
+    """The kinds of conversation that are told, and how they differ: `Difference.kind`."""
+
+    @property
+    def template(self) -> str:
+        return (FOLDER / f"{self.name}.jinja").read_text(encoding="utf-8")
+
+    @property
+    def special(self) -> list[str]:
+        own = [self.begin, self.end_token, self.end, *self.ends.values(), *self.marks]
+        return list(dict.fromkeys(token for token in own if token))
+
+    def tokenizer(self) -> Tokenizer:
+        hf = copy.deepcopy(_letters().hf)
+        hf.add_special_tokens({"additional_special_tokens": self.special})
+        hf.eos_token = self.end_token or self.end
+        hf.bos_token = self.begin
+        hf.add_tokens(list(THINK))
+        hf.chat_template = self.template
+        return Tokenizer(hf, self.name)
+
+    def learned(self, messages: Sequence[Message]) -> list[str]:
+        """The texts of the turns that are learned, each up to the mark that generation stops at."""
+        question = max((number for number, message in enumerate(messages) if message.role == "user"), default=-1)
+        turns = []
+        for number, message in enumerate(messages):
+            is_last = number == len(messages) - 1
+            if message.role != "assistant" or (self.learns == "last" and not is_last):
+                continue
+            follows = None if is_last else messages[number + 1].role
+            turns.append(self._spoken(message, is_last, number > question) + self.ends.get(follows, self.end))
+        return turns
+
+    def _spoken(self, message: Message, is_last: bool, answers_last: bool) -> str:
+        if not message.thought:
+            return self.plain(self.trim(message.content), is_last, answers_last)
+        if self.thinking is None:
+            return self.trim(tagged(message.thought, message.content))
+        return self.thinking(message.thought, self.trim(message.content), answers_last)
+
+
+@cache
+def _letters() -> Tokenizer:
+    texts = ["Hello! I am an assistant. How can I help you today? Привет, чем помочь? system user assistant\n\n" * 20]
+    return train_tokenizer(iter(texts), TokenizerTraining(vocab=320))
+
+
+def _qwen3(thought: str, content: str, answers_last: bool) -> str:
+    return f"<think>\n{thought.strip(chr(10))}\n</think>\n\n{content}" if answers_last else content
+
+
+def _gpt_oss(thought: str, content: str, answers_last: bool) -> str:
+    final = f"<|channel|>final<|message|>{content}"
+    analysis = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant"
+    return analysis + final if answers_last else final
+
+
+_ALTERNATE = {"questions": "must alternate", "answers": "must alternate", "first": "must alternate"}
+_CHATML = ("<|im_start|>",)
+_LLAMA_3 = ("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|python_tag|>", "<|end_of_text|>")
+_DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
+             "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<｜tool▁outputs▁begin｜>", "<｜tool▁output▁begin｜>",
+             "<｜tool▁output▁end｜>", "<｜tool▁outputs▁end｜>")  # fmt: skip
+_MISTRAL = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+            "[/TOOL_RESULTS]", "[TOOL_CONTENT]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")  # fmt: skip
+_GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>")
+
+FAMILIES = {family.name: family for family in (
+    Family("llama3", "<|eot_id|>", _LLAMA_3, begin="<|begin_of_text|>", trim=str.strip),
+    Family("llama4", "<|eot|>", ("<|header_start|>", "<|header_end|>", "<|python_start|>", "<|python_end|>"),
+           begin="<|begin_of_text|>"),
+    Family("qwen2_5", "<|im_end|>", _CHATML),
+    Family("qwen3", "<|im_end|>", _CHATML, trim=as_is, thinking=_qwen3,
+           plain=lambda content, last, _: f"<think>\n\n</think>\n\n{without_line_feeds(content)}" if last else content),
+    Family("qwen3_nothink", "<|im_end|>", _CHATML,
+           thinking=lambda thought, content, last: _qwen3(thought, content, last).removeprefix("<think>\n"),
+           plain=lambda content, last, _: without_line_feeds(content) if last else content),
+    Family("qwen3_5", "<|im_end|>", _CHATML, trim=str.strip,
+           plain=lambda content, _, last: f"\n</think>\n\n{content}" if last else content,
+           thinking=lambda thought, content, last: f"{thought.strip()}\n</think>\n\n{content}" if last else content),
+    Family("gemma3", "<end_of_turn>", ("<start_of_turn>",), begin="<bos>", end_token="<eos>", trim=str.strip,
+           refuses=_ALTERNATE),
+    Family("gemma4", "<turn|>", ("<|turn>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|tool_call>",
+           "<tool_call|>"), begin="<bos>", end_token="<eos>", trim=str.strip),
+    Family("mistral_nemo", "</s>", _MISTRAL, begin="<s>", refuses=_ALTERNATE),
+    Family("mistral_small", "</s>", _MISTRAL, begin="<s>", refuses=_ALTERNATE),
+    Family("phi4", "<|im_end|>", ("<|im_start|>", "<|im_sep|>")),
+    Family("phi4_first", "<|im_end|>", ("<|im_start|>", "<|im_sep|>"),
+           refuses={"first": "no place for an assistant that speaks first"}),
+    Family("phi4_mini", "<|end|>", ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|/tool|>"),
+           end_token="<|endoftext|>"),
+    Family("glm4_5", "<|user|>", ("[gMASK]", "<sop>", "<|system|>", "<|assistant|>", "<|observation|>"),
+           end_token="<|endoftext|>", trim=str.strip, ends={"assistant": ""},
+           plain=lambda content, *_: f"\n<think></think>\n{content}",
+           thinking=lambda thought, content, last: f"\n<think>{thought.strip() if last else ''}</think>\n{content}"),
+    Family("deepseek_v3", "<｜end▁of▁sentence｜>", _DEEPSEEK, begin="<｜begin▁of▁sentence｜>"),
+    Family("deepseek_r1", "<｜end▁of▁sentence｜>", _DEEPSEEK, begin="<｜begin▁of▁sentence｜>",
+           thinking=lambda thought, content, last: f"{thought}\n</think>\n\n{content}" if last else content),
+    Family("gpt_oss", "<|return|>", ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>"),
+           ends={"user": "", "assistant": ""}, thinking=_gpt_oss,
+           plain=lambda content, *_: f"<|channel|>final<|message|>{content}"),
+    Family("granite3", "<|end_of_text|>", _GRANITE),
+    Family("granite4", "<|end_of_text|>", _GRANITE),
+    Family("smollm3", "<|im_end|>", _CHATML, trim=without_line_feeds),
+    Family("gigachat", "<|message_sep|>", ("<|role_sep|>",), begin="<s>", end_token="</s>", refuses=_ALTERNATE),
+    Family("gigachat3", "<|message_sep|>", ("<|role_sep|>",), begin="<s>", end_token="</s>"),
+    Family("yandexgpt5", "</s>", ("[SEP]",), begin="<s>", learns="last",
+           refuses={"system": "leaves out what the system says", "answers": "leaves out what the assistant says",
+                    "thought": "what the assistant thinks", "thoughts": "what the assistant thinks"}),
+    Family("saiga_llama3", "<|eot_id|>", _LLAMA_3, begin="<|begin_of_text|>", trim=str.strip),
+    Family("saiga_mistral", "</s>", begin="<s>"),
+    Family("command_r", "<|END_OF_TURN_TOKEN|>", ("<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>",
+           "<|SYSTEM_TOKEN|>"), begin="<BOS_TOKEN>", trim=str.strip, refuses=_ALTERNATE),
+    Family("olmo2", "<|endoftext|>", begin="<|endoftext|>"),
+    Family("falcon3", "<|endoftext|>", ("<|user|>", "<|assistant|>", "<|system|>")),
+    Family("kimi_k2", "<|im_end|>", ("<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
+           "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+           "<|tool_calls_section_end|>")),
+)}  # fmt: skip

@@ -1,0 +1,83 @@
+"""The templates of the families that people use most: exactly the assistant's turns are learned, whatever is said."""
+
+import pytest
+
+from artel.config import RunConfig
+from artel.objectives import Chat, DocumentSamples
+from artel.text import Conversation, Document, Message, Record, Rejected
+from artel.tokens.tokenizer.chat_template import prompt_ids
+from support.chat_templates import FAMILIES
+
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+KINDS = {
+    "one": [(USER, "Hi"), (ASSISTANT, "Hello!")],
+    "system": [(SYSTEM, "Be brief."), (USER, "Hi"), (ASSISTANT, "Hello!"), (USER, "More?"), (ASSISTANT, "No.")],
+    "many": [(USER, "a"), (ASSISTANT, "One."), (USER, "b"), (ASSISTANT, "Two!"), (USER, "c"), (ASSISTANT, "3")],
+    "first": [(ASSISTANT, "Welcome."), (USER, "a"), (ASSISTANT, "One.")],
+    "thought": [(USER, "a"), (ASSISTANT, "One.", "I think.")],
+    "thoughts": [(USER, "a"), (ASSISTANT, "One.", "First."), (USER, "b"), (ASSISTANT, "Two.", "Second.")],
+    "thought before": [(USER, "a"), (ASSISTANT, "One.", "First."), (USER, "b"), (ASSISTANT, "Two.")],
+    "questions": [(USER, "a"), (USER, "b"), (ASSISTANT, "One.")],
+    "answers": [(USER, "a"), (ASSISTANT, "One."), (ASSISTANT, "Two.")],
+    "spaces": [(USER, "\n a \n"), (ASSISTANT, "\n\n  One.\n "), (USER, " b"), (ASSISTANT, "\n Two \n\n")],
+    "russian": [(USER, "Привет! Как дела?"), (ASSISTANT, "Хорошо, а у вас?")],
+    "code": [(USER, "<b>[x]</b> {{ y }}"), (ASSISTANT, "```py\nassistant: user\n{% z %} <|x|>\n```")],
+}  # fmt: skip
+
+
+def messages_of(kind):
+    return [Message(*message) for message in KINDS[kind]]
+
+
+def objective_of(family):
+    run = RunConfig.model_validate({"objective": "chat", "data": {"block": 100_000}})
+    return Chat(run, family.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def objectives():
+    made = {}
+    return lambda name: made.setdefault(name, objective_of(FAMILIES[name]))
+
+
+def one(objective, messages):
+    conversation = Conversation(tuple(messages))
+    (made,) = objective.samples([Document(Record("", "a.jsonl:7", "a", conversation), "train")])
+    return made
+
+
+def turns_of(tokenizer, sample):
+    """(where each run of learned tokens begins, its text)."""
+    runs = []
+    for at, (token, flag) in enumerate(zip(sample.ids.tolist(), sample.flags, strict=True)):
+        if flag and not (at and sample.flags[at - 1]):
+            runs.append((at, []))
+        if flag:
+            runs[-1][1].append(token)
+    return [(at, tokenizer.decode(ids)) for at, ids in runs]
+
+
+def as_templates_take(messages):
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_exactly_the_assistants_turns_are_learned(objectives, name, kind):
+    family, objective, messages = FAMILIES[name], objectives(name), messages_of(kind)
+    made = one(objective, messages)
+    if kind in family.refuses:
+        assert isinstance(made, Rejected)
+        assert (made.origin, made.reason) == ("a.jsonl:7", "template")
+        assert family.refuses[kind] in made.detail
+        return
+    assert isinstance(made, DocumentSamples), made
+    tokenizer, (sample,) = objective.tokenizer, made.samples
+    turns = turns_of(tokenizer, sample)
+    # Two answers one after another may touch: they are one run of tokens then.
+    assert "".join(text for _, text in turns) == "".join(family.learned(messages))
+    if not messages[-1].thought:
+        before = sample.ids[: turns[-1][0]].tolist()
+        prompt = prompt_ids(tokenizer, objective.template, as_templates_take(messages[:-1]))
+        if not any(message.thought for message in messages) and kind != "answers":
+            assert prompt[: len(before)] == before  # what the model has read when it begins to answer
