@@ -62,6 +62,31 @@ def test_loss_and_gradients_are_those_of_the_reference(size, count, vocabulary, 
         assert (mine - theirs).abs().max() <= 1e-5 * max(1.0, float(theirs.abs().max()))
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("size", [1, 2**30])
+@given(count=st.integers(0, 400), vocabulary=st.integers(2, 400), seed=st.integers(0, 2**31), bias=st.booleans())
+@settings(max_examples=30)
+def test_log_probabilities_and_their_gradients_are_those_of_whole_logits(frozen, size, count, vocabulary, seed, bias):
+    """With a factor of its own for each position, as the loss of a preference has for each answer; against float64."""
+    random = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(count, 7, generator=random, requires_grad=True)
+    weight = torch.randn(vocabulary, 7, generator=random, requires_grad=not frozen)
+    shift = torch.randn(vocabulary, generator=random, requires_grad=not frozen) if bias else None
+    targets = torch.randint(vocabulary, (count,), generator=random)
+    targets[torch.rand(count, generator=random) < 0.3] = IGNORED
+    factors = torch.randn(count, generator=random)
+    inputs = [each for each in (hidden, weight, shift) if each is not None and each.requires_grad]
+
+    logits = F.linear(hidden.double(), weight.double(), None if shift is None else shift.double())
+    expected = -F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+    gradients = torch.autograd.grad((expected * factors).sum(), inputs)
+    log_probs = losses.linear_log_probs(hidden, weight, shift, targets, chunk_bytes=size)
+    assert log_probs.dtype == torch.float32
+    torch.testing.assert_close(log_probs.double(), expected, rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(torch.autograd.grad((log_probs * factors).sum(), inputs), gradients, strict=True):
+        assert theirs.numel() == 0 or (mine - theirs).abs().max() <= 1e-5 * max(1.0, float(theirs.abs().max()))
+
+
 @pytest.mark.parametrize("columns", [5, 128, 300, 512])
 def test_the_highest_is_the_first_of_the_highest(columns):
     scores = torch.randint(9, (60, columns), generator=torch.Generator().manual_seed(1)).float()  # full of ties
@@ -110,8 +135,8 @@ OPENED = [
 @pytest.mark.parametrize(("config", "opens"), OPENED, ids=lambda value: getattr(value, "model_type", None))
 def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, monkeypatch):
     """And heads behind which something happens to logits are left shut."""
-    in_pieces = partial(losses.linear_cross_entropy, chunk_bytes=1)
-    monkeypatch.setattr(losses, "linear_cross_entropy", in_pieces)
+    for name in ("linear_cross_entropy", "linear_log_probs"):
+        monkeypatch.setattr(losses, name, partial(getattr(losses, name), chunk_bytes=1))
     torch.manual_seed(0)
     encoder = config.model_type in ("bert", "roberta", "modernbert")
     model = (AutoModelForMaskedLM if encoder else AutoModelForCausalLM).from_config(config).eval()
@@ -132,11 +157,20 @@ def test_a_model_s_loss_and_gradients_are_those_of_its_logits(config, opens, mon
         torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
         likeliest = logits.argmax(dim=-1)
         assert torch.equal(guesses, likeliest if where is None else likeliest.flatten()[places])
-        for name, parameter in model.named_parameters():
-            if name in gradients:
-                limit = 1e-5 * float(gradients[name].abs().max()) + 1e-5
-                assert (parameter.grad - gradients[name]).abs().max() <= limit, name
+        assert_gradients(model, gradients)
+    model.zero_grad()
+    log_probs = losses.target_log_probs(model, {"input_ids": ids}, targets.flatten()[places], places)
+    (-log_probs.sum()).backward()
+    torch.testing.assert_close(-log_probs.sum(), expected, rtol=1e-5, atol=0)
+    assert_gradients(model, gradients)
     assert torch.equal(model(input_ids=ids).logits, logits)  # the head is shut again
+
+
+def assert_gradients(model, expected):
+    for name, parameter in model.named_parameters():
+        if name in expected:
+            limit = 1e-5 * float(expected[name].abs().max()) + 1e-5
+            assert (parameter.grad - expected[name]).abs().max() <= limit, name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -53,7 +53,7 @@ class VocabularyShard:
 def cross_entropy_with_grad(
     logits: torch.Tensor, targets: torch.Tensor, vocabulary: int, shard: VocabularyShard | None, needs_grad: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(summed loss in nats, likeliest ids, gradient of that sum with respect to the logits, in their dtype).
+    """(loss of each row in nats, likeliest ids, gradient of their sum with respect to the logits, in their dtype).
 
     logits (count, columns), of which the first `vocabulary` are ids and the rest is padding; targets int64 (count,),
     `IGNORED` where there is none. With `shard` the logits are those of its ids.
@@ -74,12 +74,12 @@ def cross_entropy_with_grad(
     total = exponentials.sum(dim=1)
     if shard is not None:
         total, at_target = shard.all_reduce_sum(total, at_target.where(is_local, 0.0))
-    loss = torch.where(has_target, best + total.log() - at_target, 0.0).sum()
+    losses = torch.where(has_target, best + total.log() - at_target, 0.0)
     if not needs_grad:
-        return loss, guesses, exponentials
+        return losses, guesses, exponentials
     grad = exponentials.mul_((has_target / total)[:, None])
     grad.scatter_add_(1, columns, -is_local.to(grad.dtype)[:, None])
-    return loss, guesses, grad.to(logits.dtype)
+    return losses, guesses, grad.to(logits.dtype)
 
 
 def row_max(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

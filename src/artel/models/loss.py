@@ -16,8 +16,9 @@ section 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -72,6 +73,24 @@ def model_losses(
     return loss, guesses if places is not None else guesses.view_as(targets)
 
 
+def target_log_probs(
+    model: PreTrainedModel, inputs: dict[str, Any], targets: torch.Tensor, places: torch.Tensor
+) -> torch.Tensor:
+    """Call `model` with `inputs`: the log-probability of each target in nats, float32 (count,).
+
+    targets int64 (count,); `places`, int64 (count,), are the positions in the flattened rows that predict them. A
+    position may predict several.
+    """
+    head = output_head(model)
+    with nullcontext() if head is None else _forward_replaced(head, _identity):
+        outputs = model(**inputs).logits
+    with profiler_range("artel: loss"):
+        outputs = outputs.flatten(0, 1)[places]
+        if head is None:
+            return -F.cross_entropy(outputs.float(), targets, reduction="none")
+        return linear_log_probs(outputs, head.weight, head.bias, targets, compiled=has_compiled_layers(model))
+
+
 def linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -95,8 +114,51 @@ def linear_cross_entropy(
     `chunk_bytes` of logits are in memory at a time, and at least 128 positions; by default 128 MiB on a CPU, 512 on a
     GPU.
     """
+    arguments = _arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
+    loss, guesses = _LinearCrossEntropy.apply(*arguments)
+    return loss, guesses
+
+
+def linear_log_probs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    compiled: bool = False,
+    chunk_bytes: int | None = None,
+) -> torch.Tensor:
+    """The log-probability of each target in nats, float32 (count,): 0 where there is none.
+
+    Arguments are those of `linear_cross_entropy`. Its gradient is known but for one factor; here each position has a
+    factor of its own, which only the backward pass brings. With a frozen head the forward pass computes the gradient of
+    hidden for a factor of 1. Otherwise the backward pass computes the logits again, since the gradient of weight is a
+    sum over positions.
+    """
+    log_probs: torch.Tensor = _LinearLogProbs.apply(*_arguments(hidden, weight, bias, targets, compiled, chunk_bytes))
+    return log_probs
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """How the head's products are computed."""
+
+    dtype: torch.dtype
+    shard: VocabularyShard | None
+    compiled: bool
+    chunk_bytes: int
+
+
+def _arguments(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    compiled: bool,
+    chunk_bytes: int | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, _Products]:
+    """The arguments of the functions below; of DTensors the part that this process holds."""
     device = hidden.device.type
-    chunk_bytes = chunk_bytes or _CHUNK_BYTES.get(device, 2**25)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     shard = None
     if isinstance(weight, DTensor):
@@ -104,8 +166,8 @@ def linear_cross_entropy(
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
     if not torch.is_grad_enabled():  # needs_input_grad tells of requires_grad alone
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    loss, guesses = _LinearCrossEntropy.apply(hidden, weight, bias, targets, dtype, shard, compiled, chunk_bytes)
-    return loss, guesses
+    products = _Products(dtype, shard, compiled, chunk_bytes or _CHUNK_BYTES.get(device, 2**25))
+    return hidden, weight, bias, targets, products
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -116,63 +178,132 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        dtype: torch.dtype,
-        shard: VocabularyShard | None,
-        compiled: bool,
-        chunk_bytes: int,
+        products: _Products,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        vocabulary = weight.shape[0]
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        needs_grad = any(ctx.needs_input_grad)
-        cross_entropy: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-        add_product = _add_product
-        if compiled and needs_grad and shard is None and can_take(hidden.device, dtype):
-            cross_entropy = cpu_cross_entropy_with_grad
-            if dtype == torch.bfloat16 and hidden.shape[1] <= vocabulary:
-                add_product = add_transposed_product
-        else:
-            cross_entropy = partial(cross_entropy_with_grad, vocabulary=vocabulary, shard=shard, needs_grad=needs_grad)
+        loss = torch.zeros((), device=hidden.device)
+        guesses = torch.empty_like(targets)
         with torch.autocast(hidden.device.type, enabled=False):  # everything is in the right precision already
-            matrix = _padded(weight, dtype)
-            inputs = hidden.to(dtype)
-            padded_bias = None if bias is None else F.pad(bias.to(dtype), (0, matrix.shape[0] - vocabulary))
-            loss = torch.zeros((), device=hidden.device)
-            guesses = torch.empty_like(targets)
-            grad_hidden = torch.empty_like(inputs) if needs_hidden else None
-            grad_weight = None
-            grad_bias = torch.zeros(matrix.shape[0], device=hidden.device) if needs_bias else None
-            # The same chunks on all processes of a sharded vocabulary, whose last one may have fewer ids.
-            columns = matrix.shape[0] if shard is None else shard.max_ids
-            size = max(128, chunk_bytes // (4 * columns))
-            for start in range(0, len(targets), size):
-                chunk = slice(start, start + size)
-                logits = F.linear(inputs[chunk], matrix, padded_bias)
-                chunk_loss, guesses[chunk], grad_logits = cross_entropy(logits, targets[chunk])
-                loss += chunk_loss
-                if grad_hidden is not None:
-                    torch.mm(grad_logits, matrix, out=grad_hidden[chunk])
-                if needs_weight:
-                    grad_weight = add_product(grad_weight, grad_logits, inputs[chunk])
-                if grad_bias is not None:
-                    grad_bias += grad_logits.float().sum(dim=0)
-            if grad_hidden is not None and shard is not None:
-                dist.all_reduce(grad_hidden, group=shard.group)
-        ctx.grad_hidden = grad_hidden if grad_hidden is None else grad_hidden.to(hidden.dtype)
-        if needs_weight and grad_weight is None:
-            grad_weight = torch.zeros(matrix.shape, device=hidden.device)  # there were no positions
-        ctx.grad_weight = grad_weight if grad_weight is None else grad_weight[:vocabulary].to(weight.dtype)
-        ctx.grad_bias = grad_bias if grad_bias is None else grad_bias[:vocabulary].to(weight.dtype)
+            head = _ChunkedHead(hidden, weight, bias, products, ctx.needs_input_grad[:3])
+            for chunk in head.chunks():
+                losses, guesses[chunk], grad_logits = head.losses(chunk, targets[chunk])
+                loss += losses.sum()
+                head.add(chunk, grad_logits)
+            ctx.grads = head.gradients()
         ctx.mark_non_differentiable(guesses)
         return loss, guesses
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
-        if ctx.grad_hidden is None and ctx.grad_weight is None and ctx.grad_bias is None:
+        if ctx.grads is None:
             raise RuntimeError("the backward pass of this loss runs once only, and it has run")
-        saved = (ctx.grad_hidden, ctx.grad_weight, ctx.grad_bias)
-        grads = tuple(None if grad is None else grad.mul_(grad_output) for grad in saved)
-        ctx.grad_hidden = ctx.grad_weight = ctx.grad_bias = None
-        return *grads, None, None, None, None, None
+        grads, ctx.grads = ctx.grads, None
+        return *(None if grad is None else grad.mul_(grad_output) for grad in grads), None, None
+
+
+class _LinearLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        products: _Products,
+    ) -> torch.Tensor:
+        needs_hidden, *needs_of_head = ctx.needs_input_grad[:3]
+        ctx.computes_again = any(needs_of_head)
+        log_probs = torch.empty(len(targets), device=hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):
+            head = _ChunkedHead(hidden, weight, bias, products, (needs_hidden and not ctx.computes_again, False, False))
+            for chunk in head.chunks():
+                losses, _, grad_logits = head.losses(chunk, targets[chunk])
+                log_probs[chunk] = -losses
+                head.add(chunk, grad_logits)
+            ctx.grad_hidden = head.gradients()[0]
+        if ctx.computes_again:
+            ctx.save_for_backward(hidden, weight, bias, targets)
+            ctx.products = products
+        return log_probs
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        factors = -grad_output[:, None]
+        if not ctx.computes_again:
+            return (ctx.grad_hidden * factors).to(ctx.grad_hidden.dtype), None, None, None, None
+        hidden, weight, bias, targets = ctx.saved_tensors
+        with torch.autocast(hidden.device.type, enabled=False):
+            head = _ChunkedHead(hidden, weight, bias, ctx.products, ctx.needs_input_grad[:3])
+            for chunk in head.chunks():
+                _, _, grad_logits = head.losses(chunk, targets[chunk])
+                head.add(chunk, grad_logits.mul_(factors[chunk]))
+            return *head.gradients(), None, None
+
+
+class _ChunkedHead:
+    """The head's products for some of the positions at a time, and the sums of its gradients."""
+
+    def __init__(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        products: _Products,
+        needs: Sequence[bool],
+    ) -> None:
+        """`needs`: which gradients `add` computes, of hidden, weight and bias."""
+        device, self._vocabulary, self._shard = hidden.device, weight.shape[0], products.shard
+        self._needs_hidden, self._needs_weight, self._needs_bias = needs
+        self._dtypes = hidden.dtype, weight.dtype
+        self._matrix = _padded(weight, products.dtype)
+        self._inputs = hidden.to(products.dtype)
+        rows = self._matrix.shape[0]
+        self._bias = None if bias is None else F.pad(bias.to(products.dtype), (0, rows - self._vocabulary))
+        self._grad_hidden = torch.empty_like(self._inputs) if self._needs_hidden else None
+        self._grad_weight: torch.Tensor | None = None
+        self._grad_bias = torch.zeros(rows, device=device) if self._needs_bias else None
+        # The same chunks on all processes of a sharded vocabulary, whose last one may have fewer ids.
+        columns = rows if self._shard is None else self._shard.max_ids
+        self._size = max(128, products.chunk_bytes // (4 * columns))
+        self._add_product = _add_product
+        self._cross_entropy: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+        if products.compiled and any(needs) and self._shard is None and can_take(device, products.dtype):
+            self._cross_entropy = cpu_cross_entropy_with_grad
+            if products.dtype == torch.bfloat16 and hidden.shape[1] <= self._vocabulary:
+                self._add_product = add_transposed_product
+        else:
+            self._cross_entropy = partial(
+                cross_entropy_with_grad, vocabulary=self._vocabulary, shard=self._shard, needs_grad=any(needs)
+            )
+
+    def chunks(self) -> Iterator[slice]:
+        return (slice(start, start + self._size) for start in range(0, len(self._inputs), self._size))
+
+    def losses(self, chunk: slice, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(loss of each position in nats, likeliest ids, gradient of their sum with respect to the logits)."""
+        return self._cross_entropy(F.linear(self._inputs[chunk], self._matrix, self._bias), targets)
+
+    def add(self, chunk: slice, grad_logits: torch.Tensor) -> None:
+        """Take the gradient with respect to a chunk's logits into the gradients that are needed."""
+        if self._grad_hidden is not None:
+            torch.mm(grad_logits, self._matrix, out=self._grad_hidden[chunk])
+        if self._needs_weight:
+            self._grad_weight = self._add_product(self._grad_weight, grad_logits, self._inputs[chunk])
+        if self._grad_bias is not None:
+            self._grad_bias += grad_logits.float().sum(dim=0)
+
+    def gradients(self) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Of hidden, weight and bias, once all chunks were added."""
+        grad_hidden, grad_weight, grad_bias = self._grad_hidden, self._grad_weight, self._grad_bias
+        if grad_hidden is not None and self._shard is not None:
+            dist.all_reduce(grad_hidden, group=self._shard.group)
+        if self._needs_weight and grad_weight is None:  # there were no positions
+            grad_weight = torch.zeros(self._matrix.shape, device=self._matrix.device)
+        hidden_dtype, weight_dtype = self._dtypes
+        return (
+            None if grad_hidden is None else grad_hidden.to(hidden_dtype),
+            None if grad_weight is None else grad_weight[: self._vocabulary].to(weight_dtype),
+            None if grad_bias is None else grad_bias[: self._vocabulary].to(weight_dtype),
+        )
 
 
 def _add_product(total: torch.Tensor | None, grad_logits: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

@@ -27,14 +27,14 @@ def can_take(device: torch.device, dtype: torch.dtype) -> bool:
 def cpu_cross_entropy_with_grad(
     logits: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(summed loss in nats, likeliest ids, gradient of that sum): as `cross_entropy_with_grad` of a whole vocabulary.
+    """(loss of each row in nats, likeliest ids, gradient of their sum), as `cross_entropy_with_grad` without shards.
 
     logits (count, vocabulary), overwritten by the gradient; targets int64 (count,), `IGNORED` where there is none.
     Raises IndexError for any other target that is no id.
     """
     with _RecordFunctionFast(_NAME):
         losses, guesses = _cross_entropy(logits, targets)
-    return losses.sum(), guesses, logits
+    return losses, guesses, logits
 
 
 # An operator, so that a trace without numbers knows its shapes. A profile of torch 2.14 does not name such operators.
