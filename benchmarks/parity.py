@@ -121,7 +121,7 @@ OF_ADAPTERS = OPTIMIZERS | {"sgd": {"optimizer": "sgd", "learning_rate": 0.1}}
 UNEVEN = {name: train | {"batch": 61} for name, train in OPTIMIZERS.items()}
 SHARE_THE_BATCH = ("ddp-2", "ddp-4", "zero1-2", "zero2-2", "fsdp-4", "hsdp-2x2", "fsdp-tensor-2x2", "fsdp-context-2x2",
                    "expert-fsdp-2x2", "pipeline-ddp-2x2", "pipeline-fsdp-2x2", "deepspeed-3")  # fmt: skip
-TABLES = ("layouts", "uneven", "adapters", "objectives")
+TABLES = ("layouts", "uneven", "adapters", "objectives", "preferences")
 
 
 Cells = dict[tuple[str, str], tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]]
@@ -163,14 +163,32 @@ def adapted(folder: Path, models: list[str]) -> Cells:
 
 def objectives(folder: Path) -> Cells:
     """Every objective, on records made for it (tests/support/objectives.py)."""
-    by_objective: Cells = {}
-    for name in OBJECTIVES:
-        tree = yaml.safe_load(objective_run(folder / f"{name}.yaml", name).read_text())
-        kept = ("data", "tokenizer", "model", "objective", "masked", "span_qa", "preference")
-        sections = {key: tree[key] for key in kept if key in tree}
-        sections["data"] = {"packing": "concatenate", **sections["data"]}
-        by_objective["fsdp-2", name] = (2, sections, {"data": "fsdp"}, {})
-    return by_objective
+    return {("fsdp-2", name): (2, sections_of(folder, name), {"data": "fsdp"}, {}) for name in OBJECTIVES}
+
+
+def sections_of(folder: Path, name: str) -> dict[str, Any]:
+    """The sections of the run file of an objective."""
+    tree = yaml.safe_load(objective_run(folder / f"{name}.yaml", name).read_text())
+    kept = ("data", "tokenizer", "model", "objective", "masked", "span_qa", "preference")
+    sections = {key: tree[key] for key in kept if key in tree}
+    return sections | {"data": {"packing": "concatenate", **sections["data"]}}
+
+
+PREFERENCES = ("dpo", "kto")
+OF_PREFERENCES = ("ddp-2", "zero2-2", "fsdp-2", "offload-2", "tensor-2", "sequence-2", "pipeline-1f1b-2",
+                  "pipeline-interleaved-2", "deepspeed-2", "deepspeed-3", "hsdp-2x2", "fsdp-tensor-2x2",
+                  "tensor-pipeline-2x2", "pipeline-fsdp-2x2")  # fmt: skip
+
+
+def preferences(folder: Path, layouts: list[str]) -> Cells:
+    """Losses of whole answers, whose positions have gradients of different factors."""
+    by_layout: Cells = {}
+    for name in PREFERENCES:
+        sections = sections_of(folder, name)
+        for layout in layouts:
+            world, parallel = LAYOUTS[layout]
+            by_layout[layout, name] = (world, deep(sections, 8 if "pipeline" in parallel else 2), parallel, {})
+    return by_layout
 
 
 def measure(
@@ -273,6 +291,9 @@ def main() -> None:
             tables_to_run |= {"Adapters": (those, OF_ADAPTERS), "Adapters with SGD at 0.3": (those, OPTIMIZERS)}
         if "objectives" in options.tables:
             tables_to_run["Objectives"] = (objectives(folder), OPTIMIZERS)
+        if "preferences" in options.tables:
+            layouts = [layout for layout in options.layouts.split(",") if layout in OF_PREFERENCES]
+            tables_to_run["Preferences"] = (preferences(folder, layouts), OPTIMIZERS)
         for title, (those, optimizers) in tables_to_run.items():
             tables[title] = dict.fromkeys(those, "not run")
             place = folder / title  # the runs alone are numbered, in each table anew

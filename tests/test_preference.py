@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import RunConfig, TokenizerTraining
+from artel.models.loss import output_head
 from artel.objectives import DocumentSamples
 from artel.text import Document, Message, Preference, Record, Rejected, read_documents
 from artel.text.ledger import Ledger
@@ -136,6 +137,31 @@ def test_losses_by_hand(tokenizer, tmp_path, loss):
         expected = torch.cat([chosen, rejected]).mean()
         assert sums[1] == 2 * len(PAIRS)
     assert (sums[0] / sums[1]).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("frozen_head", [False, True])
+@pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "orpo", "simpo"])
+def test_loss_and_gradients_are_those_of_whole_logits(tokenizer, tmp_path, monkeypatch, loss, frozen_head):
+    objective = preferring(tokenizer, tmp_path, loss, beta=0.5)
+    policy, reference = models(tokenizer)
+    policy.lm_head.weight.requires_grad_(not frozen_head)
+    part = stored(objective, tmp_path / "store")
+    found = []
+    for find_head in (lambda _: None, output_head):
+        monkeypatch.setattr("artel.models.loss.output_head", find_head)
+        batch = batch_of(objective, part, reference)
+        if objective.needs_global_statistics:
+            objective.set_global_statistics(objective.batch_statistics(policy, batch).tolist())
+        policy.zero_grad()
+        sums = objective.loss(policy, batch)
+        (sums[0] / sums[1]).backward()
+        found.append(
+            (sums.detach(), {name: each.grad for name, each in policy.named_parameters() if each.requires_grad})
+        )
+    (whole, expected), (chunked, actual) = found
+    torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max()))
 
 
 def test_kto_is_judged_by_the_part_itself(tokenizer, tmp_path):

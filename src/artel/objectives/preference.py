@@ -11,7 +11,6 @@ sample's answer after this prompt). Its numbers are their lengths, 0 where an an
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
+from artel.objectives.answer_rows import Answer, answer_sums, answer_tensors
 from artel.objectives.assistant_mask import Unfit
 from artel.objectives.base import Batch, Beginning, Better, DocumentSamples, Objective, Reading
 from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
 _CHOSEN, _REJECTED, _OTHER = 0, 1, 2
-_ROUND = 16
+_OF_ANOTHER = "other_"
 
 
 class PreferenceOptimization(Objective):
@@ -119,48 +119,40 @@ class PreferenceOptimization(Objective):
         return _WithAnother(part, self.run.data.block) if self._config.loss == "kto" else WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
-        """input_ids and targets (rows x answers, longest), a row's answers one after another; `there` (rows, answers).
+        """What `answer_tensors` gives of the chosen and the rejected answers, and `there` (rows, answers).
 
+        KTO's answers to another prompt are a third one, in rows of their own (`other_input_ids`, …) while it trains.
         `reference` (rows, 3) are the log-probabilities before training, where they are known.
         """
 
         import torch
 
-        assert rows.flags is not None
-        answers = []
-        for row, lengths in enumerate(rows.numbers):
-            start = 0
-            for length in lengths:
-                answers.append((rows.ids[row, start : start + length], rows.flags[row, start : start + length]))
-                start += length
-        longest = -(-max(len(tokens) for tokens, _ in answers) // _ROUND) * _ROUND
-        ids = np.zeros((len(answers), longest), dtype=np.int64)
-        targets = np.full_like(ids, IGNORED)
-        for row_at, (tokens, flags) in enumerate(answers):
-            ids[row_at, : len(tokens)] = tokens
-            targets[row_at, : len(tokens)][flags > 0] = tokens[flags > 0]
-        present = np.array([[length > 0 for length in lengths] for lengths in rows.numbers])
-        present = present & rows.valid[:, None]
-        tensors = {
-            "input_ids": torch.from_numpy(ids[:, :-1].copy()),
-            "targets": torch.from_numpy(targets[:, 1:].copy()),
-            "there": torch.from_numpy(present),
-        }
+        samples = [_answers(rows, row) for row in range(len(rows.numbers))]
+        present = np.array([[length > 0 for length in lengths] for lengths in rows.numbers]) & rows.valid[:, None]
         is_validation = bool((rows.epochs < 0).any())
+        if self.needs_global_statistics and not is_validation:
+            others = self._tensors([sample[_OTHER:] for sample in samples])
+            tensors = {f"{_OF_ANOTHER}{name}": tensor for name, tensor in others.items()}
+            # No shorter than the others': a pipeline makes room for these rows alone.
+            tensors |= self._tensors([sample[:_OTHER] for sample in samples], others["input_ids"].shape[1])
+        else:
+            tensors = self._tensors(samples)
+        tensors["there"] = torch.from_numpy(present)
         if is_validation in self._reference:
             tensors["reference"] = self._reference[is_validation][torch.from_numpy(rows.indices)]
         units = present[:, :_OTHER].sum() if self._config.loss == "kto" else present[:, :_OTHER].all(axis=1).sum()
         count = int(rows.numbers[rows.valid][:, :_OTHER].sum())
         return Batch(tensors, targets=int(units), tokens=count)
 
+    def _tensors(self, samples: list[list[Answer]], least_length: int = 1) -> dict[str, torch.Tensor]:
+        return answer_tensors(samples, shared=False, least_length=least_length)
+
     def readings(self, rows: Rows) -> list[Reading]:
-        targets = self.batch(rows).tensors["targets"].numpy()
-        ends = np.cumsum(rows.numbers[0])
         names = ("chosen", "rejected", "of another prompt")
         return [
-            predicted(rows.ids[0, start:end], learned, name)
-            for name, start, end, learned in zip(names, ends - rows.numbers[0], ends, targets, strict=False)
-            if end > start
+            predicted(answer.ids, np.where(answer.flags[1:] > 0, answer.ids[1:], IGNORED), name)
+            for name, answer in zip(names, _answers(rows, 0), strict=False)
+            if len(answer.ids)
         ]
 
     # What the loss compares with
@@ -178,7 +170,8 @@ class PreferenceOptimization(Objective):
         import torch
 
         there = batch.tensors["there"][:, _OTHER]
-        logps = self._logps(model, batch, only=_OTHER)[0]
+        of_another = f"{_OF_ANOTHER}input_ids" in batch.tensors
+        logps = self._logps(model, batch, _OF_ANOTHER if of_another else "")[0][:, -1]
         ratios = (logps - batch.tensors["reference"][:, _OTHER])[there]
         return torch.stack([ratios.sum(), there.sum().float()])
 
@@ -188,42 +181,21 @@ class PreferenceOptimization(Objective):
 
     # The loss
 
-    def _logps(
-        self, model: PreTrainedModel, batch: Batch, only: int | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums of the log-probabilities of the answers' tokens and their counts, (rows, sides) each, or (rows,)."""
+    def _logps(self, model: PreTrainedModel, batch: Batch, rows: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums of the log-probabilities of the answers' tokens and their counts, (samples, answers) each.
 
-        import torch.nn.functional as F
+        `rows` begins the names of the tensors: `_OF_ANOTHER` for the rows of answers to other prompts.
+        """
+        from artel.models.loss import target_log_probs
 
-        sides = batch.tensors["there"].shape[1]
-        ids, targets = batch.tensors["input_ids"], batch.tensors["targets"]
-        if only is not None:
-            ids, targets = ids[only::sides], targets[only::sides]
-        logits = model(input_ids=ids, use_cache=False).logits.float()
-        losses = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
-        counts = (targets != IGNORED).sum(dim=1)
-        shape = (-1,) if only is not None else (-1, sides)
-        return -losses.sum(dim=1).view(shape), counts.view(shape)
+        tensors = {name: batch.tensors[f"{rows}{name}"] for name in ("input_ids", "targets", "places", "members")}
+        inputs = {"input_ids": tensors["input_ids"], "use_cache": False}
+        log_probs = target_log_probs(model, inputs, tensors["targets"], tensors["places"])
+        return answer_sums(log_probs, tensors["members"])
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        return self._sums(*self._answer_logps(model, batch), batch)
-
-    def _answer_logps(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows, 2) each: of the chosen and the rejected answer; what a survey looked at is not run again."""
-
-        import torch
-
-        if not self.needs_global_statistics:
-            return self._logps(model, batch)
-        sides = batch.tensors["there"].shape[1]
-        rows = torch.arange(batch.tensors["input_ids"].shape[0], device=batch.tensors["input_ids"].device)
-        answers = rows[rows % sides != _OTHER]
-        tensors = {
-            "input_ids": batch.tensors["input_ids"][answers],
-            "targets": batch.tensors["targets"][answers],
-            "there": batch.tensors["there"][:, :_OTHER],
-        }
-        return self._logps(model, replace(batch, tensors=tensors))
+        logps, counts = self._logps(model, batch)
+        return self._sums(logps[:, :_OTHER], counts[:, :_OTHER], batch)
 
     def _sums(self, logps: torch.Tensor, counts: torch.Tensor, batch: Batch) -> torch.Tensor:
         import torch
@@ -344,6 +316,14 @@ class _WithAnother(WholeSamples):
         flags = np.concatenate([mine.flags, np.zeros(len(prompt), np.uint8), np.ones(len(answer), np.uint8)])
         numbers = (*mine.numbers, len(prompt) + len(answer))
         return Sample(np.concatenate([mine.ids, prompt, answer]), flags, numbers)
+
+
+def _answers(rows: Rows, row: int) -> list[Answer]:
+    """The answers of a sample, each after its prompt."""
+    assert rows.flags is not None
+    ends = np.cumsum(rows.numbers[row])
+    spans = [slice(end - length, end) for end, length in zip(ends, rows.numbers[row], strict=True)]
+    return [Answer(rows.ids[row, span], rows.flags[row, span]) for span in spans]
 
 
 def _first_answer(sample: Sample) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,117 @@
+"""Rows of prompts and their answers, and where in them each answer is predicted.
+
+Answers to one prompt can share a row: the tokens with which all of them begin, which are the prompt and what the
+answers have in common, and then the rest of each. Those are read once for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+_ROUND = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prompt and its answer as the model reads them: ids (tokens,), and flags that are not 0 in the answer.
+
+    Without tokens it is an answer that is missing.
+    """
+
+    ids: np.ndarray
+    flags: np.ndarray
+
+
+def answer_tensors(
+    samples: Sequence[Sequence[Answer]], *, shared: bool, least_length: int = 1
+) -> dict[str, torch.Tensor]:
+    """Tensors for the answers of each sample, of which each has equally many, in rows of `least_length` or more.
+
+    input_ids int64 (rows, length): a row for each answer, or, `shared`, for each sample. `targets` int64 (count,) are
+    the answers' tokens and `places` int64 (count,) the positions in the flattened rows that predict them. `members`
+    int64 (samples, answers, longest) says which of the targets are an answer's; `count` where it is shorter.
+
+    With `shared` also int64 (rows, length): `documents`, 1 for tokens and 0 for padding; `branches`, 0 for what a row's
+    answers share and 1, 2, … for the rest of each; `positions` of tokens in their answer, from 0.
+    """
+    import torch
+
+    groups = list(samples) if shared else [[answer] for sample in samples for answer in sample]
+    rows = [_Row.of(group) for group in groups]
+    length = -(-max(least_length, *(len(row.ids) for row in rows)) // _ROUND) * _ROUND
+    answers = [
+        (index * length + places, targets) for index, row in enumerate(rows) for places, targets in row.predicted
+    ]
+    tensors = {
+        "input_ids": _stacked([row.ids for row in rows], length, 0),
+        "places": torch.from_numpy(np.concatenate([places for places, _ in answers])),
+        "targets": torch.from_numpy(np.concatenate([targets for _, targets in answers])),
+    }
+    ends = np.cumsum([len(targets) for _, targets in answers])
+    members = [np.arange(end - len(targets), end) for end, (_, targets) in zip(ends, answers, strict=True)]
+    longest = max(1, *(len(each) for each in members))
+    tensors["members"] = _stacked(members, longest, int(ends[-1])).view(len(samples), -1, longest)
+    if shared:
+        tensors["documents"] = _stacked([np.ones_like(row.ids) for row in rows], length, 0)
+        tensors["branches"] = _stacked([row.branches for row in rows], length, 0)
+        tensors["positions"] = _stacked([row.positions for row in rows], length, 0)
+    return tensors
+
+
+def answer_sums(log_probs: torch.Tensor, members: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of the log-probabilities (count,) of each answer's tokens, and their numbers: (samples, answers) each."""
+    import torch.nn.functional as F
+
+    return F.pad(log_probs, (0, 1))[members].sum(dim=-1), (members < len(log_probs)).sum(dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    ids: np.ndarray
+    branches: np.ndarray
+    positions: np.ndarray
+    predicted: list[tuple[np.ndarray, np.ndarray]]
+    """Of each answer the positions in the row that predict its tokens, and these tokens."""
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer]) -> _Row:
+        """What the answers have in common, then the rest of each. The last token of an answer is only predicted."""
+        present = [answer for answer in answers if len(answer.ids)]
+        common = _common([answer.ids[:-1] for answer in present])
+        pieces = [present[0].ids[:common]] if present else [np.empty(0, dtype=np.int64)]
+        branches, positions, predicted = [np.zeros(common, dtype=np.int64)], [np.arange(common)], []
+        for branch, answer in enumerate(answers, start=1):
+            inputs, start = answer.ids[:-1], sum(map(len, pieces))
+            places = np.arange(len(inputs))
+            places[common:] += start - common
+            learned = answer.flags[1:] > 0
+            predicted.append((places[learned], answer.ids[1:][learned].astype(np.int64)))
+            pieces.append(inputs[common:])
+            branches.append(np.full(len(inputs[common:]), branch))
+            positions.append(np.arange(common, max(common, len(inputs))))
+        return cls(np.concatenate(pieces), np.concatenate(branches), np.concatenate(positions), predicted)
+
+
+def _common(sequences: Sequence[np.ndarray]) -> int:
+    """The number of tokens with which all sequences begin."""
+    if not sequences:
+        return 0
+    shortest = min(map(len, sequences))
+    differs = [np.flatnonzero(sequences[0][:shortest] != each[:shortest]) for each in sequences[1:]]
+    return min([shortest, *(int(places[0]) for places in differs if len(places))])
+
+
+def _stacked(arrays: Sequence[np.ndarray], length: int, filler: int) -> torch.Tensor:
+    import torch
+
+    stacked = np.full((len(arrays), length), filler, dtype=np.int64)
+    for row, array in zip(stacked, arrays, strict=True):
+        row[: len(array)] = array
+    return torch.from_numpy(stacked)
