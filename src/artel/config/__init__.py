@@ -16,6 +16,7 @@ from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
 from artel.config.schema.cleaning import CleanConfig, DedupConfig, NearConfig
 from artel.config.schema.data import DataConfig, SourceConfig, TokenizerConfig, TokenizerTraining
+from artel.config.schema.decontamination import BenchmarkConfig, DecontaminateConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
 from artel.config.schema.run import (
@@ -31,10 +32,12 @@ from artel.config.schema.run import (
 from artel.config.suggest import key_advice, meant_key, near_name
 
 __all__ = [
+    "BenchmarkConfig",
     "ChatConfig",
     "CheckpointConfig",
     "CleanConfig",
     "DataConfig",
+    "DecontaminateConfig",
     "DedupConfig",
     "LogConfig",
     "LoraConfig",

@@ -125,6 +125,7 @@ def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[st
     # Evaluate all of it, repeated documents too: a document's score must not depend on the others in the file.
     values = base.model_dump(mode="json", by_alias=True) | {"model": {}, "tokenizer": {"from": opened.folder}}
     values["data"] |= {"sources": [source.model_dump(mode="json")], "validation": 0.0, "dedup": {"exact": False}}
+    values["data"]["decontaminate"] = None  # a benchmark may be what it is evaluated on
     values["data"]["block"] = _block(opened)
     run = run_from(values, overrides, {(): data})
     return run.model_copy(update={"run": "", "data": run.data.model_copy(update={"validation": 1.0})})

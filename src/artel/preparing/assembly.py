@@ -13,6 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from artel.objectives import Objective
+from artel.preparing.lists import LISTS
 from artel.preparing.selection import PreparedShard, ShardPlan, prepared_shards, shard_plans
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
@@ -59,7 +60,9 @@ def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocab
     shutil.copytree(workspace.tokenizer, folder / "tokenizer")
     totals = {name: {split: counts[name] for split, counts in splits.items()} for name in ("tokens", "samples")}
     (folder / "ledger.json").write_bytes(orjson.dumps({**ledger, **totals}, option=orjson.OPT_INDENT_2))
-    _link(workspace.selection / "rejected.jsonl", folder / "rejected.jsonl")
+    for name in LISTS:
+        if (workspace.selection / name).is_file():
+            _link(workspace.selection / name, folder / name)
     return write_manifest(folder, token_type(vocabulary), about, splits)
 
 

@@ -6,6 +6,7 @@ train.tokens …   their samples, each split by itself, in the files of a store 
 train.sources    what they are evaluated by, a line for each document that has it
 near/            their shingles and signatures, if near-duplicates are searched
 rejected.jsonl   the records that could not be used
+contaminated.jsonl  the documents that share n-grams with benchmarks
 summary.json     counts
 """
 
@@ -24,7 +25,17 @@ from artel.config import RunConfig
 from artel.errors import WorkError
 from artel.objectives import DocumentSamples, Objective
 from artel.storage import new_folder
-from artel.text import CleanedRecord, Dropped, InputShard, Ledger, Rejected, clean_shard, count_lines
+from artel.text import (
+    BenchmarkIndex,
+    CleanedRecord,
+    Contaminated,
+    Dropped,
+    InputShard,
+    Ledger,
+    Rejected,
+    clean_shard,
+    count_lines,
+)
 from artel.text.dedup.near import SignatureWriter
 from artel.text.dedup.repeats import RepeatedUnits
 from artel.tokens.store.manifest import SPLITS
@@ -52,17 +63,24 @@ DOCUMENT = np.dtype(
 """The row of a document."""
 
 
-def write_lines(run: RunConfig, shard: InputShard, folder: Path) -> None:
+def write_lines(run: RunConfig, shard: InputShard, folder: Path, benchmarks: BenchmarkIndex | None = None) -> None:
     """Write the digests (16 bytes each) of a shard's distinct lines or paragraphs, in order, into `folder/digests`."""
     assert run.data.dedup.lines != "none"
     units = RepeatedUnits(run.data.dedup.lines)
     with new_folder(folder) as partial:
-        for _ in clean_shard(shard, run.data, Ledger(), units):
+        for _ in clean_shard(shard, run.data, Ledger(), units, benchmarks):
             pass
         (partial / "digests").write_bytes(b"".join(units.seen))
 
 
-def write_prepared_shard(run: RunConfig, shard: InputShard, objective: Objective, folder: Path, earlier: Path) -> None:
+def write_prepared_shard(
+    run: RunConfig,
+    shard: InputShard,
+    objective: Objective,
+    folder: Path,
+    earlier: Path,
+    benchmarks: BenchmarkIndex | None = None,
+) -> None:
     """Write the documents of an input shard into `folder`; the file `earlier` has digests of repeated lines, if any."""
     units = None
     if run.data.dedup.lines != "none":
@@ -70,7 +88,7 @@ def write_prepared_shard(run: RunConfig, shard: InputShard, objective: Objective
         units = RepeatedUnits(run.data.dedup.lines, (digests[at : at + 16] for at in range(0, len(digests), 16)))
     tokenizer = objective.tokenizer
     with new_folder(folder) as partial, _PreparedShardWriter(partial, run, tokenizer.vocabulary) as writer:
-        for chunk in _chunks(clean_shard(shard, run.data, writer.ledger, units)):
+        for chunk in _chunks(clean_shard(shard, run.data, writer.ledger, units, benchmarks)):
             samples = objective.samples([cleaned.document for cleaned in chunk if cleaned.has_new_text])
             for cleaned in chunk:
                 writer.add(cleaned, next(samples) if cleaned.has_new_text else None)
@@ -84,7 +102,8 @@ class _PreparedShardWriter:
     def __init__(self, folder: Path, run: RunConfig, vocabulary: int) -> None:
         self._folder = folder
         self._rejected = (folder / "rejected.jsonl").open("wb")
-        self.ledger = Ledger(on_reject=self._reject)
+        self._contaminated = (folder / "contaminated.jsonl").open("wb")
+        self.ledger = Ledger(on_reject=self._reject, on_contaminated=self._contaminate)
         self._documents = (folder / "documents").open("wb")
         self._notes = (folder / "notes.jsonl").open("wb")
         self._samples = [ShardWriter(folder / split, token_type(vocabulary)) for split in SPLITS]
@@ -147,7 +166,7 @@ class _PreparedShardWriter:
     def close(self, lines: int | None, encoder: str) -> None:
         """Write the remaining rows and summary.json."""
         self._write_rows()
-        for stream in (self._documents, self._notes, self._rejected, *self._sources):
+        for stream in (self._documents, self._notes, self._rejected, self._contaminated, *self._sources):
             stream.close()
         columns = {}
         for split, samples in zip(SPLITS, self._samples, strict=True):
@@ -163,6 +182,10 @@ class _PreparedShardWriter:
             "encoder": encoder,
         }
         (self._folder / "summary.json").write_bytes(orjson.dumps(summary))
+
+    def _contaminate(self, found: Contaminated) -> None:
+        row = [found.origin, found.set_name, found.rows, found.words]
+        self._contaminated.write(orjson.dumps(row) + b"\n")
 
     def _reject(self, rejected: Rejected) -> None:
         row = [rejected.origin, rejected.reason, rejected.detail, rejected.set_name]

@@ -9,13 +9,13 @@ from typing import Any
 
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
-from artel.preparing.claim import claim
+from artel.preparing.lists import keep_list
 from artel.preparing.progress import Progress, Tell, reporting
 from artel.preparing.run_tokenizer import run_tokenizer
 from artel.preparing.store_key import store_key
 from artel.preparing.workspace import Workspace
-from artel.storage import new_folder, write_file
-from artel.text import more_documents
+from artel.storage import new_folder
+from artel.text import more_documents, write_index
 from artel.tokens import load_tokenizer
 
 Check = Callable[..., None]
@@ -46,8 +46,12 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
 
             run_stage(tasks, stage, run.prepare, progress)
 
+    if run.data.decontaminate is not None and not workspace.benchmarks.exists():
+        with reporting(tell, lambda: "reading the benchmarks"):
+            write_index(run.data, workspace.benchmarks, tell)
+
     def read_texts() -> Selection:
-        tokenizer = run_tokenizer(workspace, tell, lambda file: keep_rejected(run, file))
+        tokenizer = run_tokenizer(workspace, tell, lambda file: keep_list(run, file))
         if tokenizer.spacing_is_lost:
             tell("this tokenizer loses the spaces of a text (tokenizer.train.pattern: whitespace)")
         if run.data.dedup.lines != "none" and Tasks(workspace).unfinished("text"):
@@ -70,7 +74,7 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
             workspace = workspace.hold_out(*wider)
             selection = read_texts()
         with reporting(tell, lambda: "choosing what is kept"):
-            selection.write(workspace.selection, lambda file: keep_rejected(run, file))
+            selection.write(workspace.selection, lambda file: keep_list(run, file))
     check(wait=True)
     run_tasks("shards", "writing the store")
     _check_unchanged(run, key, workspace)
@@ -107,10 +111,3 @@ def _check_splits(run: RunConfig, manifest: dict[str, Any]) -> None:
             "no training sample could be made of them",
             "see what was dropped, and raise data.max_bad or mend it",
         )
-
-
-def keep_rejected(run: RunConfig, file: Path) -> None:
-    """Copy a file of rejected records into the run's folder, if there is a run and not only a text."""
-    if run.run:
-        claim(Path(run.run))
-        write_file(Path(run.run, "rejected.jsonl"), file.read_bytes())

@@ -21,10 +21,11 @@ import orjson
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.notebooks import html_table
-from artel.preparing.claim import check_claim, identity
+from artel.preparing.claim import check_claim
 from artel.preparing.from_store import check_from_store
 from artel.preparing.known_stores import damage, remember_store, remembered_store, set_aside
-from artel.preparing.making import Check, keep_rejected, make_store
+from artel.preparing.lists import LISTS, copy_lists
+from artel.preparing.making import Check, make_store
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
 from artel.preparing.progress import Tell, reporting
 from artel.preparing.store_key import settings_digest, store_key
@@ -150,7 +151,7 @@ def prepare(
                 write_file(_copy_note(folder), address)
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
-    _copy_rejected(run, folder)
+    copy_lists(run, folder)
     prepared = Prepared(folder, made)
     for note in prepared.notes() if made else ():
         tell(note)
@@ -228,7 +229,7 @@ def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:
 
 def _is_store_folder(folder: Path) -> bool:
     """True if every entry of a folder has the name of a store's file."""
-    names = {"manifest.json", "ledger.json", "rejected.jsonl", "tokenizer", *SPLITS}
+    names = {"manifest.json", "ledger.json", *LISTS, "tokenizer", *SPLITS}
     return folder.is_dir() and not folder.is_symlink() and {file.name for file in folder.iterdir()} <= names
 
 
@@ -251,14 +252,6 @@ def _fetch(folder: Path, address: str, tell: Tell) -> None:
         manifest = orjson.loads(read_bytes(f"{address}/manifest.json"))
         pull_folder(address, folder, stored_files(manifest))
         write_file(_copy_note(folder), address)
-
-
-def _copy_rejected(run: RunConfig, folder: Path) -> None:
-    rejected = folder / "rejected.jsonl"
-    if rejected.is_file() and rejected.stat().st_size:
-        keep_rejected(run, rejected)
-    elif run.run and identity(Path(run.run)):  # of an earlier start, before the texts were mended
-        Path(run.run, "rejected.jsonl").unlink(missing_ok=True)
 
 
 def _remove_forgotten(stores: Path) -> None:

@@ -46,7 +46,7 @@ def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Pat
         kind = objective_type(run)
         rejected = workspace.path / "rejected.jsonl"
         try:
-            tokenizer = _new_tokenizer(run, kind.encoder, kind.special_tokens(run), rejected, tell)
+            tokenizer = _new_tokenizer(workspace, kind.encoder, kind.special_tokens(run), rejected, tell)
         except InputError:
             if rejected.is_file() and rejected.stat().st_size:  # too many: no selection will list them
                 keep_rejected(rejected)
@@ -57,7 +57,8 @@ def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Pat
     return load_tokenizer(str(workspace.tokenizer))
 
 
-def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], rejected: Path, tell: Tell) -> Tokenizer:
+def _new_tokenizer(workspace: Workspace, encoder: bool, special: list[str], rejected: Path, tell: Tell) -> Tokenizer:
+    run = workspace.run
     name = tokenizer_name(run)
     if name is not None:
         key = "tokenizer.from" if run.tokenizer.from_ else "model.from"
@@ -73,7 +74,8 @@ def _new_tokenizer(run: RunConfig, encoder: bool, special: list[str], rejected: 
 
         def texts() -> Iterator[str]:
             nonlocal read
-            for document in read_documents(run.data, ledger, config.sample):
+            benchmarks = workspace.benchmark_index()
+            for document in read_documents(run.data, ledger, config.sample, benchmarks):
                 read += 1
                 if document.split == "train":
                     yield document.record.text

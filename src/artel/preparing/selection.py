@@ -3,6 +3,7 @@
 copies/00000     uint16: how often each document of an input shard is written; 0: it is dropped
 ledger.json      every document: read, kept, dropped by reason
 rejected.jsonl   every record that could not be used
+contaminated.jsonl  every document that shares n-grams with benchmarks, if they are looked for
 shards.json      where each store shard begins and ends
 """
 
@@ -21,11 +22,13 @@ from numpy.typing import NDArray
 
 from artel.config import SourceConfig
 from artel.errors import InputError, Problem
+from artel.preparing.contamination import write_contaminated
 from artel.preparing.input_shards import DOCUMENT
+from artel.preparing.lists import CONTAMINATED, REJECTED
 from artel.preparing.mixture import BUDGET, WEIGHT, copies_by_weight, over_budget
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder, write_file
-from artel.text import Ledger, Rejected, check_ledger, check_sets, source_at
+from artel.text import Contaminated, Ledger, Rejected, check_ledger, check_sets, source_at
 from artel.text.dedup.exact import DIGEST, repeated
 from artel.text.dedup.near import BAND_GROUPS, Signatures, bands_and_rows, near_duplicates, similar_pairs
 from artel.text.split import least_fraction
@@ -58,6 +61,12 @@ class PreparedShard:
         with (self.folder / "rejected.jsonl").open("rb") as stream:
             for origin, reason, detail, set_name in map(orjson.loads, stream):
                 yield Rejected(self.origin(origin), reason, detail, set_name)
+
+    @property
+    def contaminated(self) -> Iterator[Contaminated]:
+        with (self.folder / "contaminated.jsonl").open("rb") as stream:
+            for origin, set_name, rows, words in map(orjson.loads, stream):
+                yield Contaminated(self.origin(origin), set_name, rows, words)
 
     def origin(self, origin: str) -> str:
         """An origin `file:line` with its line counted in the whole file."""
@@ -188,11 +197,16 @@ class Selection:
         self._mix()
         self._copies[self._dropped > 0] = 0
         with new_folder(folder) as partial:
-            ledger = self._ledger(partial / "rejected.jsonl")
+            ledger = self._ledger(partial / REJECTED)
             if ledger.rejected:
-                keep_rejected(partial / "rejected.jsonl")
+                keep_rejected(partial / REJECTED)
             self._check_sets()
             ledger.notes += self._workspace.notes
+            index = self._workspace.benchmark_index()
+            if index is not None:
+                found = (item for shard in self._shards for item in shard.contaminated)
+                ledger.contamination, note = write_contaminated(partial / CONTAMINATED, found, index)
+                ledger.notes.append(note)
             check_ledger(self._data, ledger)
             ledger.check()
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))

@@ -15,13 +15,16 @@ from artel.preparing.run_tokenizer import tokenizer_files
 from artel.registry import FORMATS, OBJECTIVES
 from artel.secrets import hide_secrets
 from artel.text import source_fingerprint
+from artel.text.decontamination.index import benchmark_fingerprint
 from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.tokens.store.manifest import FORMAT
 
 
 def store_key(run: RunConfig) -> str:
     """A digest of everything that the store's content depends on. It is cheap: no file is read."""
-    files = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
+    files: dict[str, Any] = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
+    if run.data.decontaminate is not None:
+        files["benchmarks"] = benchmark_fingerprint(run.data)
     return _digest({**_settings(run), **files})
 
 
@@ -34,6 +37,8 @@ def _settings(run: RunConfig) -> dict[str, Any]:
     """The settings of the run file that shape the store."""
     not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
     data = run.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
+    if run.data.decontaminate is None:  # stores that were made before there was such a key are found
+        del data["decontaminate"]
     modules = [FORMATS.module_of(source.format) for source in run.data.sources]
     plugins = {module for module in (*modules, OBJECTIVES.module_of(run.objective)) if module is not None}
     return {

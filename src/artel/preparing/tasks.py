@@ -11,6 +11,7 @@ from artel.preparing.assembly import write_shard
 from artel.preparing.input_shards import write_lines, write_prepared_shard
 from artel.preparing.selection import PreparedShard, ShardPlan, find_near, prepared_shards, shard_plans
 from artel.preparing.workspace import Workspace
+from artel.text import BenchmarkIndex
 from artel.text.dedup.near import BAND_GROUPS
 from artel.tokens import load_tokenizer
 
@@ -37,10 +38,10 @@ class Tasks:
         if result.exists():
             return
         if stage == "lines":
-            write_lines(workspace.run, workspace.input_shards[number], result)
+            write_lines(workspace.run, workspace.input_shards[number], result, self._benchmarks)
         elif stage == "text":
             shard, earlier = workspace.input_shards[number], workspace.earlier(number)
-            write_prepared_shard(workspace.run, shard, self._objective, result, earlier)
+            write_prepared_shard(workspace.run, shard, self._objective, result, earlier, self._benchmarks)
         elif stage == "near":
             find_near(workspace, self._prepared, number)
         else:
@@ -59,6 +60,10 @@ class Tasks:
     @cached_property
     def _plans(self) -> list[ShardPlan]:
         return shard_plans(self.workspace)
+
+    @cached_property
+    def _benchmarks(self) -> BenchmarkIndex | None:
+        return self.workspace.benchmark_index()
 
     @cached_property
     def _objective(self) -> Objective:

@@ -4,6 +4,7 @@
     KEY.parts/plan.json           the input shards of its sources, in order
     KEY.parts/held-out.json       the share that is held out, if the run's share holds out no document
     KEY.parts/tokenizer/          the tokenizer
+    KEY.parts/benchmarks/         the index of the benchmarks' n-grams (with data.decontaminate)
     KEY.parts/lines/00000/        for each input shard, the digests of its lines or paragraphs (with dedup.lines)
     KEY.parts/earlier/00000       those of them that occur in an earlier shard
     KEY.parts/text/00000/         for each input shard, its documents as tokens, and the ledger of what was dropped
@@ -29,13 +30,13 @@ import orjson
 from artel.config import RunConfig, dump_run, load_run
 from artel.errors import ArtelError, InputError, Problem, WorkError
 from artel.storage import disk_errors, remove_leftovers, write_file
-from artel.text import InputShard, all_inputs, cut_notes, input_shards
+from artel.text import BenchmarkIndex, InputShard, all_inputs, cut_notes, input_shards
 
 # Little text is divided into smaller shards, so that every core has a few, but none that takes less than 0.2 s.
 _MIN_SHARDS, _SMALL_SHARD = 16, 4_000_000
 
 # The version of the layout above. A workspace of another version is begun anew.
-_FORMAT = 6
+_FORMAT = 7
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,15 @@ class Workspace:
     @property
     def tokenizer(self) -> Path:
         return self.path / "tokenizer"
+
+    @property
+    def benchmarks(self) -> Path:
+        return self.path / "benchmarks"
+
+    def benchmark_index(self) -> BenchmarkIndex | None:
+        """The index of the run's benchmarks, once it is written; None for a run without."""
+        config = self.run.data.decontaminate
+        return BenchmarkIndex(self.benchmarks, config.words) if config is not None else None
 
     def lines(self, shard: int) -> Path:
         return self.path / "lines" / f"{shard:05d}"

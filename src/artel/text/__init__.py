@@ -1,12 +1,14 @@
 """Sources, cleaning, duplicates, split: raw text to documents, each accounted for. Knows no tokens."""
 
 from artel.text.cleaning.html import html_to_text
+from artel.text.decontamination.index import BenchmarkIndex, write_index
 from artel.text.ledger import Counts, Ledger, describe_drops
 from artel.text.pipeline import CleanedRecord, check_ledger, check_text, clean_shard, more_documents, read_documents
 from artel.text.reading.lines import count_lines
 from artel.text.reading.sets import check_sets
 from artel.text.records import (
     AnswerClass,
+    Contaminated,
     Conversation,
     Document,
     Dropped,
@@ -23,7 +25,9 @@ from artel.text.sources.local_paths import SourcePath, source_paths
 
 __all__ = [
     "AnswerClass",
+    "BenchmarkIndex",
     "CleanedRecord",
+    "Contaminated",
     "Conversation",
     "Counts",
     "Document",
@@ -53,4 +57,5 @@ __all__ = [
     "source_at",
     "source_fingerprint",
     "source_paths",
+    "write_index",
 ]

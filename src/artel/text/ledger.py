@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from artel.errors import InputError, Problem, WorkError
-from artel.text.records import Document, Rejected
+from artel.text.records import Contaminated, Document, Rejected
 
 _MAX_LISTED = 1000
 
@@ -58,6 +58,10 @@ class Ledger:
     """The first 1,000 of the rejected records."""
     on_reject: Callable[[Rejected], object] | None = None
     """Called with each rejected record."""
+    on_contaminated: Callable[[Contaminated], object] | None = None
+    """Called with each document that is dropped because it shares n-grams with benchmarks."""
+    contamination: dict[str, Any] = field(default_factory=dict)
+    """Of each benchmark: its rows, how many of them the documents have, and in how many documents."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user about what was decided."""
 
@@ -87,6 +91,12 @@ class Ledger:
         """Count a record that could not be used as dropped, and list it."""
         self.drop(rejected.set_name, rejected.reason)
         self.list(rejected)
+
+    def contaminate(self, contaminated: Contaminated) -> None:
+        """Count a document as dropped because of what it shares with benchmarks."""
+        self.drop(contaminated.set_name, "contaminated")
+        if self.on_contaminated is not None:
+            self.on_contaminated(contaminated)
 
     def list(self, rejected: Rejected) -> None:
         """List a rejected record that is already counted as dropped."""
@@ -146,6 +156,7 @@ class Ledger:
             "parts": written,
             "bytes": {split: counts["bytes"] for split, counts in written.items()},
             "changed": dict(sorted(self.changed.items())),
+            **({"contamination": self.contamination} if self.contamination else {}),
             "notes": self.notes,
             "encodings": {source: dict(sorted(counts.items())) for source, counts in self.encodings.items()},
             "rejected": [item.to_json() for item in self.listed],

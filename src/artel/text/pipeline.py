@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -19,6 +19,7 @@ from artel.errors import InputError, Problem
 from artel.registry import FORMATS
 from artel.text.cleaning.quality import why_dropped
 from artel.text.cleaning.rules import check_packages, clean, without_lines
+from artel.text.decontamination.index import BenchmarkIndex, check_benchmarks
 from artel.text.dedup.exact import SeenDigests
 from artel.text.dedup.near import check_near
 from artel.text.dedup.repeats import RepeatedUnits
@@ -31,6 +32,9 @@ from artel.text.sources.find import check_sources
 from artel.text.sources.inputs import InputShard, input_shards, source_at
 from artel.text.sources.read import read_shard
 from artel.text.split import is_held_out, split_hash
+
+# Characters of records in which n-grams of benchmarks are looked for together.
+_TOGETHER = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +53,32 @@ class CleanedRecord:
 
 
 def clean_shard(
-    shard: InputShard, data: DataConfig, ledger: Ledger, units: RepeatedUnits | None = None
+    shard: InputShard,
+    data: DataConfig,
+    ledger: Ledger,
+    units: RepeatedUnits | None = None,
+    benchmarks: BenchmarkIndex | None = None,
 ) -> Iterator[CleanedRecord]:
     """Yield the cleaned records of an input shard. `ledger` counts those that are dropped for what they are.
 
-    `units` removes the lines or paragraphs that occurred earlier.
+    `units` removes the lines or paragraphs that occurred earlier. Documents that share n-grams with `benchmarks` are
+    dropped, but for validation texts given by a path, which nothing is learned from.
     """
+    records = _passed(shard, data, ledger)
+    if benchmarks is not None and shard.key != "data.validation":
+        records = _uncontaminated(records, benchmarks, ledger)
+    for record, changed in records:
+        digest = xxhash.xxh3_128_digest(_identity(record).encode())
+        has_new_text = True
+        if units is not None and record.fields is None:
+            record = record._replace(text=units.without(record.text, changed))
+            has_new_text = len(record.text) >= data.clean.minimum
+        document, hashed = _split(record, shard.key, data)
+        yield CleanedRecord(document, digest, hashed, changed, has_new_text)
+
+
+def _passed(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tuple[Record, Counter[str]]]:
+    """Yield each cleaned record that no rule drops, and what was changed in it."""
     source = source_at(data, shard.key)
     for item in read_shard(shard, data, ledger.add_encoding):
         ledger.read(item.set_name)
@@ -71,17 +95,40 @@ def clean_shard(
             reason = "equal_answers"  # they differed before cleaning
         if reason is not None:
             ledger.drop(record.set_name, reason)
-            continue
-        digest = xxhash.xxh3_128_digest(_identity(record).encode())
-        has_new_text = True
-        if units is not None and record.fields is None:
-            record = record._replace(text=units.without(record.text, changed))
-            has_new_text = len(record.text) >= data.clean.minimum
-        document, hashed = _split(record, shard.key, data)
-        yield CleanedRecord(document, digest, hashed, changed, has_new_text)
+        else:
+            yield record, changed
 
 
-def read_documents(data: DataConfig, ledger: Ledger, max_bytes: int | None = None) -> Iterator[Document]:
+def _uncontaminated(
+    records: Iterable[tuple[Record, Counter[str]]], benchmarks: BenchmarkIndex, ledger: Ledger
+) -> Iterator[tuple[Record, Counter[str]]]:
+    """The records that share nothing with benchmarks. Some are looked through together, in the order they come."""
+    for together in _groups(records):
+        for (record, changed), contaminated in zip(
+            together, benchmarks.find([record for record, _ in together]), strict=True
+        ):
+            if contaminated is not None:
+                ledger.contaminate(contaminated)
+            else:
+                yield record, changed
+
+
+def _groups(records: Iterable[tuple[Record, Counter[str]]]) -> Iterator[list[tuple[Record, Counter[str]]]]:
+    """The records in groups of about _TOGETHER characters."""
+    group, characters = [], 0
+    for record, changed in records:
+        group.append((record, changed))
+        characters += len(record.text)
+        if characters >= _TOGETHER:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
+def read_documents(
+    data: DataConfig, ledger: Ledger, max_bytes: int | None = None, benchmarks: BenchmarkIndex | None = None
+) -> Iterator[Document]:
     """Yield every document of a run once, in the order of its sources; memory holds only digests.
 
     Validation texts given by a path come first, so that of equal documents the training one is the duplicate. With
@@ -96,10 +143,10 @@ def read_documents(data: DataConfig, ledger: Ledger, max_bytes: int | None = Non
     reads_all = max_bytes is None or total <= max_bytes
     problems: list[Problem] = []
     for key, source_shards in groupby(shards, key=lambda shard: shard.key):
-        source_ledger = Ledger(on_reject=ledger.on_reject)
+        source_ledger = Ledger(on_reject=ledger.on_reject, on_contaminated=ledger.on_contaminated)
         for shard in source_shards:
             remaining = math.inf if reads_all or not shard.size else (max_bytes or 0) * shard.size / total
-            for cleaned in clean_shard(shard, data, source_ledger, units):
+            for cleaned in clean_shard(shard, data, source_ledger, units, benchmarks):
                 record = cleaned.document.record
                 if data.dedup.exact and not seen.add(cleaned.digest):
                     source_ledger.drop(record.set_name, "duplicate")
@@ -127,6 +174,7 @@ def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -
     """
     check_sources(data, tell)
     check_packages(data.clean)
+    check_benchmarks(data)
     if data.dedup.near is not None:
         check_near()
 

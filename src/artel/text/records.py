@@ -105,6 +105,18 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Contaminated:
+    """A document that shares an n-gram of words with benchmarks."""
+
+    origin: str
+    set_name: str
+    rows: list[int]
+    """The numbers of the benchmarks' rows that it shares n-grams with, in the index of the run."""
+    words: str
+    """The first n-gram that it shares, in simplified words."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """A good record that the run's own settings leave out. It does not count as bad."""
 

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from artel.config.schema.base import Name, Paths, Section, free, number_if_it_is_one, number_or_numbers
 from artel.config.schema.cleaning import CleanConfig, DedupConfig
+from artel.config.schema.decontamination import Decontaminate
 from artel.config.schema.quantities import Bytes, Count, Length, Number, Seed, Vocabulary, at_most
 from artel.config.schema.registered import FormatName
 from artel.registry import FORMATS
@@ -155,6 +156,12 @@ class DataConfig(Section):
         "answers are located in them by character.",
     )
     dedup: DedupConfig = Field(default=DedupConfig(), description="Which repeated documents are dropped.")
+    decontaminate: Decontaminate = Field(
+        default=None,
+        description="Benchmarks that must not be learned: documents that share 12 words in a row with one of them are "
+        "dropped (contaminated), and each is listed with the benchmark's row. A list of files, tasks of "
+        "lm-evaluation-harness, or both.",
+    )
     validation: Annotated[float | str, BeforeValidator(number_if_it_is_one)] = Field(
         default=0.05,
         description="Fraction of documents held out for validation, chosen by hash, at least one; or a path to "
@@ -203,7 +210,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _one_origin(self) -> DataConfig:
-        shaping = ("sources", "clean", "dedup", "validation")
+        shaping = ("sources", "clean", "dedup", "decontaminate", "validation")
         changed = [name for name in shaping if getattr(self, name) != type(self).model_fields[name].default]
         if self.from_store and changed:
             raise ValueError(

@@ -67,6 +67,20 @@ def check_sources(data: DataConfig, tell: Callable[[str], None] = lambda _: None
         raise InputError(problems)
 
 
+def check_files(source: SourceConfig, key: str) -> list[Problem]:
+    """What is wrong with the paths of a source, whatever is in its files."""
+    problems: list[Problem] = []
+    for path in source.path:
+        if is_remote(path):
+            problems += _check_remote(path, source, key, lambda _: None)
+            continue
+        files, path_problems = _find(source, path, key)
+        problems += path_problems
+        for file in files:
+            problems += _check_regular(file, key)
+    return problems
+
+
 def files_of(source: SourceConfig, path: str, key: str) -> list[Path]:
     """The local files of a path of a source. Raises InputError."""
     files, problems = _find(source, path, key)
@@ -175,11 +189,15 @@ def _check_kind(name: str, source: SourceConfig, key: str) -> list[Problem]:
 
 def _check_content(file: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """Why a file cannot be read: it is no regular file, may not be opened, or has no column of that name."""
+    return _check_regular(file, f"{key}.path") or format_of(source, str(file)).check(file, source, key, data)
+
+
+def _check_regular(file: Path, key: str) -> list[Problem]:
     try:
         kind = _not_a_file(file)
     except OSError as error:
-        return [Problem(f"{key}.path", f"{file} cannot be read: {error.strerror}", "check its permissions")]
+        return [Problem(key, f"{file} cannot be read: {error.strerror}", "check its permissions")]
     if kind:
         fix = "save what it gives as a file, and give that: a text is read more than once"
-        return [Problem(f"{key}.path", f"{file} is {kind}, not a regular file", fix)]
-    return format_of(source, str(file)).check(file, source, key, data)
+        return [Problem(key, f"{file} is {kind}, not a regular file", fix)]
+    return []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from artel.config import DataConfig, SourceConfig
 from artel.registry import FORMATS
@@ -23,6 +24,7 @@ from artel.text.records import BadRecord
 from artel.text.sources.inputs import Input, InputShard, source_at
 
 OnEncoding = Callable[[str, str], object]
+T = TypeVar("T")
 
 
 def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = lambda *_: None) -> Items:
@@ -36,7 +38,7 @@ def read_shard(shard: InputShard, data: DataConfig, on_encoding: OnEncoding = la
     def read(on_encoding: OnEncoding = lambda *_: None) -> Items:
         format: Format = FORMATS[source.format]
         if format.has_files:
-            items = _read_inputs(shard.inputs, source, data, on_encoding)
+            items = read_inputs(shard.inputs, source, data, _read_file, on_encoding)
         else:
             items = format.read(SourceFile(Path(), source.format, source.name or source.format, source, data))
         return filter_sets(items, source) if source.include or source.exclude else items
@@ -52,7 +54,14 @@ def read_with(reader: Callable[[SourceFile], Items], file: SourceFile) -> Items:
         yield file.reject(file.origin, error)
 
 
-def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig, on_encoding: OnEncoding) -> Items:
+def read_inputs(
+    inputs: Iterable[Input],
+    source: SourceConfig,
+    data: DataConfig,
+    read: Callable[[SourceFile], Iterable[T]],
+    on_encoding: OnEncoding = lambda *_: None,
+) -> Iterator[T]:
+    """What `read` yields of each file, downloaded if it is not here. A file that changes meanwhile is refused."""
     for entry in inputs:
         origin = hide_secrets(entry.address)  # it is written into the ledger, the store and messages
         set_name = source.name or hide_secrets(entry.path)
@@ -61,13 +70,13 @@ def _read_inputs(inputs: Iterable[Input], source: SourceConfig, data: DataConfig
         )
         if is_url(entry.address):
             download = fetch(entry.address, cache_folder() / "downloads", max_bytes=data.max_document)
-            yield from _read_file(replace(file, path=download.path, content_type=download.content_type))
+            yield from read(replace(file, path=download.path, content_type=download.content_type))
         elif is_remote(entry.address):
             remote = RemoteFile(entry.address, entry.size, entry.version)
-            yield from _read_file(replace(file, path=fetch_remote(remote, cache_folder() / "remote")))
+            yield from read(replace(file, path=fetch_remote(remote, cache_folder() / "remote")))
         else:
             with unchanged(file.path, entry.version):
-                yield from _read_file(file)
+                yield from read(file)
 
 
 def _read_file(file: SourceFile) -> Items:

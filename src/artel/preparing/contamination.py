@@ -1,0 +1,64 @@
+"""The documents that share n-grams with benchmarks, of all shards: the list of them, and counts for the ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from artel.text import BenchmarkIndex, Contaminated
+
+# Rows that the list names of a document; a text may have a whole benchmark in it.
+_MOST_ROWS = 20
+
+
+def write_contaminated(file: Path, found: Iterable[Contaminated], index: BenchmarkIndex) -> tuple[dict[str, Any], str]:
+    """Write a line for each document; return the counts of each benchmark, and a sentence for the user.
+
+    A line has the document's `origin` and `set`, the `benchmarks`, their `rows` (`file:line`, the first 20), the number
+    of rows (`count`), and the first n-gram that they share (`words`).
+    """
+    benchmark_of = [number for number, about in enumerate(index.benchmarks) for _ in range(about["rows"])]
+    rows: set[int] = set()
+    documents: Counter[int] = Counter()
+    total, first = 0, ""
+    with file.open("wb") as stream:
+        for item in found:
+            numbers = sorted({benchmark_of[row] for row in item.rows})
+            places = [index.places[row] for row in item.rows[:_MOST_ROWS]]
+            line = {
+                "origin": item.origin,
+                "set": item.set_name,
+                "benchmarks": [index.benchmarks[number]["name"] for number in numbers],
+                "rows": places,
+                "count": len(item.rows),
+                "words": item.words,
+            }
+            stream.write(orjson.dumps(line) + b"\n")
+            rows.update(item.rows)
+            documents.update(numbers)
+            total += 1
+            first = first or f"the first: {item.origin} has {item.words!r} of {places[0]}"
+    rows_found = Counter(benchmark_of[row] for row in rows)
+    counts = {
+        about["name"]: {
+            "rows": about["rows"],
+            "too_short": about["too_short"],
+            "rows_found": rows_found[number],
+            "documents": documents[number],
+        }
+        for number, about in enumerate(index.benchmarks)
+    }
+    return counts, f"{_note(counts, total)}{f'; each is listed in {file.name}, {first}' if total else ''}"
+
+
+def _note(counts: dict[str, dict[str, int]], total: int) -> str:
+    parts = [
+        f"{count['rows_found']:,} of {count['rows']:,} rows of {name} in {count['documents']:,} documents"
+        + (f" ({count['too_short']:,} rows are too short to be found)" if count["too_short"] else "")
+        for name, count in counts.items()
+    ]
+    return f"{total:,} documents share words with benchmarks and are left out: {', '.join(parts)}"

@@ -1,0 +1,165 @@
+"""The index of the n-grams of benchmarks, and the documents that have one of them.
+
+    hashes        uint64: the hash of each n-gram of each row, sorted
+    rows          uint32: the number of its row
+    places.jsonl  the place of each row (`file:line`), in order
+    about.json    for each benchmark its name, its number of rows, and how many are too short to be found
+
+The index is made once, by one process, before any text is read; the processes that read texts map it into memory. Of n
+n-grams in the texts and m in the index, n·m / 2^64 are taken for one another: one in 20 million for a trillion and ten
+million.
+
+The method is datatrove's (`NGramsDecontIndexer`, `NGramsDecontFilter`), which FineWeb was checked by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from artel.config import BenchmarkConfig, DataConfig
+from artel.errors import InputError
+from artel.storage import new_folder
+from artel.text.decontamination.ngrams import NGRAM_VERSION, Ngrams, simplified_words
+from artel.text.decontamination.rows import Row, benchmark_files, file_problems, file_rows
+from artel.text.decontamination.tasks import task_problems, task_rows, task_version
+from artel.text.records import Contaminated, Pair, Preference, Record
+
+# Slots per n-gram of the table that tells most n-grams of a text from those of the index, in a byte each: one in
+# sixteen is looked up in vain. It has 16 MB at most, which stays in the cache that cores share.
+_SLOTS, _MOST_SLOTS = 16, 1 << 24
+
+
+def check_benchmarks(data: DataConfig) -> None:
+    """Raise InputError with everything that is wrong with the benchmarks before they are read."""
+    problems = [
+        problem
+        for key, benchmark in _benchmarks(data)
+        for problem in (task_problems(benchmark, key) if benchmark.task else file_problems(benchmark, key))
+    ]
+    if problems:
+        raise InputError(problems)
+
+
+def benchmark_fingerprint(data: DataConfig) -> list[Any]:
+    """The path, size and version of each file of the benchmarks, and the version of the harness: part of the key."""
+    facts: list[Any] = [NGRAM_VERSION]
+    for key, benchmark in _benchmarks(data):
+        if benchmark.task:
+            facts.append(["task", benchmark.task, task_version()])
+        else:
+            files = benchmark_files(benchmark, key, data)
+            facts += [[entry.address, entry.size, entry.version] for entry in files]
+    return facts
+
+
+def write_index(data: DataConfig, folder: Path, tell: Callable[[str], None] = lambda _: None) -> None:
+    """Write the index of the run's benchmarks into `folder`. Raises InputError."""
+    config = data.decontaminate
+    assert config is not None
+    ngrams = Ngrams(config.words)
+    hashes, rows = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
+    places: list[str] = []
+    about: list[dict[str, Any]] = []
+    for key, benchmark in _benchmarks(data):
+        name = benchmark.path or benchmark.task
+        tell(f"reading the benchmark {name}")
+        first, short = len(places), 0
+        for row in _rows(benchmark, key, data):
+            found = np.unique(
+                np.concatenate([ngrams.of_row(row.query, label, config.look_at) for label in row.labels or [""]])
+            )
+            short += found.size == 0
+            hashes.append(found)
+            rows.append(np.full(found.size, len(places), np.uint32))
+            places.append(row.place)
+        if len(places) - first == short:
+            what = f"no row of {name} has {config.words} words ({len(places) - first:,} rows)"
+            fix = "write fewer words (data.decontaminate.words), or other fields"
+            raise InputError.at(key, what, fix)
+        about.append({"name": name, "rows": len(places) - first, "too_short": short})
+    all_hashes = np.concatenate(hashes)
+    order = np.argsort(all_hashes, kind="stable")
+    with new_folder(folder) as partial:
+        (partial / "hashes").write_bytes(all_hashes[order].tobytes())
+        (partial / "rows").write_bytes(np.concatenate(rows)[order].tobytes())
+        (partial / "places.jsonl").write_bytes(b"".join(orjson.dumps(place) + b"\n" for place in places))
+        (partial / "about.json").write_bytes(orjson.dumps(about))
+
+
+class BenchmarkIndex:
+    """An index that was written, for texts of a run."""
+
+    def __init__(self, folder: Path, words: int) -> None:
+        self._folder = folder
+        self._ngrams = Ngrams(words)
+        self._hashes = np.memmap(folder / "hashes", np.uint64, "r").view(np.ndarray)
+        self._rows = np.memmap(folder / "rows", np.uint32, "r").view(np.ndarray)
+        slots = min(_MOST_SLOTS, 1 << (_SLOTS * self._hashes.size).bit_length())
+        self._shift = np.uint64(64 - slots.bit_length() + 1)
+        self._is_taken = np.zeros(slots, np.bool_)
+        self._is_taken[self._hashes >> self._shift] = True
+
+    def find(self, records: Sequence[Record]) -> list[Contaminated | None]:
+        """For each record what it shares with the benchmarks; None if it is nothing.
+
+        Short records are best passed many at a time: a call takes as long as 5,000 characters.
+        """
+        texts = [(number, text) for number, record in enumerate(records) for text in _texts(record)]
+        found: list[Contaminated | None] = [None] * len(records)
+        hashes_of_texts = self._ngrams.of([text for _, text in texts])
+        hashes = np.concatenate(hashes_of_texts)
+        likely = np.flatnonzero(self._is_taken[hashes >> self._shift])
+        starts = np.searchsorted(self._hashes, hashes[likely])
+        stops = np.searchsorted(self._hashes, hashes[likely], side="right")
+        shared = np.flatnonzero(stops > starts)
+        if not shared.size:
+            return found
+        ends = np.cumsum([each.size for each in hashes_of_texts])
+        text_of = np.searchsorted(ends, likely[shared], side="right")
+        for number in np.unique(text_of).tolist():
+            owner, text = texts[number]
+            if found[owner] is None:
+                chosen = shared[text_of == number]
+                spans = zip(starts[chosen].tolist(), stops[chosen].tolist(), strict=True)
+                rows = np.unique(np.concatenate([self._rows[start:stop] for start, stop in spans]))
+                first = int(likely[chosen[0]]) - (int(ends[number - 1]) if number else 0)
+                words = " ".join(simplified_words(text)[first : first + self._ngrams.words])
+                record = records[owner]
+                found[owner] = Contaminated(record.origin, record.set_name, rows.tolist(), words)
+        return found
+
+    @cached_property
+    def places(self) -> list[str]:
+        """The place of each row: `file:line`."""
+        return [orjson.loads(line) for line in (self._folder / "places.jsonl").read_bytes().splitlines()]
+
+    @cached_property
+    def benchmarks(self) -> list[dict[str, Any]]:
+        """Of each benchmark: `name`, `rows`, `too_short`."""
+        return orjson.loads((self._folder / "about.json").read_bytes())
+
+
+def _benchmarks(data: DataConfig) -> Iterator[tuple[str, BenchmarkConfig]]:
+    for number, benchmark in enumerate(data.decontaminate.benchmarks if data.decontaminate else []):
+        yield f"data.decontaminate.benchmarks.{number}", benchmark
+
+
+def _rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterator[Row]:
+    return task_rows(benchmark, key) if benchmark.task else file_rows(benchmark, key, data)
+
+
+def _texts(record: Record) -> Sequence[str]:
+    """The texts in which n-grams are looked for: each as the model would read it."""
+    if isinstance(record.fields, Pair):
+        return [f"{record.fields.input}\n{record.fields.output}"]
+    if isinstance(record.fields, Preference) and record.fields.rejected is not None:
+        prompt, rejected = record.fields.prompt, record.fields.rejected
+        # The text of a preference has its chosen answer between the prompt and the rejected one.
+        return [record.text, "\n".join([*(message.content for message in prompt), rejected.content])]
+    return [record.text]

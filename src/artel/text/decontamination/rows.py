@@ -1,0 +1,130 @@
+"""The rows of benchmarks in files: what each asks, and which answers it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from artel.config import BenchmarkConfig, DataConfig, SourceConfig
+from artel.errors import InputError, Problem
+from artel.registry import FORMATS
+from artel.text.formats.auto import format_of
+from artel.text.formats.csv_rows import read_csv_rows
+from artel.text.formats.jsonl import object_of, read_rows
+from artel.text.reading.source_file import SourceFile
+from artel.text.records import BadRecord, Conversation, Dropped, Message, Pair, Preference, Question, Record, Rejected
+from artel.text.sources.find import check_files
+from artel.text.sources.inputs import Input, inputs_of
+from artel.text.sources.read import read_inputs, read_with
+
+# Problems of one benchmark that are listed; a wrong field is wrong in every row.
+_MOST_PROBLEMS = 5
+
+
+class Row(NamedTuple):
+    """A row of a benchmark."""
+
+    place: str
+    """`file:line`, `file[number]`, or the task and the number of its example."""
+    query: str
+    labels: list[str]
+
+
+def source_of(benchmark: BenchmarkConfig) -> SourceConfig:
+    """The source that a benchmark's files are read as."""
+    return SourceConfig(path=[benchmark.path], format=benchmark.format, document=benchmark.document)
+
+
+def benchmark_files(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> list[Input]:
+    """The files of a benchmark. Raises InputError."""
+    return list(inputs_of(source_of(benchmark), key, data))
+
+
+def file_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
+    """What can be known to be wrong with a benchmark's files before they are read."""
+    if not FORMATS[benchmark.format].has_files:
+        return [Problem(f"{key}.format", f"{benchmark.format} has no files", "name a format of files, or leave it out")]
+    return check_files(source_of(benchmark), key)
+
+
+def file_rows(benchmark: BenchmarkConfig, key: str, data: DataConfig) -> Iterator[Row]:
+    """Yield the rows of a benchmark's files. Raises InputError for rows that cannot be used: none is left out."""
+    source = source_of(benchmark)
+    problems: list[Problem] = []
+    has_names = benchmark.query or benchmark.label
+    read = partial(_named_rows, benchmark) if has_names else _rows
+    for item in read_inputs(benchmark_files(benchmark, key, data), source, data, read):
+        if isinstance(item, Row):
+            yield item
+            continue
+        fix = f"name the fields to look at: {{path: {benchmark.path}, query: question, label: answer}}"
+        problems.append(Problem(item.origin, item.detail.partition(";")[0], fix))
+        if len(problems) == _MOST_PROBLEMS:
+            break
+    if problems:
+        raise InputError(problems)
+
+
+def _rows(file: SourceFile) -> Iterator[Row | Rejected]:
+    """Rows as the format of the file has them."""
+    for item in read_with(format_of(file.source, file.origin, file.content_type).read, file):
+        if isinstance(item, Record):
+            yield Row(item.origin, *query_and_labels(item))
+        elif not isinstance(item, Dropped):
+            yield item
+
+
+def _named_rows(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[Row | Rejected]:
+    """Rows of named fields."""
+    for place, fields in _objects(benchmark, file):
+        try:
+            row = object_of(fields)
+            query = [text for name in benchmark.query for text in _texts(row, name, "query")]
+            labels = [text for name in benchmark.label for text in _texts(row, name, "label")]
+            is_one_answer = len(benchmark.label) > 1
+            yield Row(place, "\n".join(query), ["\n".join(labels)] if is_one_answer else labels)
+        except BadRecord as error:
+            yield file.reject(place, error)
+
+
+def _objects(benchmark: BenchmarkConfig, file: SourceFile) -> Iterator[tuple[str, Any]]:
+    if not file.origin.lower().endswith((".csv", ".tsv")) and not FORMATS[benchmark.format].is_table:
+        yield from read_rows(file)
+        return
+    names = [*benchmark.query, *benchmark.label]
+    keys = ["query"] * len(benchmark.query) + ["label"] * len(benchmark.label)
+    for place, values in read_csv_rows(file, list(zip(keys, names, strict=True))):
+        yield place, values if isinstance(values, BadRecord) else dict(zip(names, values, strict=True))
+
+
+def _texts(row: dict[str, Any], name: str, key: str) -> list[str]:
+    """The texts in a field; a dot reaches into an object. Raises BadRecord."""
+    value: Any = row
+    for step in [name] if name in row else name.split("."):
+        value = value.get(step) if isinstance(value, dict) else None
+    if value is None:
+        raise BadRecord("no_field", f"has no field {name!r} ({key}; it has: {', '.join(map(str, row)) or 'none'})")
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, str | int | float) for item in values):
+        raise BadRecord("no_text", f"field {name!r} is {type(value).__name__} of no texts")
+    return list(map(str, values))
+
+
+def query_and_labels(record: Record) -> tuple[str, list[str]]:
+    """What a record asks, and its answers. A plain text is all answer."""
+    fields = record.fields
+    if isinstance(fields, Pair):
+        return fields.input, [fields.output]
+    if isinstance(fields, Question):
+        return f"{fields.context}\n{fields.question}", [fields.context[start:end] for start, end in fields.answers]
+    if isinstance(fields, Conversation):
+        return _said(fields.messages[:-1]), [_said(fields.messages[-1:])]
+    if isinstance(fields, Preference):
+        answers = [answer for answer in (fields.chosen, fields.rejected) if answer is not None]
+        return _said(fields.prompt), [_said([answer]) for answer in answers]
+    return "", [record.text]
+
+
+def _said(messages: Iterable[Message]) -> str:
+    return "\n".join(text for message in messages for text in (message.thought, message.content) if text)
