@@ -4,7 +4,7 @@ For decoders it is registered in `AttentionInterface` only. So transformers buil
 for causal attention stays open (with the mask, attention took 133 ms a step instead of 46 on an H200 with a Llama of
 1.5 billion parameters). The mask of a sliding window is made here. Masks that artel makes pass through transformers
 unchanged: tensors (rows, 1, length, length), to which the window is added here, the numbers of documents
-(rows, 1, 1, length), and block masks of FlexAttention.
+(rows, 1, 1, length), the same with numbers of branches (rows, 1, 2, length), and block masks of FlexAttention.
 Encoders, whose rows may have padding, get the masks of transformers.
 
 Which kernel runs:
@@ -13,6 +13,7 @@ Which kernel runs:
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
     documents on a GPU              FlexAttention, which skips blocks that no token sees (Dong et al. 2024)
     documents on a CPU              one document after another, each by itself (cpu/documents.py)
+    branches on a CPU               one after another, each behind what its document shares
 
 Under context parallelism (`parallel/context/context.py`) each process holds a part of every sequence. An `Exchange`
 then brings the kernels what they need from the other processes.
@@ -47,7 +48,8 @@ class AttentionOptions(NamedTuple):
 
     mask: torch.Tensor | BlockMask | None
     """bool (rows, 1, queries, keys): which keys a query sees. It replaces `causal`. Or int64 (rows, 1, 1, length): the
-    number of each token's document, whose tokens see one another; `causal` and `window` hold within it."""
+    number of each token's document, whose tokens see one another; `causal` and `window` hold within it. Or int64
+    (rows, 1, 2, length), documents and in them branches (`models/shared_prefix.py`)."""
     causal: bool
     window: int | None
     """A token sees the tokens fewer than this many positions away."""
@@ -121,6 +123,8 @@ def attend(
         flex = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else _compiled_flex()
         grouped = query.shape[1] != key.shape[1]
         return flex(query, key, value, block_mask=options.mask, scale=options.scale, enable_gqa=grouped)
+    if options.mask is not None and options.mask.shape[2] == 2 and options.mask.dtype == torch.int64:
+        return _attend_branches(query, key, value, options)
     if options.mask is not None and options.mask.dtype == torch.int64:
         numbers = options.mask[:, 0, 0]
         return document_attention(
@@ -139,6 +143,36 @@ def attend(
         )
         start += len(queries)
     return torch.cat(outputs, dim=2)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # each batch has other lengths: each would compile anew
+def _attend_branches(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+) -> torch.Tensor:
+    """`attend`, where the branches of a document see what they share and themselves, and nothing of one another."""
+    assert isinstance(options.mask, torch.Tensor)
+    outputs = []
+    for row, numbers in enumerate(options.mask[:, 0]):
+        own_query, own_key, own_value = (tensor[row : row + 1] for tensor in (query, key, value))
+        pieces: list[torch.Tensor] = []
+        names, lengths = torch.unique_consecutive(numbers, dim=1, return_counts=True)
+        start, current, shared = 0, 0, slice(0, 0)
+        for (document, branch), length in zip(names.T.tolist(), lengths.tolist(), strict=True):
+            own = slice(start, start + length)
+            start += length
+            if not document:  # padding
+                pieces.append(torch.zeros_like(own_query[:, :, own]))
+                continue
+            if document != current or not branch:  # branches follow what they share
+                current, shared = document, slice(own.start, own.start if branch else own.stop)
+            parts = [shared, own] if branch else [own]
+            keys, values = (torch.cat([each[:, :, part] for part in parts], dim=2) for each in (own_key, own_value))
+            positions = range(keys.shape[2])
+            pieces.append(
+                _attend_range(own_query[:, :, own], keys, values, None, options, positions[-length:], positions)
+            )
+        outputs.append(torch.cat(pieces, dim=2))
+    return torch.cat(outputs)
 
 
 def _visible_keys(queries: range, length: int, options: AttentionOptions) -> range:
@@ -259,6 +293,16 @@ def takes_document_numbers(model: PreTrainedModel) -> bool:
         and _exchange is None
         and model not in _BLOCK_MASKS
         and attention_dropout(model) == 0.0
+    )
+
+
+def takes_branches(model: PreTrainedModel) -> bool:
+    """Whether branches of documents are kept apart by their numbers: on a CPU, by `attention` over whole sequences."""
+    return (
+        model.device.type == "cpu"
+        and model.config._attn_implementation == NAME
+        and _exchange is None
+        and model not in _BLOCK_MASKS
     )
 
 

@@ -49,16 +49,17 @@ def document_inputs(
     queries = query_positions(positions.shape[1], documents.device)
     if takes_block_masks(model):
         inputs: dict[str, Any] = {"attention_mask": block_mask(documents, queries, causal=causal)}
-        return inputs | _position_ids(model, positions)
+        return inputs | position_ids(model, positions)
     if takes_document_numbers(model):
-        return {"attention_mask": documents[:, None, None]} | _position_ids(model, positions)
+        return {"attention_mask": documents[:, None, None]} | position_ids(model, positions)
     visible = documents[:, queries][:, None, :, None] == documents[:, None, None, :]
     if causal:
         visible &= queries[:, None] >= torch.arange(documents.shape[1], device=documents.device)
-    return {"attention_mask": _masks(model, visible, causal)} | _position_ids(model, positions)
+    return {"attention_mask": _masks(model, visible, causal)} | position_ids(model, positions)
 
 
-def _position_ids(model: PreTrainedModel, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+def position_ids(model: PreTrainedModel, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+    """`position_ids` for positions from 0, where the model takes them."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return {}
     return {"position_ids": positions + first_position(model)}

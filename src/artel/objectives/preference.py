@@ -67,6 +67,7 @@ class PreferenceOptimization(Objective):
         self.needs_global_statistics = run.preference.loss == "kto"
         self._reference: dict[bool, torch.Tensor] = {}
         self._kl = 0.0
+        self._shares_prompts = False
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
@@ -82,6 +83,12 @@ class PreferenceOptimization(Objective):
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
         return [run.data.block, run.chat.template, run.preference.loss == "kto", template_file(run)]
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Answers to one prompt share a row from now on, if the model obeys."""
+        from artel.models.shared_prefix import obeys_shared_prefixes
+
+        self._shares_prompts = obeys_shared_prefixes(model)
 
     def command(self, run: str, samples: Samples | None) -> str:
         return self._chat.command(run, samples)
@@ -145,7 +152,7 @@ class PreferenceOptimization(Objective):
         return Batch(tensors, targets=int(units), tokens=count)
 
     def _tensors(self, samples: list[list[Answer]], least_length: int = 1) -> dict[str, torch.Tensor]:
-        return answer_tensors(samples, shared=False, least_length=least_length)
+        return answer_tensors(samples, shared=self._shares_prompts, least_length=least_length)
 
     def readings(self, rows: Rows) -> list[Reading]:
         names = ("chosen", "rejected", "of another prompt")
@@ -187,9 +194,13 @@ class PreferenceOptimization(Objective):
         `rows` begins the names of the tensors: `_OF_ANOTHER` for the rows of answers to other prompts.
         """
         from artel.models.loss import target_log_probs
+        from artel.models.shared_prefix import shared_prefix_inputs
 
-        tensors = {name: batch.tensors[f"{rows}{name}"] for name in ("input_ids", "targets", "places", "members")}
+        tensors = {name[len(rows) :]: tensor for name, tensor in batch.tensors.items() if name.startswith(rows)}
         inputs = {"input_ids": tensors["input_ids"], "use_cache": False}
+        if "branches" in tensors:
+            shared = (tensors[name] for name in ("documents", "branches", "positions"))
+            inputs |= shared_prefix_inputs(model, *shared)
         log_probs = target_log_probs(model, inputs, tensors["targets"], tensors["places"])
         return answer_sums(log_probs, tensors["members"])
 
