@@ -66,3 +66,52 @@ MISTRAL = """
         {{- ' ' + message['content'] + eos_token }}
     {%- endif %}
 {%- endfor %}"""
+
+# With tools: arguments as text alone (DeepSeek V3), as XML (Qwen3-Coder), calls and results with ids (Mistral).
+_TURNS = """
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' }}
+    {%- if message.role == 'tool' %}{{- '<result>' + message.content }}
+    {%- elif message.role == 'assistant' and message.tool_calls %}
+        {%- for call in message.tool_calls %}CALL{%- endfor %}
+    {%- else %}{{- message.content }}{%- endif %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+_DESCRIBED = "{%- if tools %}{{- '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{%- endif %}"
+
+TOOLS_AS_TEXT = _DESCRIBED + _TURNS.replace(
+    "CALL", "{{- call.function.name + '\n' + call.function.arguments + '<|call|>' }}"
+)
+
+TOOLS_IN_XML = _DESCRIBED + _TURNS.replace(
+    "CALL",
+    "{{- '<function=' + call.function.name + '>\n' }}{%- for name, value in call.function.arguments.items() %}"
+    "{{- '<parameter=' + name + '>\n' + (value if value is string else value | tojson) + '\n</parameter>\n' }}"
+    "{%- endfor %}{{- '</function>' }}",
+)
+
+TOOLS_WITH_IDS = """
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if tools %}{{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+        {{- '[INST] ' + message.content + '[/INST]' }}
+    {%- elif message.tool_calls is defined %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for call in message.tool_calls %}
+            {%- if call.id is not defined or call.id | length != 9 %}
+                {{- raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}
+            {%- endif %}
+            {{- (call.function | tojson)[:-1] + ', "id": "' + call.id + '"}' + (', ' if not loop.last else ']') }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS] {"content": ' + (message.content | tojson) + ', "call_id": "' + message.tool_call_id + '"}' }}
+        {{- '[/TOOL_RESULTS]' }}
+    {%- elif message.role == 'assistant' %}
+        {{- ' ' + message.content + eos_token }}
+    {%- else %}
+        {{- message.content }}
+    {%- endif %}
+{%- endfor %}"""

@@ -9,22 +9,33 @@ Some templates write an answer in the history otherwise than it was written: wit
 DeepSeek R1) not at all where it is the last one. What the model sees when it answers decides: the common beginning of
 the generation prompt and the turn is the prompt, and what a template leaves out of the last answer is written after the
 generation prompt itself.
+
+Calls of tools are not contents: a template writes each argument in its own way. Where a turn with calls ends is found
+with marks as arguments; then the template renders the real calls among marked contents, and what stands between the end
+of the prompt and the known text before the next mark is the turn.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
-from artel.text import Message
+from artel.text import Message, ToolCall, Tools
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, added_tokens, render, turn_end
+from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 # Marks are of Unicode's private use, which texts do not have and templates do not know.
-_MARK = re.compile("\ue000([0-9]+)([ct])\ue001")
+_MARK = re.compile("\ue000([0-9]+)([cta])\ue001")
 _OPEN_TAG = "<think>\n"
+_EMPTY_THOUGHT = re.compile(r"\s*(?:<(think|thinking|thought|reasoning)>\s*</\1>|<\|channel>thought\s*<channel\|>)\s*")
+_FRAMES = 10_000
+"""Kept at most: calls of many tools make many shapes of conversations."""
 
 
 class Unfit(Exception):
@@ -40,6 +51,8 @@ class Turn:
     end: int
     closed: bool
     """Whether the template writes a mark after it that generation stops at, or another end of its own."""
+    empty_thought: int = 0
+    """Up to where it is the tags of a thought that the message does not have; `start` if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +75,20 @@ class WrittenOut:
     open_end: int
     """The token that ends the last turn where the template does not close it."""
     difference: Difference | None
+    results: tuple[tuple[int, int], ...] = ()
+    """Characters [start, end) of what tools returned."""
+    thoughts: int = 0
+    """Thoughts that the template writes; it may leave out those of earlier turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """A place for what a message says, or thinks, and the template's own text before it."""
+    """A place for what a message says, thinks or passes as an argument, and the template's own text before it."""
 
     before: str
     message: int
-    is_thought: bool
+    kind: str
+    """c, t or a."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +96,15 @@ class _Frame:
     """All that a template writes around conversations of one shape."""
 
     slots: tuple[_Slot, ...]
+    """Of contents and thoughts."""
     after: str
-    prompt_length: dict[int, int]
-    """For each assistant message that is learned: characters of the text before its first slot that belong to the
-    prompt."""
-    closing: dict[int, int]
-    """And characters of the text after its last slot that close its turn."""
+    places: dict[int, tuple[int, int]]
+    """For each assistant message that is learned: its slots [first, end) among them; none if it only calls."""
+    prompts: dict[int, str]
+    """And the text between the slot before it and what the model writes."""
+    rests: dict[int, str]
+    """And the text between the end of its turn and the next slot, or the end."""
+    closed: dict[int, bool]
     open_end: int
     difference: Difference | None
     after_prompt: bool = False
@@ -96,7 +117,7 @@ class Turns:
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._frames: dict[tuple[tuple[str, bool], ...], _Frame | Unfit] = {}
+        self._frames: dict[tuple[Any, ...], _Frame | Unfit] = {}
         self._added = added_tokens(tokenizer)
         ends = turn_end(tokenizer, template)
         self._any_token = _any_of(self._added)
@@ -104,38 +125,70 @@ class Turns:
         self._stop = _any_of([*(token for token, number in self._added.items() if number in ends.ids), *ends.texts])
         self._thought_field = self._find_thought_field()
 
-    def write(self, messages: Sequence[Message]) -> WrittenOut:
+    @cached_property
+    def _tool_style(self) -> ToolStyle | None:
+        return tool_style(self._tokenizer, self._template)
+
+    def _style(self, messages: Sequence[Message], tools: Tools) -> ToolStyle:
+        has_calls = any(message.tool_calls for message in messages)
+        return (self._tool_style if has_calls or tools else None) or ToolStyle()
+
+    def lacks(self, messages: Sequence[Message], tools: Tools) -> str:
+        """What of a conversation the template does not write: a clause about it; empty if it writes everything."""
+        has_calls = any(message.tool_calls for message in messages)
+        if not (has_calls or tools):
+            return ""
+        if self._tool_style is None:
+            return "writes no calls of tools"
+        if tools and not self._tool_style.writes_tools:
+            return "writes no descriptions of tools"
+        has_results = any(message.role == "tool" for message in messages)
+        return "leaves out what tools return" if has_results and not self._tool_style.writes_results else ""
+
+    def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
         """The text and the assistant's turns in it. Raises Unfit, with the reason in words."""
-        shape = tuple((message.role, bool(message.thought)) for message in messages)
+        style = self._style(messages, tools)
+        messages = style.linked(messages)
+        shape = (bool(tools), *map(_shape, messages))
         if shape not in self._frames:
+            if len(self._frames) >= _FRAMES:
+                self._frames.clear()
             try:
-                self._frames[shape] = self._frame(messages)
+                self._frames[shape] = self._frame(messages, tools)
             except Unfit as unfit:
                 self._frames[shape] = unfit
         frame = self._frames[shape]
         if isinstance(frame, Unfit):
             raise Unfit(*frame.args)
-        fields = [self._template_fields(message) for message in messages]
-        if frame.after_prompt:
-            text = self._render(fields[:-1], add_generation_prompt=True)
-            text += _answer(text, messages[-1].thought, messages[-1].content)
-        else:
-            text = self._render(fields)
-        return WrittenOut(text, _turns(text, frame, messages), frame.open_end, frame.difference)
+        slots, after = list(frame.slots), frame.after
+        if tools or any(message.tool_calls for message in messages):
+            slots, after = _slots(self._text(_marked(messages), frame.after_prompt, tools))
+        text = self._text(messages, frame.after_prompt, tools)
+        return _located(text, slots, after, frame, messages)
 
-    def prompt(self, messages: Sequence[Message]) -> str:
+    def _text(self, messages: Sequence[Message], after_prompt: bool, tools: Tools) -> str:
+        style = self._style(messages, tools)
+        fields = [self._template_fields(message, style) for message in messages]
+        if not after_prompt:
+            return self._render(fields, tools)
+        text = self._render(fields[:-1], tools, add_generation_prompt=True)
+        return text + _answer(text, messages[-1].thought, messages[-1].content)
+
+    def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The prompt of the next answer: the conversation so far and the opening of its turn. Raises Unfit."""
-        return self._render([self._template_fields(message) for message in messages], add_generation_prompt=True)
+        style = self._style(messages, tools)
+        fields = [self._template_fields(message, style) for message in style.linked(messages)]
+        return self._render(fields, tools, add_generation_prompt=True)
 
-    def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool = False) -> str:
+    def _render(self, messages: list[dict[str, Any]], tools: Tools, add_generation_prompt: bool = False) -> str:
         try:
-            return render(self._tokenizer, self._template, messages, add_generation_prompt)
+            return render(self._tokenizer, self._template, messages, add_generation_prompt, list(tools) or None)
         except TemplateRefuses as refusal:
             raise Unfit(f"the chat template refuses it: {refusal}") from None
 
-    def _template_fields(self, message: Message) -> dict[str, str]:
+    def _template_fields(self, message: Message, style: ToolStyle) -> dict[str, Any]:
         """A message as the template takes it."""
-        fields = {"role": message.role, "content": message.content}
+        fields = style.fields(message)
         if message.thought and self._thought_field is not None:
             fields |= _thought_fields(self._thought_field, message.thought, message.content)
         return fields
@@ -149,55 +202,61 @@ class Turns:
                 **_thought_fields(field, _mark(1, "t"), _mark(1, "c")),
             }
             with suppress(Unfit):
-                if _mark(1, "t") in self._render([{"role": "user", "content": _mark(0, "c")}, message]):
+                if _mark(1, "t") in self._render([{"role": "user", "content": _mark(0, "c")}, message], ()):
                     return field
         return None
 
-    def _frame(self, messages: Sequence[Message]) -> _Frame:
-        marked = [
-            Message(message.role, _mark(number, "c"), _mark(number, "t") if message.thought else "")
-            for number, message in enumerate(messages)
-        ]
-        fields = [self._template_fields(message) for message in marked]
-        text = self._render(fields)
-        last = messages[-1]
-        after_prompt = last.role == "assistant" and (
-            marked[-1].content not in text or (bool(last.thought) and marked[-1].thought not in text)
-        )
+    def _frame(self, messages: Sequence[Message], tools: Tools) -> _Frame:
+        marked = [_with_marked_calls(message, number) for number, message in enumerate(_marked(messages))]
+        style = self._style(messages, tools)
+        fields = [self._template_fields(message, style) for message in marked]
+        text = self._render(fields, tools)
+        last = marked[-1]
+        after_prompt = last.role == "assistant" and (last.content not in text or last.thought not in text)
         if after_prompt:
-            text = self._render(fields[:-1], add_generation_prompt=True)
-            text += _answer(text, marked[-1].thought, marked[-1].content)
+            text = self._text(marked, after_prompt, tools)
         slots, after = _slots(text)
-        self._check_order(slots, messages)
-        openings, closings = {}, {}
+        _check_order(slots, marked)
+        frame = _Frame(tuple(slot for slot in slots if slot.kind != "a"), after, {}, {}, {}, {}, 0, None, after_prompt)
         differences: list[Difference] = []
         answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
+        closing = ""
         for turn, number in enumerate(answers, 1):
             own_slots = [place for place, slot in enumerate(slots) if slot.message == number]
-            opening = slots[own_slots[0]].before
-            follows = slots[own_slots[-1] + 1].before if own_slots[-1] + 1 < len(slots) else after
-            alone = text if number == len(messages) - 1 else self._alone(fields[: number + 1], text)
-            if after_prompt and number < len(messages) - 1 and _mark(number, "c") not in alone:
+            first, end = own_slots[0], own_slots[-1] + 1
+            opening = slots[first].before
+            follows = slots[end].before if end < len(slots) else after
+            alone = text if number == len(messages) - 1 else self._alone(fields[: number + 1], text, tools)
+            if after_prompt and number < len(messages) - 1 and marked[number].content not in alone:
                 # Such a template writes no last answer: what an earlier one is there for is to be read, not written.
                 differences.append(Difference(turn, "unlearned"))
                 continue
             at_end = _slots(alone)[1]
             tag = _OPEN_TAG if messages[number].thought and self._thought_field == "content" else ""
-            openings[number] = self._prompt_length(fields[:number], opening.removesuffix(tag))
+            length = self._prompt_length(fields[:number], opening.removesuffix(tag), tools)
+            frame.places[number] = (_count_contents(slots[:first]), _count_contents(slots[:end]))
+            frame.prompts[number] = opening[:length]
             # What closes a turn is what follows it both here and where the conversation ends with it.
-            closings[number] = self._closing_length(follows, at_end)
-            start = text.index(_mark_of(slots[own_slots[0]])) - len(opening) + openings[number]
-            end = text.index(_mark_of(slots[own_slots[-1]]))
-            kind = self._difference(fields[:number], text, alone, start, end, number)
+            closing = follows[: self._closing_length(follows, at_end)]
+            frame.rests[number] = follows[len(closing) :]
+            frame.closed[number] = self._is_end(closing) if messages[number].tool_calls else bool(closing)
+            start = text.index(_mark_of(slots[first])) - len(opening) + length
+            kind = self._difference(
+                fields[:number], text, alone, start, text.rindex(_mark_of(slots[end - 1])), number, tools
+            )
             if kind:
                 differences.append(Difference(turn, kind))
         open_end = self._tokenizer.end_id
-        if answers and not closings[answers[-1]] and not after_prompt:
-            open_end = self._open_end(fields)
-        difference = differences[0] if differences else None
-        return _Frame(tuple(slots), after, openings, closings, open_end, difference, after_prompt)
+        if answers and not frame.closed[answers[-1]] and not after_prompt:
+            open_end = self._open_end(fields, tools)
+        return replace(frame, open_end=open_end, difference=differences[0] if differences else None)
 
-    def _prompt_length(self, before: list[dict[str, str]], opening: str) -> int:
+    def _is_end(self, closing: str) -> bool:
+        """Whether what follows the last argument of a call has an end of the turn in it, not of the call alone."""
+        ends_in_control = any(closing.endswith(token) for token in self._tokenizer.control_tokens)
+        return ends_in_control or self._stop.search(closing) is not None
+
+    def _prompt_length(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> int:
         """How much of the text before an assistant's content its generation prompt has already."""
         if not any(message["role"] != "system" for message in before):
             # An assistant that speaks first has no prompt before it.
@@ -205,7 +264,7 @@ class Turns:
             if length is None:
                 raise Unfit("the chat template has no place for an assistant that speaks first")
             return length
-        prompt = _slots(self._render(before, add_generation_prompt=True))[1]
+        prompt = _slots(self._render(before, tools, add_generation_prompt=True))[1]
         length = None
         if opening.startswith(prompt):
             length = len(prompt)
@@ -222,7 +281,7 @@ class Turns:
         """Where an answer's header ends in the text before it: what the generation prompt adds after a user's turn."""
         user = [{"role": "user", "content": _mark(0, "c")}]
         plain, prompt = (
-            _slots(self._render(user, add_generation_prompt=wants_prompt))[1] for wants_prompt in (False, True)
+            _slots(self._render(user, (), add_generation_prompt=wants_prompt))[1] for wants_prompt in (False, True)
         )
         header = prompt[len(self._common(plain, prompt)) :]
         if header and header in opening:
@@ -254,24 +313,24 @@ class Turns:
                     common = common[: token.start()]
         return common
 
-    def _alone(self, fields: list[dict[str, str]], whole: str) -> str:
+    def _alone(self, fields: list[dict[str, Any]], whole: str, tools: Tools) -> str:
         """A conversation that ends with an answer; the whole one where the template refuses it (no question yet)."""
         try:
-            return self._render(fields)
+            return self._render(fields, tools)
         except Unfit:
             return whole
 
-    def _open_end(self, fields: list[dict[str, str]]) -> int:
+    def _open_end(self, fields: list[dict[str, Any]], tools: Tools) -> int:
         """The token that ends a last turn without a mark: what begins a user's turn after it, or the end token."""
         with suppress(Unfit):
-            follows = self._render([*fields, {"role": "user", "content": "\ue002"}]).partition("\ue002")[0]
+            follows = self._render([*fields, {"role": "user", "content": "\ue002"}], tools).partition("\ue002")[0]
             follows = _slots(follows)[1].lstrip()
             if stop := self._stop_token.match(follows):
                 return self._added[stop[0]]
         return self._tokenizer.end_id
 
     def _difference(
-        self, before: list[dict[str, str]], text: str, alone: str, start: int, end: int, number: int
+        self, before: list[dict[str, Any]], text: str, alone: str, start: int, end: int, number: int, tools: Tools
     ) -> str | None:
         """How the conversation differs from what the model sees, and writes, when it gives the answer `number`."""
         thought = _mark(number, "t")
@@ -281,21 +340,52 @@ class Turns:
             return "prompt"
         if not any(message["role"] != "system" for message in before):
             return None
-        prompt = self._render(before, add_generation_prompt=True)
+        prompt = self._render(before, tools, add_generation_prompt=True)
         if prompt == text[:start]:
             return None
         return "opening" if prompt.startswith(text[:start]) else "prompt"
 
-    @staticmethod
-    def _check_order(slots: list[_Slot], messages: Sequence[Message]) -> None:
-        spoken = [slot.message for slot in slots if not slot.is_thought]
-        missing = [messages[number].role for number in range(len(messages)) if number not in spoken]
-        if missing:
-            raise Unfit(f"the chat template leaves out what the {missing[0]} says")
-        # A system message may stand anywhere (Mistral's is written into a user's turn); turns stand in their order.
-        turns = [number for number in spoken if messages[number].role != "system"]
-        if len(set(spoken)) < len(spoken) or turns != sorted(turns):
-            raise Unfit("the chat template repeats turns, or changes their order")
+
+def _shape(message: Message) -> tuple[Any, ...]:
+    """What decides what the template writes around a message, names and ids of calls included."""
+    calls = tuple((call.name, call.id) for call in message.tool_calls)
+    has_words = bool(message.content) or not calls
+    return message.role, bool(message.thought), has_words, calls, message.name, message.tool_call_id
+
+
+def _marked(messages: Sequence[Message]) -> list[Message]:
+    """Messages with marks as contents. One that only calls has no content, for templates ask whether there is one."""
+    return [
+        replace(
+            message,
+            content=_mark(number, "c") if message.content or not message.tool_calls else "",
+            thought=_mark(number, "t") if message.thought else "",
+        )
+        for number, message in enumerate(messages)
+    ]
+
+
+def _with_marked_calls(message: Message, number: int) -> Message:
+    calls = (ToolCall(call.name, {"a": _mark(number, "a")}, call.id) for call in message.tool_calls)
+    return replace(message, tool_calls=tuple(calls)) if message.tool_calls else message
+
+
+def _count_contents(slots: list[_Slot]) -> int:
+    return sum(slot.kind != "a" for slot in slots)
+
+
+def _check_order(slots: list[_Slot], marked: Sequence[Message]) -> None:
+    spoken = [slot.message for slot in slots if slot.kind == "c"]
+    missing = [message.role for number, message in enumerate(marked) if message.content and number not in spoken]
+    if missing:
+        raise Unfit(f"the chat template leaves out what the {missing[0]} says")
+    called = {slot.message for slot in slots if slot.kind == "a"}
+    if any(message.tool_calls and number not in called for number, message in enumerate(marked)):
+        raise Unfit("the chat template leaves out calls of tools")
+    # A system message may stand anywhere (Mistral's is written into a user's turn); turns stand in their order.
+    turns = [slot.message for slot in slots if slot.kind != "t" and marked[slot.message].role != "system"]
+    if len(set(spoken)) < len(spoken) or turns != sorted(turns):
+        raise Unfit("the chat template repeats turns, or changes their order")
 
 
 def _common(one: str, other: str) -> str:
@@ -325,7 +415,7 @@ def _answer(prompt: str, thought: str, content: str) -> str:
 
 
 def _mark_of(slot: _Slot) -> str:
-    return _mark(slot.message, "t" if slot.is_thought else "c")
+    return _mark(slot.message, slot.kind)
 
 
 def _mark(number: int, kind: str) -> str:
@@ -336,33 +426,54 @@ def _slots(text: str) -> tuple[list[_Slot], str]:
     """The marks of a text, each with what stands before it, and what stands after the last."""
     slots, end = [], 0
     for mark in _MARK.finditer(text):
-        slots.append(_Slot(text[end : mark.start()], int(mark[1]), mark[2] == "t"))
+        slots.append(_Slot(text[end : mark.start()], int(mark[1]), mark[2]))
         end = mark.end()
     return slots, text[end:]
 
 
-def _turns(text: str, frame: _Frame, messages: Sequence[Message]) -> tuple[Turn, ...]:
-    """Walk along the real text, frame and contents by turns; templates may take white space off the contents' ends."""
-    starts: dict[int, int] = {}
-    ends: dict[int, int] = {}
+def _located(text: str, slots: list[_Slot], after: str, frame: _Frame, messages: Sequence[Message]) -> WrittenOut:
+    """Walk along the real text by slots; templates may take white space off the contents' ends, or write JSON."""
+    if [(slot.message, slot.kind) for slot in slots] != [(slot.message, slot.kind) for slot in frame.slots]:
+        raise _otherwise()
+    spans: list[tuple[int, int]] = []
     at = 0
-    following = [slot.before for slot in frame.slots[1:]] + [frame.after]
-    for slot, follows in zip(frame.slots, following, strict=True):
+    following = [slot.before for slot in slots[1:]] + [after]
+    for slot, follows in zip(slots, following, strict=True):
         message = messages[slot.message]
-        content = message.thought if slot.is_thought else message.content
-        opening_end = at + len(slot.before)
+        content = message.thought if slot.kind == "t" else message.content
         fits = (form for form in _forms(content) if text.startswith(slot.before + form + follows, at))
         form = next(fits, None)
         if form is None:
-            raise Unfit("the chat template writes this conversation otherwise than others of its shape")
-        if slot.message in frame.prompt_length:
-            starts.setdefault(slot.message, at + frame.prompt_length[slot.message])
-            ends[slot.message] = opening_end + len(form) + frame.closing[slot.message]
-        at = opening_end + len(form)
-    if len(text) != at + len(frame.after):
-        raise Unfit("the chat template writes this conversation otherwise than others of its shape")
-    return tuple(Turn(number, start, ends[number], frame.closing[number] > 0) for number, start in starts.items())
+            raise _otherwise()
+        begin = at + len(slot.before)
+        at = begin + len(form)
+        spans.append((begin, at))
+    if len(text) != at + len(after):
+        raise _otherwise()
+    turns = tuple(_turn(number, text, spans, frame, messages[number]) for number in frame.prompts)
+    of_tools = (messages[slot.message].role == "tool" for slot in slots)
+    results = tuple(span for span, is_result in zip(spans, of_tools, strict=True) if is_result)
+    thoughts = sum(slot.kind == "t" for slot in slots)
+    return WrittenOut(text, turns, frame.open_end, frame.difference, results, thoughts)
+
+
+def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: _Frame, message: Message) -> Turn:
+    prompt, rest = frame.prompts[number], frame.rests[number]
+    first, end = frame.places[number]
+    begin = spans[first - 1][1] if first else 0
+    stop = spans[end][0] if end < len(spans) else len(text)
+    start, end_of_turn = begin + len(prompt), stop - len(rest)
+    if not text.startswith(prompt, begin) or text[end_of_turn:stop] != rest or end_of_turn < start:
+        raise _otherwise()
+    empty = None if message.thought else _EMPTY_THOUGHT.match(text, start, end_of_turn)
+    return Turn(number, start, end_of_turn, frame.closed[number], empty.end() if empty else start)
+
+
+def _otherwise() -> Unfit:
+    return Unfit("the chat template writes this conversation otherwise than others of its shape")
 
 
 def _forms(content: str) -> tuple[str, ...]:
-    return content, content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), content.lstrip()
+    as_json = json.dumps(content, ensure_ascii=False)[1:-1]
+    stripped = content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), content.lstrip()
+    return content, *stripped, as_json

@@ -6,7 +6,9 @@ in training the model reads, token for token, what it reads when it answers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +23,7 @@ from artel.objectives.collate import predicted, target_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, token_metrics
 from artel.objectives.usage import generation_usage, in_python
 from artel.storage import user_path
-from artel.text import Conversation, Document, Dropped, Message, Rejected
+from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
 from artel.tokens.tokenizer.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
 from artel.tokens.tokenizer.tokenizer import Encoded
@@ -50,7 +52,7 @@ class Chat(Objective):
         super().__init__(run, tokenizer)
         self.template = template_of(tokenizer, run.chat.template)
         tokenizer.hf.chat_template = self.template  # so that the folder of the model says how to talk to it
-        self._writer = ConversationWriter(tokenizer, self.template)
+        self._writer = ConversationWriter(tokenizer, self.template, run.chat.learn_empty_thoughts)
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
@@ -82,44 +84,54 @@ class Chat(Objective):
         )
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        conversations = [document.record.fields for document in documents]
+        for document, fields in zip(documents, conversations, strict=True):
+            assert isinstance(fields, Conversation)
+            self._writer.check_tools(fields.messages, fields.tools, document.record.origin)
         for document in documents:
             record = document.record
             assert isinstance(record.fields, Conversation)
             try:
-                yield self._made(record.fields.messages)
+                yield self._made(record.fields)
             except Unfit as unfit:
                 detail = f"{unfit}; mend it, or give another chat.template"
                 yield Rejected(record.origin, "template", detail, record.set_name)
 
-    def _made(self, messages: tuple[Message, ...]) -> DocumentSamples | Dropped:
-        if self._writer.has_control_token(messages):
+    def _made(self, conversation: Conversation) -> DocumentSamples | Dropped:
+        messages, tools = conversation.messages, conversation.tools
+        if self._writer.has_control_token(messages, tools):
             return Dropped("control_token")
-        sample = self._sample(messages)
+        kept = _with_thoughts(messages, self.run.chat.reasoning)
+        written = self._writer.write(kept, tools)
+        thoughts = sum(bool(message.thought) for message in messages) - written.thoughts
+        counted = {"thoughts_left_out": thoughts} if thoughts else {}
+        sample = self._sample(kept, written)
         if not _learns(sample):
             raise Unfit("no turn of it is learned (chat.train_on, loss_weight)")
         block = self.run.data.block
         if len(sample.ids) <= block:
-            return DocumentSamples([sample])
+            return DocumentSamples([sample], counted=counted)
         if self.run.chat.too_long == "truncate_left":
             assert sample.flags is not None
             cut = Sample(sample.ids[-block:], sample.flags[-block:])
-            return DocumentSamples([cut], counted={"truncated": 1}) if _learns(cut) else Dropped("longer_than_block")
+            counted["truncated"] = 1
+            return DocumentSamples([cut], counted=counted) if _learns(cut) else Dropped("longer_than_block")
         if self.run.chat.too_long == "split":
-            return self._split(messages)
+            return self._split(kept, tools, counted)
         return Dropped("longer_than_block")
 
-    def _sample(self, messages: Sequence[Message]) -> Sample:
+    def _sample(self, messages: Sequence[Message], written: WrittenOut) -> Sample:
         """ids, and flags (tokens,) uint8: 1 if the token is learned."""
         train_on = self.run.chat.train_on
         last = max(number for number, message in enumerate(messages) if message.role == "assistant")
         learned = {
             number
             for number, message in enumerate(messages)
-            if (message.trained if message.trained is not None else train_on != "last" or number == last)
+            if (message.trained if message.trained is not None else _is_chosen(message, train_on, number == last))
         }
-        return self._writer.sample(messages, learned, everything=train_on == "all")
+        return self._writer.flagged(written, learned, everything=train_on == "all")
 
-    def _split(self, messages: tuple[Message, ...]) -> DocumentSamples | Dropped:
+    def _split(self, messages: Sequence[Message], tools: Tools, counted: dict[str, int]) -> DocumentSamples | Dropped:
         """Several conversations of whole exchanges, each after the system message; longest first parts."""
         system, exchanges = _exchanges(messages)
         pieces: list[Sample] = []
@@ -130,7 +142,8 @@ class Chat(Objective):
             while stop < len(exchanges):
                 part = [message for exchange in exchanges[start : stop + 1] for message in exchange]
                 if any(message.role == "assistant" for message in part):
-                    longer = self._sample([*system, *part])
+                    messages = [*system, *part]
+                    longer = self._sample(messages, self._writer.write(messages, tools))
                     if len(longer.ids) > self.run.data.block:
                         break
                     taken = longer
@@ -144,7 +157,8 @@ class Chat(Objective):
             start = stop
         if not pieces:
             return Dropped("longer_than_block")
-        return DocumentSamples(pieces, counted={"split": 1} | ({"exchanges_left_out": left_out} if left_out else {}))
+        left = {"exchanges_left_out": left_out} if left_out else {}
+        return DocumentSamples(pieces, counted={"split": 1} | left | counted)
 
     def dataset(self, part: StoreSplit) -> WholeSamples:
         return WholeSamples(part)
@@ -203,34 +217,60 @@ def template_file(run: RunConfig) -> list[int]:
 class ConversationWriter:
     """Conversations to ids and flags by one template."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: str, learn_empty_thoughts: bool = False) -> None:
         """Raises InputError if the assistant's turns cannot be located in what the template renders."""
         self._tokenizer = tokenizer
         self._turns = Turns(tokenizer, template)
         self._control = tokenizer.control_tokens
+        self._learns_empty_thoughts = learn_empty_thoughts
         try:
             self._turns.write([Message("user", "a"), Message("assistant", "b")])
         except Unfit as unfit:
             raise InputError.at("chat.template", str(unfit), "give another: chatml, or a Jinja file") from None
 
-    def has_control_token(self, messages: Sequence[Message]) -> bool:
+    def check_tools(self, messages: Sequence[Message], tools: Tools, origin: str) -> None:
+        """Raise InputError if the template does not write tools, calls or results that a conversation has."""
+        lacks = self._turns.lacks(messages, tools)
+        if lacks:
+            what = f"the template {lacks}, and {origin} has them"
+            fix = "write chat.template: chatml, or a Jinja file that does; or leave such conversations out"
+            raise InputError.at("chat.template", what, fix)
+
+    def has_control_token(self, messages: Sequence[Message], tools: Tools = ()) -> bool:
         """Whether a text would be read as the template's own writing: it could end a turn, or play a role."""
-        texts = [text for message in messages for text in (message.content, message.thought)]
+        texts = [text for message in messages for text in message.texts]
+        texts += [json.dumps(tool, ensure_ascii=False) for tool in tools]
         return any(token in text for text in texts for token in self._control)
 
-    def sample(self, messages: Sequence[Message], learned: set[int], *, everything: bool = False) -> Sample:
-        """The conversation's ids, and flags that are 1 in the turns of the messages `learned`. Raises Unfit."""
-        written = self._turns.write(messages)
+    def write(self, messages: Sequence[Message], tools: Tools = ()) -> WrittenOut:
+        """The conversation as the template writes it. Raises Unfit."""
+        return self._turns.write(messages, tools)
+
+    def sample(self, messages: Sequence[Message], learned: set[int], tools: Tools = ()) -> Sample:
+        """A conversation of which the turns of the messages `learned` are learned. Raises Unfit."""
+        return self.flagged(self.write(messages, tools), learned)
+
+    def flagged(self, written: WrittenOut, learned: set[int], *, everything: bool = False) -> Sample:
+        """The ids of a conversation, and flags that are 1 in the turns of the messages `learned`. Raises Unfit.
+
+        Never learned is what tools returned, and, unless the run says so, tags of a thought without a thought.
+        """
         encoded = self._encode(written)
+        starts, ends = encoded.starts, encoded.ends
         flags = np.full(len(encoded.ids), everything, dtype=np.uint8)
         for turn in written.turns:
+            inside = (ends > turn.start) & (starts < turn.end)
             if turn.message in learned:
-                flags[(encoded.ends > turn.start) & (encoded.starts < turn.end)] = 1
+                flags[inside] = 1
+            if not self._learns_empty_thoughts:
+                flags[inside & (ends <= turn.empty_thought)] = everything
+        for start, end in written.results:
+            flags[(ends > start) & (starts < end)] = 0
         last = written.turns[-1]
         if last.closed:
             return Sample(encoded.ids, flags)
         # The template marks no end of a turn: that the conversation ends is learned all the same, right after it.
-        kept = int(np.searchsorted(encoded.starts, last.end, side="left"))
+        kept = int(np.searchsorted(starts, last.end, side="left"))
         ids = np.append(encoded.ids[:kept], written.open_end)
         return Sample(ids, np.append(flags[:kept], np.uint8(everything or last.message in learned)))
 
@@ -269,7 +309,24 @@ def _learns(sample: Sample) -> bool:
     return sample.flags is not None and bool(sample.flags.any())
 
 
-def _exchanges(messages: tuple[Message, ...]) -> tuple[list[Message], list[list[Message]]]:
+def _is_chosen(message: Message, train_on: str, is_last: bool) -> bool:
+    """Whether chat.train_on chooses a turn."""
+    if train_on == "last":
+        return is_last
+    return train_on != "tool_calls" or bool(message.tool_calls)
+
+
+def _with_thoughts(messages: Sequence[Message], reasoning: str) -> list[Message]:
+    """Messages with the thoughts that chat.reasoning leaves in."""
+    last_user = max((number for number, message in enumerate(messages) if message.role == "user"), default=-1)
+    first = {"keep": 0, "last": last_user, "drop": len(messages)}[reasoning]
+    return [
+        replace(message, thought="") if message.thought and number < first else message
+        for number, message in enumerate(messages)
+    ]
+
+
+def _exchanges(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
     """The system message, if there is one, and the rest in pieces that begin with a user's turn."""
     system = [message for message in messages if message.role == "system"]
     exchanges: list[list[Message]] = []

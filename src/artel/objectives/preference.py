@@ -60,7 +60,7 @@ class PreferenceOptimization(Objective):
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
         self._chat = Chat(run, tokenizer)  # what it shows is an answer
-        self._writer = ConversationWriter(tokenizer, self._chat.template)
+        self._writer = ConversationWriter(tokenizer, self._chat.template, run.chat.learn_empty_thoughts)
         self._config = run.preference
         self._beta = _BETA[run.preference.loss] if run.preference.beta is None else run.preference.beta
         self.needs_reference = run.preference.loss in ("dpo", "ipo", "kto")
@@ -82,7 +82,8 @@ class PreferenceOptimization(Objective):
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
-        return [run.data.block, run.chat.template, run.preference.loss == "kto", template_file(run)]
+        chat = [run.chat.template, run.chat.learn_empty_thoughts]
+        return [run.data.block, chat, run.preference.loss == "kto", template_file(run)]
 
     def check(self, model: PreTrainedModel) -> None:
         """Answers to one prompt share a row from now on, if the model obeys."""
@@ -100,6 +101,7 @@ class PreferenceOptimization(Objective):
         for document in documents:
             record = document.record
             assert isinstance(record.fields, Preference)
+            self._writer.check_tools(_messages(record.fields), record.fields.tools, record.origin)
             try:
                 yield self._made(record.fields)
             except Unfit as unfit:
@@ -109,18 +111,18 @@ class PreferenceOptimization(Objective):
         answers = [answer for answer in (pair.chosen, pair.rejected) if answer is not None]
         if len(answers) < 2 and self._config.loss != "kto":
             raise Unfit(f"it has one answer, and {self._config.loss} needs two (preference.loss: kto takes such rows)")
-        if self._writer.has_control_token([*pair.prompt, *answers]):
+        if self._writer.has_control_token(_messages(pair), pair.tools):
             return Dropped("control_token")
-        sides = [self._side(pair.prompt, answer) for answer in (pair.chosen, pair.rejected)]
+        sides = [self._side(pair, answer) for answer in (pair.chosen, pair.rejected)]
         if max(len(side.ids) for side in sides) > self.run.data.block:
             return Dropped("longer_than_block")
         ids, flags = (np.concatenate(arrays) for arrays in zip(*((s.ids, s.flags) for s in sides), strict=True))
         return DocumentSamples([Sample(ids, flags, tuple(len(side.ids) for side in sides))])
 
-    def _side(self, prompt: tuple[Message, ...], answer: Message | None) -> Sample:
+    def _side(self, pair: Preference, answer: Message | None) -> Sample:
         if answer is None:
             return Sample(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
-        return self._writer.sample([*prompt, answer], {len(prompt)})
+        return self._writer.sample([*pair.prompt, answer], {len(pair.prompt)}, pair.tools)
 
     def dataset(self, part: StoreSplit) -> WholeSamples:
         return _WithAnother(part, self.run.data.block) if self._config.loss == "kto" else WholeSamples(part)
@@ -307,6 +309,10 @@ class PreferenceOptimization(Objective):
 
     def beginning(self, prompt: str) -> Beginning:
         return self._chat.beginning(prompt)
+
+
+def _messages(pair: Preference) -> list[Message]:
+    return [*pair.prompt, *(answer for answer in (pair.chosen, pair.rejected) if answer is not None)]
 
 
 class _WithAnother(WholeSamples):

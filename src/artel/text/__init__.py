@@ -18,6 +18,8 @@ from artel.text.records import (
     Question,
     Record,
     Rejected,
+    ToolCall,
+    Tools,
 )
 from artel.text.sources.find import check_sources
 from artel.text.sources.inputs import InputShard, all_inputs, cut_notes, input_shards, source_at, source_fingerprint
@@ -41,6 +43,8 @@ __all__ = [
     "Record",
     "Rejected",
     "SourcePath",
+    "ToolCall",
+    "Tools",
     "all_inputs",
     "check_ledger",
     "check_sets",

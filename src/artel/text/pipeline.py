@@ -250,15 +250,14 @@ def _cleaned_messages(
         return replace(message, content=content, thought=thought)
 
     if isinstance(fields, Conversation):
-        if fields.left_out:
-            changed["turns_left_out"] += fields.left_out
+        changed.update(fields.counted)
         messages = tuple(map(cleaned, fields.messages))
-        fields = Conversation(messages)
+        fields = Conversation(messages, fields.tools)
     else:
         prompt = tuple(map(cleaned, fields.prompt))
         chosen, rejected = (answer and cleaned(answer) for answer in (fields.chosen, fields.rejected))
         messages = (*prompt, *(answer for answer in (chosen, rejected) if answer is not None))
-        fields = Preference(prompt, chosen, rejected)
-    if not all(message.content for message in messages):
+        fields = Preference(prompt, chosen, rejected, fields.tools)
+    if any(message.is_empty for message in messages):
         return record._replace(text="")
     return record_of(fields, record.origin, record.set_name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 AnswerClass = Literal["yes", "no", "short", "long", "unknown"]
 Split = Literal["train", "validation"]
@@ -46,6 +48,20 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the assistant calls."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = ""
+    """By which the tool's answer names the call; empty where the data have none."""
+
+    def written(self) -> str:
+        """The call as JSON: {"name": …, "arguments": {…}}."""
+        return json.dumps({"name": self.name, "arguments": self.arguments}, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""
 
@@ -55,6 +71,27 @@ class Message:
     """What the assistant thought before it wrote `content` (the inside of <think> … </think>)."""
     trained: bool | None = None
     """Whether the model learns it, if the data say so (`loss_weight`); with None, `chat.train_on` decides."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The functions that the assistant calls after `content`, which may then be empty."""
+    name: str = ""
+    """Of a tool's answer: the function that it comes from, where the data tell."""
+    tool_call_id: str = ""
+    """Of a tool's answer: the id of the call, where the data have one."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that is said in it: thought, content, calls as JSON; without what is empty."""
+        texts = (self.thought, self.content, *(call.written() for call in self.tool_calls))
+        return tuple(text for text in texts if text)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is said. A tool may return nothing, and a call needs no words."""
+        return not self.content.strip() and not self.tool_calls and self.role != "tool"
+
+
+Tools = tuple[dict[str, Any], ...]
+"""Functions that may be called, as OpenAI's API describes them: {"type": "function", "function": {"name": …}}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +99,9 @@ class Conversation:
     """Messages in order. At most one is from the system, and it is the first."""
 
     messages: tuple[Message, ...]
-    left_out: int = field(default=0, repr=False, compare=False)
-    """Number of messages after the assistant's last one, left out because nothing answers them."""
+    tools: Tools = ()
+    counted: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    """What reading changed, for the ledger: turns_left_out (after the assistant's last), tools_of_system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +111,7 @@ class Preference:
     prompt: tuple[Message, ...]
     chosen: Message | None
     rejected: Message | None
+    tools: Tools = ()
 
 
 class Record(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -86,7 +86,12 @@ class SourceConfig(Section):
     converter: str = Field(
         default="auto",
         description="chat, preference: the form of a row: auto (by its fields), messages, alpaca, sharegpt, dialog, "
-        "character, oasst; or module:function, a function of your own from a row to messages.",
+        "character, oasst, xlam; or module:function, a function of your own from a row to messages.",
+    )
+    tools: list[dict[str, Any]] = Field(
+        default=[],
+        description="chat, preference: functions that the assistant may call, where a row has no `tools` of its own: "
+        "[{name: get_weather, description: …, parameters: {type: object, properties: {city: {type: string}}}}].",
     )
     mapping: dict[str, str] = Field(
         default={}, description="chat, preference: names of the file's fields: {instruction: question, output: answer}."

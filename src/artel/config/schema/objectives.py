@@ -75,8 +75,18 @@ class ChatConfig(Section):
         description="How a conversation is written: auto (the tokenizer's template; without one chatml where it has "
         "the tokens, else plain), chatml, plain (User: … Assistant: …), or a file with a Jinja template.",
     )
-    train_on: Literal["assistant", "last", "all"] = Field(
-        default="assistant", description="The assistant's turns, its last turn only, or every token."
+    train_on: Literal["assistant", "last", "tool_calls", "all"] = Field(
+        default="assistant",
+        description="The assistant's turns, its last turn only, only turns that call a tool, or every token. What a "
+        "tool returned is never learned.",
+    )
+    reasoning: Literal["keep", "last", "drop"] = Field(
+        default="keep",
+        description="Thoughts (reasoning_content, <think>): where the template writes them, only after the last "
+        "message of the user, or none; those left out are counted in the ledger.",
+    )
+    learn_empty_thoughts: bool = Field(
+        default=False, description="Learn the tags of an empty thought that a template writes before an answer."
     )
     too_long: Literal["skip", "split", "truncate_left"] = Field(
         default="skip",

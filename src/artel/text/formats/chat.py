@@ -13,6 +13,7 @@ from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, has_lines, read_rows
 from artel.text.formats.parquet import SUFFIX, check_parquet
 from artel.text.formats.preferences import PreferenceReader
+from artel.text.formats.tool_rows import without_nulls
 from artel.text.reading.file_names import file_name
 from artel.text.reading.source_file import SourceFile
 from artel.text.records import BadRecord, Conversation, Preference, Record, Rejected
@@ -33,9 +34,10 @@ def read_preferences(file: SourceFile) -> Iterator[Record | Rejected]:
 
 
 def _records(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[Record | Rejected]:
+    is_table = not has_lines(file)
     for place, row in read_rows(file):
         try:
-            for path, fields in fields_of(row):
+            for path, fields in fields_of(without_nulls(row) if is_table else row):
                 origin = f"{place} ({path})" if path else place
                 if isinstance(fields, BadRecord):
                     yield file.reject(origin, fields)

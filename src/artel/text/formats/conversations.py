@@ -19,8 +19,9 @@ from artel.config import SourceConfig
 from artel.errors import InputError, Problem
 from artel.plugins import import_own_module
 from artel.registry import FORMATS
+from artel.text.formats.tool_rows import check_results, with_tools
 from artel.text.formats.turns import THOUGHT_FIELDS, RowReader, Turn, names_of
-from artel.text.records import BadRecord, Conversation, Message, Preference, Record
+from artel.text.records import BadRecord, Conversation, Message, Preference, Record, Tools
 
 PathTurns = tuple[str, "list[Turn] | BadRecord"]
 """(path inside the row, empty if the row is one conversation; its turns, or what is wrong with them)."""
@@ -44,7 +45,7 @@ def record_of(fields: Conversation | Preference, origin: str, set_name: str) -> 
 
 
 def _text_of(messages: Iterable[Message]) -> str:
-    return "\n\n".join(text for message in messages for text in (message.thought, message.content) if text)
+    return "\n\n".join(text for message in messages for text in message.texts)
 
 
 def check_converter(source: SourceConfig, key: str) -> list[Problem]:
@@ -102,23 +103,27 @@ class Converter:
 
     def conversations(self, row: Any) -> Iterator[tuple[str, Conversation | BadRecord]]:
         """Yield (path inside the row, conversation) for each that the row holds. Raises BadRecord for a useless row."""
-        for path, turns in self._turns(self._reader.rename_fields(row)):
+        row = self._reader.rename_fields(row)
+        if self._function is not None:
+            result = call_function(self._function, self._name, row)
+            row = result if isinstance(result, dict) else row | {"messages": result}
+        tools = self._reader.tools(row)
+        for path, turns in self._turns(row):
             try:
                 if isinstance(turns, BadRecord):
                     raise turns
-                yield path, _conversation(self._reader.messages(turns))
+                yield path, _conversation(self._reader.messages(turns), tools)
             except BadRecord as error:
                 yield path, error
 
     def _turns(self, row: dict[str, Any]) -> Iterable[PathTurns]:
         if self._function is not None:
-            result = call_function(self._function, self._name, row)
-            result = result.get("messages") if isinstance(result, dict) else result
-            return [("", self._reader.turns(result, f"what {self._name} returned"))]
+            return [("", self._reader.turns(row.get("messages"), f"what {self._name} returned"))]
         return FORMS[_form_of(row) if self._name == "auto" else self._name](self._reader, row)
 
 
-def _conversation(messages: list[Message]) -> Conversation:
+def _conversation(messages: list[Message], tools: Tools) -> Conversation:
+    messages, tools, counted = with_tools(messages, tools)
     if not messages:
         raise BadRecord("empty_conversation", "has no messages; leave it out")
     if all(message.role != "user" for message in messages):
@@ -127,7 +132,9 @@ def _conversation(messages: list[Message]) -> Conversation:
     answered = tuple(messages[: last + 1])
     if not any(message.role == "user" for message in answered):
         raise BadRecord("no_answer", "has no answer of the assistant to the user; write one, or leave it out")
-    return Conversation(answered, len(messages) - len(answered))
+    check_results(answered)
+    left_out = len(messages) - len(answered)
+    return Conversation(answered, tools, counted | ({"turns_left_out": left_out} if left_out else {}))
 
 
 # The forms of rows
@@ -148,6 +155,8 @@ def _form_of(row: dict[str, Any]) -> str:
         return "dialog"
     if "instruction" in row:
         return "alpaca"
+    if "query" in row and "answers" in row:
+        return "xlam"
     fix = "name its fields (mapping: {instruction: question, output: answer}), or write converter: module:function"
     raise BadRecord("unknown_form", f"is no conversation of a known form (it has: {names_of(row)}); {fix}")
 
@@ -177,6 +186,12 @@ def _alpaca(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
     if "instances" in row:  # self-instruct: one instruction with several inputs and outputs
         return _each(row, "instances", lambda item, path: [*reader.question(row, item), answer(item, path)])
     return [("", [*reader.question(row), answer(row)])]
+
+
+def _xlam(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
+    """A question and the calls that answer it (Salesforce's xLAM)."""
+    question: Turn = {"role": "user", "content": reader.text(row, "query")}
+    return [("", [*reader.system(row), question, {"role": "function_call", "content": row.get("answers")}])]
 
 
 def _character(reader: RowReader, row: dict[str, Any]) -> Iterable[PathTurns]:
@@ -239,4 +254,5 @@ FORMS: dict[str, Callable[[RowReader, dict[str, Any]], Iterable[PathTurns]]] = {
     "dialog": _dialog,
     "character": _character,
     "oasst": _oasst,
+    "xlam": _xlam,
 }

@@ -16,8 +16,9 @@ from typing import Any
 
 from artel.config import SourceConfig
 from artel.text.formats.conversations import call_function, import_function
+from artel.text.formats.tool_rows import with_tools
 from artel.text.formats.turns import RowReader, Turn, names_of
-from artel.text.records import BadRecord, Message, Preference
+from artel.text.records import BadRecord, Message, Preference, Tools
 
 _PROMPT_FIELDS = {
     "messages": ("prompt", "messages"),
@@ -64,9 +65,11 @@ class PreferenceReader:
             prompt = [*self._rows.messages(self._rows.system(row)), *common]
             chosen, rejected = chosen[len(common) :], rejected[len(common) :]
         better, worse = _single(chosen, "chosen"), _single(rejected, "rejected")
-        if (better.content.strip(), better.thought) == (worse.content.strip(), worse.thought):
+        prompt, tools = self._with_tools(row, prompt)
+        better, worse = _with_calls(better, tools), _with_calls(worse, tools)
+        if _said(better) == _said(worse):
             raise BadRecord("equal_answers", "chosen and rejected are the same; leave the row out")
-        return Preference(_checked(prompt), better, worse)
+        return Preference(_checked(prompt), better, worse, tools)
 
     def _unpaired(self, row: dict[str, Any]) -> Preference:
         label = row["label"]
@@ -81,7 +84,13 @@ class PreferenceReader:
         else:
             fix = "write completion, or end the messages with the answer"
             raise BadRecord("no_answer", f"has a label and no answer (it has: {names_of(row)}); {fix}")
-        return Preference(_checked(prompt), answer if label else None, None if label else answer)
+        prompt, tools = self._with_tools(row, prompt)
+        answer = _with_calls(answer, tools)
+        return Preference(_checked(prompt), answer if label else None, None if label else answer, tools)
+
+    def _with_tools(self, row: dict[str, Any], prompt: list[Message]) -> tuple[list[Message], Tools]:
+        prompt, tools, _ = with_tools(prompt, self._rows.tools(row))
+        return prompt, tools
 
     def _answer(self, row: dict[str, Any], name: str) -> list[Message]:
         turns = _transcript(row[name]) or self._turns(row[name], name, "assistant")
@@ -106,6 +115,14 @@ class PreferenceReader:
             return [{"role": role, "content": value}]
         is_message = isinstance(value, dict) and not any(isinstance(item, list) for item in value.values())
         return self._rows.turns([value] if is_message else value, name)
+
+
+def _said(answer: Message) -> tuple[object, ...]:
+    return answer.content.strip(), answer.thought, answer.tool_calls
+
+
+def _with_calls(answer: Message, tools: Tools) -> Message:
+    return with_tools([answer], tools)[0][0]
 
 
 def _transcript(text: Any) -> list[Turn]:

@@ -4,17 +4,20 @@ Rules for all forms of rows:
 - Consecutive turns of the user, or of the assistant, become one, joined by a blank line: chat templates expect the two
   to alternate, and data sets that are split by message do not.
 - An empty system message is left out.
+- A turn of the role function_call is the assistant's, and what it says is a call.
 - <think> … </think> at the beginning of what the assistant says is its thought.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Literal
 
 from artel.config import SourceConfig
 from artel.text.formats.jsonl import object_of
-from artel.text.records import BadRecord, Message
+from artel.text.formats.tool_rows import TOOLS_FIELDS, tools_of, turn_calls
+from artel.text.records import BadRecord, Message, Tools
 
 Turn = dict[str, Any]
 """A message as a row has it, with the fields `role` and `content`."""
@@ -25,14 +28,15 @@ _ALIASES: dict[Role, str] = {
     "system": "system developer",
     "user": "user human prompter operator",
     "assistant": "assistant gpt chatgpt bot model char",
-    "tool": "tool function",
+    "tool": "tool function observation function_response tool_response ipython",
 }
+_CALLING_ROLES = ("function_call", "tool_call")
 _ROLES = {alias: role for role, aliases in _ALIASES.items() for alias in aliases.split()}
 _ROLE_FIELDS = ("role", "from")
 _CONTENT_FIELDS = ("content", "value")
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _TRAINED_FIELDS = ("loss_weight", "weight", "train")
-_CALL_FIELDS = ("tool_calls", "function_call")
+_CALL_FIELDS = ("tool_calls", "function_call", "name", "tool_call_id")
 _THINK = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
@@ -42,6 +46,7 @@ class RowReader:
     def __init__(self, source: SourceConfig) -> None:
         self.mapping = source.mapping
         self._fill = source.fill
+        self._tools = tools_of(source.tools, "tools of the source")
         self._placeholders = re.compile(r"\{\{\s*(" + "|".join(map(re.escape, source.fill)) + r")\s*\}\}")
 
     def rename_fields(self, row: Any) -> dict[str, Any]:
@@ -58,7 +63,15 @@ class RowReader:
         return fields
 
     def turns(self, value: Any, path: str) -> list[Turn]:
-        """Turns from any form: objects, columns (an object of lists), or texts of user and assistant alternately."""
+        """Turns from any form: objects, columns (an object of lists), or texts of user and assistant alternately.
+
+        Any of them may be the text of its JSON.
+        """
+        if isinstance(value, str) and value.lstrip().startswith("["):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise BadRecord("bad_json", f"{path} is not JSON: {error}; write a list of messages") from None
         if isinstance(value, dict):
             value = _transposed(value, path)
         if not isinstance(value, list):
@@ -75,6 +88,9 @@ class RowReader:
         for field, usual_names in (("role", _ROLE_FIELDS), ("content", _CONTENT_FIELDS)):
             mapped = self.mapping.get(field, usual_names[0])
             name = next((name for name in (mapped, *usual_names) if name in item), None)
+            if name is None and field == "content" and any(item.get(name) for name in _CALL_FIELDS[:2]):
+                turn[field] = None
+                continue
             if name is None:
                 raise _no_field(mapped, field, item, f"{path} ")
             turn[field] = item[name]
@@ -86,7 +102,7 @@ class RowReader:
         for number, turn in enumerate(turns, 1):
             place = f"{prefix}message {number}"
             message = self._message(turn, place)
-            if not message.content.strip():
+            if message.is_empty:
                 if message.role == "system":
                     continue
                 fix = "fill it in, or leave the row out"
@@ -104,13 +120,15 @@ class RowReader:
     def _message(self, turn: Turn, place: str) -> Message:
         name = turn["role"]
         role = _ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+        if role is None and isinstance(name, str) and name.strip().lower() in _CALLING_ROLES:
+            role, turn = "assistant", {**turn, "tool_calls": turn["content"], "content": ""}
         if role is None:
-            fix = f"known are {', '.join(_ROLES)}; rename it, or write converter: module:function"
+            fix = f"known are {', '.join((*_ROLES, *_CALLING_ROLES))}; rename it, or write converter: module:function"
             raise BadRecord("unknown_role", f"{place} has the role {repr(name)[:80]}; {fix}")
-        calls = next((name for name in _CALL_FIELDS if turn.get(name)), None)
-        if calls is not None:
-            fix = "write the call into content as the model shall write it"
-            raise BadRecord("tool_calls", f"{place} has {calls}, which would not be learned; {fix}")
+        if role == "tool":
+            source, identity = (turn.get(name) for name in ("name", "tool_call_id"))
+            texts = (value if isinstance(value, str) else "" for value in (source, identity))
+            return Message(role, self._fill_in(_result_text(turn["content"], place)), "", None, (), *texts)
         content = self._fill_in(_text_of(turn["content"], f"the content of {place}"))
         thought = next((turn[name] for name in THOUGHT_FIELDS if turn.get(name)), "") if role == "assistant" else ""
         thought = self._fill_in(_text_of(thought, f"the thought of {place}"))
@@ -119,7 +137,8 @@ class RowReader:
             if match is None:
                 raise BadRecord("open_thought", f"{place} begins with <think>, which is never closed; write </think>")
             thought, content = match[1].strip() or thought, content[match.end() :]
-        return Message(role, content, thought.strip(), _trained(turn, place))
+        calls = turn_calls(turn, place) if role == "assistant" else ()
+        return Message(role, content, thought.strip(), _trained(turn, place), calls)
 
     def _fill_in(self, text: str) -> str:
         return self._placeholders.sub(lambda match: self._fill[match[1]], text) if self._fill else text
@@ -142,6 +161,11 @@ class RowReader:
             place = f"{path}.{name}" if path else f"field {name!r}"
             raise BadRecord("no_text", f"{place} is {type(value).__name__}; write it as text, in quotes")
         return value
+
+    def tools(self, row: dict[str, Any]) -> Tools:
+        """The functions that the row describes, else those of the source."""
+        name = next((name for name in TOOLS_FIELDS if row.get(name)), None)
+        return self._tools if name is None else tools_of(row[name], name)
 
     def system(self, row: dict[str, Any]) -> list[Turn]:
         """The turn of the field `system` beside the messages, if there is one."""
@@ -169,9 +193,20 @@ def _joined(first: Message, second: Message, place: str) -> Message:
     if first.trained != second.trained:
         fix = "give both one loss_weight, or join them"
         raise BadRecord("mixed_weights", f"{place} follows another of its role, and only one is learned; {fix}")
-    content = f"{first.content}\n\n{second.content}"
+    if first.tool_calls and second.content.strip():
+        fix = "put the tool's answer between them, or leave the row out"
+        raise BadRecord("no_result", f"{place} speaks after a call that has no answer; {fix}")
+    content = "\n\n".join(text for text in (first.content, second.content) if text.strip())
     thought = "\n\n".join(text for text in (first.thought, second.thought) if text)
-    return Message(first.role, content, thought, first.trained)
+    return Message(first.role, content, thought, first.trained, (*first.tool_calls, *second.tool_calls))
+
+
+def _result_text(content: Any, place: str) -> str:
+    """What a tool returned: a text, or any value, which is written as JSON."""
+    is_parts = isinstance(content, list) and all(isinstance(item, dict) and "type" in item for item in content)
+    if content is None or isinstance(content, str) or (is_parts and content):
+        return _text_of(content, f"the content of {place}")
+    return json.dumps(content, ensure_ascii=False)
 
 
 def _text_of(content: Any, place: str) -> str:

@@ -21,10 +21,42 @@ from artel.storage.regular_files import special_kind
 from artel.tokens.tokenizer.template_limits import TRIAL_SECONDS, EndlessTemplate, in_time, try_template
 from artel.tokens.tokenizer.tokenizer import Tokenizer
 
+# Functions and calls in Hermes' form, which Qwen and many others write, in the words of Qwen 2.5:
+# https://github.com/NousResearch/Hermes-Function-Calling
+_TOOLS = (
+    "{%- macro functions() -%}"
+    "{{ '# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
+    "function signatures within <tools></tools> XML tags:\n<tools>' }}"
+    "{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}"
+    "{{ '\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+    "</tool_call>' }}"
+    "{%- endmacro -%}"
+    "{%- macro said(message) -%}"
+    "{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '\n' if message['content'] or not loop.first else '' }}"
+    "{{ '<tool_call>\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
+    "{{ call['function']['arguments'] if call['function']['arguments'] is string else "
+    "call['function']['arguments'] | tojson }}"
+    "{{ '}\n</tool_call>' }}"
+    "{% endfor %}"
+    "{%- endmacro -%}"
+    "{%- macro returned(message) -%}"
+    "{{ '<tool_response>\n' + (message['content'] or '') + '\n</tool_response>' }}"
+    "{%- endmacro -%}"
+)
 # https://github.com/openai/openai-python/blob/v0.28.1/chatml.md, as most open models write it.
-CHATML = (
+CHATML = _TOOLS + (
+    "{% if tools and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\n' + functions() + '<|im_end|>' + '\n' }}"
+    "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'tool' %}{{ returned(message) }}"
+    "{% elif message['role'] == 'system' and tools %}{{ message['content'] + '\n\n' + functions() }}"
+    "{% else %}{{ said(message) }}{% endif %}"
+    "{{ '<|im_end|>' + '\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -33,10 +65,14 @@ CHATML = (
 CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 # For tokenizers without a template and without ChatML's tokens (GPT-2, ruGPT): plain words, and the end token after an
 # answer. Each of ChatML's marks would be six or more tokens there.
-PLAIN = (
+PLAIN = _TOOLS + (
+    "{% if tools and messages[0]['role'] != 'system' %}{{ 'System: ' + functions() + '\n' }}{% endif %}"
     "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{{ 'Assistant: ' + said(message) + eos_token + '\n' }}"
     "{% elif message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\n' }}"
+    "{% elif message['role'] == 'tool' %}{{ 'Tool: ' + returned(message) + '\n' }}"
+    "{% elif message['role'] == 'system' and tools %}"
+    "{{ 'System: ' + message['content'] + '\n\n' + functions() + '\n' }}"
     "{% else %}{{ message['role'].capitalize() + ': ' + message['content'] + '\n' }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"

@@ -1,0 +1,138 @@
+"""Tools in chat templates: what a template can write of them, and in which form it takes calls. Found out by trying.
+
+Templates differ: some take arguments as an object and some as its JSON, some need an empty content and some none, and
+Mistral's refuses ids that are not nine letters and digits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Literal
+
+import xxhash
+
+from artel.text import Message, ToolCall, Tools
+from artel.tokens.tokenizer.chat_template import TemplateRefuses, render
+from artel.tokens.tokenizer.tokenizer import Tokenizer
+
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
+_LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "triedname",
+        "description": "trieddescription",
+        "parameters": {"type": "object", "properties": {"triedkey": {"type": "string", "description": "tried"}}},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStyle:
+    """How messages with calls are given to a template."""
+
+    arguments_as_text: bool = False
+    """Arguments as JSON, not as an object."""
+    empty_content: Literal["text", "none", "absent"] = "text"
+    """What stands for the content of a message that only calls."""
+    nine_ids: bool = False
+    """Every call has an id of nine letters and digits."""
+    writes_tools: bool = True
+    writes_results: bool = True
+
+    def linked(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages in which every result has the name and the id of its call, and calls the ids that they need."""
+        linked: list[Message] = []
+        open_calls: list[ToolCall] = []
+        for number, message in enumerate(messages):
+            if message.tool_calls:
+                open_calls = [self._with_id(call, f"{number} {place}") for place, call in enumerate(message.tool_calls)]
+                message = replace(message, tool_calls=tuple(open_calls))
+            elif message.role == "tool":
+                message = self._answering(message, open_calls)
+            linked.append(message)
+        return linked
+
+    def _with_id(self, call: ToolCall, place: str) -> ToolCall:
+        return replace(call, id=_nine(call.id or f"{place} {call.written()}")) if self.nine_ids else call
+
+    def _answering(self, message: Message, open_calls: list[ToolCall]) -> Message:
+        """A result with the name and id of the call with its id, else of the next one."""
+        identity = message.tool_call_id
+        identity = _nine(identity) if self.nine_ids and identity else identity
+        call = next((call for call in open_calls if identity and call.id == identity), None)
+        if call is None and open_calls:
+            call = open_calls[0]
+        if call is None:
+            return replace(message, tool_call_id=identity)
+        open_calls.remove(call)
+        return replace(message, name=message.name or call.name, tool_call_id=identity or call.id)
+
+    def fields(self, message: Message) -> dict[str, Any]:
+        """A message as the template takes it, without its thought."""
+        fields: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.tool_calls:
+            fields["tool_calls"] = [self._call(call) for call in message.tool_calls]
+            if not message.content and self.empty_content == "none":
+                fields["content"] = None
+            elif not message.content and self.empty_content == "absent":
+                del fields["content"]
+        answers = {"name": message.name, "tool_call_id": message.tool_call_id}
+        return fields | {name: value for name, value in answers.items() if value}
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        arguments = json.dumps(call.arguments, ensure_ascii=False) if self.arguments_as_text else call.arguments
+        identity = {"id": call.id} if call.id else {}
+        return {**identity, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _nine(identity: str) -> str:
+    """The id itself if it is nine letters and digits, else nine that depend on it alone."""
+    if _NINE.fullmatch(identity):
+        return identity
+    number, letters = xxhash.xxh3_64_intdigest(identity.encode()), ""
+    for _ in range(9):
+        number, letter = divmod(number, len(_LETTERS))
+        letters += _LETTERS[letter]
+    return letters
+
+
+def tool_style(tokenizer: Tokenizer, template: str) -> ToolStyle | None:
+    """The form in which a template takes calls; None if it writes none."""
+    call = Message("assistant", "", tool_calls=(ToolCall("triedname", {"triedkey": "triedvalue"}),))
+    contents: tuple[Literal["text", "none", "absent"], ...] = ("text", "none", "absent")
+    for nine, as_text, content in product((False, True), (False, True), contents):
+        style = ToolStyle(as_text, content, nine)
+        text = _rendered(tokenizer, template, style, [Message("user", "triedquestion"), call])
+        called = text.partition("triedquestion")[2]
+        is_repr = "{'triedkey': 'triedvalue'}" in called and not as_text
+        if all(mark in called for mark in ("triedname", "triedkey", "triedvalue")) and not (
+            is_repr or '\\"triedkey' in called
+        ):
+            return _tried_further(tokenizer, template, style, call)
+    return None
+
+
+def _tried_further(tokenizer: Tokenizer, template: str, style: ToolStyle, call: Message) -> ToolStyle:
+    """The style with what the template writes of tools and results."""
+    asked = Message("user", "triedquestion")
+    system = Message("system", "triedsystem")  # some templates write tools only after one
+    described = "".join(
+        _rendered(tokenizer, template, style, messages, (_TOOL,)) for messages in ([asked], [system, asked])
+    )
+    results = [asked, call, Message("tool", "triedresult"), Message("assistant", "triedanswer")]
+    answered = _rendered(tokenizer, template, style, results, (_TOOL,))
+    return replace(style, writes_tools="trieddescription" in described, writes_results="triedresult" in answered)
+
+
+def _rendered(tokenizer: Tokenizer, template: str, style: ToolStyle, messages: list[Message], tools: Tools = ()) -> str:
+    """What the template writes; nothing if it refuses."""
+    try:
+        fields = [style.fields(message) for message in style.linked(messages)]
+        return render(tokenizer, template, fields, False, list(tools) or None)
+    except TemplateRefuses:
+        return ""
