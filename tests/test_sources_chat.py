@@ -219,7 +219,7 @@ def test_fill_and_mapping(tmp_path):
         ({"messages": [message("user", " \n"), message("assistant", "b")]}, "empty_message", r"message 1 \(user\)"),
         ({"messages": [message("user", "a"), message("assistant", None)]}, "empty_message", "message 2"),
         ({"messages": [message("user", "a"), message("assistant", "<think>b</think>")]}, "empty_message", "message 2"),
-        ({"messages": [message("user", "a"), message("assistant", None, tool_calls=[1])]}, "bad_tool_call", "message 2"),
+        ({"messages": [message("user", "a"), message("assistant", "", tool_calls=[1])]}, "bad_tool_call", "message 2"),
         ({"messages": [message("user", "a", weight="1")]}, "bad_weight", "weight of message 1 is '1'; write 1"),
         ({"messages": [message("user", "a"), message("assistant", "b", weight=0), message("assistant", "c")]},
          "mixed_weights", "message 3"),

@@ -27,11 +27,12 @@ AS_TOOL = {"type": "function", "function": WEATHER}
 CALL = ToolCall("get_weather", {"city": "Омск"})
 CALL_AS_JSON = json.dumps({"name": "get_weather", "arguments": {"city": "Омск"}}, ensure_ascii=False)
 RESULT = '{"degrees": -3}'
+TOOLACE_SYSTEM = "You are an expert in composing functions. You are given a question and possible functions."
 HERMES_SYSTEM = (
     "You are a function calling AI model. You are provided with function signatures within <tools> </tools> XML tags. "
     "You may call one or more functions to assist with the user query. Here are the available tools:\n<tools>\n"
-    f"{json.dumps([AS_TOOL])}\n</tools>\nFor each function call return a JSON object, with the following pydantic model "
-    "json schema for each:\n{'title': 'FunctionCall', 'type': 'object'}\nEach function call should be enclosed within "
+    f"{json.dumps([AS_TOOL])}\n</tools>\nFor each function call return a JSON object, with the following pydantic "
+    "model json schema for each:\n{'title': 'FunctionCall', 'type': 'object'}\nEach function call should be enclosed within "
     "<tool_call> </tool_call> XML tags.\nExample:\n<tool_call>\n{'name': <function-name>}\n</tool_call>\n"
 )
 
@@ -55,7 +56,8 @@ ROWS = {
         "messages": [
             *messages(("user", "Омск?")),
             {"role": "assistant", "content": None, "tool_calls": [
-                {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Омск"}'}}
+                {"id": "call_1", "type": "function",
+                 "function": {"name": "get_weather", "arguments": '{"city": "Омск"}'}}
             ]},
             {"role": "tool", "tool_call_id": "call_1", "content": RESULT},
             *messages(("assistant", "-3")),
@@ -97,7 +99,7 @@ ROWS = {
         "functions": json.dumps([WEATHER]),
     },
     "toolace": {
-        "system": "You are an expert in composing functions. You are given a question and a set of possible functions.\n"
+        "system": f"{TOOLACE_SYSTEM}\n"
                   f"Here is a list of functions in JSON format that you can invoke:\n{json.dumps([WEATHER])}. \n"
                   "Should you decide to return the function call(s). Put it in the format of "
                   "[func1(params_name=params_value, params_name2=params_value2...), func2(params)]\n\n"
@@ -143,9 +145,10 @@ def test_rows_of_real_shapes(tmp_path, name, suffix):
     parameters = tool["function"]["parameters"]
     assert parameters["properties"]["city"]["type"] == "string"
     assert parameters["required"] == ["city"]
-    system = {"toolace": "You are an expert in composing functions. You are given a question and a set of possible functions.",
-              "apigen-mt": "Be polite."}.get(name)  # fmt: skip
-    assert [message.content for message in fields.messages if message.role == "system"][:1] == ([system] if system else [])
+    system = {"toolace": TOOLACE_SYSTEM, "apigen-mt": "Be polite."}.get(name)
+    assert [message.content for message in fields.messages if message.role == "system"][:1] == (
+        [system] if system else []
+    )
     assert dict(fields.counted) == ({"tools_of_system": 1} if name in ("hermes", "glaive ru parsed", "toolace") else {})
     assert '"get_weather"' in record.text  # duplicates are told by calls too
 
@@ -171,7 +174,7 @@ def test_tools_that_all_rows_share_and_a_converter_of_ones_own(tmp_path, monkeyp
     row = {"m": row["messages"], "t": [WEATHER]}
     (record,) = read(read_chat, rows_of(tmp_path, [row]), format="chat", converter="ones_own:read")
     assert record.fields.tools == (AS_TOOL,)
-    with pytest.raises(Exception, match="no function"):
+    with pytest.raises(ValueError, match="no function; write"):
         read(read_chat, rows_of(tmp_path, [row]), format="chat", tools=[{"title": "x"}])
 
 
@@ -198,17 +201,17 @@ FUNCTION = ("messages", 1, "tool_calls", 0, "function")
 @pytest.mark.parametrize(
     ("row", "reason", "said"),
     [
-        (changed(*FUNCTION, "arguments", to="{city: Омск}"), "bad_arguments", "message 2: the arguments of get_weather are no JSON"),
+        (changed(*FUNCTION, "arguments", to="{city: Омск}"), "bad_arguments", "message 2: the arguments of .* no JSON"),
         (changed(*FUNCTION, "arguments", to="[1]"), "bad_arguments", r"are \[1\]; write"),
         (changed(*FUNCTION, "name", to=3), "bad_tool_call", "message 2: .*no call of a tool; write"),
         (changed(*FUNCTION[:3], to="get_weather()"), "bad_tool_call", "is no JSON"),
         (changed("messages", 2, "tool_call_id", to="call_2"), "no_call", "answers the call 'call_2': there is none"),
         (changed("messages", 1, to={"role": "user", "content": "?"}), "no_call", "message 2 is a tool's answer"),
-        (changed("messages", 2, to={"role": "assistant", "content": "-4"}), "no_result", "message 3 speaks after a call"),
+        (changed("messages", 2, to={"role": "assistant", "content": "-4"}), "no_result", "message 3 speaks after"),
         (changed("messages", 2, "role", to="narrator"), "unknown_role", "narrator"),
         (changed("tools", to="[{"), "bad_tools", "tools are no JSON"),
         (changed("tools", to=[{"title": "x"}]), "bad_tools", r"tools\[0\] is .*no function"),
-        (changed("messages", 3, "content", to="<tool_call>get it</tool_call>"), "bad_tool_call", "message 4 has a call"),
+        (changed("messages", 3, "content", to="<tool_call>get it</tool_call>"), "bad_tool_call", "message 4 has"),
     ],
 )  # fmt: skip
 def test_bad_rows_are_counted_with_their_place(tmp_path, row, reason, said):
@@ -225,9 +228,10 @@ TEMPLATES = {
     "chatml": ("chatml", f"{CALLED}<|im_end|>", "-3<|im_end|>"),
     "plain": ("plain", f" {CALLED}<|endoftext|>", " -3<|endoftext|>"),
     "arguments as text": (TOOLS_AS_TEXT, 'get_weather\n{"city": "Омск"}<|call|><|im_end|>', "-3<|im_end|>"),
-    "xml": (TOOLS_IN_XML, "<function=get_weather>\n<parameter=city>\nОмск\n</parameter>\n</function><|im_end|>", "-3<|im_end|>"),
-    "ids": (TOOLS_WITH_IDS, r'[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Омск"}, "id": "[0-9A-Za-z]{9}"}]<|endoftext|>',
-            " -3<|endoftext|>"),
+    "xml": (TOOLS_IN_XML, "<function=get_weather>\n<parameter=city>\nОмск\n</parameter>\n</function><|im_end|>",
+            "-3<|im_end|>"),
+    "ids": (TOOLS_WITH_IDS, '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Омск"}, '
+            '"id": "[0-9A-Za-z]{9}"}]<|endoftext|>', " -3<|endoftext|>"),
 }  # fmt: skip
 
 
@@ -286,7 +290,9 @@ def test_exactly_calls_and_answers_are_learned(tokenizer, tmp_path, name, shape)
     [("assistant", 2), ("tool_calls", 1), ("last", 1)],
 )
 def test_which_turns_are_learned(tokenizer, tmp_path, train_on, expected):
-    (made,) = objective(tokenizer, tmp_path, "chatml", train_on=train_on).samples(documents_of(tmp_path, ROWS["openai"]))
+    (made,) = objective(tokenizer, tmp_path, "chatml", train_on=train_on).samples(
+        documents_of(tmp_path, ROWS["openai"])
+    )
     turns = learned(made, tokenizer)
     assert len(turns) == expected
     assert ("tool_call" in turns[0]) == (train_on != "last")
@@ -326,11 +332,13 @@ def test_arguments_of_every_kind_and_many_shapes(tokenizer, tmp_path):
 def test_a_template_without_tools_is_refused_once_by_name(tokenizer, tmp_path):
     chat = objective(tokenizer, tmp_path, LLAMA_3)
     plain = {"messages": messages(("user", "a"), ("assistant", "b"))}
-    with pytest.raises(InputError, match=r"chat\.template: the template writes no calls of tools, and a\.jsonl:2 has them") as error:
+    with pytest.raises(
+        InputError, match=r"chat\.template: the template writes no calls of tools, and a\.jsonl:2 has them"
+    ) as error:
         list(chat.samples(documents_of(tmp_path, plain, ROWS["openai"], ROWS["hermes"])))
     assert "chatml" in error.value.problems[0].fix
-    no_results = TOOLS_AS_TEXT.replace("message.role == 'tool'", "false")
-    with pytest.raises(InputError, match="the template "):
+    no_results = TOOLS_AS_TEXT.replace("'<result>' + message.content", "''")
+    with pytest.raises(InputError, match="the template leaves out what tools return"):
         list(objective(tokenizer, tmp_path, no_results).samples(documents_of(tmp_path, ROWS["openai"])))
 
 
@@ -338,8 +346,9 @@ def test_prepare_refuses_it_as_a_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "template.jinja").write_text(LLAMA_3)
     rows_of(tmp_path, [ROWS["openai"]] * 3, "talks.jsonl")
-    write_run(tmp_path / "run.yaml", objective="chat", chat={"template": "template.jinja"},
-              data={"sources": [{"path": "talks.jsonl", "format": "chat"}], "dedup": {"exact": False}})  # fmt: skip
+    data = {"sources": [{"path": "talks.jsonl", "format": "chat"}], "validation": 0.0, "dedup": {"exact": False}}
+    own = {"objective": "chat", "chat": {"template": "template.jinja"}, "tokenizer": {"train": {"vocab": 270}}}
+    write_run(tmp_path / "run.yaml", data=data, **own)
     done = artel("prepare", "run.yaml")
     assert done.returncode == 2, done.stderr
     assert "writes no calls of tools" in done.stderr
@@ -359,13 +368,14 @@ F_AS_JSON = '{"name": "f", "arguments": {"a": "5", "n": 5}}'
     [
         (f"Sure.\n<tool_call>\n{F_AS_JSON}\n</tool_call>\n<tool_call>{F_AS_JSON}</tool_call>", "Sure.", [F, F]),
         (f"<tool_call>\n{F_AS_JSON}", "", [F]),  # without its end
-        ("<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>",
-         "", [F]),
-        ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>5</arg_value>\n<arg_key>n</arg_key><arg_value>5</arg_value></tool_call>",
-         "", [F]),
+        ("<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n<parameter=n>\n5\n</parameter>\n</function>"
+         "\n</tool_call>", "", [F]),
+        ("<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>5</arg_value>\n"
+         "<arg_key>n</arg_key><arg_value>5</arg_value></tool_call>", "", [F]),
         (f"<TOOLCALL>[{F_AS_JSON}, {F_AS_JSON}]</TOOLCALL>", "", [F, F]),
         (f"[TOOL_CALLS][{F_AS_JSON}]", "", [F]),
-        ('I look.[TOOL_CALLS]f[ARGS]{"a": "5", "n": 5}[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": "5", "n": 5}', "I look.", [F, F]),
+        ('I look.[TOOL_CALLS]f[ARGS]{"a": "5", "n": 5}[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": "5", "n": 5}',
+         "I look.", [F, F]),
         ('f{"a": "5", "n": 5}', "", [F]),  # Mistral without its control tokens
         (f"<|python_tag|>{F_AS_JSON.replace('arguments', 'parameters')}", "", [F]),
         (f"{F_AS_JSON}; {F_AS_JSON}", "", [F, F]),
@@ -375,7 +385,7 @@ F_AS_JSON = '{"name": "f", "arguments": {"a": "5", "n": 5}}'
         ("[1, 2]", "[1, 2]", []),
         ("<tool_call>f of a</tool_call>", "<tool_call>f of a</tool_call>", []),
         ("5 <b and f(a)", "5 <b and f(a)", []),
-        ('<tool_call>{"name": "f", "arguments": "{"}</tool_call>', '<tool_call>{"name": "f", "arguments": "{"}</tool_call>', []),
+        *((text, text, []) for text in ('<tool_call>{"name": "f", "arguments": "{"}</tool_call>', "5 <")),
         ("", "", []),
     ],
 )  # fmt: skip

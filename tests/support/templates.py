@@ -107,8 +107,8 @@ TOOLS_WITH_IDS = """
         {%- endfor %}
         {{- eos_token }}
     {%- elif message.role == 'tool' %}
-        {{- '[TOOL_RESULTS] {"content": ' + (message.content | tojson) + ', "call_id": "' + message.tool_call_id + '"}' }}
-        {{- '[/TOOL_RESULTS]' }}
+        {{- '[TOOL_RESULTS] {"content": ' + (message.content | tojson) }}
+        {{- ', "call_id": "' + message.tool_call_id + '"}[/TOOL_RESULTS]' }}
     {%- elif message.role == 'assistant' %}
         {{- ' ' + message.content + eos_token }}
     {%- else %}

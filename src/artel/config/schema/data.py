@@ -122,6 +122,17 @@ class SourceConfig(Section):
             raise ValueError("a source needs a path (or format: dummy); write path: texts/*.txt")
         return self
 
+    @field_validator("tools")
+    @classmethod
+    def _functions(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for item in value:
+            function = item.get("function", item)
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ValueError(
+                    f"{str(item)[:80]} is no function; write {{name: …, description: …, parameters: {{…}}}}"
+                )
+        return value
+
     @field_validator("weight")
     @classmethod
     def _weights(cls, value: float | dict[str, float]) -> float | dict[str, float]:
