@@ -18,10 +18,7 @@ CONTROL = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id
 TURNS = {
     "chatml": ("chatml", lambda content, last: f"{content}<|im_end|>"),
     "llama 3": (LLAMA_3, lambda content, last: f"{content.strip()}<|eot_id|>"),
-    "qwen": (
-        QWEN,
-        lambda content, last: f"{content}<|im_end|>",
-    ),  # the tags of a thought that is not there are not learned
+    "qwen": (QWEN, lambda content, last: f"{content}<|im_end|>"),
     "mistral": (MISTRAL, lambda content, last: f" {content}<|endoftext|>"),
     "default": ("plain", lambda content, last: f" {content}<|endoftext|>"),
 }

@@ -32,8 +32,8 @@ HERMES_SYSTEM = (
     "You are a function calling AI model. You are provided with function signatures within <tools> </tools> XML tags. "
     "You may call one or more functions to assist with the user query. Here are the available tools:\n<tools>\n"
     f"{json.dumps([AS_TOOL])}\n</tools>\nFor each function call return a JSON object, with the following pydantic "
-    "model json schema for each:\n{'title': 'FunctionCall', 'type': 'object'}\nEach function call should be enclosed within "
-    "<tool_call> </tool_call> XML tags.\nExample:\n<tool_call>\n{'name': <function-name>}\n</tool_call>\n"
+    "model json schema for each:\n{'title': 'FunctionCall', 'type': 'object'}\nEach function call should be enclosed "
+    "within <tool_call> </tool_call> XML tags.\nExample:\n<tool_call>\n{'name': <function-name>}\n</tool_call>\n"
 )
 
 

@@ -52,7 +52,7 @@ class Turn:
     closed: bool
     """Whether the template writes a mark after it that generation stops at, or another end of its own."""
     empty_thought: int = 0
-    """Up to where it is the tags of a thought that the message does not have; `start` if there are none."""
+    """Up to where it is the tags of a thought that is not there; `start` if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,14 +450,14 @@ def _located(text: str, slots: list[_Slot], after: str, frame: _Frame, messages:
         spans.append((begin, at))
     if len(text) != at + len(after):
         raise _otherwise()
-    turns = tuple(_turn(number, text, spans, frame, messages[number]) for number in frame.prompts)
+    turns = tuple(_turn(number, text, spans, frame) for number in frame.prompts)
     of_tools = (messages[slot.message].role == "tool" for slot in slots)
     results = tuple(span for span, is_result in zip(spans, of_tools, strict=True) if is_result)
     thoughts = sum(slot.kind == "t" for slot in slots)
     return WrittenOut(text, turns, frame.open_end, frame.difference, results, thoughts)
 
 
-def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: _Frame, message: Message) -> Turn:
+def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: _Frame) -> Turn:
     prompt, rest = frame.prompts[number], frame.rests[number]
     first, end = frame.places[number]
     begin = spans[first - 1][1] if first else 0
@@ -465,7 +465,7 @@ def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: _Frame, m
     start, end_of_turn = begin + len(prompt), stop - len(rest)
     if not text.startswith(prompt, begin) or text[end_of_turn:stop] != rest or end_of_turn < start:
         raise _otherwise()
-    empty = None if message.thought else _EMPTY_THOUGHT.match(text, start, end_of_turn)
+    empty = _EMPTY_THOUGHT.match(text, start, spans[first][0] if first < end else end_of_turn)
     return Turn(number, start, end_of_turn, frame.closed[number], empty.end() if empty else start)
 
 

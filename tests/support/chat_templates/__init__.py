@@ -131,7 +131,7 @@ FAMILIES = {family.name: family for family in (
            begin="<|begin_of_text|>"),
     Family("qwen2_5", "<|im_end|>", _CHATML),
     Family("qwen3", "<|im_end|>", _CHATML, trim=as_is, thinking=_qwen3,
-           plain=lambda content, last, _: f"<think>\n\n</think>\n\n{without_line_feeds(content)}" if last else content),
+           plain=lambda content, last, _: without_line_feeds(content) if last else content),
     Family("qwen3_nothink", "<|im_end|>", _CHATML,
            thinking=lambda thought, content, last: _qwen3(thought, content, last).removeprefix("<think>\n"),
            plain=lambda content, last, _: without_line_feeds(content) if last else content),
@@ -151,8 +151,9 @@ FAMILIES = {family.name: family for family in (
            end_token="<|endoftext|>"),
     Family("glm4_5", "<|user|>", ("[gMASK]", "<sop>", "<|system|>", "<|assistant|>", "<|observation|>"),
            end_token="<|endoftext|>", trim=str.strip, ends={"assistant": ""},
-           plain=lambda content, *_: f"\n<think></think>\n{content}",
-           thinking=lambda thought, content, last: f"\n<think>{thought.strip() if last else ''}</think>\n{content}"),
+           plain=lambda content, *_: content,  # after the tags of an empty thought, which are not learned
+           thinking=lambda thought, content, last:
+           f"\n<think>{thought.strip()}</think>\n{content}" if last else content),
     Family("deepseek_v3", "<｜end▁of▁sentence｜>", _DEEPSEEK, begin="<｜begin▁of▁sentence｜>"),
     Family("deepseek_r1", "<｜end▁of▁sentence｜>", _DEEPSEEK, begin="<｜begin▁of▁sentence｜>",
            thinking=lambda thought, content, last: f"{thought}\n</think>\n\n{content}" if last else content),
