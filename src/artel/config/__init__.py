@@ -14,7 +14,7 @@ from artel.config.load import (
 from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
-from artel.config.schema.cleaning import CleanConfig, DedupConfig, NearConfig
+from artel.config.schema.cleaning import CleanConfig, DedupConfig, NearConfig, PiiConfig, PiiKind
 from artel.config.schema.data import DataConfig, SourceConfig, TokenizerConfig, TokenizerTraining
 from artel.config.schema.decontamination import BenchmarkConfig, DecontaminateConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
@@ -46,6 +46,8 @@ __all__ = [
     "NearConfig",
     "Overrides",
     "ParallelConfig",
+    "PiiConfig",
+    "PiiKind",
     "PreferenceConfig",
     "PrepareConfig",
     "RunConfig",

@@ -37,8 +37,9 @@ def _settings(run: RunConfig) -> dict[str, Any]:
     """The settings of the run file that shape the store."""
     not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
     data = run.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
-    if run.data.decontaminate is None:  # stores that were made before there was such a key are found
-        del data["decontaminate"]
+    for section, key in ((data, "decontaminate"), (data["clean"], "pii")):
+        if section[key] is None:  # stores that were made before there was such a key are found
+            del section[key]
     modules = [FORMATS.module_of(source.format) for source in run.data.sources]
     plugins = {module for module in (*modules, OBJECTIVES.module_of(run.objective)) if module is not None}
     return {

@@ -14,9 +14,10 @@ from itertools import groupby
 
 import xxhash
 
-from artel.config import CleanConfig, DataConfig, SourceConfig
+from artel.config import CleanConfig, DataConfig, PiiConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.registry import FORMATS
+from artel.text.cleaning.pii import find_pii, mask_pii
 from artel.text.cleaning.quality import why_dropped
 from artel.text.cleaning.rules import check_packages, clean, without_lines
 from artel.text.decontamination.index import BenchmarkIndex, check_benchmarks
@@ -93,10 +94,20 @@ def _passed(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tup
         reason = why_dropped(record, data.clean)
         if reason is None and isinstance(record.fields, Preference) and record.fields.chosen == record.fields.rejected:
             reason = "equal_answers"  # they differed before cleaning
+        if reason is None and data.clean.pii is not None and _has_pii(record, data.clean.pii):
+            reason = "pii"
         if reason is not None:
             ledger.drop(record.set_name, reason)
         else:
             yield record, changed
+
+
+def _has_pii(record: Record, rules: PiiConfig) -> bool:
+    """True if a record has personal data of a kind that drops it."""
+    if not rules.drop or isinstance(record.fields, Question):
+        return False
+    texts = (record.fields.input, record.text) if isinstance(record.fields, Pair) else (record.text,)
+    return any(find_pii(text, rules.drop) for text in texts)
 
 
 def _uncontaminated(
@@ -226,14 +237,19 @@ def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: 
         return record
     if isinstance(record.fields, Conversation | Preference):
         return _cleaned_messages(record, record.fields, rules, changed)
-    text = clean(record.text, rules, changed)
+    text = _cleaned_text(record.text, rules, changed)
     if isinstance(record.fields, Pair):
-        pair = Pair(clean(record.fields.input, rules, changed), text)
+        pair = Pair(_cleaned_text(record.fields.input, rules, changed), text)
     elif source.pairs == "commas":
         pair = Pair(without_commas(text), text)
     else:
         return Record(without_lines(text, rules, changed), record.origin, record.set_name, None, record.group)
     return record._replace(text=text, fields=pair, group=pair.input)
+
+
+def _cleaned_text(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
+    text = clean(text, rules, changed)
+    return mask_pii(text, rules.pii, changed) if rules.pii is not None and rules.pii.mask else text
 
 
 def _cleaned_messages(
@@ -246,7 +262,7 @@ def _cleaned_messages(
     """
 
     def cleaned(message: Message) -> Message:
-        content, thought = (clean(text, rules, changed) for text in (message.content, message.thought))
+        content, thought = (_cleaned_text(text, rules, changed) for text in (message.content, message.thought))
         return replace(message, content=content, thought=thought)
 
     if isinstance(fields, Conversation):

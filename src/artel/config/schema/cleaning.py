@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from artel.config.schema.base import OneOrMore, Section
 from artel.config.schema.quantities import Count, Number
@@ -31,6 +31,39 @@ Patterns = Annotated[list[Annotated[str, AfterValidator(_regular_expression)]], 
 Share = Annotated[Number, Field(ge=0, le=1)]
 
 
+PiiKind = Literal["email", "phone", "card", "ip", "passport", "snils", "inn"]
+
+
+def _all_kinds(value: object) -> object:
+    """true and all stand for every kind, one kind for a list of it."""
+    if isinstance(value, bool) or value == "all":
+        return list(get_args(PiiKind)) if value else []
+    return [value] if isinstance(value, str) else value
+
+
+PiiKinds = Annotated[
+    list[PiiKind], BeforeValidator(_all_kinds, json_schema_input_type=bool | Literal["all"] | PiiKind | list[PiiKind])
+]
+
+
+class PiiConfig(Section):
+    mask: PiiKinds = Field(
+        default=[],
+        description="What is replaced by [EMAIL], [PHONE] …, and counted in the ledger (pii_email): email, phone "
+        "(international, Russian; needs artel-lm[pii]), card, ip (public ones), and of Russian documents passport, "
+        "snils and inn; or all.",
+    )
+    drop: PiiKinds = Field(default=[], description="What a document is dropped for (pii); of the same kinds.")
+
+    @model_validator(mode="after")
+    def _something(self) -> PiiConfig:
+        if both := sorted({*self.mask} & {*self.drop}):
+            raise ValueError(f"{', '.join(both)} cannot be both masked and dropped; keep one")
+        if not self.mask and not self.drop:
+            raise ValueError("nothing is masked, and no document dropped; write mask: all")
+        return self
+
+
 class CleanConfig(Section):
     unicode: Literal["NFC", "NFKC", "none"] = Field(default="NFC", description="Unicode normal form.")
     control: bool = Field(default=True, description="Remove control characters other than line feed and tab.")
@@ -50,6 +83,11 @@ class CleanConfig(Section):
         default=[],
         description="Regular expressions: lines in which one is found are removed. Of plain texts only; pairs and "
         "conversations keep their lines.",
+    )
+    pii: PiiConfig | None = Field(
+        default=None,
+        description="Personal data of the given kinds are masked, or documents with them dropped: {mask: all}. Not of "
+        "questions, whose answers are located by character.",
     )
     minimum: Count = Field(
         default=1, ge=1, description="Documents of fewer characters than this are dropped (too_short)."

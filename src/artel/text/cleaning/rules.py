@@ -9,6 +9,7 @@ from collections import Counter
 from artel.config import CleanConfig
 from artel.errors import missing_extra
 from artel.text.cleaning.language import share_of_languages
+from artel.text.cleaning.pii import check_pii
 
 # Everything below space except line feed and tab, delete, the C1 block, and a byte order mark anywhere.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff]")
@@ -31,6 +32,8 @@ def check_packages(rules: CleanConfig) -> None:
     """Raise InputError for rules whose package is missing or knows no such language, before any text is read."""
     if rules.mojibake:
         _without_mojibake("")
+    if rules.pii is not None:
+        check_pii(rules.pii)
     if rules.languages:
         share_of_languages("", tuple(rules.languages))
 

@@ -1,0 +1,221 @@
+"""Personal data in texts: addresses, phones, bank cards, IP addresses, and Russian documents by their check digits.
+
+Only what can be told from its own form or check digits counts, or what a word before it names (ИНН, паспорт): a number
+in a novel is none. Names and addresses of streets are not looked for.
+
+- email, ip: as in datatrove's `PIIFormatter`; ip addresses only if they are public.
+- phone: with + and a country's code, or in a Russian form (8 495 123-45-67, (495) 123-45-67), and valid by the
+  numbering plan of its country (phonenumbers, Google's libphonenumber).
+- card: the prefix and length of a payment system, and the check digit of Luhn (ISO/IEC 7812-1).
+- snils, inn: the check digits of the Russian pension fund and tax service; passport: series and number after the word.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from artel.config import PiiConfig, PiiKind
+from artel.errors import missing_extra
+
+Span = tuple[int, int]
+
+# Seven digits in a row, but for marks between them: only around those is a number looked for. Few texts have them.
+_SEVEN_DIGITS = re.compile(r"\d(?:\D{0,3}\d){6}")
+_AROUND = 60  # characters before, for the words that name a number, and after
+_GAP = r"[ \u00a0().\-‐‑–]{0,2}"
+_EMAIL = re.compile(
+    r"(?<![\w.+%/-])[^\W_](?:[\w.+%-]{0,62}[\w+%-])?@(?:[^\W_](?:[\w-]{0,61}[^\W_])\.)+[^\W\d_]{2,24}(?![\w-]|\.\w)"
+)
+_INTERNATIONAL = re.compile(rf"(?<![\w+])\+\d(?:{_GAP}\d){{7,14}}(?!\d|[.,]\d)")
+_RUSSIAN = re.compile(rf"(?<![\w.,+/:№#-])(?<!\d )(?:[78]{_GAP})?\(?\d{{3,5}}\)?(?:{_GAP}\d){{5,7}}(?!\w|[.,/-]\d)")
+_CARD = re.compile(
+    r"(?<![\w.,+/-])(?<!\d )"
+    r"(?:\d{4}([ \u00a0-])\d{4}\1\d{4}\1\d{4}(?:\1\d{3})?|3\d{3}([ \u00a0-])\d{6}\2\d{5}|\d{15,19})"
+    r"(?!\w|[.,/-]\d| \d)"
+)
+_IP_4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
+_IP_6 = re.compile(r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){2,7}(?::?[0-9A-Fa-f]{1,4}){1,6}(?![\w:])")
+_SNILS = re.compile(r"(?<![\w-])\d{3}-\d{3}-\d{3}[ \u00a0-]\d{2}(?![\w-])|(?i:\bснилс)\D{0,20}?(?P<bare>\d{11})(?!\w)")
+_INN = re.compile(r"(?i:\bинн)[^\d\n]{0,25}?(\d{12}|\d{10})(?!\w)")
+_PASSPORT = re.compile(
+    r"(?i:паспорт\w{0,3}|\bсери[яи]|\bсер\.)[^\d\n]{0,40}?(\d\d[ \u00a0]?\d\d[ \u00a0,]{0,3}"
+    r"(?i:№|номер|ном\.|n)?[ \u00a0]{0,2}\d{6})(?!\w|[.,-]\d)"
+)
+# Words before four numbers that make a section or a version of them.
+_SECTION = re.compile(r"(?i:\bv|\bver\.?|верси\w*|version\w*|§|раздел\w*|глав\w*|пункт\w*|\bпп?\.|\bст\.|section)\s*$")
+_SMALL = 30  # four numbers up to this are a section's, as 4.2.1.3
+
+
+def mask_pii(text: str, rules: PiiConfig, changed: Counter[str]) -> str:
+    """The text with a placeholder in place of each finding: [EMAIL]. Adds their number to `changed["pii_email"]`."""
+    parts, at = [], 0
+    for start, end, kind in find_pii(text, rules.mask):
+        parts += [text[at:start], f"[{kind.upper()}]"]
+        at = end
+        changed[f"pii_{kind}"] += 1
+    return "".join([*parts, text[at:]]) if parts else text
+
+
+def find_pii(text: str, kinds: Sequence[PiiKind]) -> list[tuple[int, int, PiiKind]]:
+    """(start, end, kind) of each finding, in order; where two overlap, the kind that is first in `KINDS`.
+
+    Raises InputError if phonenumbers is not installed and phones are looked for.
+    """
+    places = list(_places_of_numbers(text))
+    findings: list[tuple[int, int, PiiKind]] = []
+    taken: list[Span] = []
+    for kind, find in KINDS.items():
+        if kind not in kinds:
+            continue
+        for start, end in find(text, places):
+            if not any(start < stop and end > first for first, stop in taken):
+                taken.append((start, end))
+                findings.append((start, end, kind))
+    return sorted(findings)
+
+
+def check_pii(rules: PiiConfig) -> None:
+    """Raise InputError if a package is missing that the rules need."""
+    if "phone" in (*rules.mask, *rules.drop):
+        _phonenumbers()
+
+
+def _places_of_numbers(text: str) -> Iterator[Span]:
+    """The places in which numbers of seven digits and more can stand, with what is around them; none overlap."""
+    start = end = 0
+    for match in _SEVEN_DIGITS.finditer(text):
+        if match.start() - _AROUND > end:
+            if end:
+                yield start, end
+            start = max(0, match.start() - _AROUND)
+        end = match.end() + _AROUND
+    if end:
+        yield start, end
+
+
+def _matches(pattern: re.Pattern[str], text: str, places: list[Span]) -> Iterator[re.Match[str]]:
+    return (match for start, end in places for match in pattern.finditer(text, start, end))
+
+
+def _emails(text: str, _: list[Span]) -> Iterator[Span]:
+    return (match.span() for match in _EMAIL.finditer(text)) if "@" in text else iter(())
+
+
+def _cards(text: str, places: list[Span]) -> Iterator[Span]:
+    for match in _matches(_CARD, text, places):
+        digits = _digits(match[0])
+        if _is_of_a_payment_system(digits) and _luhn(digits):
+            yield match.span()
+
+
+def _is_of_a_payment_system(digits: str) -> bool:
+    """Visa, Mastercard, Mir, UnionPay, JCB, American Express, Maestro: prefixes and lengths."""
+    length, four = len(digits), int(digits[:4])
+    if length == 15:
+        return digits[:2] in ("34", "37")
+    if length == 16:
+        is_mastercard = 5100 <= four <= 5599 or 2221 <= four <= 2720
+        return digits[0] == "4" or is_mastercard or 2200 <= four <= 2204 or digits[:2] in ("62", "35")
+    return digits[:2] in ("62", "50", "56", "57", "58", "63", "67") or 2200 <= four <= 2204
+
+
+def _luhn(digits: str) -> bool:
+    doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
+    return (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0 and len(set(digits)) > 1
+
+
+def _snils(text: str, places: list[Span]) -> Iterator[Span]:
+    for match in _matches(_SNILS, text, places):
+        group = "bare" if match["bare"] else 0
+        digits = _digits(match[group])
+        check = sum(int(digit) * weight for digit, weight in zip(digits, range(9, 0, -1), strict=False)) % 101 % 100
+        if check == int(digits[9:]) and digits[:9] > "001001998":
+            yield match.span(group)
+
+
+def _inn(text: str, places: list[Span]) -> Iterator[Span]:
+    weights = (3, 7, 2, 4, 10, 3, 5, 9, 4, 6, 8)
+
+    def checked(digits: str, place: int) -> bool:
+        total = sum(int(digit) * weight for digit, weight in zip(digits, weights[11 - place :], strict=False))
+        return total % 11 % 10 == int(digits[place])
+
+    for match in _matches(_INN, text, places):
+        digits = match[1]
+        if len(set(digits)) > 1 and all(checked(digits, place) for place in ((9,) if len(digits) == 10 else (10, 11))):
+            yield match.span(1)
+
+
+def _passports(text: str, places: list[Span]) -> Iterator[Span]:
+    for match in _matches(_PASSPORT, text, places):
+        year = int(_digits(match[1])[2:4])  # in which the form was printed, from 1997 on
+        if year <= 40 or year >= 97:
+            yield match.span(1)
+
+
+def _phones(text: str, places: list[Span]) -> Iterator[Span]:
+    library: Any = _phonenumbers() if places else None
+    for match in (*_matches(_INTERNATIONAL, text, places), *_matches(_RUSSIAN, text, places)):
+        written = match[0]
+        if not written.startswith("+") and not _is_a_russian_form(written):
+            continue
+        try:
+            number = library.parse(written, "RU")
+        except library.NumberParseException:
+            continue
+        if library.is_valid_number(number):
+            yield match.span()
+
+
+def _is_a_russian_form(written: str) -> bool:
+    """True for 8 and a code, or a code in parentheses; digits without marks only of mobile and free numbers from 8."""
+    digits = _digits(written)
+    if len(digits) == 11:
+        return digits[0] in "78" and (written != digits or digits.startswith(("89", "8800")))
+    return len(digits) == 10 and written.startswith("(")
+
+
+def _addresses(text: str, _: list[Span]) -> Iterator[Span]:
+    for match in _IP_4.finditer(text) if "." in text else ():
+        parts = match[0].split(".")
+        is_section = all(int(part) <= _SMALL for part in parts) or _SECTION.search(text[: match.start()][-20:])
+        if not is_section and _is_public(match[0]):
+            yield match.span()
+    for match in _IP_6.finditer(text) if ":" in text else ():
+        # Global addresses begin with 2 or 3; a time or C++'s :: does not.
+        if match[0][0] in "23" and match[0].count(":") >= 3 and _is_public(match[0]):
+            yield match.span()
+
+
+def _is_public(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_global
+    except ValueError:
+        return False
+
+
+def _digits(text: str) -> str:
+    return "".join(re.findall("[0-9]", text))
+
+
+def _phonenumbers() -> Any:
+    try:
+        import phonenumbers
+    except ImportError:
+        raise missing_extra("phonenumbers", "pii", "data.clean.pii") from None
+    return phonenumbers
+
+
+KINDS: dict[PiiKind, Callable[[str, list[Span]], Iterator[Span]]] = {
+    "email": _emails,
+    "card": _cards,
+    "snils": _snils,
+    "passport": _passports,
+    "inn": _inn,
+    "phone": _phones,
+    "ip": _addresses,
+}
