@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from artel.config import LoraConfig
 from artel.errors import InputError, Problem, missing_extra
+from artel.models.experts import compute_experts_in_autocast, expert_matrices
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -102,18 +103,37 @@ def adapter_problems(model: PreTrainedModel, config: LoraConfig) -> list[Problem
     """Names of layers and modules in `model.lora` that this model lacks. The model may be on the meta device."""
     problems = []
     layers = linear_layers(model)
-    known = ", ".join(_endings(layers))
+    experts = expert_matrices(model)
+    known = ", ".join(_endings([*layers, *experts]))
     problems += [
         Problem("model.lora.target", f"no linear layer is named {name}", f"the model has: {known}; or write auto")
         for name in config.target
-        if name != "auto" and not any(_is_named(layer, name) for layer in layers)
+        if name != "auto" and not any(_is_named(layer, name) for layer in layers) and not _named(experts, name)
     ]
+    if "auto" in config.target:
+        problems += [
+            Problem("model.lora.target", f"{name} stands beside auto, which means it too", "leave one of them out")
+            for name in config.target
+            if name != "auto" and any(_is_named(layer, name) for layer in layers)
+        ]
+    if any(_named(experts, name) for name in config.target):
+        problems += _expert_problems(config)
     modules = [name for name, module in model.named_modules() if name and next(module.parameters(), None) is not None]
     problems += [
         Problem("model.lora.save", f"no module is named {name}", f"the model has: {', '.join(_name_patterns(modules))}")
         for name in config.save
         if not any(_is_named(module, name) for module in modules)
     ]
+    return problems
+
+
+def _expert_problems(config: LoraConfig) -> list[Problem]:
+    """What adapters of experts that are held in one tensor cannot do."""
+    problems, fix = [], "or leave the experts out of target"
+    if config.dropout:
+        problems.append(Problem("model.lora.dropout", "adapters of experts have no dropout", f"write 0, {fix}"))
+    if config.dora:
+        problems.append(Problem("model.lora.dora", "adapters of experts have no magnitude", f"write false, {fix}"))
     return problems
 
 
@@ -135,7 +155,8 @@ def add_adapters(
     whole = [name for name in modules if any(_is_named(name, ending) for ending in config.save)]
     whole = list(dict.fromkeys([*whole, *new_modules]))
     layers = linear_layers(model)
-    if config.target != ["auto"]:
+    matrices = [matrix for matrix in expert_matrices(model) if any(_named([matrix], name) for name in config.target)]
+    if "auto" not in config.target:
         layers = [layer for layer in layers if any(_is_named(layer, name) for name in config.target)]
     layers = [layer for layer in layers if not any(layer == name or layer.startswith(f"{name}.") for name in whole)]
     peft_config = PeftLora(
@@ -143,6 +164,7 @@ def add_adapters(
         lora_alpha=int(config.alpha) if config.alpha.is_integer() else config.alpha,  # vLLM needs a whole number
         lora_dropout=config.dropout,
         target_modules=_shortest(layers, list(modules)),
+        target_parameters=_without_layer_numbers(matrices) or None,
         use_rslora=config.rslora,
         use_dora=config.dora,
         modules_to_save=whole or None,
@@ -154,6 +176,8 @@ def add_adapters(
     place = Path(base)
     peft_config.base_model_name_or_path = str(place.resolve()) if place.is_dir() else base
     also = f", {', '.join(whole)} in full" if whole else ""
+    if matrices:
+        also = f" and for each expert of {len(matrices)} tensors{also}"
     return f"adapters of rank {config.rank} in {len(layers)} layers{also}"
 
 
@@ -163,6 +187,11 @@ def _inject(model: PreTrainedModel, config: Any, name: str = _NAME) -> None:
 
     with _peft_warnings_off():
         inject_adapter_in_model(config, model, name)
+    if getattr(config, "target_parameters", None):
+        from artel.models.expert_adapters import compute_chosen_only
+
+        compute_chosen_only(model)
+        compute_experts_in_autocast(model)
     model._hf_peft_config_loaded = True
     for parameter in model.parameters():
         if parameter.requires_grad:  # peft gives adapters the dtype in which a quantized layer computes
@@ -263,6 +292,16 @@ def freeze(model: nn.Module, patterns: list[str]) -> None:
 def _is_named(full: str, name: str) -> bool:
     """peft's rule: a whole name, or its end after a dot."""
     return full == name or full.endswith(f".{name}")
+
+
+def _named(matrices: list[str], name: str) -> bool:
+    """Whether `name` means one of these tensors of experts, or a module that holds them: down_proj, experts."""
+    return any(_is_named(matrix, name) or _is_named(matrix.rpartition(".")[0], name) for matrix in matrices)
+
+
+def _without_layer_numbers(matrices: list[str]) -> list[str]:
+    """What follows the last number in the names of tensors, each once: mlp.experts.down_proj. peft goes by the end."""
+    return sorted({re.split(r"\.\d+\.", matrix)[-1] for matrix in matrices})
 
 
 def _endings(names: list[str]) -> list[str]:

@@ -21,22 +21,10 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from artel.errors import Problem
+from artel.models.experts import adapted_experts, experts_of
 from artel.parallel.context.gather_ulysses import in_autocast
 
 _KEY = "parallel.expert"
-
-
-def experts_of(model: nn.Module) -> dict[str, nn.Module]:
-    """A model's modules of experts by name: those that hold the experts of a layer in tensors, the expert first.
-
-    They are the ones that transformers can compute in several ways (`use_experts_implementation`), and are known by
-    what it notes on them. All take tokens, the experts chosen for each, and the weights of these.
-    """
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if hasattr(module, "has_gate") and isinstance(getattr(module, "num_experts", None), int)
-    }
 
 
 def _count(experts: nn.Module) -> int:
@@ -50,6 +38,9 @@ def expert_problems(model: PreTrainedModel, size: int) -> list[Problem]:
     if not layers:
         what = f"{kind} has no experts that are held in one tensor a layer"
         return [Problem(_KEY, what, f"write {_KEY}: 1, or take a mixture of experts (qwen3_moe, mixtral, …)")]
+    if adapted_experts(model):
+        what = "model.lora.target names experts, whose adapters cannot be shared out"
+        return [Problem(_KEY, what, f"leave them out of the target, or write {_KEY}: 1")]
     problems = []
     for count in sorted({_count(module) for module in layers.values()}):
         if count % size:

@@ -17,11 +17,12 @@ from artel.config import RunConfig
 from artel.config.schema.run import ParallelConfig
 from artel.errors import Problem
 from artel.models.device import autocast_dtype
+from artel.models.experts import experts_of
 from artel.models.loading.materialize import WeightLoader
 from artel.objectives import Objective
 from artel.parallel.context.context import context_problems, exchange_choice
 from artel.parallel.data_parallel import DataParallel
-from artel.parallel.expert import expert_meshes, expert_problems, experts_of, split_experts
+from artel.parallel.expert import expert_meshes, expert_problems, split_experts
 from artel.parallel.fsdp import FullyShardedDataParallel, SharedSequences, Sharing, batch_mesh, shard
 from artel.parallel.mesh import ParallelDims, read_parallel_dims
 from artel.parallel.pipeline.pipeline import PipelineParallel

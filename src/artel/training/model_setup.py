@@ -22,6 +22,7 @@ from artel.models.attention_switch import use_for_training
 from artel.models.choice import Choice
 from artel.models.compile import OFF, compile_choice, compile_layers
 from artel.models.device import pick_precision
+from artel.models.experts import compute_experts_in_autocast
 from artel.models.float8 import use_float8
 from artel.models.loading.build import build_model, must_load_whole
 from artel.models.loading.materialize import WeightLoader, materialize
@@ -116,6 +117,7 @@ def set_up_model(
         tell(note)
     model, parameters = built.model, built.num_parameters
     use_for_training(model, encoders=plan.splits_sequences)
+    compute_experts_in_autocast(model)
     problems = plan.problems(model, block=config.data.block, objective=config.objective, documents=documents)
     if problems:
         raise InputError(problems)

@@ -55,7 +55,8 @@ class LoraConfig(Section):
     dropout: Number = Field(default=0.0, ge=0, lt=1, description="Dropout of the adapter's input.")
     target: Annotated[list[str], OneOrMore] = Field(
         default=["auto"],
-        description="Names of the linear layers adapted (q_proj, v_proj); auto: all but the output head.",
+        description="Names of the linear layers adapted (q_proj, v_proj); auto: all but the output head. Experts that "
+        "one tensor holds are adapted where they are named: [auto, experts].",
     )
     rslora: bool = Field(default=False, description="Scale by the square root of the rank (Kalajdzievski 2023).")
     dora: bool = Field(default=False, description="Train magnitude and direction apart (Liu et al. 2024, DoRA).")
@@ -63,13 +64,12 @@ class LoraConfig(Section):
         default=[], description="Modules trained in full and kept with the adapter (embed_tokens, lm_head)."
     )
 
-    @model_validator(mode="after")
-    def _auto_alone(self) -> LoraConfig:
-        if not self.target or ("auto" in self.target and len(self.target) > 1):
-            raise ValueError(
-                f"target {self.target} is not clear; write auto, or names of linear layers: [q_proj, v_proj]"
-            )
-        return self
+    @field_validator("target")
+    @classmethod
+    def _some(cls, target: list[str]) -> list[str]:
+        if not target:
+            raise ValueError("no layer is adapted; write auto, or names of linear layers: [q_proj, v_proj]")
+        return target
 
 
 class ModelConfig(Section):

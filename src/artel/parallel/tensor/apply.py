@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from artel.errors import InputError, Problem
 from artel.models.compile import repeated_layers
-from artel.parallel.expert import experts_of
+from artel.models.experts import adapted_experts, experts_of
 from artel.parallel.tensor.plans import Cut, Plan, read_plan, wildcards
 from artel.parallel.tensor.styles import (
     Columns,
@@ -60,6 +60,9 @@ def tensor_problems(model: PreTrainedModel, size: int, *, sequence: bool) -> lis
         what = f"neither transformers nor artel knows how {kind} is split"
         return [Problem(_KEY, what, f"write {_KEY}: 1, or split it otherwise (parallel.data, parallel.pipeline)")]
     problems = _sizes(model, plan, size) + _layers(model, plan)
+    if adapted_experts(model):
+        what = "model.lora.target names experts, whose adapters cannot be split"
+        problems.append(Problem(_KEY, what, f"leave them out of the target, or write {_KEY}: 1"))
     return problems + (_sequence_problems(model, plan) if sequence else [])
 
 

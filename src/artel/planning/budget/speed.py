@@ -15,6 +15,7 @@ from artel.errors import InputError
 from artel.host import usable_cores
 from artel.models.attention_switch import use_for_training
 from artel.models.device import pick_precision
+from artel.models.experts import compute_experts_in_autocast
 from artel.models.loading.build import build_model
 from artel.models.loading.request import ModelRequest
 from artel.objectives import Batch
@@ -108,6 +109,7 @@ def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> P
     request = ModelRequest(config, objective.auto_class, objective.heads, run.data.block, run.seed)
     model = build_model(request, data.tokenizer).model
     use_for_training(model)
+    compute_experts_in_autocast(model)
     precision = pick_precision(run.train.precision, device)
     model.train()
     strategy = DataParallel(model, objective, World(0, 1, 0, device), precision)

@@ -1,0 +1,37 @@
+"""peft's adapters of tensors that hold all experts of a layer, computed for the chosen experts only (`experts.py`)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import ParamWrapper
+from torch import nn
+
+from artel.models.experts import LowRank, adds_low_rank, low_rank_change
+
+
+def compute_chosen_only(model: nn.Module) -> int:
+    """Let a model's adapters of experts be computed for chosen experts only. Returns how many such adapters it has."""
+    wrappers = [module for module in model.modules() if isinstance(module, ParamWrapper)]
+    for module in wrappers:
+        module.__class__ = ExpertAdapter
+    return len(wrappers)
+
+
+class ExpertAdapter(ParamWrapper):
+    """The adapter of one tensor; that of another tensor of the same layer, and then the experts, are inside it."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        """The experts' output for `x`, with this adapter's change."""
+        experts = self.get_base_layer()
+        if self.disable_adapters or self.merged or not adds_low_rank(experts):
+            return super().forward(x, *arguments, **options)
+        with ExitStack() as changes:
+            for adapter in self.active_adapters:
+                if adapter in self.lora_A:
+                    change = LowRank(*self.get_delta_factors(adapter))
+                    changes.enter_context(low_rank_change(experts, self.parameter_name, change))
+            return self.base_layer(x, *arguments, **options)

@@ -1,0 +1,188 @@
+"""The experts of a layer where one tensor holds all of them: their products in autocast's precision, with adapters.
+
+transformers sorts tokens by expert and multiplies each group with its expert (`grouped_mm`), which autocast does not
+know: experts would be the one part of a model that computes in float32. The function registered here, under the name
+`artel`, multiplies in autocast's precision (benchmarks/experts.py: 0.8 of the time of a step on a CPU).
+
+Adapters of such tensors are peft's (`target_parameters`), a pair of low-rank matrices for each expert. peft adds their
+products to the tensor of all experts in each forward pass. Here tokens go through the low-rank matrices of the experts
+chosen for them, so that neither changed weights nor their gradients are ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
+
+NAME = "artel"
+
+_RANK_MULTIPLE = 8
+"""A grouped product takes rows of a multiple of 16 bytes: 8 numbers in bf16. Narrower matrices are padded."""
+
+
+_CPU_GROUP = 32
+"""Rows that an expert's group is a multiple of on a CPU in bf16. oneDNN compiles a kernel for each shape and keeps
+1,024: with groups of any size each step would compile anew, and took a third longer."""
+
+
+class LowRank(NamedTuple):
+    """The change of a tensor of experts, in the layout of that tensor: scale * left @ right."""
+
+    left: torch.Tensor
+    """(experts, rows, rank)."""
+    right: torch.Tensor
+    """(experts, rank, columns)."""
+    scale: float
+
+
+def experts_of(model: nn.Module) -> dict[str, nn.Module]:
+    """A model's modules of experts by name: those that hold the experts of a layer in tensors, the expert first.
+
+    They are the ones that transformers can compute in several ways (`use_experts_implementation`), and are known by
+    what it notes on them. All take tokens, the experts chosen for each, and the weights of these.
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "has_gate") and isinstance(getattr(module, "num_experts", None), int)
+    }
+
+
+def expert_matrices(model: nn.Module) -> list[str]:
+    """Names of the tensors (experts, rows, columns) in which a model holds the matrices of its experts."""
+    return [
+        f"{module_name}.{name}"
+        for module_name, module in experts_of(model).items()
+        for name, tensor in module.named_parameters(recurse=False)
+        if tensor.ndim == 3
+    ]
+
+
+def adapted_experts(model: nn.Module) -> list[str]:
+    """Names of the modules of experts that have adapters."""
+    return [name for name in experts_of(model) if name.endswith(".base_layer")]
+
+
+def compute_experts_in_autocast(model: PreTrainedModel) -> None:
+    """Let a model's experts compute in autocast's precision. A model without such experts stays as it is."""
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+    if experts_of(model):
+        model.set_experts_implementation(NAME)
+
+
+@contextmanager
+def low_rank_change(experts: nn.Module, parameter: str, change: LowRank) -> Iterator[None]:
+    """Within the block `experts_forward` computes as if `change` were added to that parameter of `experts`."""
+    before = _changes(experts)
+    vars(experts)["artel_changes"] = {**before, parameter: (*before.get(parameter, ()), change)}
+    try:
+        yield
+    finally:
+        vars(experts)["artel_changes"] = before
+
+
+def _changes(experts: Any) -> dict[str, tuple[LowRank, ...]]:
+    return getattr(experts, "artel_changes", {})
+
+
+def adds_low_rank(experts: nn.Module) -> bool:
+    """Whether a module of experts is computed by `experts_forward`."""
+    return getattr(getattr(experts, "config", None), "_experts_implementation", None) == NAME
+
+
+def experts_forward(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """What the experts make of tokens (count, width); top_k_index int64 and top_k_weights (count, choices).
+
+    `self` is a module of experts. Where it is one process's share of them, a choice of `num_experts` is of an expert
+    that is elsewhere; its weight is 0.
+    """
+    kind = hidden_states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_states.dtype
+    weight = getattr(self, "gate_up_proj" if self.has_gate else "up_proj")
+    if not _changes(self) and dtype == weight.dtype:
+        return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
+    forward = _forward if dtype == torch.bfloat16 else _eager_forward
+    return forward(self, hidden_states, top_k_index, top_k_weights, dtype)
+
+
+def _forward(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    choices = top_k_index.shape[1]
+    chosen, order = top_k_index.flatten().sort(stable=True)
+    rows = hidden_states[order // choices].to(dtype)
+    elsewhere = (chosen >= self.num_experts)[:, None] if self._is_expert_parallel else None
+    if elsewhere is not None:
+        # The rows after the last group are not computed, forward or backward, and may hold anything.
+        rows = rows.masked_fill(elsewhere, 0.0)
+    multiple = _CPU_GROUP if rows.device.type == "cpu" and dtype == torch.bfloat16 else 1
+    ends, places, total = _groups(chosen, self.num_experts, multiple)
+    if multiple > 1:
+        rows = rows.new_zeros(total, rows.shape[1]).index_copy(0, places, rows)
+    experts = torch.bucketize(torch.arange(total, device=ends.device), ends, right=True)  # of each row, for biases
+    experts = experts.clamp(max=self.num_experts - 1)
+
+    inner = _linear(self, "gate_up_proj" if self.has_gate else "up_proj", rows, experts, ends)
+    inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
+    outputs = _linear(self, "down_proj", inner.to(dtype), experts, ends)
+    if multiple > 1:
+        outputs = outputs[places]
+    if self.has_post_expert_norm:
+        outputs = self.post_expert_norm(outputs)
+    outputs = outputs * top_k_weights.flatten()[order][:, None]
+    if elsewhere is not None:
+        outputs = outputs.masked_fill(elsewhere, 0.0)
+
+    outputs = outputs[order.argsort()].view(*top_k_index.shape, hidden_states.shape[1])
+    return outputs.sum(dim=1).to(hidden_states.dtype)
+
+
+def _groups(chosen: torch.Tensor, experts: int, multiple: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """(end of each expert's group of rows, int32; the row of each of `chosen`, which are sorted; the number of rows).
+
+    Groups are filled up to a multiple. As many rows are there as that may take, whatever is chosen.
+    """
+    numbers = torch.arange(experts, device=chosen.device)
+    ends = torch.searchsorted(chosen, numbers, right=True)
+    sizes = ends.diff(prepend=ends.new_zeros(1))
+    filled = (sizes + multiple - 1) // multiple * multiple
+    moved = filled.cumsum(0) - filled - (ends - sizes)
+    # Choices of no expert here come last, after all groups.
+    moved = torch.cat([moved, (filled - sizes).sum()[None]])
+    places = torch.arange(len(chosen), device=chosen.device) + moved[chosen.clamp(max=experts)]
+    return filled.cumsum(0).to(torch.int32), places, len(chosen) + experts * (multiple - 1)
+
+
+# The compiler knows grouped products in bf16 only.
+_eager_forward = torch.compiler.disable(_forward)
+
+
+def _linear(self: Any, name: str, rows: torch.Tensor, experts: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """`rows` (count, inputs), in groups by expert, each times its expert's matrix: (count, outputs)."""
+
+    def product(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+        return F.grouped_mm(rows, matrices.to(rows.dtype), offs=ends)
+
+    def oriented(matrices: torch.Tensor) -> torch.Tensor:
+        """(experts, inputs, outputs), from the layout in which the module holds it."""
+        return matrices if self.is_transposed else matrices.transpose(-2, -1)
+
+    outputs = product(rows, oriented(getattr(self, name)))
+    for change in _changes(self).get(name, ()):
+        first, second = (change.left, change.right) if self.is_transposed else (change.right, change.left)
+        missing = -change.left.shape[-1] % _RANK_MULTIPLE
+        first = F.pad(oriented(first), (0, missing)).contiguous()
+        second = F.pad(oriented(second), (0, 0, 0, missing)).contiguous()
+        outputs = outputs + product(product(rows, first), second) * change.scale
+    if self.has_bias:
+        outputs = outputs + getattr(self, f"{name}_bias")[experts].to(outputs.dtype)
+    return outputs
