@@ -1,7 +1,8 @@
 """Inputs with which the documents of a block do not see one another.
 
 transformers passes a four-dimensional mask to every attention layer unchanged, whatever the architecture, so a mask and
-positions are enough. Each model is tested for obeying them before it is trained.
+positions are enough for attention. Layers with a state run each document by itself (`hybrid_state.py`). Each model is
+tested for obeying before it is trained.
 """
 
 from __future__ import annotations
@@ -25,9 +26,17 @@ from artel.models.attention import (
     takes_block_masks,
     takes_document_numbers,
 )
+from artel.models.hybrid_state import (
+    NO_MIXER_LAYERS,
+    SPLIT,
+    STATE_LAYERS,
+    document_split,
+    runs_by_documents,
+    state_modules,
+)
 from artel.models.loading.heads import model_class
 from artel.models.loading.model_folder import read_config
-from artel.models.loading.structure import position_limit
+from artel.models.loading.structure import outline, position_limit
 
 _WINDOW = "sliding_attention"
 MASKED = {"full_attention", _WINDOW}
@@ -38,7 +47,8 @@ _FIX = "write data.document_mask: false, or take another architecture"
 def document_inputs(
     model: PreTrainedModel, documents: torch.Tensor, positions: torch.Tensor, *, causal: bool
 ) -> dict[str, Any]:
-    """Inputs of `model` with which tokens see only their own document: `attention_mask` and `position_ids`.
+    """Inputs of `model` with which tokens see only their own document: `attention_mask`, `position_ids`, and where it
+    has layers with a state, the places of the documents.
 
     documents int64 (rows, length): the number of each token's document in its row; the tokens of a document are side by
     side. positions int64 (rows, part): the position of each token in its document, from 0, for all tokens or for the
@@ -47,25 +57,30 @@ def document_inputs(
     four times as many where a model adds it to the scores itself.
     """
     queries = query_positions(positions.shape[1], documents.device)
+    others = position_ids(model, positions)
+    if causal and runs_by_documents(model) and (split := document_split(documents)) is not None:
+        others[SPLIT] = split
     if takes_block_masks(model):
         inputs: dict[str, Any] = {"attention_mask": block_mask(documents, queries, causal=causal)}
-        return inputs | position_ids(model, positions)
+        return inputs | others
     if takes_document_numbers(model):
-        return {"attention_mask": documents[:, None, None]} | position_ids(model, positions)
+        return {"attention_mask": documents[:, None, None]} | others
     visible = documents[:, queries][:, None, :, None] == documents[:, None, None, :]
     if causal:
         visible &= queries[:, None] >= torch.arange(documents.shape[1], device=documents.device)
-    return {"attention_mask": _masks(model, visible, causal)} | position_ids(model, positions)
+    return {"attention_mask": _masks(model, visible, causal)} | others
 
 
-def position_ids(model: PreTrainedModel, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+def position_ids(model: PreTrainedModel, positions: torch.Tensor) -> dict[str, Any]:
     """`position_ids` for positions from 0, where the model takes them."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return {}
     return {"position_ids": positions + first_position(model)}
 
 
-def _masks(model: PreTrainedModel, visible: torch.Tensor, causal: bool) -> torch.Tensor | dict[str, torch.Tensor]:
+def _masks(
+    model: PreTrainedModel, visible: torch.Tensor, causal: bool
+) -> torch.Tensor | dict[str, torch.Tensor | None]:
     """`visible`, bool (rows, 1, length, length), in the form that the model's attention takes."""
     implementation = model.config._attn_implementation
     config = model.config.get_text_config()
@@ -81,7 +96,8 @@ def _masks(model: PreTrainedModel, visible: torch.Tensor, causal: bool) -> torch
     windowed = _bool_or_additive(visible & in_window, model.dtype, implementation)
     if not layers:
         return windowed
-    return {"full_attention": _bool_or_additive(visible, model.dtype, implementation), _WINDOW: windowed}
+    masks = {"full_attention": _bool_or_additive(visible, model.dtype, implementation), _WINDOW: windowed}
+    return dict.fromkeys(layers - MASKED) | masks
 
 
 def _bool_or_additive(visible: torch.Tensor, dtype: torch.dtype, implementation: str) -> torch.Tensor:
@@ -113,9 +129,12 @@ def document_problems(model: ModelConfig, auto_class: str) -> list[Problem]:
         stateful = model_class(config, auto_class, {}, runs_code=model.runs_code)._is_stateful
     except KeyError:  # it has no such head
         return []
-    obstacles = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - MASKED)
-    if stateful:
-        obstacles = ["layers with a state"]
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - MASKED
+    if auto_class == "AutoModelForCausalLM" and (stateful or kinds & STATE_LAYERS):
+        model_on_meta = outline(model, auto_class)
+        if model_on_meta is not None and state_modules(model_on_meta):
+            kinds, stateful = kinds - STATE_LAYERS - NO_MIXER_LAYERS, False
+    obstacles = ["layers with a state"] if stateful else sorted(kinds)
     if getattr(config, "attention_type", "") == "block_sparse":  # BigBird obeys a mask only where inputs are short
         obstacles = ["block_sparse attention"]
     if not obstacles:
@@ -143,8 +162,8 @@ def _configuration(model: ModelConfig) -> PreTrainedConfig | None:
 def check_documents(model: PreTrainedModel, *, causal: bool) -> None:
     """Raise InputError when a model does not obey `document_inputs` on its device.
 
-    Two documents of a few tokens must give the same logits side by side as each by itself. A model that does not obey
-    block masks, or numbers of documents, is tested with masks of bool, and gets those from then on.
+    Two documents of a few tokens, of unequal length, must give the same logits side by side as each by itself. A model
+    that does not obey block masks, or numbers of documents, is tested with masks of bool, and gets those from then on.
     """
     if takes_block_masks(model) or takes_document_numbers(model):
         try:
@@ -158,8 +177,9 @@ def check_documents(model: PreTrainedModel, *, causal: bool) -> None:
 def _check_apart(model: PreTrainedModel, causal: bool) -> None:
     limit = position_limit(model) or 0  # XLNet says -1 for none
     length = limit if 0 < limit < 6 else 6
+    second = length - length // 4  # another length: modules with a state run both side by side
     vocabulary = model.config.get_text_config().vocab_size
-    numbers = torch.arange(2 * length, device=model.get_input_embeddings().weight.device)[None]
+    numbers = torch.arange(length + second, device=model.get_input_embeddings().weight.device)[None]
     ids = vocabulary // 2 + numbers  # from the middle, where no special tokens are
     documents, positions = 1 + numbers // length, numbers % length
     was_training = model.training
@@ -167,7 +187,8 @@ def _check_apart(model: PreTrainedModel, causal: bool) -> None:
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             together = model(input_ids=ids, **document_inputs(model, documents, positions, causal=causal)).logits
-            alone = torch.cat([model(input_ids=document).logits for document in ids.split(length, dim=1)], dim=1)
+            each = ids.split([length, second], dim=1)
+            alone = torch.cat([model(input_ids=document).logits for document in each], dim=1)
     except Exception as error:  # an architecture without such masks fails in its own way
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         what = f"{model.config.model_type} takes no mask of documents: {first}"

@@ -18,6 +18,7 @@ from artel.config.schema.run import ParallelConfig
 from artel.errors import Problem
 from artel.models.device import autocast_dtype
 from artel.models.experts import experts_of
+from artel.models.hybrid_state import state_modules
 from artel.models.loading.materialize import WeightLoader
 from artel.objectives import Objective
 from artel.parallel.context.context import context_problems, exchange_choice
@@ -82,6 +83,9 @@ class MeshPlan:
         if dims.pipeline > 1:
             problems += stages_problems(model, dims.pipeline, config.schedule)
             problems += _problems_beside_stages(dims, config)
+            if documents and state_modules(model):
+                what = f"{model.config.model_type} has layers with a state: within stages documents are not kept apart"
+                problems.append(Problem("parallel.pipeline", what, "write 1; or data.document_mask: false"))
         if dims.expert > 1:
             problems += expert_problems(model, dims.expert)
         return problems
