@@ -128,7 +128,8 @@ def runs_by_documents(model: PreTrainedModel) -> bool:
     if model not in _CHANGED:
         modules = state_modules(model)
         for module in modules:
-            module.__class__ = _by_documents(type(module))
+            kind: Any = type(module)
+            module.__class__ = _by_documents(kind)
         if modules:
             model.register_forward_pre_hook(functools.partial(_hand_over, modules), with_kwargs=True)
         _CHANGED[model] = bool(modules)
@@ -147,7 +148,7 @@ def _hand_over(modules: list[nn.Module], _: nn.Module, args: Any, kwargs: dict[s
 
 
 @functools.cache
-def _by_documents(base: type[nn.Module]) -> type[nn.Module]:
+def _by_documents(base: Any) -> type[Any]:
     """A subclass of the same name whose forward runs each document of its inputs by itself, where it is told them."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -159,7 +160,7 @@ def _by_documents(base: type[nn.Module]) -> type[nn.Module]:
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _each(forward: Any, split: DocumentSplit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The outputs of `forward` for each document, put together. A mask of whole rows means nothing to a document."""
     args = tuple(None if _is_mask(value) else value for value in args)
