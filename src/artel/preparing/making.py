@@ -96,7 +96,7 @@ def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:
 
 def _check_splits(run: RunConfig, manifest: dict[str, Any]) -> None:
     splits = manifest["parts"]
-    if run.data.validation != 0.0 and splits["validation"]["samples"] == 0:
+    if run.data.held_out != 0.0 and splits["validation"]["samples"] == 0:
         documents = splits["train"]["documents"]
         what = f"the {documents:,} documents are all of one group, which is not divided: none can be held out"
         if documents == 1:
@@ -105,7 +105,7 @@ def _check_splits(run: RunConfig, manifest: dict[str, Any]) -> None:
             what = "no sample could be made of the documents that are held out"
         fix = f"write data.validation: 0, or the path of validation texts; or {more_documents(run.data)}"
         raise InputError.at("data.validation", what, fix)
-    if run.data.validation != 1.0 and splits["train"]["samples"] == 0:
+    if run.data.held_out != 1.0 and splits["train"]["samples"] == 0:
         raise InputError.at(
             "data.sources",
             "no training sample could be made of them",

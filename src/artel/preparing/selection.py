@@ -169,8 +169,8 @@ class Selection:
         It holds out as many documents as `data.validation` says, at least one: those with the lowest hashes, which a
         larger `data.validation` would hold out first.
         """
-        share = self._data.validation
-        if self._workspace.held_out is not None or not isinstance(share, float) or share == 0:
+        share = self._data.held_out
+        if self._workspace.held_out is not None or not share:
             return None
         hashes = [np.empty(0, np.uint64)]
         for shard, (start, stop) in zip(self._shards, pairwise(self._starts), strict=True):
@@ -207,6 +207,8 @@ class Selection:
                 found = (item for shard in self._shards for item in shard.contaminated)
                 ledger.contamination, note = write_contaminated(partial / CONTAMINATED, found, index)
                 ledger.notes.append(note)
+            if self._data.by_chapter:
+                self._tell_chapters(ledger)
             check_ledger(self._data, ledger)
             ledger.check()
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))
@@ -334,6 +336,18 @@ class Selection:
             problems += check_sets(source_at(self._data, key), key, seen)
         if problems:
             raise InputError(problems)
+
+    def _tell_chapters(self, ledger: Ledger) -> None:
+        """Say in the ledger how many chapters are on each side of the split."""
+        kept = np.concatenate([shard.rows[["split", "split_hash"]] for shard in self._shards])[self._dropped == 0]
+        chapters = {
+            name: int(np.unique(kept["split_hash"][kept["split"] == number]).size) for number, name in enumerate(SPLITS)
+        }
+        ledger.split = {"by": "chapter", "fraction": self._data.held_out, "chapters": chapters}
+        ledger.notes.append(
+            f"{chapters['validation']:,} of {sum(chapters.values()):,} chapters are held out: neighbouring pieces of a "
+            "text stay on one side of the split (data.validation.by: chapter)"
+        )
 
     def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
         """Divide the documents of a split into store shards of `shard_tokens` or slightly more.

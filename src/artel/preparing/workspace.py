@@ -162,7 +162,7 @@ class Workspace:
 
 
 def _with_validation(run: RunConfig, fraction: float) -> RunConfig:
-    return run.model_copy(update={"data": run.data.model_copy(update={"validation": fraction})})
+    return run.model_copy(update={"data": run.data.holding_out(fraction)})
 
 
 def _has_format(plan: Path) -> bool:

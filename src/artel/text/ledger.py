@@ -62,6 +62,8 @@ class Ledger:
     """Called with each document that is dropped because it shares n-grams with benchmarks."""
     contamination: dict[str, Any] = field(default_factory=dict)
     """Of each benchmark: its rows, how many of them the documents have, and in how many documents."""
+    split: dict[str, Any] = field(default_factory=dict)
+    """By what the validation part was chosen, where that is not each document by itself."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user about what was decided."""
 
@@ -156,6 +158,7 @@ class Ledger:
             "parts": written,
             "bytes": {split: counts["bytes"] for split, counts in written.items()},
             "changed": dict(sorted(self.changed.items())),
+            **({"split": self.split} if self.split else {}),
             **({"contamination": self.contamination} if self.contamination else {}),
             "notes": self.notes,
             "encodings": {source: dict(sorted(counts.items())) for source, counts in self.encodings.items()},

@@ -197,7 +197,7 @@ def check_ledger(data: DataConfig, ledger: Ledger) -> None:
     if total.kept == 0:
         dropped = describe_drops(total.dropped) or "none were there"
         raise InputError.at("data.sources", f"no document is left: {dropped}", "give files with text in them")
-    if total.splits["train"]["documents"] == 0 and data.validation != 1.0:  # with 1 all of it is for evaluation
+    if total.splits["train"]["documents"] == 0 and data.held_out != 1.0:  # with 1 all of it is for evaluation
         what = "no document is left for training: all fell into the validation part"
         raise InputError.at("data.validation", what, f"write a smaller data.validation, or {more_documents(data)}")
 
@@ -213,10 +213,10 @@ def more_documents(data: DataConfig) -> str:
 
 
 def _split(record: Record, key: str, data: DataConfig) -> tuple[Document, int]:
-    if isinstance(data.validation, str):
+    if data.held_out is None:
         return Document(record, "validation" if key == "data.validation" else "train"), 0
     hashed = split_hash(record.group or record.text)
-    return Document(record, "validation" if is_held_out(hashed, data.validation) else "train"), hashed
+    return Document(record, "validation" if is_held_out(hashed, data.held_out) else "train"), hashed
 
 
 def _identity(record: Record) -> str:
@@ -242,6 +242,7 @@ def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: 
         pair = Pair(_cleaned_text(record.fields.input, rules, changed), text)
     elif source.pairs == "commas":
         pair = Pair(without_commas(text), text)
+        return record._replace(text=text, fields=pair, group=record.group or pair.input)
     else:
         return Record(without_lines(text, rules, changed), record.origin, record.set_name, None, record.group)
     return record._replace(text=text, fields=pair, group=pair.input)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from artel.config.schema.base import Name, Paths, Section, free, number_if_it_is_one, number_or_numbers
 from artel.config.schema.cleaning import CleanConfig, DedupConfig
@@ -160,6 +160,28 @@ class SourceConfig(Section):
         return self
 
 
+class ValidationSplit(Section):
+    fraction: Number = Field(gt=0, lt=1, description="Share of the documents that is held out.")
+    by: Literal["document", "chapter"] = Field(
+        default="document",
+        description="What stays on one side of the split: a document; or, of a text that is read as many, a chapter: "
+        "from one heading to the next, and without headings up to 40,000 characters.",
+    )
+
+
+def _kind_of_validation(value: Any) -> str:
+    if isinstance(value, dict | ValidationSplit):
+        return "[section]"
+    return "float" if isinstance(value, int | float) and not isinstance(value, bool) else "str"
+
+
+Validation = Annotated[
+    Annotated[float, Tag("float")] | Annotated[str, Tag("str")] | Annotated[ValidationSplit, Tag("[section]")],
+    Discriminator(_kind_of_validation),
+    BeforeValidator(number_if_it_is_one),
+]
+
+
 class DataConfig(Section):
     sources: list[SourceConfig] = Field(default=[], description="Where the text comes from; one source or many.")
     from_store: Name = Field(
@@ -178,10 +200,10 @@ class DataConfig(Section):
         "dropped (contaminated), and each is listed with the benchmark's row. A list of files, tasks of "
         "lm-evaluation-harness, or both.",
     )
-    validation: Annotated[float | str, BeforeValidator(number_if_it_is_one)] = Field(
+    validation: Validation = Field(
         default=0.05,
         description="Fraction of documents held out for validation, chosen by hash, at least one; or a path to "
-        "validation texts.",
+        "validation texts; or {fraction: 0.05, by: chapter}, by which neighbouring pieces of a text stay together.",
     )
     block: Length = Field(
         default=1024, ge=2, description="Tokens in a block; the longest window or pair where samples stand alone."
@@ -219,7 +241,7 @@ class DataConfig(Section):
 
     @field_validator("validation")
     @classmethod
-    def _fraction(cls, value: float | str) -> float | str:
+    def _fraction(cls, value: float | str | ValidationSplit) -> float | str | ValidationSplit:
         if isinstance(value, float) and not 0 <= value < 1:
             raise ValueError(f"{value} is not a fraction from 0 to below 1, nor a path; write 0.05")
         return value
@@ -233,6 +255,30 @@ class DataConfig(Section):
                 f"from_store is a finished store, and {', '.join(changed)} would change nothing in it; leave them "
                 "out, or from_store"
             )
+        return self
+
+    @property
+    def held_out(self) -> float | None:
+        """The fraction of the documents that is held out; None if validation texts are given by a path."""
+        if isinstance(self.validation, ValidationSplit):
+            return self.validation.fraction
+        return None if isinstance(self.validation, str) else self.validation
+
+    @property
+    def by_chapter(self) -> bool:
+        """True if chapters of a text stay on one side of the split."""
+        return isinstance(self.validation, ValidationSplit) and self.validation.by == "chapter"
+
+    def holding_out(self, fraction: float) -> DataConfig:
+        """The same, but for the fraction that is held out."""
+        split = self.validation
+        other = split.model_copy(update={"fraction": fraction}) if isinstance(split, ValidationSplit) else fraction
+        return self.model_copy(update={"validation": other})
+
+    @model_validator(mode="after")
+    def _chapters(self) -> DataConfig:
+        if self.by_chapter and not any(FORMATS[source.format].is_plain_text for source in self.sources):
+            raise ValueError("only plain texts have chapters, and no source is one; write validation: 0.05")
         return self
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from artel.text.formats.format import Format
+from artel.text.reading.chapters import Chapters, is_heading
 from artel.text.reading.encodings import check_lines, decode, detect_encoding
 from artel.text.reading.file_names import with_compressed
 from artel.text.reading.lines import read_whole
@@ -20,14 +21,28 @@ def read_text(file: SourceFile) -> Iterator[Record | Rejected]:
     if file.source.document in ("auto", "file") and not file.is_cut:
         yield _whole_file(file)
     elif file.source.document == "line":
-        for number, line in file.lines():
-            origin = f"{file.origin}:{number}"
-            if isinstance(line, BadRecord):
-                yield file.reject(origin, line)
-            elif line.strip():
-                yield Record(line, origin, file.set_name)
+        yield from _in_chapters(file, _lines(file))
     else:
-        yield from _paragraphs(file)
+        yield from _in_chapters(file, _paragraphs(file))
+
+
+def _in_chapters(file: SourceFile, items: Iterator[Record | Rejected]) -> Iterator[Record | Rejected]:
+    """The documents of a text; by chapter, those of each form a group (`validation.by: chapter`)."""
+    if not file.data.by_chapter:
+        yield from items
+        return
+    chapters = Chapters(file.path.stat().st_size, file.data.held_out or 0.0)
+    for item in items:
+        yield item._replace(group=chapters.chapter_of(item.text)) if isinstance(item, Record) else item
+
+
+def _lines(file: SourceFile) -> Iterator[Record | Rejected]:
+    for number, line in file.lines():
+        origin = f"{file.origin}:{number}"
+        if isinstance(line, BadRecord):
+            yield file.reject(origin, line)
+        elif line.strip():
+            yield Record(line, origin, file.set_name)
 
 
 def _whole_file(file: SourceFile) -> Record:
@@ -49,6 +64,9 @@ def _paragraphs(file: SourceFile) -> Iterator[Record | Rejected]:
             if isinstance(line, BadRecord):
                 yield file.reject(f"{file.origin}:{number}", line)
                 continue
+            if file.is_cut and file.data.by_chapter and lines and is_heading(line):
+                yield Record("\n".join(lines), f"{file.origin}:{first}", file.set_name)
+                lines = []
             if not lines:
                 first, length = number, 0
             if file.is_cut or line.strip():

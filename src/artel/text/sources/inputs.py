@@ -94,7 +94,7 @@ def all_inputs(data: DataConfig) -> Iterator[tuple[str, SourceConfig, list[Input
     """Yield (key in the run file, source, its files) for all sources; texts to be cut into documents are marked."""
     sources = [(key, source, list(inputs_of(source, key, data))) for key, source in all_sources(data)]
     total = sum(entry.size for _, _, inputs in sources for entry in inputs)
-    share = data.validation if isinstance(data.validation, float) else 0.0
+    share = data.held_out or 0.0
     min_bytes = max(MIN_CUT_BYTES, share * total) if share else math.inf
     for key, source, inputs in sources:
         if source.document == "auto":
@@ -129,7 +129,8 @@ def input_shards(data: DataConfig, size: int | None = None) -> list[InputShard]:
         group: list[Input] = []
         group_bytes = 0
         for entry in inputs:
-            spans = _spans(entry, source, size) if size is not None else []
+            is_whole = size is None or (data.by_chapter and format_of(source, entry.address).is_plain_text)
+            spans = [] if size is None or is_whole else _spans(entry, source, size)
             if group and (spans or size is None or group_bytes + entry.size > size):
                 shards.append(InputShard(key, tuple(group)))
                 group, group_bytes = [], 0
