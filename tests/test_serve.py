@@ -331,7 +331,18 @@ def error_of(response):
         ({"logit_bias": {"x": 1}}, (400, "logit_bias", None)),
         ({"logit_bias": {"1000000": 1}}, (400, "logit_bias", None)),
         ({"top_logprobs": 2}, (400, "top_logprobs", None)),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, (400, "tools", None)),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": "",
+                        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}],
+                    }
+                ]
+            },
+            (400, "messages[0].tool_calls", None),
+        ),
         ({"tool_choice": "required"}, (400, "tool_choice", None)),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}},

@@ -9,6 +9,7 @@ import pytest
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
+from artel.inference.serve.tool_calls import ToolCalls
 from artel.objectives import Chat, DocumentSamples
 from artel.text import Document, Record, Rejected, ToolCall
 from artel.text.formats.chat import read_chat, read_preferences
@@ -394,3 +395,11 @@ def test_calls_are_read_back(text, rest, calls):
     reader = CallReader(TOOLS)
     shown = "".join(reader.add(letter) for letter in text) + reader.rest()  # as it is streamed
     assert (shown.strip(), reader.calls) == (rest, calls)
+
+
+def test_the_servers_answers_have_openais_calls():
+    calls = ToolCalls(TOOLS)
+    text = calls.add("I look.<tool_call>") + calls.add(F_AS_JSON + "</tool_c") + calls.add("all>") + calls.rest()
+    (call,) = calls.calls
+    assert (text, call["type"], call["id"][:5]) == ("I look.", "function", "call_")
+    assert call["function"] == {"name": "f", "arguments": '{"a": "5", "n": 5}'}  # arguments are text there, once

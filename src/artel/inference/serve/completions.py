@@ -22,7 +22,7 @@ from artel.inference.serve.answers import (
     stop_texts,
     write,
 )
-from artel.inference.serve.chat_prompt import chat_ids
+from artel.inference.serve.chat_prompt import chat_ids, chat_tools
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import (
@@ -191,7 +191,7 @@ class ChatCompletions(Answering):
     def __init__(self, served: ServedModel, body: ChatRequest, metrics: Metrics, seconds: float) -> None:
         super().__init__(served, body, metrics, seconds)
         self._request = body
-        self._tools = bool(body.tools) and body.tool_choice != "none"
+        self._tools = chat_tools(body)
 
     async def prepare(self) -> None:
         served, body = self._served, self._request
@@ -208,13 +208,17 @@ class ChatCompletions(Answering):
         ids = await served.work(lambda: chat_ids(served, body))
         end = TurnEnd(served.turn_end.ids, (*served.turn_end.texts, *stop_texts(body)))
         most = body.max_completion_tokens or body.max_tokens
-        self._add_prompt(ids, most, "messages", options=options, end=end, make_matcher=make_matcher)
+        # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
+        with_marks = bool(self._tools)
+        self._add_prompt(
+            ids, most, "messages", options=options, end=end, make_matcher=make_matcher, special_tokens=with_marks
+        )
 
     async def choice(self, index: int) -> dict[str, Any]:
         text, tokens, finish = await self._whole_answer(index)
         message: dict[str, Any] = {"role": "assistant", "content": text.strip(), "refusal": None}
         if self._tools:
-            calls = ToolCalls()
+            calls = ToolCalls(self._tools)
             text = calls.add(text) + calls.rest()
             message["content"] = text.strip() or (None if calls.calls else "")
             if calls.calls:
@@ -224,7 +228,7 @@ class ChatCompletions(Answering):
 
     async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
         yield self._part(index, {"role": "assistant", "content": "", "refusal": None}, None, [])
-        calls, sent, begun = ToolCalls(), 0, False
+        calls, sent, begun = ToolCalls(self._tools), 0, False
         async for delta in self._deltas(index):
             text = calls.add(delta.text) if self._tools else delta.text
             if self._tools and delta.finish_reason is not None:

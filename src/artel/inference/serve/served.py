@@ -17,6 +17,7 @@ from artel.inference.open import OpenedModel, end_ids
 from artel.inference.serve.grammar import Grammars
 from artel.models.loading.structure import position_limit
 from artel.tokens.tokenizer.chat_template import TurnEnd
+from artel.tokens.tokenizer.template_tools import tool_style
 
 Result = TypeVar("Result")
 _CONTEXT = 4096
@@ -64,6 +65,7 @@ class ServedModel:
         """What ends a text and an answer, by the tokenizer and its chat template."""
         opened = self.opened
         self.template = opened.chat_template()
+        self.tool_style = tool_style(opened.tokenizer, self.template)
         self.turn_end = opened.turn_end(self.template)
         self.text_end = TurnEnd(frozenset(end_ids(opened.model) | {opened.tokenizer.end_id}))
         self.grammars = Grammars(opened.tokenizer, self.turn_end.ids)
