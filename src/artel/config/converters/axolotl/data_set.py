@@ -17,7 +17,7 @@ _ROLES = {
     "system": {"system", "developer"},
     "user": {"user", "human", "prompter", "operator"},
     "assistant": {"assistant", "gpt", "chatgpt", "bot", "model", "char"},
-    "tool": {"tool", "function"},
+    "tool": {"tool", "function", "observation", "function_response", "tool_response", "ipython"},
 }
 # Fields of the types of data sets, by artel's names for them; (type, converter, mapping).
 _FORMS: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -150,7 +150,14 @@ def _carry_form(old: YamlKeys, at: str, dotted: str, source: dict[str, Any], obj
             "rows are recognized by their fields here; where they are not, write data.sources.mapping, or converter: "
             "module:function",
         )
-    for name in ("field_messages", "field_chosen", "field_rejected", "message_field_role", "message_field_content"):
+    for name in (
+        "field_messages",
+        "field_tools",
+        "field_chosen",
+        "field_rejected",
+        "message_field_role",
+        "message_field_content",
+    ):
         old.decided(f"{dotted}.mapping", f"{at}.{name}")
     for section in ("message_property_mappings", "type"):
         for key in old.below(f"{at}.{section}"):
@@ -174,6 +181,7 @@ def _written_fields(old: YamlKeys, at: str) -> dict[str, str]:
     """Names of fields that the data set gives, by artel's names; usual ones are left out."""
     fields = {
         "messages": f"{at}.field_messages",
+        "tools": f"{at}.field_tools",
         "chosen": f"{at}.field_chosen",
         "rejected": f"{at}.field_rejected",
         "role": f"{at}.message_field_role",
@@ -253,7 +261,6 @@ _LEFT = {
     "conversation": "the roles of a conversation are known by their names",
     "field_human": "write data.sources.mapping: {instruction: NAME}",
     "field_model": "write data.sources.mapping: {output: NAME}",
-    "field_tools": "descriptions of tools are not given to the template",
     "message_field_training_detail": "a turn is learned whole or not: its field train",
     "input_format": "how a conversation is written is the chat template's affair: chat.template",
     "input_transform": "write converter: module:function",

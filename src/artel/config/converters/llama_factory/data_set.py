@@ -14,13 +14,13 @@ _INFO = "dataset_info.json"
 # Columns of a row, by artel's names for them and LLaMA-Factory's.
 _ALPACA = {"instruction": "prompt", "input": "query", "output": "response", "system": "system", "history": "history"}
 _USUAL = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
-_NOT_READ = ("images", "videos", "audios", "tools")
+_NOT_READ = ("images", "videos", "audios")
 _ROLES = {
     "user_tag": {"human", "user"},
     "assistant_tag": {"gpt", "assistant"},
     "system_tag": {"system"},
-    "observation_tag": {"tool", "function"},
-    "function_tag": set(),
+    "observation_tag": {"observation", "tool", "function", "function_response", "tool_response"},
+    "function_tag": {"function_call", "tool_call"},
 }
 
 
@@ -134,7 +134,7 @@ class DataSets:
                         f"{_INFO}: {name}: the role {tags[tag]} ({tag}) is rejected where artel does not know it; "
                         "rename it, or write converter: module:function"
                     )
-        mapping |= {mine: (columns or {}).get(mine) for mine in ("chosen", "rejected")}
+        mapping |= {mine: (columns or {}).get(mine) for mine in ("chosen", "rejected", "tools")}
         mapping["label"] = (columns or {}).get("kto_tag")
         known_names = {"from", "value"} if mapping.get("role") == "from" else set()
         mapping = {mine: theirs for mine, theirs in mapping.items() if theirs and theirs not in {mine, *known_names}}
