@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from parity import cells, measure
+from parity import cells, measure, preferences
 
 OF_TWO = ["zero1-2", "fsdp-2", "tensor-2", "sequence-2", "context-2", "expert-2", "pipeline-1f1b-2", "deepspeed-3"]
 OF_FOUR = ["hsdp-2x2", "fsdp-tensor-2x2", "tensor-context-2x2", "expert-fsdp-2x2", "tensor-pipeline-2x2",
@@ -30,3 +30,16 @@ def test_the_numbers_are_those_of_one_process(tmp_path, model, layouts):
         else:
             assert not isinstance(value, str), value
             assert value < 1e-5, (layout, model)
+
+
+@pytest.mark.processes
+def test_preferences_are_those_of_one_process(tmp_path):
+    """A pair in one row, and in a pipeline in two; a head that is sharded by vocabulary, and by DeepSpeed."""
+    wanted = preferences(tmp_path, ["fsdp-2", "tensor-2", "pipeline-1f1b-2", "deepspeed-3"])
+    results = {}
+    for part in measure(tmp_path, wanted, steps=4, seconds=400):
+        results |= part
+    assert results.keys() == wanted.keys()
+    for cell, value in results.items():
+        assert not isinstance(value, str), value
+        assert value < 1e-5, cell

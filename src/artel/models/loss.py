@@ -188,6 +188,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 losses, guesses[chunk], grad_logits = head.losses(chunk, targets[chunk])
                 loss += losses.sum()
                 head.add(chunk, grad_logits)
+                del grad_logits  # before the next chunk's are there
             ctx.grads = head.gradients()
         ctx.mark_non_differentiable(guesses)
         return loss, guesses
@@ -219,6 +220,7 @@ class _LinearLogProbs(torch.autograd.Function):
                 losses, _, grad_logits = head.losses(chunk, targets[chunk])
                 log_probs[chunk] = -losses
                 head.add(chunk, grad_logits)
+                del grad_logits
             ctx.grad_hidden = head.gradients()[0]
         if ctx.computes_again:
             ctx.save_for_backward(hidden, weight, bias, targets)
@@ -236,6 +238,7 @@ class _LinearLogProbs(torch.autograd.Function):
             for chunk in head.chunks():
                 _, _, grad_logits = head.losses(chunk, targets[chunk])
                 head.add(chunk, grad_logits.mul_(factors[chunk]))
+                del grad_logits
             return *head.gradients(), None, None
 
 
