@@ -36,9 +36,11 @@ def check(name: RunName, overrides: OverrideWords = None, as_json: AsJson = Fals
 
     run = read_run(name, Overrides.parse(overrides))
     quiet_libraries()
-    from artel.planning import check_run
+    from artel.planning import check_run, notes_on_text
 
     check_run(run)
+    for note in notes_on_text(run):
+        tell(note)
     tell(f"{name}: nothing is wrong; every key of the run:")
     if as_json:
         print_json(hide_secrets(run.model_dump(mode="json", by_alias=True)))

@@ -38,7 +38,8 @@ def show(
     """Print samples as the model reads them, special tokens and all: blocks of text, conversations, questions.
 
     What is learned is green, or stands between ⟦ and ⟧ where the output is no terminal; ⟦<mask>→word⟧ is a token that
-    is hidden, and what it hides. Of a store that is given itself, the documents are shown as they lie there.
+    is hidden, and what it hides. Of a conversation it is said how many turns are learned, and whether with their ends.
+    Of a store that is given itself, the documents are shown as they lie there.
 
     Example: artel data show run.yaml --count 5
     """
@@ -71,9 +72,9 @@ def show(
         print_json({"store": str(store.folder), "part": part, "samples": [sample.to_json() for sample in samples]})
         return
     for sample in samples:
-        learned = "" if read is None else f", {sample.learned:,} of them learned"
+        counts = f"{sample.tokens:,} tokens" if read is None else sample.learned_in_words()
         named = f" · {sample.name}" if sample.name else ""
-        tell(f"{sample.origin} · sample {sample.number}{named} · {sample.tokens:,} tokens{learned}")
+        tell(f"{sample.origin} · sample {sample.number}{named} · {counts}")
         write_out("".join(map(_painted, sample.pieces)) + "\n")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -13,7 +13,10 @@ from artel.config import RunConfig
 from artel.models.targets import IGNORED
 from artel.objectives import objective_of
 from artel.objectives.base import Reading
+from artel.objectives.template_check import learned_turns
+from artel.printable import in_lines
 from artel.tokens import StoreSplit, Tokenizer, TokenStore, micro_batches
+from artel.tokens.tokenizer.chat_template import TurnEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,30 @@ class ShownSample:
     pieces: list[TextPiece]
     name: str = ""
     """The reading of the sample: chosen, rejected, the class of a question's answer."""
+    turns: list[tuple[int, str]] | None = None
+    """Of a conversation, the learned turns: (tokens, what ends it, empty where its end is not learned)."""
 
     def to_json(self) -> dict[str, Any]:
-        pieces = [piece.to_json() for piece in self.pieces]
-        named = {"name": self.name} if self.name else {}
-        return {"number": self.number, "origin": self.origin, "tokens": self.tokens, **named, "pieces": pieces}
+        about: dict[str, Any] = {"number": self.number, "origin": self.origin, "tokens": self.tokens}
+        if self.turns is not None:
+            turns = [{"tokens": tokens, "end": end or None} for tokens, end in self.turns]
+            about |= {"learned": self.learned, "turns": turns}
+        if self.name:
+            about["name"] = self.name
+        return {**about, "pieces": [piece.to_json() for piece in self.pieces]}
+
+    def learned_in_words(self) -> str:
+        """How many tokens are learned; of a conversation also in how many turns, and what ends them."""
+        words = f"{self.tokens:,} tokens, {self.learned:,} of them learned"
+        if not self.turns:
+            return words
+        ends = sorted({in_lines(end) for _, end in self.turns if end})
+        count = "1 turn" if len(self.turns) == 1 else f"{len(self.turns):,} turns"
+        without = sum(not end for _, end in self.turns)
+        ended = f"each with its end {' or '.join(ends)}" if ends and not without else ""
+        if without:
+            ended = "without the end of a turn" if not ends else f"{without:,} without the end {' or '.join(ends)}"
+        return f"{words}: {count}, {ended.removeprefix('each ') if len(self.turns) == 1 else ended}"
 
 
 def show_stored(split: StoreSplit, number: int, tokenizer: Tokenizer) -> ShownSample:
@@ -62,6 +84,7 @@ class ReadSamples:
         self._objective = objective_of(run, tokenizer)
         self._samples = self._objective.dataset(split)
         self._tokenizer = tokenizer
+        self._ends = self._objective.turn_end()
         self._epoch = 0 if split is store.train else -1
 
     def __len__(self) -> int:
@@ -72,7 +95,11 @@ class ReadSamples:
         index, epoch = np.array([number]), np.array([self._epoch])
         (rows,) = micro_batches(self._samples, index, epoch, rank=0, world=1, batch=1, size=1)
         for reading in self._objective.readings(rows):
-            yield _shown(reading, number, self._samples.origins(number), self._tokenizer)
+            shown = _shown(reading, number, self._samples.origins(number), self._tokenizer)
+            yield shown if self._ends is None else replace(shown, turns=self._turns(reading, self._ends))
+
+    def _turns(self, reading: Reading, ends: TurnEnd) -> list[tuple[int, str]]:
+        return learned_turns(reading.ids, reading.targets != IGNORED, ends, self._tokenizer)
 
 
 def _shown(reading: Reading, number: int, origins: list[str], tokenizer: Tokenizer) -> ShownSample:

@@ -62,8 +62,8 @@ class Difference:
     turn: int
     """Counted over the assistant's turns, from 1."""
     kind: str
-    """thought: its thought is left out later; prompt: what stands before it is written otherwise later; opening: the
-    generation prompt goes on where the turn does not; unlearned: the turn opens otherwise, and is not learned."""
+    """thought: its thought, or the tags of one, is left out later; prompt: what stands before it is written otherwise
+    later; opening: the generation prompt goes on where the turn does not; unlearned: it is written otherwise later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,10 +334,10 @@ class Turns:
     ) -> str | None:
         """How the conversation differs from what the model sees, and writes, when it gives the answer `number`."""
         thought = _mark(number, "t")
-        if thought in alone and thought not in text:
-            return "thought"
-        if alone[:end] != text[:end]:
+        if alone[:start] != text[:start]:
             return "prompt"
+        if alone[:end] != text[:end] or (thought in alone) != (thought in text):
+            return "thought"
         if not any(message["role"] != "system" for message in before):
             return None
         prompt = self._render(before, tools, add_generation_prompt=True)

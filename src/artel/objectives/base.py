@@ -14,7 +14,7 @@ from artel.config import RunConfig
 from artel.errors import Problem
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Rejected
-from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer
+from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore
 
 if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to import
     import torch
@@ -216,6 +216,17 @@ class Objective(ABC):
     @abstractmethod
     def dataset(self, part: StoreSplit) -> Samples:
         """A split of the store as this objective reads it: blocks of text, or whole samples."""
+
+    def turn_end(self) -> TurnEnd | None:
+        """What ends a turn of the assistant, in conversations; None for other texts."""
+        return None
+
+    def check_store(self, store: TokenStore) -> None:  # noqa: B027  # most objectives learn of every sample
+        """Raise InputError if a run learns nothing from its store, or not what it must; called before it is used."""
+
+    def notes(self, documents: Iterable[Document]) -> list[str]:
+        """Sentences for the user: what is learned of a run's first documents, where it is not what one expects."""
+        return []
 
     def order(self, part: StoreSplit, samples: int) -> Order | BalancedOrder:
         """The order of the training samples."""

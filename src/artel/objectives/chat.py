@@ -7,7 +7,8 @@ in training the model reads, token for token, what it reads when it answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,15 +18,24 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
-from artel.objectives.assistant_mask import Turns, Unfit, WrittenOut
+from artel.objectives.assistant_mask import Difference, Turns, Unfit, WrittenOut
 from artel.objectives.base import Batch, Beginning, Better, DocumentSamples, Objective, Reading
 from artel.objectives.collate import predicted, target_tensors
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, token_metrics
+from artel.objectives.template_check import check_targets, difference_notes, end_notes
 from artel.objectives.usage import generation_usage, in_python
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
-from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
-from artel.tokens.tokenizer.chat_template import CHATML_TOKENS, NAMED, prompt_ids, read_template, template_of, turn_end
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
+from artel.tokens.tokenizer.chat_template import (
+    CHATML_TOKENS,
+    NAMED,
+    TurnEnd,
+    prompt_ids,
+    read_template,
+    template_of,
+    turn_end,
+)
 from artel.tokens.tokenizer.tokenizer import Encoded
 
 if TYPE_CHECKING:
@@ -96,6 +106,28 @@ class Chat(Objective):
             except Unfit as unfit:
                 detail = f"{unfit}; mend it, or give another chat.template"
                 yield Rejected(record.origin, "template", detail, record.set_name)
+
+    def turn_end(self) -> TurnEnd:
+        return turn_end(self.tokenizer, self.template)
+
+    def check_store(self, store: TokenStore) -> None:
+        check_targets(store.train, self.turn_end(), self.tokenizer, self.template, self._template_name())
+
+    def notes(self, documents: Iterable[Document]) -> list[str]:
+        differences = difference_notes((document.record.origin, self._difference(document)) for document in documents)
+        return [*end_notes(self.turn_end(), self.tokenizer, self.run.model.from_), *differences]
+
+    def _difference(self, document: Document) -> Difference | None:
+        conversation = document.record.fields
+        assert isinstance(conversation, Conversation)
+        with suppress(Unfit):  # told where the samples are made
+            messages = _with_thoughts(conversation.messages, self.run.chat.reasoning)
+            return self._writer.write(messages, conversation.tools).difference
+        return None
+
+    def _template_name(self) -> str:
+        setting = self.run.chat.template
+        return "the tokenizer's chat template" if setting == "auto" else setting
 
     def _made(self, conversation: Conversation) -> DocumentSamples | Dropped:
         messages, tools = conversation.messages, conversation.tools

@@ -24,13 +24,14 @@ from artel.objectives.base import Batch, Beginning, Better, DocumentSamples, Obj
 from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
 from artel.objectives.collate import predicted
 from artel.text import Document, Dropped, Message, Preference, Rejected
-from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
     from artel.models.generate import Sampling
+    from artel.tokens.tokenizer.chat_template import TurnEnd
 
 _BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
 _CHOSEN, _REJECTED, _OTHER = 0, 1, 2
@@ -96,6 +97,12 @@ class PreferenceOptimization(Objective):
 
     def usage(self) -> str:
         return self._chat.usage()
+
+    def turn_end(self) -> TurnEnd:
+        return self._chat.turn_end()
+
+    def check_store(self, store: TokenStore) -> None:
+        self._chat.check_store(store)
 
     def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
         for document in documents:

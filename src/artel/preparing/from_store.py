@@ -6,11 +6,12 @@ from pathlib import Path
 
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
+from artel.objectives import objective_of
 from artel.tokens import TokenStore, load_tokenizer
 
 
 def check_from_store(run: RunConfig, *, verify: bool = False) -> None:
-    """Raise InputError if it is no store, damaged, or of another objective or tokenizer.
+    """Raise InputError if it is no store, damaged, of another objective or tokenizer, or teaches nothing.
 
     With `verify` all of it is read.
     """
@@ -37,3 +38,4 @@ def check_from_store(run: RunConfig, *, verify: bool = False) -> None:
         problems.append(Problem("tokenizer", what, "leave tokenizer out: the store has it"))
     if problems:
         raise InputError(problems)
+    objective_of(run, load_tokenizer(str(folder / "tokenizer"))).check_store(store)

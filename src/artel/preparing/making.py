@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from artel.config import RunConfig
 from artel.errors import InputError, WorkError
+from artel.objectives import Objective, objective_of
 from artel.preparing.lists import keep_list
 from artel.preparing.progress import Progress, Tell, reporting
 from artel.preparing.run_tokenizer import run_tokenizer
 from artel.preparing.store_key import store_key
 from artel.preparing.workspace import Workspace
 from artel.storage import new_folder
-from artel.text import more_documents, write_index
-from artel.tokens import load_tokenizer
+from artel.text import Ledger, more_documents, read_documents, write_index
+from artel.tokens import TokenStore, load_tokenizer
+
+_NOTED_DOCUMENTS = 200
 
 Check = Callable[..., None]
 """Raises an error that was found in the run so far; with `wait=True` it waits until all checks are done."""
@@ -74,7 +78,8 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
             workspace = workspace.hold_out(*wider)
             selection = read_texts()
         with reporting(tell, lambda: "choosing what is kept"):
-            selection.write(workspace.selection, lambda file: keep_list(run, file))
+            notes = notes_of(objective_of(run, load_tokenizer(str(workspace.tokenizer))))
+            selection.write(workspace.selection, lambda file: keep_list(run, file), notes)
     check(wait=True)
     run_tasks("shards", "writing the store")
     _check_unchanged(run, key, workspace)
@@ -83,7 +88,16 @@ def make_store(run: RunConfig, folder: Path, key: str, tell: Tell, check: Check)
         about = {"key": key, "objective": run.objective, "tokenizer": tokenizer.fingerprint}
         manifest = write_store(workspace, partial, {**about, "vocabulary": tokenizer.vocabulary}, tokenizer.vocabulary)
         _check_splits(run, manifest)
+        objective_of(run, tokenizer).check_store(TokenStore(partial))
     shutil.rmtree(workspace.path)
+
+
+def notes_of(objective: Objective) -> list[str]:
+    """What an objective has to say of a run's first documents; nothing of texts that cannot be read."""
+    try:
+        return objective.notes(islice(read_documents(objective.run.data, Ledger()), _NOTED_DOCUMENTS))
+    except InputError:
+        return []  # said when all of them are read
 
 
 def _check_unchanged(run: RunConfig, key: str, workspace: Workspace) -> None:

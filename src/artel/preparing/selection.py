@@ -10,7 +10,7 @@ shards.json      where each store shard begins and ends
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -189,8 +189,10 @@ class Selection:
             f"data.validation {share:g} catches none of the {len(all_hashes):,} documents: {which} held out",
         )
 
-    def write(self, folder: Path, keep_rejected: Callable[[Path], None]) -> None:
+    def write(self, folder: Path, keep_rejected: Callable[[Path], None], notes: Iterable[str] = ()) -> None:
         """Write the selection into `folder` atomically; `keep_rejected` is called with the file of rejected records.
+
+        `notes` go into the ledger.
 
         Raises InputError if these are too many, if nothing is left, or for named sets that do not occur.
         """
@@ -201,7 +203,7 @@ class Selection:
             if ledger.rejected:
                 keep_rejected(partial / REJECTED)
             self._check_sets()
-            ledger.notes += self._workspace.notes
+            ledger.notes += [*self._workspace.notes, *notes]
             index = self._workspace.benchmark_index()
             if index is not None:
                 found = (item for shard in self._shards for item in shard.contaminated)

@@ -299,7 +299,9 @@ def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
             text = render(tokenizer, template, conversation[:length], False)
         except TemplateRefuses:
             continue
-        yield text.rpartition(_ANSWERED)[2].partition(_NEXT)[0] if _ANSWERED in text else ""
+        if _ANSWERED not in text:
+            return  # a last answer is not written: the end token ends what follows the generation prompt
+        yield text.rpartition(_ANSWERED)[2].partition(_NEXT)[0]
 
 
 def _heading(tail: str, added: list[str]) -> str:

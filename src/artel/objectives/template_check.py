@@ -1,0 +1,157 @@
+"""What a chat template makes of a run's conversations, checked before the first step.
+
+A model that never learns the end of a turn writes on after its answer; one whose answers stand in training behind
+another prompt than in chat learns to answer that one. The first is refused, the second is told: many templates leave
+out the thoughts of earlier turns, and their models were trained so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from artel.errors import InputError
+from artel.objectives.assistant_mask import Difference
+from artel.printable import in_lines
+from artel.tokens import StoreSplit, Tokenizer
+from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, render
+
+_SHOWN = 100
+"""Characters of a template's line in a message."""
+_MEANING = {
+    "thought": "its thought, or the tags of one, is left out once another question follows, and it is learned without",
+    "prompt": "what stands before it is written otherwise once the conversation goes on: in chat the model sees "
+    "another prompt than in training",
+    "opening": "the generation prompt goes on (with the beginning of a thought) where the turn does not; the turn is "
+    "learned from its content on, behind a shorter prompt than in chat",
+    "unlearned": "an answer that is not the last is written otherwise than the model writes it: only the last turn of "
+    "each conversation is learned",
+}
+
+
+def learned_turns(ids: np.ndarray, learned: np.ndarray, ends: TurnEnd, tokenizer: Tokenizer) -> list[tuple[int, str]]:
+    """The runs of learned tokens, each up to an end of a turn: (tokens, the end as text, empty where it has none).
+
+    Args:
+        ids, learned: int64 and bool, (tokens,).
+    """
+    turns: list[tuple[int, str]] = []
+    run: list[int] = []
+    for token, is_learned in zip(ids.tolist(), learned.tolist(), strict=True):
+        if is_learned:
+            run.append(token)
+        if run and (not is_learned or token in ends.ids):
+            turns.append((len(run), _end_of(run, ends, tokenizer)))
+            run = []
+    return [*turns, (len(run), _end_of(run, ends, tokenizer))] if run else turns
+
+
+def _end_of(run: list[int], ends: TurnEnd, tokenizer: Tokenizer) -> str:
+    if run[-1] in ends.ids:
+        return tokenizer.decode(run[-1:])
+    text = tokenizer.decode(run).rstrip() if ends.texts else ""
+    return next((end.strip() for end in ends.texts if text.endswith(end.strip())), "")
+
+
+def check_targets(split: StoreSplit, ends: TurnEnd, tokenizer: Tokenizer, template: str, name: str) -> None:
+    """Raise InputError for a split in which nothing is learned, or never the end of a turn that generation stops at.
+
+    Args:
+        name: the template, for people.
+    """
+    shown: tuple[str, np.ndarray, np.ndarray] | None = None
+    for number in range(split.samples):
+        sample = split.sample(number)
+        if sample.flags is None or not sample.flags.any():
+            continue
+        if any(end for _, end in learned_turns(sample.ids, sample.flags > 0, ends, tokenizer)):
+            return
+        shown = shown or (split.origin(number), sample.ids, sample.flags)
+    if split.samples == 0:
+        return
+    if shown is None:
+        what = f"no token of the {split.samples:,} training samples is a target; the first is {split.origin(0)}"
+        raise InputError.at("chat.train_on", what, "write assistant, and see artel data show")
+    origin, ids, flags = shown
+    after = int(np.flatnonzero(flags)[-1]) + 1
+    follows = tokenizer.decode(ids[after : after + 1].tolist())
+    stops = " or ".join(repr(end) for end in (*tokenizer.hf.convert_ids_to_tokens(sorted(ends.ids)), *ends.texts))
+    what = f"no end of a turn is learned, and the model would write on after its answers. In {origin} "
+    what += f"{in_lines(follows)!r} follows the answer" if follows else "nothing follows the answer"
+    what += f", and generation stops at {stops}{_line_of(tokenizer, template, follows, name)}"
+    fix = "end answers there with eos_token, or write chat.template: chatml, or let the last turn be learned"
+    raise InputError.at("chat.template", what, fix)
+
+
+def _line_of(tokenizer: Tokenizer, template: str, text: str, name: str) -> str:
+    """The line of a template that writes `text` after an answer, in words; empty where none can be told.
+
+    It is the line that, changed to write a mark instead, writes the mark there.
+    """
+    contents = (("user", "\ue000"), ("assistant", "\ue001"), ("user", "\ue002"))
+    conversation = [{"role": role, "content": content} for role, content in contents]
+    lines = template.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if not text.strip() or text.strip() not in line:
+            continue
+        changed = [*lines[:number], line.replace(text.strip(), "\ue003"), *lines[number + 1 :]]
+        with suppress(TemplateRefuses):
+            after = render(tokenizer, "".join(changed), conversation, False).partition("\ue001")[2]
+            if after.lstrip().startswith("\ue003"):
+                shown = line.strip()
+                shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+                return f"; {name}:{number + 1} writes it: {shown}"
+    return ""
+
+
+def difference_notes(differences: Iterable[tuple[str, Difference | None]]) -> list[str]:
+    """A sentence for each way in which conversations differ from what the model sees when it answers.
+
+    Args:
+        differences: (`file:line`, difference) of each conversation that was looked at.
+    """
+    first: dict[str, tuple[str, int]] = {}
+    counts: dict[str, int] = {}
+    looked_at = 0
+    for origin, difference in differences:
+        looked_at += 1
+        if difference is not None:
+            first.setdefault(difference.kind, (origin, difference.turn))
+            counts[difference.kind] = counts.get(difference.kind, 0) + 1
+    return [
+        f"the chat template, in {counts[kind]:,} of the first {looked_at:,} conversations (first in {origin}, "
+        f"turn {turn} of the assistant): {_MEANING[kind]}"
+        for kind, (origin, turn) in first.items()
+    ]
+
+
+def end_notes(ends: TurnEnd, tokenizer: Tokenizer, model: str | None) -> Iterator[str]:
+    """Sentences about ends of turns that other programs than artel do not know of.
+
+    Args:
+        model: the folder of the pretrained model, if there is one.
+    """
+    if ends.texts:
+        yield (
+            f"the chat template ends a turn with {ends.texts[0]!r}, which is no token of the tokenizer: artel stops "
+            "there, and programs that stop at tokens do not"
+        )
+    file = Path(model or "", "generation_config.json")
+    if model is None or not file.is_file():
+        return
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return  # said by the check of the model
+    known = set(saved) if isinstance(saved, list) else {saved}
+    if saved is not None and not ends.ids & known:
+        numbers = sorted(ends.ids | known)
+        yield (
+            f"{file} ends a text at {saved}, and the chat template a turn at "
+            f"{' or '.join(tokenizer.hf.convert_ids_to_tokens(sorted(ends.ids)))}: artel stops at both; for other "
+            f"programs write eos_token_id: {numbers} into RUN/model/generation_config.json"
+        )

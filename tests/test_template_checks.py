@@ -1,0 +1,105 @@
+"""What a template makes of a run's conversations is checked before the first step, and shown by `artel data show`."""
+
+import json
+
+import numpy as np
+import pytest
+
+from artel.errors import InputError
+from artel.inference.show import ReadSamples
+from artel.objectives import objective_of
+from artel.planning import notes_on_text
+from artel.preparing import prepare
+from artel.tokens import TokenStore
+from support.chat_templates import FAMILIES
+from support.reading import message, rows_of
+from support.stores import run_of
+
+GPT2 = {"config": {"model_type": "gpt2"}}
+ONE = [message("user", "a"), message("assistant", "One.")]
+TWO = [*ONE, message("user", "b"), message("assistant", "Two.")]
+FIRST_ONLY = [{**turn, "loss_weight": float(number == 1)} for number, turn in enumerate(TWO)]
+THOUGHT = [{**turn, "reasoning_content": "Hm."} if turn["role"] == "assistant" else turn for turn in TWO]
+SYSTEM = [message("system", "s"), *TWO]
+
+
+def run_with(tmp_path, family, rows, **more):
+    folder = tmp_path / "tokenizer"
+    FAMILIES[family].tokenizer().save(folder)
+    source = {"path": str(rows_of(tmp_path, [{"messages": row} for row in rows], "a.jsonl")), "format": "chat"}
+    return run_of(tmp_path, objective="chat", model=GPT2, tokenizer={"from": str(folder)},
+                  data={"block": 1000, "sources": [source], "validation": 0.0}, **more)  # fmt: skip
+
+
+def test_a_run_that_never_learns_the_end_of_a_turn_is_refused_with_the_row_and_the_templates_line(tmp_path):
+    run = run_with(tmp_path, "gpt_oss", [FIRST_ONLY])
+    with pytest.raises(InputError) as refused:
+        prepare(run)
+    (problem,) = refused.value.problems
+    assert problem.where == "chat.template"
+    assert f"In {tmp_path}/a.jsonl:1 '<|end|>' follows the answer, and generation stops at '<|return|>'" in problem.what
+    (number,) = (at for at, line in enumerate(FAMILIES["gpt_oss"].template.splitlines(), 1)
+                 if "final<|message|>' + message.content + '<|end|>'" in line)  # fmt: skip
+    assert f"; the tokenizer's chat template:{number} writes it: {{{{- '<|start|>assistant<|channel|>" in problem.what
+    with pytest.raises(InputError):
+        prepare(run)  # nothing is left of it that a second start would take
+    assert prepare(run_with(tmp_path, "gpt_oss", [FIRST_ONLY, TWO])).made  # one end that is learned is enough
+
+
+def test_a_store_without_a_target_is_refused(tmp_path):
+    run = run_with(tmp_path, "qwen2_5", [ONE])
+    prepared = prepare(run)
+    flags = next(prepared.folder.glob("train/*.flags"))
+    np.zeros(flags.stat().st_size, np.uint8).tofile(flags)
+    store = TokenStore(prepared.folder)
+    with pytest.raises(InputError, match=r"no token of the 1 training samples is a target; the first is .*a.jsonl:1"):
+        objective_of(run, prepared.tokenizer()).check_store(store)
+
+
+@pytest.mark.parametrize(
+    ("family", "conversation", "turn", "says"),
+    [
+        ("qwen3", THOUGHT, 1, "its thought, or the tags of one, is left out"),
+        ("gpt_oss", THOUGHT, 1, "its thought, or the tags of one, is left out"),
+        ("mistral_nemo", SYSTEM, 1, "what stands before it is written otherwise"),
+        ("deepseek_r1", ONE, 1, "the generation prompt goes on"),
+        ("gemma4", TWO, 1, "the generation prompt goes on"),
+        ("yandexgpt5", TWO, 1, "only the last turn of each conversation is learned"),
+    ],
+)
+def test_a_template_that_writes_a_history_otherwise_is_told(tmp_path, family, conversation, turn, says):
+    run = run_with(tmp_path, family, [conversation])
+    prepared = prepare(run)
+    (note,) = prepared.notes()
+    assert f"first in {tmp_path}/a.jsonl:1, turn {turn} of the assistant" in note
+    assert says in note
+    assert notes_on_text(run) == [note]  # `artel config check` says it too
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen2_5", "granite4", "olmo2", "command_r", "kimi_k2"])
+def test_templates_that_keep_what_they_wrote_have_nothing_to_tell(tmp_path, family):
+    assert prepare(run_with(tmp_path, family, [SYSTEM])).notes() == []
+
+
+def test_ends_that_other_programs_do_not_know_are_told(tmp_path):
+    run = run_with(tmp_path, "qwen2_5", [ONE])
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
+    run = run.model_copy(update={"model": run.model.model_copy(update={"from_": str(model)})})
+    (note,) = notes_on_text(run)
+    assert "generation_config.json ends a text at 5" in note
+    assert "<|im_end|>" in note
+
+
+def test_what_is_learned_is_counted_by_turns_and_their_ends(tmp_path):
+    run = run_with(tmp_path, "gpt_oss", [TWO, ONE])
+    prepared = prepare(run)
+    store = prepared.open()
+    samples = ReadSamples(run, store, store.train, prepared.tokenizer())
+    two, one = (next(samples.shown(number)) for number in (0, 1))
+    assert [end for _, end in two.turns] == ["", "<|return|>"]
+    assert "2 turns, 1 without the end <|return|>" in two.learned_in_words()
+    assert one.learned_in_words().endswith("of them learned: 1 turn, with its end <|return|>")
+    assert two.to_json()["turns"][1]["end"] == "<|return|>"
+    assert sum(turn["tokens"] for turn in two.to_json()["turns"]) == two.to_json()["learned"]
