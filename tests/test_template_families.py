@@ -3,8 +3,9 @@
 import pytest
 
 from artel.config import RunConfig
+from artel.errors import InputError
 from artel.objectives import Chat, DocumentSamples
-from artel.text import Conversation, Document, Message, Record, Rejected
+from artel.text import Conversation, Document, Message, Record, Rejected, ToolCall
 from artel.tokens.tokenizer.chat_template import prompt_ids
 from support.chat_templates import FAMILIES
 
@@ -24,6 +25,27 @@ KINDS = {
     "code": [(USER, "<b>[x]</b> {{ y }}"), (ASSISTANT, "```py\nassistant: user\n{% z %} <|x|>\n```")],
 }  # fmt: skip
 
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather of a city.", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}  # fmt: skip
+PARIS, ROME = (ToolCall("weather", {"city": city, "days": days}, f"abcdefgh{days}") for city, days in
+               (("Париж", 1), ("Rome", 2)))  # fmt: skip
+
+
+def calling(content, *calls):
+    """A turn that calls, and what the tools return."""
+    results = [Message("tool", f"{number + 18}C", tool_call_id=call.id) for number, call in enumerate(calls)]
+    return [Message(ASSISTANT, content, tool_calls=calls), *results]
+
+
+ASKED = Message(USER, "How warm is it?")
+TOOL_KINDS = {
+    "call": [ASKED, *calling("", PARIS), Message(ASSISTANT, "Warm.")],
+    "spoken call": [ASKED, *calling("Let me see.", PARIS), Message(ASSISTANT, "Warm.")],
+    "parallel": [ASKED, *calling("", PARIS, ROME), Message(ASSISTANT, "Warm.")],
+    "last call": [ASKED, *calling("", ROME)[:1]],
+    "later": [ASKED, *calling("", PARIS), Message(ASSISTANT, "Warm."), ASKED, Message(ASSISTANT, "Still.")],
+}
+
 
 def messages_of(kind):
     return [Message(*message) for message in KINDS[kind]]
@@ -40,8 +62,8 @@ def objectives():
     return lambda name: made.setdefault(name, objective_of(FAMILIES[name]))
 
 
-def one(objective, messages):
-    conversation = Conversation(tuple(messages))
+def one(objective, messages, tools=()):
+    conversation = Conversation(tuple(messages), tools)
     (made,) = objective.samples([Document(Record("", "a.jsonl:7", "a", conversation), "train")])
     return made
 
@@ -82,4 +104,31 @@ def test_exactly_the_assistants_turns_are_learned(objectives, name, kind):
         if not any(message.thought for message in messages) and kind != "answers":
             # What the model has read when it begins to answer; tags of an empty thought after it are not learned.
             assert prompt[: len(before)] == before[: len(prompt)]
-            assert tokenizer.decode(before[len(prompt) :]).split() in ([], ["<think>", "</think>"], ["<think></think>"])
+            assert tokenizer.decode(before[len(prompt) :]).split() in (
+                [],
+                ["<think>", "</think>"],
+                ["<think></think>"],
+                ["</think>"],
+            )
+
+
+@pytest.mark.parametrize("kind", TOOL_KINDS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_are_learned_and_what_tools_return_is_not(objectives, name, kind):
+    family, objective, messages = FAMILIES[name], objectives(name), TOOL_KINDS[kind]
+    if family.calls is None:
+        with pytest.raises(InputError, match=r"the template writes no calls of tools, and a\.jsonl:7 has them"):
+            one(objective, messages, (WEATHER,))
+        return
+    if not family.describes:
+        with pytest.raises(InputError, match="the template writes no descriptions of tools"):
+            one(objective, messages, (WEATHER,))
+    made = one(objective, messages, (WEATHER,) if family.describes else ())
+    if kind in family.refuses:
+        assert isinstance(made, Rejected)
+        assert family.refuses[kind] in made.detail
+        return
+    assert isinstance(made, DocumentSamples), made
+    turns = turns_of(objective.tokenizer, made.samples[0])
+    assert [text for _, text in turns] == family.learned(messages)
+    assert "18C" not in "".join(text for _, text in turns)

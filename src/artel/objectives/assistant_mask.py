@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -233,7 +234,10 @@ class Turns:
                 continue
             at_end = _slots(alone)[1]
             tag = _OPEN_TAG if messages[number].thought and self._thought_field == "content" else ""
-            length = self._prompt_length(fields[:number], opening.removesuffix(tag), tools)
+            header = opening.removesuffix(tag)
+            if slots[first].kind == "a":  # what stands before an argument is the call's own, but for the header
+                header = self._common(header, self._plain_opening(fields[:number], header, tools))
+            length = self._prompt_length(fields[:number], header, tools)
             frame.places[number] = (_count_contents(slots[:first]), _count_contents(slots[:end]))
             frame.prompts[number] = opening[:length]
             # What closes a turn is what follows it both here and where the conversation ends with it.
@@ -277,6 +281,14 @@ class Turns:
             raise Unfit("the chat template opens an answer otherwise than its generation prompt does")
         return length
 
+    def _plain_opening(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> str:
+        """What the template writes before the content of an answer without calls; `opening` where it refuses one."""
+        try:
+            slots, _ = _slots(self._render([*before, {"role": "assistant", "content": _mark(len(before), "c")}], tools))
+        except Unfit:
+            return opening
+        return slots[-1].before if slots and slots[-1].message == len(before) else opening
+
     def _header_end(self, opening: str) -> int | None:
         """Where an answer's header ends in the text before it: what the generation prompt adds after a user's turn."""
         user = [{"role": "user", "content": _mark(0, "c")}]
@@ -297,12 +309,11 @@ class Turns:
         common = self._common(follows, at_end)
         if stop := self._stop.search(common):
             return stop.end()
-        if common.strip():
-            return len(common.rstrip())
-        # Nothing is written at the end of a conversation. Within one the next role may be what generation stops at.
-        space = len(follows) - len(follows.lstrip())
-        stop = self._stop_token.match(follows, space)
-        return stop.end() if stop else 0
+        written = len(common.rstrip())
+        # No mark is written at the end of a conversation. Within one the next role may be what generation stops at.
+        space = len(follows[written:]) - len(follows[written:].lstrip())
+        stop = self._stop_token.match(follows, written + space)
+        return stop.end() if stop else written
 
     def _common(self, one: str, other: str) -> str:
         """What both texts begin with; a token is common as a whole, or not at all."""
@@ -321,11 +332,11 @@ class Turns:
             return whole
 
     def _open_end(self, fields: list[dict[str, Any]], tools: Tools) -> int:
-        """The token that ends a last turn without a mark: what begins a user's turn after it, or the end token."""
+        """The token that ends a last turn without a mark: what begins the turn after it, or the end token."""
+        role = "tool" if "tool_calls" in fields[-1] else "user"
         with suppress(Unfit):
-            follows = self._render([*fields, {"role": "user", "content": "\ue002"}], tools).partition("\ue002")[0]
-            follows = _slots(follows)[1].lstrip()
-            if stop := self._stop_token.match(follows):
+            follows = self._render([*fields, {"role": role, "content": "\ue002"}], tools).partition("\ue002")[0]
+            if stop := self._stop_token.search(_slots(follows)[1]):
                 return self._added[stop[0]]
         return self._tokenizer.end_id
 
@@ -379,9 +390,9 @@ def _check_order(slots: list[_Slot], marked: Sequence[Message]) -> None:
     missing = [message.role for number, message in enumerate(marked) if message.content and number not in spoken]
     if missing:
         raise Unfit(f"the chat template leaves out what the {missing[0]} says")
-    called = {slot.message for slot in slots if slot.kind == "a"}
-    if any(message.tool_calls and number not in called for number, message in enumerate(marked)):
-        raise Unfit("the chat template leaves out calls of tools")
+    called = Counter(slot.message for slot in slots if slot.kind == "a")
+    if any(len(message.tool_calls) != called[number] for number, message in enumerate(marked)):
+        raise Unfit("the chat template leaves out calls of tools, or repeats them")
     # A system message may stand anywhere (Mistral's is written into a user's turn); turns stand in their order.
     turns = [slot.message for slot in slots if slot.kind != "t" and marked[slot.message].role != "system"]
     if len(set(spoken)) < len(spoken) or turns != sorted(turns):
@@ -465,8 +476,10 @@ def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: _Frame) -
     start, end_of_turn = begin + len(prompt), stop - len(rest)
     if not text.startswith(prompt, begin) or text[end_of_turn:stop] != rest or end_of_turn < start:
         raise _otherwise()
-    empty = _EMPTY_THOUGHT.match(text, start, spans[first][0] if first < end else end_of_turn)
-    return Turn(number, start, end_of_turn, frame.closed[number], empty.end() if empty else start)
+    tags = _EMPTY_THOUGHT.finditer(text, begin, spans[first][0] if first < end else end_of_turn)
+    # The generation prompt may have the first of the tags already.
+    empty = next((tag.end() for tag in tags if tag.start() <= start < tag.end()), start)
+    return Turn(number, start, end_of_turn, frame.closed[number], empty)
 
 
 def _otherwise() -> Unfit:

@@ -7,13 +7,14 @@ byte for byte what the models' own templates make of the same conversations, but
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from artel.config import TokenizerTraining
-from artel.text import Message
+from artel.text import Message, ToolCall
 from artel.tokens import Tokenizer, train_tokenizer
 
 FOLDER = Path(__file__).parent
@@ -54,6 +55,10 @@ class Family:
     the last question."""
     thinking: Callable[[str, str, bool], str] | None = None
     """And of one with a thought. None: it is within the content, in tags."""
+    calls: Callable[[str, Sequence[ToolCall]], str] | None = None
+    """And of one that calls tools after its content, with its end. None: the template writes no calls."""
+    describes: bool = True
+    """Whether it writes descriptions of tools."""
     learns: str = "all"
     """last: only the last answer is learned."""
     refuses: dict[str, str] = field(default_factory=dict)
@@ -87,6 +92,10 @@ class Family:
             is_last = number == len(messages) - 1
             if message.role != "assistant" or (self.learns == "last" and not is_last):
                 continue
+            if message.tool_calls:
+                assert self.calls is not None
+                turns.append(self.calls(self.trim(message.content), message.tool_calls))
+                continue
             follows = None if is_last else messages[number + 1].role
             turns.append(self._spoken(message, is_last, number > question) + self.ends.get(follows, self.end))
         return turns
@@ -115,6 +124,85 @@ def _gpt_oss(thought: str, content: str, answers_last: bool) -> str:
     return analysis + final if answers_last else final
 
 
+def _json(call: ToolCall) -> str:
+    return json.dumps(call.arguments, ensure_ascii=False)
+
+
+def _object(call: ToolCall, arguments: str = "arguments") -> str:
+    return f'{{"name": "{call.name}", "{arguments}": {_json(call)}}}'
+
+
+def _in_tags(end: str) -> Callable[[str, Sequence[ToolCall]], str]:
+    """Calls as Hermes writes them, a line feed between all parts."""
+
+    def written(content: str, calls: Sequence[ToolCall]) -> str:
+        tagged_calls = [f"<tool_call>\n{_object(call)}\n</tool_call>" for call in calls]
+        return "\n".join([*([content] if content else []), *tagged_calls]) + end
+
+    return written
+
+
+def _qwen3_5_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    written = "\n".join(
+        f"<tool_call>\n<function={call.name}>\n"
+        + "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in call.arguments.items())
+        + "</function>\n</tool_call>"
+        for call in calls
+    )
+    return (f"{content}\n\n" if content else "") + written + "<|im_end|>"
+
+
+def _glm_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    written = "".join(
+        f"\n<tool_call>{call.name}"
+        + "".join(
+            f"\n<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>" for key, value in call.arguments.items()
+        )
+        + "\n</tool_call>"
+        for call in calls
+    )
+    return (content + written).lstrip("\n") + "<|observation|>"
+
+
+def _deepseek_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    written = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call.name}\n```json\n{_json(call)}\n```<｜tool▁call▁end｜>"
+        for call in calls
+    )
+    return f"{content}<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>"
+
+
+def _gpt_oss_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    (call,) = calls
+    said = f"<|channel|>analysis<|message|>{content}<|end|><|start|>assistant" if content else ""
+    return f"{said} to=functions.{call.name}<|channel|>commentary json<|message|>{_json(call)}<|call|>"
+
+
+def _gemma4_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    def value(item: object) -> str:
+        return f'<|"|>{item}<|"|>' if isinstance(item, str) else json.dumps(item)
+
+    pairs = (",".join(f"{name}:{value(item)}" for name, item in sorted(call.arguments.items())) for call in calls)
+    written = "".join(f"<|tool_call>call:{call.name}{{{arguments}}}<tool_call|>"
+                      for call, arguments in zip(calls, pairs, strict=True))  # fmt: skip
+    return f"{written}{content}<turn|>"
+
+
+def _mistral_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    return "[TOOL_CALLS][" + ", ".join(f'{_object(call)[:-1]}, "id": "{call.id}"}}' for call in calls) + "]</s>"
+
+
+def _llama4_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    written = "".join(_object(call, "parameters") for call in calls)
+    return f"<|python_start|>{content}<|python_end|>{written}<|eot|>"
+
+
+def _gigachat3_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    return f"{content}<|message_sep|>\n\nfunction call<|role_sep|>\n{_object(calls[0])}<|message_sep|>"
+
+
+_LEFT_OUT = {"spoken call": "leaves out what the assistant says"}
+_ONE_CALL = {"parallel": "leaves out calls of tools"}
 _ALTERNATE = {"questions": "must alternate", "answers": "must alternate", "first": "must alternate"}
 _CHATML = ("<|im_start|>",)
 _LLAMA_3 = ("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|python_tag|>", "<|end_of_text|>")
@@ -126,24 +214,28 @@ _MISTRAL = ("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILAB
 _GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>")
 
 FAMILIES = {family.name: family for family in (
-    Family("llama3", "<|eot_id|>", _LLAMA_3, begin="<|begin_of_text|>", trim=str.strip),
+    Family("llama3", "<|eot_id|>", _LLAMA_3, begin="<|begin_of_text|>", trim=str.strip,
+           calls=lambda _, calls: _object(calls[0], "parameters") + "<|eot_id|>",
+           refuses=_LEFT_OUT | {"parallel": "only supports single tool-calls"}),
     Family("llama4", "<|eot|>", ("<|header_start|>", "<|header_end|>", "<|python_start|>", "<|python_end|>"),
-           begin="<|begin_of_text|>"),
-    Family("qwen2_5", "<|im_end|>", _CHATML),
+           begin="<|begin_of_text|>", calls=_llama4_calls),
+    Family("qwen2_5", "<|im_end|>", _CHATML, calls=_in_tags("<|im_end|>")),
     Family("qwen3", "<|im_end|>", _CHATML, trim=as_is, thinking=_qwen3,
-           plain=lambda content, last, _: without_line_feeds(content) if last else content),
+           plain=lambda content, last, _: without_line_feeds(content) if last else content,
+           calls=_in_tags("<|im_end|>")),
     Family("qwen3_nothink", "<|im_end|>", _CHATML,
            thinking=lambda thought, content, last: _qwen3(thought, content, last).removeprefix("<think>\n"),
-           plain=lambda content, last, _: without_line_feeds(content) if last else content),
+           plain=lambda content, last, _: without_line_feeds(content) if last else content,
+           calls=_in_tags("<|im_end|>")),
     Family("qwen3_5", "<|im_end|>", _CHATML, trim=str.strip,
-           plain=lambda content, _, last: f"\n</think>\n\n{content}" if last else content,
-           thinking=lambda thought, content, last: f"{thought.strip()}\n</think>\n\n{content}" if last else content),
+           thinking=lambda thought, content, last: f"{thought.strip()}\n</think>\n\n{content}" if last else content,
+           calls=_qwen3_5_calls),
     Family("gemma3", "<end_of_turn>", ("<start_of_turn>",), begin="<bos>", end_token="<eos>", trim=str.strip,
            refuses=_ALTERNATE),
     Family("gemma4", "<turn|>", ("<|turn>", "<|channel>", "<channel|>", "<|tool>", "<tool|>", "<|tool_call>",
-           "<tool_call|>"), begin="<bos>", end_token="<eos>", trim=str.strip),
-    Family("mistral_nemo", "</s>", _MISTRAL, begin="<s>", refuses=_ALTERNATE),
-    Family("mistral_small", "</s>", _MISTRAL, begin="<s>", refuses=_ALTERNATE),
+           "<tool_call|>"), begin="<bos>", end_token="<eos>", trim=str.strip, calls=_gemma4_calls),
+    Family("mistral_nemo", "</s>", _MISTRAL, begin="<s>", refuses=_ALTERNATE | _LEFT_OUT, calls=_mistral_calls),
+    Family("mistral_small", "</s>", _MISTRAL, begin="<s>", refuses=_ALTERNATE | _LEFT_OUT, calls=_mistral_calls),
     Family("phi4", "<|im_end|>", ("<|im_start|>", "<|im_sep|>")),
     Family("phi4_first", "<|im_end|>", ("<|im_start|>", "<|im_sep|>"),
            refuses={"first": "no place for an assistant that speaks first"}),
@@ -153,18 +245,22 @@ FAMILIES = {family.name: family for family in (
            end_token="<|endoftext|>", trim=str.strip, ends={"assistant": ""},
            plain=lambda content, *_: content,  # after the tags of an empty thought, which are not learned
            thinking=lambda thought, content, last:
-           f"\n<think>{thought.strip()}</think>\n{content}" if last else content),
-    Family("deepseek_v3", "<｜end▁of▁sentence｜>", _DEEPSEEK, begin="<｜begin▁of▁sentence｜>"),
+           f"\n<think>{thought.strip()}</think>\n{content}" if last else content, calls=_glm_calls),
+    Family("deepseek_v3", "<｜end▁of▁sentence｜>", _DEEPSEEK, begin="<｜begin▁of▁sentence｜>",
+           calls=_deepseek_calls, describes=False),
     Family("deepseek_r1", "<｜end▁of▁sentence｜>", _DEEPSEEK, begin="<｜begin▁of▁sentence｜>",
-           thinking=lambda thought, content, last: f"{thought}\n</think>\n\n{content}" if last else content),
+           thinking=lambda thought, content, last: f"{thought}\n</think>\n\n{content}" if last else content,
+           calls=_deepseek_calls, describes=False),
     Family("gpt_oss", "<|return|>", ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>"),
            ends={"user": "", "assistant": ""}, thinking=_gpt_oss,
-           plain=lambda content, *_: f"<|channel|>final<|message|>{content}"),
-    Family("granite3", "<|end_of_text|>", _GRANITE),
-    Family("granite4", "<|end_of_text|>", _GRANITE),
+           plain=lambda content, *_: f"<|channel|>final<|message|>{content}", calls=_gpt_oss_calls, refuses=_ONE_CALL),
+    Family("granite3", "<|end_of_text|>", _GRANITE,
+           calls=lambda _, calls: f"<|tool_call|>[{', '.join(map(_object, calls))}]<|end_of_text|>", refuses=_LEFT_OUT),
+    Family("granite4", "<|end_of_text|>", _GRANITE, calls=_in_tags("<|end_of_text|>")),
     Family("smollm3", "<|im_end|>", _CHATML, trim=without_line_feeds),
     Family("gigachat", "<|message_sep|>", ("<|role_sep|>",), begin="<s>", end_token="</s>", refuses=_ALTERNATE),
-    Family("gigachat3", "<|message_sep|>", ("<|role_sep|>",), begin="<s>", end_token="</s>"),
+    Family("gigachat3", "<|message_sep|>", ("<|role_sep|>",), begin="<s>", end_token="</s>",
+           calls=_gigachat3_calls, refuses=_ONE_CALL),
     Family("yandexgpt5", "</s>", ("[SEP]",), begin="<s>", learns="last",
            refuses={"system": "leaves out what the system says", "answers": "leaves out what the assistant says",
                     "thought": "what the assistant thinks", "thoughts": "what the assistant thinks"}),

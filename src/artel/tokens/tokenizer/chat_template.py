@@ -222,6 +222,7 @@ def turn_end(tokenizer: Tokenizer, template: str) -> TurnEnd:
             texts.append(_heading(tail, list(added)))
         if follows:
             break
+    ids |= _ends_of_calls(tokenizer, template)
     return TurnEnd(frozenset(ids), tuple(dict.fromkeys(texts)))
 
 
@@ -302,6 +303,25 @@ def _tails(tokenizer: Tokenizer, template: str) -> Iterator[str]:
         if _ANSWERED not in text:
             return  # a last answer is not written: the end token ends what follows the generation prompt
         yield text.rpartition(_ANSWERED)[2].partition(_NEXT)[0]
+
+
+def _ends_of_calls(tokenizer: Tokenizer, template: str) -> set[int]:
+    """The tokens that end a turn with a call: gpt-oss's <|call|>, GLM's <|observation|>; none if it writes no calls."""
+    control = tokenizer.control_tokens
+    call = {"id": "callcall1", "type": "function", "function": {"name": "f", "arguments": {"a": _ANSWERED}}}
+    conversation: list[dict[str, Any]] = [
+        {"role": "user", "content": _ASKED},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": _NEXT, "tool_call_id": "callcall1", "name": "f"},
+    ]
+    for length in (2, 3):
+        with suppress(TemplateRefuses):
+            text = render(tokenizer, template, conversation[:length], False)
+            tail = text.partition(_ANSWERED)[2].partition(_NEXT)[0]
+            marks = sorted((tail.find(token), token) for token in control if token in tail)
+            if marks:  # at the end of a conversation the last of them, within one what follows the call
+                return {int(tokenizer.hf.convert_tokens_to_ids(marks[-1 if length == 2 else 0][1]))}
+    return set()
 
 
 def _heading(tail: str, added: list[str]) -> str:
