@@ -121,7 +121,7 @@ OF_ADAPTERS = OPTIMIZERS | {"sgd": {"optimizer": "sgd", "learning_rate": 0.1}}
 UNEVEN = {name: train | {"batch": 61} for name, train in OPTIMIZERS.items()}
 SHARE_THE_BATCH = ("ddp-2", "ddp-4", "zero1-2", "zero2-2", "fsdp-4", "hsdp-2x2", "fsdp-tensor-2x2", "fsdp-context-2x2",
                    "expert-fsdp-2x2", "pipeline-ddp-2x2", "pipeline-fsdp-2x2", "deepspeed-3")  # fmt: skip
-TABLES = ("layouts", "uneven", "adapters", "objectives", "preferences")
+TABLES = ("layouts", "uneven", "adapters", "objectives", "preferences", "packed")
 
 
 Cells = dict[tuple[str, str], tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]]
@@ -188,6 +188,19 @@ def preferences(folder: Path, layouts: list[str]) -> Cells:
         for layout in layouts:
             world, parallel = LAYOUTS[layout]
             by_layout[layout, name] = (world, deep(sections, 8 if "pipeline" in parallel else 2), parallel, {})
+    return by_layout
+
+
+def packed(folder: Path, layouts: list[str]) -> Cells:
+    """Conversations that share blocks, under each layout."""
+    tree = yaml.safe_load(objective_run(folder / "packed.yaml", "chat").read_text())
+    sections = {key: tree[key] for key in ("data", "tokenizer", "model", "objective")}
+    sections["data"] = {**sections["data"], "packing": "best_fit"}
+    by_layout: Cells = {}
+    for layout in layouts:
+        world, parallel = LAYOUTS[layout]
+        layers = 8 if "pipeline" in parallel else 4
+        by_layout[layout, "packed chat"] = (world, deep(sections, layers), parallel, {})
     return by_layout
 
 
@@ -294,6 +307,8 @@ def main() -> None:
         if "preferences" in options.tables:
             layouts = [layout for layout in options.layouts.split(",") if layout in OF_PREFERENCES]
             tables_to_run["Preferences"] = (preferences(folder, layouts), OPTIMIZERS)
+        if "packed" in options.tables:
+            tables_to_run["Packed conversations"] = (packed(folder, options.layouts.split(",")), OPTIMIZERS)
         for title, (those, optimizers) in tables_to_run.items():
             tables[title] = dict.fromkeys(those, "not run")
             place = folder / title  # the runs alone are numbered, in each table anew

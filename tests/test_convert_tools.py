@@ -93,7 +93,7 @@ def test_what_becomes_of_axolotls_qlora():
                 {"path": HUB.format("OWNER/questions", "ru/train"), "format": "chat", "converter": "alpaca",
                  "rows": "[:20%]"},
             ],
-            "validation": 0.1, "block": 4096, "store": "prepared", "dedup": {"exact": False},
+            "validation": 0.1, "block": 4096, "store": "prepared", "dedup": {"exact": False}, "packing": "best_fit",
         },
         "model": {"from": "OWNER/base-7b", "quantize": "nf4",
                   "lora": {"rank": 32, "alpha": 16, "dropout": 0.05, "target": ["auto"]}},
@@ -107,10 +107,9 @@ def test_what_becomes_of_axolotls_qlora():
         "parallel": {"deepspeed": "deepspeed_configs/zero2.json"}, "track": ["console", "jsonl", "wandb"],
     }  # fmt: skip
     assert told(result).keys() == {
-        "sample_packing", "datasets.1.type", "micro_batch_size", "optimizer", "loss_watchdog_threshold",
+        "datasets.1.type", "micro_batch_size", "optimizer", "loss_watchdog_threshold",
         "special_tokens.pad_token", "wandb_project",
     }  # fmt: skip
-    assert "train.batch counts samples" in told(result)["sample_packing"]
     assert "multiply it by the number of processes" in told(result)["micro_batch_size"]
     assert "WANDB_PROJECT" in told(result)["wandb_project"]
 

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artel.config import RunConfig
-from artel.objectives import Chat, InsertionTagging, PreferenceOptimization, SpanQA
+from artel.objectives import InsertionTagging, PreferenceOptimization, SpanQA
 from artel.storage import new_folder
 from artel.tokens import Sample, StoreWriter, TokenBlocks, TokenStore
 from artel.tokens.sampling.blocks import document_numbers, may_be_predicted
 from artel.tokens.sampling.packing import PackedBlocks, best_fit
 from support import WORKERS
-from support.runs import artel, largest_difference, losses, metrics, torchrun, write_run
+from support.objectives import conversations
+from support.runs import artel, largest_difference, losses, merged, metrics, torchrun, write_run
 
 CASES = WORKERS / "train_cases.py"
 
@@ -133,14 +134,16 @@ def test_joined_blocks_say_where_their_documents_are(tmp_path):
 @pytest.mark.ci
 @pytest.mark.processes
 def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
-    """Packed blocks, causal and masked, on 1 and 2 processes, accumulation 1 and 4: 1e-5 relative."""
+    """Packed blocks, causal, masked and of conversations, on 1 and 2 processes, accumulation 1 and 4: 1e-5 relative."""
     encoder = {"model_type": "roberta", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
                "intermediate_size": 64, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}  # fmt: skip
-    kinds = {"causal": {}, "masked": {"objective": "masked", "model": {"config": encoder}}}
+    conversation = {"objective": "chat", "data": {"block": 96, "sources": [conversations(tmp_path)]}}
+    kinds = {"causal": {}, "masked": {"objective": "masked", "model": {"config": encoder}}, "chat": conversation}
+    kinds = {name: merged(kind, {"data": {"packing": "best_fit"}}) for name, kind in kinds.items()}
     results = {}
     for processes in (1, 2):
         files = [
-            write_run(tmp_path / f"{processes}-{name}-{accumulation}.yaml", **kind, data={"packing": "best_fit"},
+            write_run(tmp_path / f"{processes}-{name}-{accumulation}.yaml", **kind,
                       train={"optimizer": "sgd", "learning_rate": 0.1, "batch": 8, "steps": 4,
                              "micro_batch": 8 // processes // accumulation})
             for name, kind in kinds.items() for accumulation in (1, 4)
@@ -171,7 +174,7 @@ def test_train_with_packing_counts_no_padding(tmp_path):
     assert metrics(tmp_path / "packed")
 
 
-@pytest.mark.parametrize("kind", [Chat, PreferenceOptimization, InsertionTagging, SpanQA])
+@pytest.mark.parametrize("kind", [PreferenceOptimization, InsertionTagging, SpanQA])
 def test_where_samples_stand_alone_packing_is_refused(kind):
     problems = kind.problems(RunConfig.model_validate({"data": {"packing": "best_fit", "document_mask": True}}))
     assert {"data.packing", "data.document_mask"} <= {problem.where for problem in problems}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from parity import cells, measure, preferences
+from parity import cells, measure, packed, preferences
 
 OF_TWO = ["zero1-2", "fsdp-2", "tensor-2", "sequence-2", "context-2", "expert-2", "pipeline-1f1b-2", "deepspeed-3"]
 OF_FOUR = ["hsdp-2x2", "fsdp-tensor-2x2", "tensor-context-2x2", "expert-fsdp-2x2", "tensor-pipeline-2x2",
@@ -43,3 +43,12 @@ def test_preferences_are_those_of_one_process(tmp_path):
     for cell, value in results.items():
         assert not isinstance(value, str), value
         assert value < 1e-5, cell
+
+
+@pytest.mark.processes
+def test_packed_conversations_have_the_numbers_of_one_process(tmp_path):
+    layouts = ["ddp-2", "fsdp-2", "tensor-2", "context-2", "pipeline-1f1b-2"]
+    for part in measure(tmp_path, packed(tmp_path, layouts), steps=4, seconds=400):
+        for (layout, _), value in part.items():
+            assert not isinstance(value, str), value
+            assert value < 1e-5, layout

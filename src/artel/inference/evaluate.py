@@ -95,7 +95,7 @@ def evaluate(
         opened.name,
         run.objective,
         figures,
-        len(outputs),
+        validation.stored_samples(len(outputs)),
         part.documents,
         part.tokens,
         time.monotonic() - started,

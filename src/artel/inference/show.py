@@ -94,8 +94,10 @@ class ReadSamples:
         """The readings of a sample: one, or one for each answer."""
         index, epoch = np.array([number]), np.array([self._epoch])
         (rows,) = micro_batches(self._samples, index, epoch, rank=0, world=1, batch=1, size=1)
-        for reading in self._objective.readings(rows):
-            shown = _shown(reading, number, self._samples.origins(number), self._tokenizer)
+        readings, origins = self._objective.readings(rows), self._samples.origins(number)
+        for at, reading in enumerate(readings):
+            own = origins[at : at + 1] if len(readings) == len(origins) else origins  # of samples that share a block
+            shown = _shown(reading, number, own, self._tokenizer)
             yield shown if self._ends is None else replace(shown, turns=self._turns(reading, self._ends))
 
     def _turns(self, reading: Reading, ends: TurnEnd) -> list[tuple[int, str]]:

@@ -55,7 +55,7 @@ def plan_run(
     run = checked_run(file, overrides, here=not options.hardware)
     quiet_libraries()
     from artel.planning.hardware import find_hardware
-    from artel.planning.plan import make_plan, planned_text
+    from artel.planning.plan import make_plan, planned_text, with_planned_packing
 
     hardware = find_hardware(options.hardware, options.nodes, options.host_memory, options.interconnect)
     if run.model.auto:
@@ -66,6 +66,7 @@ def plan_run(
         for line in choice.lines:
             announce(line)
         run = choice.run
+    run = with_planned_packing(run)
     announce("tracing two steps")
     text = planned_text(run) if with_text else None
     return PlannedRun(run, make_plan(run, hardware, options.nproc, options.price, text), text)

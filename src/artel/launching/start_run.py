@@ -223,6 +223,7 @@ def _lead(
         announce(f"the text took {duration(time.monotonic() - began)}, which is not of train.budget")
     if run.model.auto:
         run = _with_choice(run, world, on_host, restart, announce)
+    run = _with_packing(run, prepared, restart, announce)
     if not is_over:
         nodes = hosts.least if hosts.elastic else world // on_host
         begin_with_plan(run, prepared, on_host, nodes, options.force, announce)
@@ -237,10 +238,24 @@ def _lead(
 
 
 def _as_begun(run: RunConfig) -> RunConfig:
-    """The run with the model that was chosen for it as it began, where it has `model.auto` and has begun."""
-    from artel.training.same_run import with_earlier_choice
+    """The run with what was chosen for it as it began (`model.auto`, `data.packing: auto`), where it has begun."""
+    from artel.training.same_run import with_earlier_choice, with_earlier_packing
 
-    return (with_earlier_choice(run) or run) if run.model.auto else run
+    return with_earlier_packing((with_earlier_choice(run) or run) if run.model.auto else run)
+
+
+def _with_packing(run: RunConfig, prepared: Prepared, restart: bool, announce: Announce) -> RunConfig:
+    """The run with a choice in place of `data.packing: auto`: that with which it began, or one that is made now."""
+    from artel.training.packing import AUTO, choose_packing, with_packing
+    from artel.training.same_run import with_earlier_packing
+
+    run = run if restart else with_earlier_packing(run)
+    if run.data.packing != AUTO:
+        return run
+    choice = choose_packing(run, prepared.open().train)
+    if choice.why:
+        announce(f"data.packing: {choice.value}, since {choice.why}")
+    return with_packing(run, choice.value)
 
 
 def _with_choice(run: RunConfig, world: int, on_host: int, restart: bool, announce: Announce) -> RunConfig:
@@ -288,7 +303,7 @@ def _train_in_this_process(run: RunConfig, callbacks: Sequence[Callback], announ
     from artel.parallel import join_world
     from artel.registry import CALLBACKS
     from artel.training.loop import train
-    from artel.training.same_run import with_earlier_choice
+    from artel.training.same_run import with_earlier_choice, with_earlier_packing
 
     choose_interface_of_process()
     processes_lock = lock(RunFolder(Path(run.run)).processes_lock, wait=False, shared=True)
@@ -297,6 +312,7 @@ def _train_in_this_process(run: RunConfig, callbacks: Sequence[Callback], announ
             end_with_launcher(int(os.environ[LED]))
         if run.model.auto:  # another process led the run, and has written what was chosen
             run = with_earlier_choice(run, begun=False) or run
+        run = with_earlier_packing(run, begun=False)
         own = [CALLBACKS[name]() for name in run.callbacks]
         every = [*callbacks, *own]
         return train(run, prepare(run, announce), world, announce, every, make_report=partial(_report, run.run))

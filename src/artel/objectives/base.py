@@ -120,7 +120,9 @@ class Objective(ABC):
     apart: bool = False
     """True if a block holds several documents and tokens see only their own."""
     packs_text: ClassVar[bool] = False
-    """True if several texts share a block; False if each sample has its own row."""
+    """True if several texts share a block; False if samples stand alone."""
+    packs_samples: ClassVar[bool] = False
+    """True if samples that stand alone can share a block, too (`data.packing`); else each has a row of its own."""
     sums: ClassVar[tuple[str, ...]]
     """Names of what `loss` returns, in order. The first two are `loss` and `targets`."""
     document_number: ClassVar[int | None] = None
@@ -150,6 +152,16 @@ class Objective(ABC):
         return [None if cls.packs_text else run.data.block, cls.settings(run)]
 
     @classmethod
+    def fills_blocks(cls, run: RunConfig) -> bool:
+        """True if a row is a block of `data.block` tokens; False if it is one sample, as long as that."""
+        return cls.packs_text or (cls.packs_samples and run.data.packing == "best_fit")
+
+    @classmethod
+    def keeps_apart(cls, run: RunConfig) -> bool:
+        """True if a block holds several documents or samples, and tokens see only their own."""
+        return not cls.packs_text and cls.fills_blocks(run)
+
+    @classmethod
     def small_run(cls, block: int) -> dict[str, Any]:
         """Keys of a run that learns this from made-up records in `block` tokens: `artel doctor` tries it on processes.
 
@@ -171,12 +183,20 @@ class Objective(ABC):
             problems.append(Problem("checkpoint.best", f"{best!r} is no figure of this objective", fix))
         if best is None and run.validate_.patience is not None:
             problems.append(Problem("validate.patience", "needs a figure to go by", "write checkpoint: {best: loss}"))
-        if not cls.packs_text:
-            useless = "has no meaning here: each sample stands alone, in a row of its own"
-            if run.data.packing != "concatenate":
-                problems.append(Problem("data.packing", f"{run.data.packing} {useless}", "leave it out"))
-            if run.data.document_mask:
-                problems.append(Problem("data.document_mask", f"true {useless}", "leave it out"))
+        return problems if cls.packs_text else [*problems, *cls._packing_problems(run)]
+
+    @classmethod
+    def _packing_problems(cls, run: RunConfig) -> list[Problem]:
+        """What does not go with samples that stand alone."""
+        data, problems = run.data, []
+        alone = "has no meaning here: each sample stands alone, in a row of its own"
+        if data.packing == "best_fit" and not cls.packs_samples:
+            problems.append(Problem("data.packing", f"best_fit {alone}", "leave it out"))
+        if data.document_mask and not cls.packs_samples:
+            problems.append(Problem("data.document_mask", f"true {alone}", "leave it out"))
+        if data.document_mask is False and cls.fills_blocks(run):
+            what = "false would let samples that share a block see one another, and they never do"
+            problems.append(Problem("data.document_mask", what, "leave it out"))
         return problems
 
     @classmethod

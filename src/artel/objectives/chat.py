@@ -21,12 +21,13 @@ from artel.models.targets import IGNORED
 from artel.objectives.assistant_mask import Difference, Turns, Unfit, WrittenOut
 from artel.objectives.base import Batch, Beginning, Better, DocumentSamples, Objective, Reading
 from artel.objectives.collate import predicted, target_tensors
-from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, token_metrics
+from artel.objectives.packed import check_packed, packed_batch, packed_problems, packed_readings
+from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
 from artel.objectives.template_check import check_targets, difference_notes, end_notes
 from artel.objectives.usage import generation_usage, in_python
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools
-from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
+from artel.tokens import PackedSamples, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 from artel.tokens.tokenizer.chat_template import (
     CHATML_TOKENS,
     NAMED,
@@ -54,19 +55,22 @@ class Chat(Objective):
     section = "chat"
     generates = True
     is_per_token = True
+    packs_samples = True
     continues = False
     sums = BALANCED_SUMS
     better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
+        self.apart = self.keeps_apart(run)
         self.template = template_of(tokenizer, run.chat.template)
         tokenizer.hf.chat_template = self.template  # so that the folder of the model says how to talk to it
         self._writer = ConversationWriter(tokenizer, self.template, run.chat.learn_empty_thoughts)
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
-        return [*super().problems(run), *template_problems(run)]
+        packed = packed_problems(run, cls.auto_class) if cls.keeps_apart(run) else []
+        return [*super().problems(run), *packed, *template_problems(run)]
 
     @classmethod
     def special_tokens(cls, run: RunConfig) -> list[str]:
@@ -192,20 +196,25 @@ class Chat(Objective):
         left = {"exchanges_left_out": left_out} if left_out else {}
         return DocumentSamples(pieces, counted={"split": 1} | left | counted)
 
-    def dataset(self, part: StoreSplit) -> WholeSamples:
-        return WholeSamples(part)
+    def dataset(self, part: StoreSplit) -> Samples:
+        return PackedSamples(part, self.run.data.block, lookahead=1) if self.apart else WholeSamples(part)
+
+    def check(self, model: PreTrainedModel) -> None:
+        if self.apart:
+            check_packed(model, causal=True)
 
     def batch(self, rows: Rows) -> Batch:
-        return shifted(rows)
+        return packed_batch(rows, self.run.data.block) if self.apart else shifted(rows)
 
     def readings(self, rows: Rows) -> list[Reading]:
+        if self.apart:
+            return packed_readings(rows)
         ids = rows.ids[0, : rows.lengths[0]]
         return [predicted(ids, self.batch(rows).tensors["targets"][0].numpy())]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        # Padding stands on the right: with a causal mask no real token sees it, and no attention mask is needed.
-        inputs = {"input_ids": batch.tensors["input_ids"], "use_cache": False}
-        return balanced_token_sums(model, inputs, batch)
+        # Padding stands on the right: with a causal mask no real token sees it, and it needs no mask of its own.
+        return balanced_token_sums(model, inputs_of(model, batch, causal=True) | {"use_cache": False}, batch)
 
     def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
         """Per token that is learned: the assistant's, unless the run says otherwise."""

@@ -28,16 +28,21 @@ class Texts(Objective):
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
-        self.apart = keeps_apart(run)
+        self.apart = self.keeps_apart(run)
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
         problems = super().problems(run)
-        if keeps_apart(run):
+        if cls.keeps_apart(run):
             from artel.models.document_mask import document_problems
 
             problems += document_problems(run.model, cls.auto_class)
         return problems
+
+    @classmethod
+    def keeps_apart(cls, run: RunConfig) -> bool:
+        mask = run.data.document_mask
+        return run.data.packing == "best_fit" if mask is None else mask
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> None:
@@ -58,9 +63,3 @@ class Texts(Objective):
         if self.run.data.packing == "best_fit":
             return PackedBlocks(part, length, lookahead)
         return TokenBlocks(part, length, lookahead, documents=self.apart)
-
-
-def keeps_apart(run: RunConfig) -> bool:
-    """True if tokens see only their own document."""
-    mask = run.data.document_mask
-    return run.data.packing == "best_fit" if mask is None else mask

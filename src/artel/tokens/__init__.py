@@ -3,6 +3,7 @@
 from artel.tokens.sampling.batches import Rows, Samples, evaluation_rows, micro_batches, one_row, step_numbers
 from artel.tokens.sampling.blocks import TokenBlocks, WholeSamples
 from artel.tokens.sampling.order import BalancedOrder, Order
+from artel.tokens.sampling.packing import PackedSamples
 from artel.tokens.store.shards import StoreWriter
 from artel.tokens.store.store import DamagedStore, Sample, StoreSplit, TokenStore
 from artel.tokens.tokenizer.tokenizer import Encoded, Frame, Tokenizer, load_tokenizer
@@ -14,6 +15,7 @@ __all__ = [
     "Encoded",
     "Frame",
     "Order",
+    "PackedSamples",
     "Rows",
     "Sample",
     "Samples",

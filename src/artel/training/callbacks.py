@@ -48,6 +48,7 @@ class Log:
         run.window.zero_()
         seconds, run.window_seconds = run.window_seconds, 0.0
         tokens, run.window_tokens = run.window_tokens, 0
+        positions, run.window_positions = run.window_positions, 0
         run.progress.train_loss = totals["loss"] / totals["targets"]
         speed = tokens_a_second(tokens, seconds)
         used = utilization(run.flops_per_token, speed, run.peak_flops, run.world.size)
@@ -62,6 +63,7 @@ class Log:
                 "learning_rate": run.learning_rate,
                 "tokens": run.progress.tokens,
                 "tokens_per_second": speed,
+                **({"filler": round(1 - tokens / positions, 6)} if tokens < positions else {}),  # of the rows
                 "seconds": round(run.progress.seconds + run.first_rank_seconds, 3),
                 "memory_gib": round(memory_in_use(run.world.device) / 2**30, 4),
                 **({"mfu": used} if used is not None else {}),

@@ -10,7 +10,7 @@ import numpy as np
 from artel.config import RunConfig
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World
-from artel.tokens import StoreSplit, evaluation_rows
+from artel.tokens import PackedSamples, StoreSplit, evaluation_rows
 from artel.training.heartbeat import heartbeat
 
 # What a micro-batch holds when the run file says auto: 4,096 tokens keep two CPU cores busy and stay in their caches'
@@ -49,6 +49,10 @@ class Validation:
         self.part = part
         self.samples = objective.dataset(part)
         self._objective = objective
+
+    def stored_samples(self, read: int) -> int:
+        """How many samples of the split are in the first `read` that the objective reads."""
+        return self.samples.samples_in(read) if isinstance(self.samples, PackedSamples) else read
 
     def evaluate(
         self,

@@ -106,12 +106,13 @@ def train(
 def synchronize(run: Run, batches: list[Batch], stop: bool) -> None:
     """Agree with all ranks on the global batch's counts, on whether to stop, and on the first rank's times."""
     times = run.times() if run.world.first else (0.0, 0.0, 0.0)
-    counts = [0.0, 0.0]
+    counts = [0.0, 0.0, 0.0]
     if run.strategy.is_reporting_rank:
-        counts = [float(sum(batch.targets for batch in batches)), float(sum(batch.tokens for batch in batches))]
-    run.targets, tokens, stops, *agreed = run.strategy.all_reduce_sum([*counts, float(stop), *times])
+        each = [(batch.targets, batch.tokens, batch.tensors["input_ids"].numel()) for batch in batches]
+        counts = [float(sum(numbers)) for numbers in zip(*each, strict=True)]
+    run.targets, tokens, positions, stops, *agreed = run.strategy.all_reduce_sum([*counts, float(stop), *times])
     run.follow(*agreed)
-    run.tokens = int(tokens)
+    run.tokens, run.positions = int(tokens), int(positions)
     run.stop_requested = stops > 0
 
 

@@ -31,7 +31,6 @@ from artel.models.loading.structure import outline
 from artel.models.loss import loss_choice
 from artel.models.quantization import compute_in
 from artel.objectives import Objective, objective_type
-from artel.objectives.texts import keeps_apart
 from artel.parallel import OptimizerProtocol, ParallelPlan, ParallelStrategy, World, plan_parallelism
 from artel.registry import OPTIMIZERS
 from artel.tokens import Samples, Tokenizer
@@ -89,7 +88,7 @@ def check_layout(
         model = outline(config.model, auto_class)
     if model is not None:
         use_for_training(model, encoders=plan.splits_sequences)
-        documents = objective_type(config).packs_text and keeps_apart(config)
+        documents = objective_type(config).keeps_apart(config)
         problems += plan.problems(model, block=config.data.block, objective=config.objective, documents=documents)
     if problems:
         raise InputError(problems)
@@ -144,7 +143,7 @@ def set_up_model(
     if plan.not_compiled_because is not None:
         compiled = Choice(OFF, plan.not_compiled_because)
     if compiled.value != OFF:
-        compile_layers(model, fixed=objective.packs_text)
+        compile_layers(model, fixed=objective.fills_blocks(config))
     make_plain = plain_optimizer(model, config.train, config.seed)
     optimizer = strategy.own_optimizer(make_plain, batch_plan.size, steps)
     if optimizer is None:

@@ -68,10 +68,13 @@ class Run:
     """When this start of the run began to load the model, by `clock`."""
     window_seconds: float = 0.0
     window_tokens: int = 0
+    window_positions: int = 0
     targets: float = 0.0
     """Target tokens in the newest global batch."""
     tokens: int = 0
     """Input tokens in the newest global batch, without padding."""
+    positions: int = 0
+    """Places for input tokens in it: tokens and filler."""
     stop_requested: bool = False
     """True on every rank when any rank was asked to stop."""
     newest_validation: int = -1
@@ -179,6 +182,7 @@ class Run:
         self.progress.step += 1
         self.progress.tokens += self.tokens
         self.window_tokens += self.tokens
+        self.window_positions += self.positions
 
     def check_folder(self) -> None:
         """Raise WorkError when the run's folder is gone, before anything is written into another one in its place."""

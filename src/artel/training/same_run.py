@@ -8,6 +8,7 @@ from artel.config import RunConfig, dump_run, load_run
 from artel.preparing import Prepared
 from artel.storage import remove_leftovers, write_file
 from artel.training.lengthening import change_length
+from artel.training.packing import AUTO, with_packing
 from artel.training.run_folder import RunFolder, check_same, differs_in_length, written_checkpoints
 
 
@@ -29,6 +30,19 @@ def check_same_run(config: RunConfig, prepared: Prepared) -> None:
             check_same(folder.config, config, "choose another folder (run=…)")
     remove_leftovers(folder.path)
     write_file(folder.config, dump_run(config))
+
+
+def with_earlier_packing(config: RunConfig, *, begun: bool = True) -> RunConfig:
+    """The run with `data.packing` as it began, from RUN/config.yaml, where its file leaves that to artel.
+
+    Where it must have `begun`, what was chosen counts only if there are checkpoints of it.
+    """
+    folder = RunFolder(Path(config.run))
+    has_begun = not begun or folder.is_complete or written_checkpoints(folder.checkpoints)
+    if config.data.packing != AUTO or not folder.config.is_file() or not has_begun:
+        return config
+    earlier = load_run(str(folder.config)).data.packing
+    return config if earlier == AUTO else with_packing(config, earlier)
 
 
 def with_earlier_choice(config: RunConfig, *, begun: bool = True) -> RunConfig | None:

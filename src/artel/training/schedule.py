@@ -60,7 +60,7 @@ class Length:
 
 def run_length(config: RunConfig, samples: Samples, part: StoreSplit) -> Length:
     """The length of a run on `samples`, which are its objective's view of the training `part` of its store."""
-    tokens = config.data.block if isinstance(samples, TokenBlocks) else part.tokens / part.samples
+    tokens = config.data.block if isinstance(samples, TokenBlocks) else part.tokens / max(1, len(samples))
     return Length.of(config.train, len(samples), tokens)
 
 

@@ -10,11 +10,14 @@ import torch
 
 from artel.config import RunConfig, dump_run
 from artel.config.schema.quantities import duration
+from artel.errors import InputError
 from artel.models.compile import try_compiled
 from artel.models.flops import device_name, flops_a_token, peak_flops
 from artel.objectives import objective_of
 from artel.parallel import World
 from artel.preparing import Prepared
+from artel.storage import write_file
+from artel.tokens import PackedSamples, Samples
 from artel.training.budget import Budget
 from artel.training.checkpoint.async_saver import Saver
 from artel.training.checkpoint.format import Progress, list_checkpoints, load_checkpoint
@@ -26,12 +29,16 @@ from artel.training.first_step import check_blocks, check_same_step, check_same_
 from artel.training.metrics.jsonl import drop_lines_after
 from artel.training.metrics.trackers import Trackers
 from artel.training.model_setup import set_up_model
+from artel.training.packing import ALONE, AUTO, choose_packing, may_unpack, with_packing
 from artel.training.prefetch import local_batches
 from artel.training.reference_log_probs import set_reference
 from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, run_length, warmup_steps
 from artel.training.starts import note_start
+
+_KEEPS_APART = ("data.packing", "parallel.exchange")
+"""Keys at which a model, or its parallel strategy, is said not to keep packed samples apart."""
 
 
 def open_run(
@@ -45,10 +52,34 @@ def open_run(
     """The run, ready for its next step, and its validation split. Raises InputError.
 
     Messages of the first rank alone go to `tell`. Those of `callbacks` that have a state resume with the run.
+    Where packing was chosen for the run, and its model turns out not to keep samples apart, they are not packed.
     """
-    started = clock()
     if not world.first:
         tell = _silent
+    if config.data.packing == AUTO:
+        config = with_packing(config, choose_packing(config, prepared.open().train).value)
+    try:
+        return _open_run(config, prepared, world, tell, callbacks, clock)
+    except InputError as error:
+        if not may_unpack(config) or any(problem.where not in _KEEPS_APART for problem in error.problems):
+            raise
+        tell(f"data.packing: {ALONE}, since {error.problems[0].what}")
+    config = with_packing(config, ALONE)
+    world.barrier()  # all have read what was chosen before
+    if world.first:
+        write_file(RunFolder(Path(config.run)).config, dump_run(config))
+    return _open_run(config, prepared, world, tell, callbacks, clock)
+
+
+def _open_run(
+    config: RunConfig,
+    prepared: Prepared,
+    world: World,
+    tell: Callable[[str], None],
+    callbacks: Sequence[object],
+    clock: Callable[[], float],
+) -> tuple[Run, Validation]:
+    started = clock()
     folder = RunFolder(Path(config.run))
     store, tokenizer = prepared.open(), prepared.tokenizer()
     objective = objective_of(config, tokenizer)
@@ -84,7 +115,7 @@ def open_run(
         drop_lines_after(folder.bad_steps, progress.step)
         drop_lines_after(folder.samples, progress.step or -1)  # a run from its beginning writes those of step 0 again
 
-    tell(f"{len(samples):,} samples of up to {config.data.block} tokens · {_length(config, length)} · {model.summary}")
+    tell(f"{_described(samples, config)} · {_length(config, length)} · {model.summary}")
     peak = peak_flops(device_name(world.device), model.precision)
     flops_per_token = None
     if peak is not None:
@@ -141,6 +172,17 @@ def open_run(
 def _budget(seconds: float | None, progress: Progress) -> Budget:
     """The budget of this start. The share that has passed is kept, unless it is a share of another budget."""
     return Budget(seconds, progress.end, progress.share if progress.share_of == seconds else 0.0)
+
+
+def _described(samples: Samples, config: RunConfig) -> str:
+    block = config.data.block
+    if not isinstance(samples, PackedSamples):
+        return f"{len(samples):,} samples of up to {block} tokens"
+    packed, batch = samples.samples_in(len(samples)), config.train.batch
+    return (
+        f"{packed:,} samples packed into {len(samples):,} blocks of {block} tokens, {samples.filler:.1%} filler; "
+        f"a step of {batch} blocks holds {packed / len(samples) * batch:,.0f} samples on average"
+    )
 
 
 def _length(config: RunConfig, length: Length) -> str:

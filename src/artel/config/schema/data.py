@@ -208,10 +208,13 @@ class DataConfig(Section):
     block: Length = Field(
         default=1024, ge=2, description="Tokens in a block; the longest window or pair where samples stand alone."
     )
-    packing: Literal["concatenate", "best_fit"] = Field(
-        default="concatenate",
-        description="How documents fill blocks (causal, masked): joined and cut every `block` tokens; or best_fit, "
-        "several whole documents to a block where they fit, the rest padding (Ding et al. 2024).",
+    packing: Literal["auto", "concatenate", "best_fit"] = Field(
+        default="auto",
+        description="How blocks are filled. concatenate: texts are joined and cut every `block` tokens (causal, "
+        "masked); samples that stand alone have a row each. best_fit: several whole documents or conversations share a "
+        "block where they fit, the rest is filler (Ding et al. 2024), and `train.batch` counts blocks. auto: "
+        "concatenate; conversations are packed where two or more share a block on average, a run keeps 50 steps or "
+        "more, and the model keeps them apart.",
     )
     document_mask: bool | None = Field(
         default=None,

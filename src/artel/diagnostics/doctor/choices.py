@@ -17,7 +17,7 @@ from artel.models.attention_switch import use_for_training
 from artel.models.choice import Choice
 from artel.models.compile import compile_choice
 from artel.models.device import bf16_is_native, pick_precision
-from artel.objectives.texts import keeps_apart
+from artel.objectives import objective_type
 from artel.registry import OPTIMIZERS
 
 
@@ -51,7 +51,7 @@ def _attention(case: Case) -> Choice | None:
     if case.model is None:
         return None
     use_for_training(case.model)
-    return attention_choice(case.model, case.device, documents=keeps_apart(case.run))
+    return attention_choice(case.model, case.device, documents=objective_type(case.run).keeps_apart(case.run))
 
 
 def _compile(case: Case) -> Choice:

@@ -1,6 +1,7 @@
 """What a run will need of memory and disk, before it runs: `artel plan`."""
 
+from artel.planning.plan.length import with_planned_packing
 from artel.planning.plan.plan import Plan, PlannedText, make_plan, planned_text
 from artel.planning.plan.show import describe, in_brief
 
-__all__ = ["Plan", "PlannedText", "describe", "in_brief", "make_plan", "planned_text"]
+__all__ = ["Plan", "PlannedText", "describe", "in_brief", "make_plan", "planned_text", "with_planned_packing"]

@@ -14,6 +14,7 @@ from artel.planning.outline import known_tokenizer, tokenizer_here
 from artel.preparing import is_prepared, prepare
 from artel.text import Ledger, read_documents
 from artel.tokens import Sample, Samples, Tokenizer, TokenStore, evaluation_rows, train_tokenizer
+from artel.tokens.sampling.packing import best_fit, join_samples, sample_sizes
 from artel.training.memory.micro_batch import longest_sample, repeat_sample
 
 _DOCUMENTS = 200  # of the sources that are read where there is no store
@@ -53,8 +54,11 @@ def planned_data(run: RunConfig) -> PlannedData:
     if objective.packs_text:
         longest = _block(run, objective)
         note = f"blocks of {run.data.block} tokens"
+    elif objective.fills_blocks(run):
+        longest = _packed_block(run, _samples_of_sources(run, objective))
+        note = f"blocks of {run.data.block} tokens, filled with samples of its text"
     else:
-        longest = _longest_of_sources(run, objective)
+        longest = max(_samples_of_sources(run, objective), key=lambda sample: len(sample.ids))
         note = f"the longest of the first {_DOCUMENTS} documents: {len(longest.ids)} tokens"
     data = PlannedData(objective, known_tokenizer(run), longest, None, 0, note)
     tokens = data.batch(1).tensors["input_ids"].numel()
@@ -77,14 +81,22 @@ def _block(run: RunConfig, objective: Objective) -> Sample:
     return Sample(ids, flags)
 
 
-def _longest_of_sources(run: RunConfig, objective: Objective) -> Sample:
+def _packed_block(run: RunConfig, samples: list[Sample]) -> Sample:
+    """The fullest block of some samples."""
+    sizes = sample_sizes(np.array([len(sample.ids) for sample in samples]), 1)
+    blocks = best_fit(sizes, run.data.block)[0]
+    fullest = int(np.argmax(np.bincount(blocks, weights=sizes)))
+    return join_samples([sample for sample, block in zip(samples, blocks, strict=True) if block == fullest])
+
+
+def _samples_of_sources(run: RunConfig, objective: Objective) -> list[Sample]:
     documents = list(islice(read_documents(run.data, Ledger()), _DOCUMENTS))
     made = [item for item in objective.samples(documents) if hasattr(item, "samples")]
     samples = [sample for item in made for sample in item.samples]
     if not samples:
         what = f"the first {len(documents)} documents make no sample of up to {run.data.block} tokens"
         raise InputError.at("data.sources", what, "artel prepare says why")
-    return max(samples, key=lambda sample: len(sample.ids))
+    return samples
 
 
 @dataclass(frozen=True, slots=True)

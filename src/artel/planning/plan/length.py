@@ -11,9 +11,11 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.objectives import DocumentSamples, Objective, objective_of, objective_type
 from artel.planning.outline import tokenizer_here
-from artel.planning.plan.batches import PlannedData
+from artel.planning.plan.batches import PlannedData, planned_data
 from artel.text import Document, InputShard, Ledger, clean_shard, input_shards
-from artel.tokens import train_tokenizer
+from artel.tokens import PackedSamples, train_tokenizer
+from artel.tokens.sampling.packing import best_fit, sample_sizes
+from artel.training.packing import AUTO, choose_by_lengths, choose_packing, with_packing
 from artel.training.schedule import Length, run_length
 
 _PIECE_BYTES = 128 * 1024
@@ -36,12 +38,14 @@ class PlannedLength:
     note: str
     """Where it is from."""
     row_lengths: np.ndarray | None = field(default=None, repr=False)
-    """Tokens of some samples, where each has a row of its own; None where rows are full."""
+    """Tokens of some samples, where each has a row of its own; None where rows are blocks."""
+    filler: float = 0.0
+    """The share of blocks that holds no token, 0 to 1."""
 
     def computed_tokens(self, rows: int) -> float:
         """In all steps together, with what fills the rows of a micro-batch up to its longest."""
         if self.row_lengths is None:
-            return self.tokens
+            return self.tokens / (1 - self.filler)
         groups = np.resize(np.random.default_rng(0).permutation(self.row_lengths), (_GROUPS, rows))
         return self.tokens * float(groups.max(axis=1).mean() / self.row_lengths.mean())
 
@@ -54,6 +58,8 @@ def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
         part, length = data.store.train, run_length(run, data.samples, data.store.train)
         if data.objective.packs_text:
             return _planned(length, length.samples * run.data.block, "its token store", None)
+        if isinstance(data.samples, PackedSamples):
+            return _planned(length, part.tokens, "its token store", None, data.samples.filler)
         some = np.linspace(0, len(data.samples) - 1, min(_LOOKED_AT, len(data.samples))).astype(int)
         lengths = np.array([len(data.samples.read(int(index)).ids) for index in some])
         return _planned(length, part.tokens, "its token store", lengths)
@@ -68,17 +74,37 @@ def planned_length(run: RunConfig, data: PlannedData) -> PlannedLength | None:
         return None
     counts, share = sampled
     tokens = float(counts.sum()) / share
-    samples = tokens / run.data.block if data.objective.packs_text else len(counts) / share
-    length = Length.of(run.train, max(1, round(samples)), tokens / samples)
     note = "the whole text" if share == 1 else f"{share:.1%} of the text"
-    return _planned(length, tokens, note, None if data.objective.packs_text else counts)
+    if data.objective.packs_text:
+        samples = tokens / run.data.block
+    elif data.objective.fills_blocks(run):
+        samples = best_fit(sample_sizes(counts, 1), run.data.block)[1] / share
+    else:
+        samples = len(counts) / share
+    length = Length.of(run.train, max(1, round(samples)), tokens / samples)
+    if not data.objective.fills_blocks(run):
+        return _planned(length, tokens, note, counts)
+    return _planned(length, tokens, note, None, max(0.0, 1 - tokens / (samples * run.data.block)))
 
 
-def _planned(length: Length, epoch_tokens: float, note: str, row_lengths: np.ndarray | None) -> PlannedLength:
+def _planned(
+    length: Length, epoch_tokens: float, note: str, row_lengths: np.ndarray | None, filler: float = 0.0
+) -> PlannedLength:
     assert length.total is not None  # a budget has no planned length
     assert length.steps is not None
     tokens = length.total * epoch_tokens / length.samples
-    return PlannedLength(length.steps, tokens, epoch_tokens, note, row_lengths)
+    return PlannedLength(length.steps, tokens, epoch_tokens, note, row_lengths, filler)
+
+
+def with_planned_packing(run: RunConfig) -> RunConfig:
+    """The run with what will be chosen in place of `data.packing: auto`, as far as its store or its text tells."""
+    if run.data.packing != AUTO or not objective_type(run).packs_samples:
+        return run
+    data = planned_data(run)
+    if data.store is not None:
+        return with_packing(run, choose_packing(run, data.store.train).value)
+    sampled = _sampled(run, data)
+    return run if sampled is None else with_packing(run, choose_by_lengths(run, *sampled).value)
 
 
 def _sampled(run: RunConfig, data: PlannedData) -> tuple[np.ndarray, float] | None:

@@ -1,8 +1,8 @@
-"""Packing of whole documents into blocks by best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve Language
-Modeling"): the longest first, each into the block where it leaves the least room.
+"""Packing of whole documents or samples into blocks by best-fit decreasing (Ding et al. 2024, "Fewer Truncations
+Improve Language Modeling"): the longest first, each into the block where it leaves the least room.
 
-Only documents longer than a block are cut. The assignment of documents to blocks is computed when a split is opened,
-from the lengths of the documents alone: a pure function of the store and the block length.
+Only documents longer than a block are cut; samples never are. The assignment to blocks is computed when a split is
+opened, from lengths alone: a pure function of the store and the block length.
 """
 
 from __future__ import annotations
@@ -62,6 +62,76 @@ class PackedBlocks(TokenBlocks):
 
     def _pieces_of(self, index: int) -> range:
         return range(int(self._firsts[index]), int(self._firsts[index + 1]))
+
+
+class PackedSamples:
+    """Blocks of whole samples that stand alone: conversations. What of a block they leave is filler.
+
+    `lookahead` 1: of each sample the last token is only predicted, and takes no room in its block of `length` tokens.
+    A block's tokens are those of its samples one after another, in the order of the store. Its flags tell them apart
+    (`sample_numbers`) and keep the samples' own (`own_flags`). Raises ValueError for a sample longer than a block.
+    """
+
+    def __init__(self, split: StoreSplit, length: int, lookahead: int) -> None:
+        self.split = split
+        self.length = length
+        sizes = sample_sizes(np.diff(split.ends().astype(np.int64), prepend=0), lookahead)
+        if len(sizes) and sizes.max() > length:
+            raise ValueError(f"a sample of {sizes.max():,} tokens does not fit into a block of {length:,}")
+        blocks, self._count = best_fit(sizes, length)
+        self._members = np.argsort(blocks, kind="stable")
+        self._firsts = np.concatenate([[0], np.cumsum(np.bincount(blocks, minlength=self._count))])
+        self._tokens = int(sizes.sum(dtype=np.int64))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def members(self, index: int) -> np.ndarray:
+        """The samples of the split that share a block."""
+        return self._members[self._firsts[index] : self._firsts[index + 1]]
+
+    def samples_in(self, blocks: int) -> int:
+        """How many samples the first so many blocks hold."""
+        return int(self._firsts[blocks])
+
+    def read(self, index: int) -> Sample:
+        return join_samples([self.split.sample(int(number)) for number in self.members(index)])
+
+    def origins(self, index: int) -> list[str]:
+        return [self.split.origin(int(number)) for number in self.members(index)]
+
+    @property
+    def filler(self) -> float:
+        """The share of a block that is filler, on average, 0 to 1."""
+        return 1 - self._tokens / max(1, self._count * self.length)
+
+
+_OWN_BITS = 8  # of the flags of packed samples: flags of objectives whose samples are packed fit into a byte
+
+
+def sample_sizes(tokens: np.ndarray, lookahead: int) -> np.ndarray:
+    """The room that samples of so many tokens take in a block, int32 (samples,)."""
+    return np.maximum(tokens - lookahead, 1).astype(np.int32)
+
+
+def join_samples(samples: list[Sample]) -> Sample:
+    """One sample of several, its flags uint32: the number of each token's sample, from 1, and its own flags, a byte."""
+    ids = np.concatenate([sample.ids for sample in samples])
+    flags = [
+        (np.uint32(number) << _OWN_BITS) + (np.zeros(len(sample.ids)) if sample.flags is None else sample.flags)
+        for number, sample in enumerate(samples, 1)
+    ]
+    return Sample(ids, np.concatenate(flags).astype(np.uint32))
+
+
+def sample_numbers(flags: np.ndarray) -> np.ndarray:
+    """int64: the number of each token's sample in its block, from 1; 0 for padding. `flags` have any shape."""
+    return (flags >> _OWN_BITS).astype(np.int64)
+
+
+def own_flags(flags: np.ndarray) -> np.ndarray:
+    """uint8: the flags that each token has in its sample. `flags` have any shape."""
+    return (flags & ((1 << _OWN_BITS) - 1)).astype(np.uint8)
 
 
 def _pieces(ends: np.ndarray, length: int, lookahead: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

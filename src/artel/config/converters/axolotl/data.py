@@ -118,7 +118,7 @@ def _carry_validation(old: YamlKeys) -> None:
 
 
 def _carry_packing(old: YamlKeys, objective: str) -> None:
-    """Texts fill blocks; conversations and preferences stand alone."""
+    """Texts fill blocks, and conversations can; other samples stand alone."""
     packs = old.raw("sample_packing")
     if objective == "causal":
         if packs is True:
@@ -126,6 +126,8 @@ def _carry_packing(old: YamlKeys, objective: str) -> None:
         elif packs is False:
             old.put("data.packing", "concatenate", "sample_packing")
             old.leave("sample_packing", "artel joins texts and cuts them every data.block tokens, where axolotl pads")
+    elif OBJECTIVES[objective].packs_samples and packs is not None:
+        old.put("data.packing", "best_fit" if packs is True else "concatenate", "sample_packing")
     elif packs is True:
         old.leave(
             "sample_packing",
