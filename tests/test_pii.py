@@ -105,6 +105,7 @@ def test_masks_are_counted_and_masking_twice_is_masking_once():
 
 MAIL = "a.b@example.com"
 THOUGHT = {"role": "assistant", "content": f"<think>{MAIL}</think>да"}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "send", "arguments": {"to": [MAIL], "copies": 1}}}]}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,8 @@ THOUGHT = {"role": "assistant", "content": f"<think>{MAIL}</think>да"}
         ("jsonl", {"text": f"пишите {MAIL}"}, ["пишите [EMAIL]"]),
         ("pairs", {"input": f"in {MAIL}", "output": f"out {MAIL}"}, ["in [EMAIL]", "out [EMAIL]"]),
         ("chat", {"messages": [{"role": "user", "content": MAIL}, THOUGHT]}, ["[EMAIL]", "[EMAIL]", "да"]),
+        ("chat", {"messages": [{"role": "user", "content": MAIL}, CALL]},
+         ["[EMAIL]", "'to': ['[EMAIL]'], 'copies': 1"]),
         ("preference", {"prompt": MAIL, "chosen": f"да {MAIL}", "rejected": f"нет {MAIL}"},
          ["[EMAIL]", "да [EMAIL]", "нет [EMAIL]"]),
     ],

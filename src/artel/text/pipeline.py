@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
 
 import xxhash
 
@@ -253,6 +254,19 @@ def _cleaned_text(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
     return mask_pii(text, rules.pii, changed) if rules.pii is not None and rules.pii.mask else text
 
 
+def _masked(value: Any, rules: CleanConfig, changed: Counter[str]) -> Any:
+    """The arguments of a call with personal data masked; they are no text that other rules could clean."""
+    if rules.pii is None or not rules.pii.mask:
+        return value
+    if isinstance(value, str):
+        return mask_pii(value, rules.pii, changed)
+    if isinstance(value, list):
+        return [_masked(item, rules, changed) for item in value]
+    if isinstance(value, dict):
+        return {name: _masked(item, rules, changed) for name, item in value.items()}
+    return value
+
+
 def _cleaned_messages(
     record: Record, fields: Conversation | Preference, rules: CleanConfig, changed: Counter[str]
 ) -> Record:
@@ -264,7 +278,8 @@ def _cleaned_messages(
 
     def cleaned(message: Message) -> Message:
         content, thought = (_cleaned_text(text, rules, changed) for text in (message.content, message.thought))
-        return replace(message, content=content, thought=thought)
+        calls = tuple(replace(call, arguments=_masked(call.arguments, rules, changed)) for call in message.tool_calls)
+        return replace(message, content=content, thought=thought, tool_calls=calls)
 
     if isinstance(fields, Conversation):
         changed.update(fields.counted)
