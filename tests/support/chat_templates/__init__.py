@@ -1,7 +1,7 @@
 """Chat templates that write as the families of models that people use most, and what each family learns of an answer.
 
-Each file says at its head which models write so, and with which habits. They are written for these tests: short, and
-byte for byte what the models' own templates make of the same conversations, but where a comment says otherwise.
+Each file says at its head which models write so, and with which habits. They are written for these tests, short, after
+what is public of the models' own; none was compared with its original byte for byte.
 """
 
 from __future__ import annotations
