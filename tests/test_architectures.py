@@ -46,8 +46,9 @@ def test_three_steps_by_the_loop_open_with_transformers(kind, tmp_path):
 @pytest.mark.parametrize(
     "config",
     [
-        Llama4TextConfig(**SIZES, num_key_value_heads=2, head_dim=16, num_local_experts=2, attention_chunk_size=8,
-                         intermediate_size_mlp=64, vocab_size=100, pad_token_id=0),
+        Llama4TextConfig(**SIZES | {"num_hidden_layers": 4}, num_key_value_heads=2, head_dim=16,
+                         num_local_experts=2, attention_chunk_size=8, intermediate_size_mlp=64, vocab_size=100,
+                         pad_token_id=0),
         PhimoeConfig(**SIZES, num_key_value_heads=2, num_local_experts=4, sliding_window=8, vocab_size=100),
         DogeConfig(**SIZES, num_key_value_heads=2, vocab_size=100),
     ],

@@ -141,4 +141,6 @@ class _Probe:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and (one.is_meta or torch.equal(one, other))
+    """Whether it is that mask itself. Another one may have its values for so few tokens: chunks of 8,192, and all."""
+    is_view = one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return is_view and one.shape == other.shape and one.dtype == other.dtype

@@ -14,6 +14,7 @@ import torch
 import xxhash
 
 from artel.config import RunConfig
+from artel.models.architecture_error import architecture_error
 from artel.models.profiler_ranges import profiler_range
 from artel.objectives import Batch
 from artel.parallel import World
@@ -129,6 +130,8 @@ def forward_backward(run: Run, batches: list[Batch]) -> torch.Tensor | None:
         return run.strategy.run(batches, run.targets, run.optimizer.loss_factor)
     except Exception as error:
         if not is_out_of_memory(error):
+            if run.step == 0 and (refusal := architecture_error(error, run.strategy.model)) is not None:
+                raise refusal from error
             raise
     # Only now is the error gone: its traceback held the frames of the attempt, and these held the tensors.
     use_less_memory(run)

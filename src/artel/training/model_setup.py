@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.activation_checkpointing import Recompute, recompute
+from artel.models.architecture_error import architecture_error
 from artel.models.attention_switch import use_for_training
 from artel.models.choice import Choice
 from artel.models.compile import OFF, compile_choice, compile_layers
@@ -39,6 +40,7 @@ from artel.training.memory.micro_batch import (
     MicroBatchPlan,
     cache_key,
     find_micro_batch,
+    is_out_of_memory,
     longest_sample,
     repeat_sample,
     sizes_to_try,
@@ -250,6 +252,11 @@ def _fit(
         try:
             with torch.compiler.set_stance("force_eager"):
                 strategy.probe_memory(repeat_sample(objective, samples, index, rows))
+        except Exception as error:
+            refusal = None if is_out_of_memory(error) else architecture_error(error, strategy.model)
+            if refusal is not None:
+                raise refusal from error
+            raise
         finally:
             strategy.model.zero_grad(set_to_none=True)
 

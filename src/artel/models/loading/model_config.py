@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
+from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from artel.errors import InputError, Problem
 from artel.models.loading.model_folder import in_words
 from artel.tokens import Tokenizer
+
+_SAME_AS_VOCABULARY = {"unpadded_vocab_size"}
+"""Keys that are `vocab_size` under another name; their defaults are those of the published models."""
 
 _GETATTR_KEY = re.compile(r"""getattr\(\s*(?:self\.)?config,\s*["'](\w+)["']""")
 
@@ -26,7 +30,13 @@ def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
         near = difflib.get_close_matches(model_type, list(CONFIG_MAPPING.keys()), 1)
         fix = f"did you mean {near[0]}?" if near else "see the model types of transformers"
         raise InputError.at("model.config.model_type", f"transformers knows no {model_type!r}", fix)
-    plain = CONFIG_MAPPING[model_type]()
+    try:
+        plain = CONFIG_MAPPING[model_type]()
+    except Exception as error:  # each configuration checks in its own way
+        what = f"the defaults of {model_type} in transformers are no model: {in_words(error)}"
+        raise InputError.at(
+            "model.config.model_type", what, "take a pretrained model of this kind: model.from"
+        ) from None
     known = {*plain.to_dict(), *plain.attribute_map, *_read_by_code(type(plain))}
     problems = []
     for key in keys.keys() - known:
@@ -36,10 +46,17 @@ def known_keys(values: dict[str, Any]) -> tuple[set[str], list[Problem]]:
     for key in keys.keys() & known:
         if key.endswith("_token_id"):  # -1 means none
             continue
-        value, default = keys[key], getattr(plain, key, None)
+        value, default = keys[key], _default(plain, key)
         if isinstance(value, int | float) and isinstance(default, int | float) and value < 0 <= default:
             problems.append(Problem(f"model.config.{key}", f"{value} is below zero", f"{default} is its default"))
     return known, problems
+
+
+def _default(plain: PreTrainedConfig, key: str) -> Any:
+    try:
+        return getattr(plain, key, None)
+    except AmbiguousGlobalPerLayerAttributeError:  # each layer has its own
+        return None
 
 
 def _read_by_code(kind: type[PreTrainedConfig]) -> set[str]:
@@ -63,10 +80,16 @@ def configuration(values: dict[str, Any], tokenizer: Tokenizer, auto_class: str)
                 "leave it out: the tokenizer's size is taken",
             )
         )
+    for key in _SAME_AS_VOCABULARY & known & keys.keys():
+        if keys[key] > vocabulary:
+            what = f"{keys[key]} is more than the vocabulary's {vocabulary}"
+            problems.append(Problem(f"model.config.{key}", what, "leave it out"))
     if problems:
         raise InputError(problems)
     ids = _special_ids(tokenizer, CONFIG_MAPPING[model_type], known)
     arguments = {**ids, **keys, "vocab_size": vocabulary}
+    for key in _SAME_AS_VOCABULARY & known:
+        arguments.setdefault(key, vocabulary)
     if "is_decoder" in known and auto_class == "AutoModelForCausalLM":
         arguments.setdefault("is_decoder", True)  # an encoder's architecture with a causal mask
     try:

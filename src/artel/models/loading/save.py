@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from artel.errors import WorkError
 from artel.models.adapters import is_adapted, save_adapter
+from artel.models.architecture_error import architecture_error
 from artel.storage import new_folder
 from artel.tokens import Tokenizer
 
@@ -47,5 +49,11 @@ def write_model(
     if is_adapted(model):
         save_adapter(model, folder, weights)
     else:
-        model.save_pretrained(str(folder), state_dict=weights)
+        try:
+            model.save_pretrained(str(folder), state_dict=weights)
+        except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
+            if architecture_error(error, model) is None:
+                raise
+            what = f"transformers cannot write {model.config.model_type}: {' '.join(str(error).split())[:300]}"
+            raise WorkError.at("model", what, "its weights are whole in the run's newest checkpoint") from error
     tokenizer.save(folder)

@@ -46,7 +46,7 @@ def from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTrainedModel
     named = {config.attribute_map.get(key, key) for key in values}
     positions = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
     try:
-        if positions not in named and hasattr(config, "max_position_embeddings"):
+        if positions not in named and (getattr(config, "max_position_embeddings", None) or -1) > 0:  # XLNet says -1
             draft = without_weights(config, request.auto_class, request.heads)
             config.max_position_embeddings = request.block + _position_offset(draft)
         return without_weights(config, request.auto_class, request.heads)
@@ -92,9 +92,17 @@ def outline(config: ModelConfig, auto_class: str) -> PreTrainedModel | None:
 def without_weights(
     config: PreTrainedConfig, auto_class: str, heads: Mapping[str, int], runs_code: bool = False
 ) -> PreTrainedModel:
-    """The model of a configuration on the meta device. `config` is copied, not changed."""
+    """The model of a configuration on the meta device. `config` is copied, not changed.
+
+    A class that is the language part of a model of several kinds of inputs takes that part of the configuration, as
+    transformers' `from_config` gives it.
+    """
+    kind = model_class(config, auto_class, heads, runs_code=runs_code)
+    text = config.sub_configs.get("text_config")
+    if text is not None and kind.config_class == text:
+        config = config.get_text_config()
     with torch.device("meta"):
-        return model_class(config, auto_class, heads, runs_code=runs_code)._from_config(copy.deepcopy(config))
+        return kind._from_config(copy.deepcopy(config))
 
 
 def pretrained_config(name: str, auto_class: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:
@@ -113,7 +121,7 @@ def pretrained_config(name: str, auto_class: str, *, runs_code: bool = False) ->
 def position_limit(model: PreTrainedModel) -> int | None:
     """The longest input in tokens; None for a model without a limit."""
     limit = getattr(model.config, "max_position_embeddings", None)
-    return None if limit is None else int(limit) - _position_offset(model)
+    return None if limit is None or limit < 0 else int(limit) - _position_offset(model)
 
 
 def _position_offset(model: nn.Module) -> int:
