@@ -331,7 +331,8 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def _cell(words: str) -> str:
-    return words.replace("|", "/").replace("<", "&lt;")[:260]
+    """Words of a library within a table: no sign of Markdown among them."""
+    return words.replace("|", "/").replace("<", "&lt;").replace("`", "'")[:260]
 
 
 if __name__ == "__main__":
