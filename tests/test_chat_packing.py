@@ -142,7 +142,7 @@ def test_no_target_is_of_another_conversation(chat, part):
         (20, 1_000, {}, "concatenate", "steps of 32 blocks would be left"),
         (20, 1_000, {"train": {"batch": 32, "epochs": 12}}, "best_fit", "share blocks"),
         (20, 10_000, {"train": {"batch": 32, "steps": 49}}, "concatenate", "49 steps"),
-        (20, 10_000, {"model": {"config": {"model_type": "mamba"}}}, "concatenate", "no mask"),
+        (20, 10_000, {"model": {"config": {"model_type": "rwkv"}}}, "concatenate", "no mask"),
         (20, 10_000, {"objective": "preference"}, "concatenate", ""),
     ],
 )
@@ -165,7 +165,7 @@ def test_what_does_not_go_with_packed_conversations():
         places({"packing": "best_fit"}) == places({"packing": "concatenate"}) == places({"document_mask": True}) == []
     )
     assert places({"packing": "best_fit", "document_mask": False}) == ["data.document_mask"]
-    assert places({"packing": "best_fit"}, model={"config": {"model_type": "mamba"}}) == ["data.packing"]
+    assert places({"packing": "best_fit"}, model={"config": {"model_type": "rwkv"}}) == ["data.packing"]
 
 
 def chosen_run(folder, **changes):

@@ -196,7 +196,7 @@ def test_what_becomes_of_torchtunes_qlora():
         "data": {
             "sources": [{"path": HUB.format("yahma/alpaca-cleaned", "default/train"), "format": "chat",
                          "converter": "alpaca"}],
-            "validation": 0.05, "block": 2048, "dedup": {"exact": False},
+            "validation": 0.05, "block": 2048, "packing": "concatenate", "dedup": {"exact": False},
         },
         "model": {
             "from": "/tmp/base-8b", "quantize": "nf4",

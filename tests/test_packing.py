@@ -183,7 +183,7 @@ def test_where_samples_stand_alone_packing_is_refused(kind):
 
 
 def test_a_model_that_cannot_keep_documents_apart_is_refused_before_any_text_is_read(tmp_path):
-    run = write_run(tmp_path / "run.yaml", data={"packing": "best_fit"}, model={"config": {"model_type": "mamba"}})
+    run = write_run(tmp_path / "run.yaml", data={"packing": "best_fit"}, model={"config": {"model_type": "rwkv"}})
     done = artel("train", run)
     assert done.returncode == 2
     assert "data.document_mask" in done.stderr
