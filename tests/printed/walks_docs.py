@@ -334,14 +334,14 @@ DOCS = (
         "the clone",
         (
             Step(
-                "python benchmarks/architectures.py",
-                instead="python {clone}/benchmarks/architectures.py --help",
-                why="from the clone; takes many minutes; tests/test_architectures_table.py has a part of it",
-            ),
-            Step(
                 "python benchmarks/parity.py",
                 instead="python {clone}/benchmarks/parity.py --help",
                 why="from the clone; takes many minutes; tests/test_parity.py has a part of it",
+            ),
+            Step(
+                "python benchmarks/architectures.py",
+                instead="python {clone}/benchmarks/architectures.py --help",
+                why="from the clone; takes many minutes; tests/test_architectures_table.py has a part of it",
             ),
             Step("artel config explain", says="data.sources"),
         ),
