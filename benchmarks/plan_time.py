@@ -45,6 +45,7 @@ from artel.models.activation_checkpointing import Recompute, recompute
 from artel.models.attention_switch import use_for_training
 from artel.models.compile import _COMPILED, repeated_layers
 from artel.models.loading.heads import model_class
+from artel.models.output_head import trust_output_head
 from artel.parallel import join_world
 from artel.parallel.grad_norm import norm_here
 from artel.planning.hardware import find_hardware
@@ -164,7 +165,7 @@ def traced(
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         model.tie_weights()
-        loss._HEADS[model] = model.get_output_embeddings()  # `output_head` compares numbers, of which there are none
+        trust_output_head(model)  # `output_head` compares numbers, of which there are none
         if compiled:
             _COMPILED.add(model)
         recompute(model, recomputed)

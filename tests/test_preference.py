@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import RunConfig, TokenizerTraining
-from artel.models.loss import output_head
+from artel.models.output_head import output_head
 from artel.objectives import DocumentSamples
 from artel.text import Document, Message, Preference, Record, Rejected, read_documents
 from artel.text.ledger import Ledger

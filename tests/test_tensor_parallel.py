@@ -37,7 +37,8 @@ from artel.models.activation_checkpointing import recompute
 from artel.models.adapters import add_adapters
 from artel.models.attention_switch import use_for_training
 from artel.models.compile import repeated_layers
-from artel.models.loss import model_losses, output_head
+from artel.models.loss import model_losses
+from artel.models.output_head import output_head
 from artel.models.targets import IGNORED
 from artel.parallel.tensor.apply import shard_dimension, split_by_tensor, tensor_problems
 from support.ranks import run_ranks

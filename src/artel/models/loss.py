@@ -5,9 +5,7 @@ and transformers' own loss makes several tensors of that size. Here the model re
 output head. The head, the loss and their gradients are then computed together for some thousand positions at a time,
 without the positions that have no target.
 
-How: the head's forward is replaced by the identity (`output_head` finds the head), so the model's "logits" are the
-hidden states. That is right only where nothing after the head could not as well happen before it. So it is tested once
-on each model. A model that bounds its logits (Gemma 2) fails the test and computes its logits as its authors wrote it.
+`output_head.py` finds the head and tells whether the model may be run without it.
 
 A head that is sharded by vocabulary (a DTensor) stays sharded: each process computes the logits of its own ids.
 Processes exchange three numbers a position and the gradient of the hidden states (Shoeybi et al. 2019, "Megatron-LM",
@@ -17,23 +15,22 @@ section 3).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from artel.models.choice import Choice
 from artel.models.compile import has_compiled_layers
 from artel.models.cpu.cross_entropy import add_transposed_product, can_take, cpu_cross_entropy_with_grad
 from artel.models.cross_entropy_grad import VocabularyShard, cross_entropy_with_grad
+from artel.models.output_head import hidden_states_as_logits, output_head
 from artel.models.profiler_ranges import profiler_range
 from artel.models.targets import IGNORED
 
@@ -43,9 +40,6 @@ _CHUNK_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
 # On a GPU the head's rows are padded to a multiple of this where its matrix is copied to another precision anyway:
 # with GPT-2's 50,257 rows the products would miss the tensor cores' fast path.
 _ROW_MULTIPLE = 64
-
-_HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
-"""For each model that was tested its output head, or None where the test failed."""
 
 
 def model_losses(
@@ -57,7 +51,7 @@ def model_losses(
     None: most have. guesses int64: the likeliest id of each of `places`, (count,), or of all positions, (rows, length).
     """
     head = output_head(model)
-    with nullcontext() if head is None else _forward_replaced(head, _identity):
+    with hidden_states_as_logits(head):
         outputs = model(**inputs).logits
     with profiler_range("artel: loss"):
         outputs, labels = outputs.flatten(0, 1), targets.flatten()
@@ -82,7 +76,7 @@ def target_log_probs(
     position may predict several.
     """
     head = output_head(model)
-    with nullcontext() if head is None else _forward_replaced(head, _identity):
+    with hidden_states_as_logits(head):
         outputs = model(**inputs).logits
     with profiler_range("artel: loss"):
         outputs = outputs.flatten(0, 1)[places]
@@ -334,19 +328,6 @@ def loss_choice(model: PreTrainedModel) -> Choice:
     return Choice("head and cross-entropy in one", "logits are held for some thousand positions at a time")
 
 
-def output_head(model: PreTrainedModel) -> nn.Linear | None:
-    """The model's output head, if the logits are its output and nothing else. Each model is tested once."""
-    if model not in _HEADS:
-        _HEADS[model] = _tested_head(model)
-    return _HEADS[model]
-
-
-def trust_output_head(model: PreTrainedModel) -> None:
-    """Take the model's output head without a test: a model that is traced for a plan has no numbers to test with."""
-    head = model.get_output_embeddings()
-    _HEADS[model] = head if type(head) is nn.Linear else None
-
-
 @contextmanager
 def logits_held_as_on(device: str) -> Iterator[None]:
     """Within the block a CPU holds as many logits at a time as a device of that type: a plan for it is traced here."""
@@ -356,70 +337,3 @@ def logits_held_as_on(device: str) -> Iterator[None]:
         yield
     finally:
         _CHUNK_BYTES["cpu"] = here
-
-
-def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
-    head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:  # quantized, adapted, or of the model's own making
-        return None
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            # Large values too: a bound (Gemma 2's tanh) changes little in the small logits of an untrained model.
-            largest = 1e3 if head.weight.dtype == torch.float16 else 1e4  # float16 ends at 65,504
-            return head if all(_is_linear_after(model, head, factor) for factor in (1.0, largest)) else None
-    except Exception:  # an architecture that needs other inputs, or looks at the logits' shape
-        return None
-    finally:
-        model.train(was_training)
-
-
-def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> bool:
-    """Whether the head may be applied after what follows it in the model, for hidden states scaled by `factor`.
-
-    A scale after the head (Granite, Cohere) may move before it, unless the head has a bias, which it scales as well.
-    """
-    ids = torch.arange(3, 6, device=head.weight.device)[None] % head.weight.shape[0]
-    inputs: list[torch.Tensor] = []
-
-    def scaled_head(hidden: torch.Tensor) -> torch.Tensor:
-        inputs.append(hidden * factor)
-        return F.linear(inputs[-1], head.weight, head.bias)  # with DTensors, where the head is sharded
-
-    with _forward_replaced(head, scaled_head):
-        logits = model(input_ids=ids).logits
-    with _forward_replaced(head, lambda hidden: hidden * factor):
-        hidden = model(input_ids=ids).logits
-    if hidden.shape != (*ids.shape, head.weight.shape[1]) or (
-        head.bias is not None and not hidden.equal(_full_tensor(inputs[0]))
-    ):
-        return False
-    expected = _apply_head(head, hidden.to(head.weight.dtype)).to(logits.dtype)
-    # A scale before the head is rounded once more than one after it.
-    relative, absolute = (1e-5, 1e-6) if logits.dtype == torch.float32 else (0.0, 4 * torch.finfo(logits.dtype).eps)
-    return torch.allclose(expected, logits, rtol=relative, atol=absolute * float(logits.abs().max()))
-
-
-def _apply_head(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-    """The head's output for `hidden`, which is replicated where the head is sharded."""
-    if isinstance(head.weight, DTensor):
-        hidden = DTensor.from_local(hidden, head.weight.device_mesh, [Replicate()], run_check=False)
-    return _full_tensor(F.linear(hidden, head.weight, head.bias))
-
-
-def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-@contextmanager
-def _forward_replaced(head: nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    head.forward = forward  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        del head.forward
-
-
-def _identity(hidden: torch.Tensor) -> torch.Tensor:
-    return hidden

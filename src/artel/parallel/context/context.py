@@ -22,7 +22,7 @@ from artel.errors import InputError, Problem
 from artel.models.attention import NAME, AttentionOptions, Exchange, attend, attention_dropout, attention_exchange
 from artel.models.choice import Choice
 from artel.models.document_mask import MASKED, first_position
-from artel.models.loss import output_head
+from artel.models.output_head import output_head
 from artel.models.targets import IGNORED
 from artel.objectives import Batch
 from artel.objectives.collate import target_tensors

@@ -22,7 +22,7 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.device import autocast_dtype
 from artel.models.loading.materialize import WeightLoader
-from artel.models.loss import output_head
+from artel.models.output_head import output_head
 from artel.objectives import Objective
 from artel.parallel.base import InForward, Strategy
 from artel.parallel.deepspeed.config.read import read_deepspeed

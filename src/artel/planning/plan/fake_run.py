@@ -24,6 +24,7 @@ from artel.models import loss
 from artel.models.activation_checkpointing import Recompute, recompute
 from artel.models.attention_switch import use_for_training
 from artel.models.experts import compute_experts_in_autocast
+from artel.models.output_head import trust_output_head
 from artel.models.quantization import compute_in, scales, shrink_weights
 from artel.objectives import Batch, Objective
 from artel.parallel import ParallelStrategy, World, plan_parallelism
@@ -72,7 +73,7 @@ def trace_steps(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     use_for_training(model, encoders=run.parallel.context > 1)
     compute_experts_in_autocast(model)
-    loss.trust_output_head(model)
+    trust_output_head(model)
     model.train()
     compute_in(model, precision)
     with fake:

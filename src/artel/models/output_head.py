@@ -1,0 +1,111 @@
+"""The output head of a model, where the loss may apply it in place of the model (`loss.py`).
+
+The head's forward is replaced by the identity, so the model's "logits" are its last hidden states. That is right only
+where nothing after the head could not as well happen before it. So it is tested once on each model. A model that bounds
+its logits (Gemma 2) fails the test and computes its logits as its authors wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from transformers import PreTrainedModel
+
+_HEADS: WeakKeyDictionary[PreTrainedModel, nn.Linear | None] = WeakKeyDictionary()
+"""For each model that was tested its output head, or None where the test failed."""
+
+
+def output_head(model: PreTrainedModel) -> nn.Linear | None:
+    """The model's output head, if the logits are its output and nothing else. Each model is tested once."""
+    if model not in _HEADS:
+        _HEADS[model] = _tested_head(model)
+    return _HEADS[model]
+
+
+def trust_output_head(model: PreTrainedModel) -> None:
+    """Take the model's output head without a test: a model that is traced for a plan has no numbers to test with."""
+    head = model.get_output_embeddings()
+    _HEADS[model] = head if type(head) is nn.Linear else None
+
+
+@contextmanager
+def hidden_states_as_logits(head: nn.Linear | None) -> Iterator[None]:
+    """Within the block the model of `head` returns the inputs of its head as its logits. None changes nothing."""
+    if head is None:
+        yield
+        return
+    with _forward_replaced(head, _identity):
+        yield
+
+
+def _tested_head(model: PreTrainedModel) -> nn.Linear | None:
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:  # quantized, adapted, or of the model's own making
+        return None
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            # Large values too: a bound (Gemma 2's tanh) changes little in the small logits of an untrained model.
+            largest = 1e3 if head.weight.dtype == torch.float16 else 1e4  # float16 ends at 65,504
+            return head if all(_is_linear_after(model, head, factor) for factor in (1.0, largest)) else None
+    except Exception:  # an architecture that needs other inputs, or looks at the logits' shape
+        return None
+    finally:
+        model.train(was_training)
+
+
+def _is_linear_after(model: PreTrainedModel, head: nn.Linear, factor: float) -> bool:
+    """Whether the head may be applied after what follows it in the model, for hidden states scaled by `factor`.
+
+    A scale after the head (Granite, Cohere) may move before it, unless the head has a bias, which it scales as well.
+    """
+    ids = torch.arange(3, 6, device=head.weight.device)[None] % head.weight.shape[0]
+    inputs: list[torch.Tensor] = []
+
+    def scaled_head(hidden: torch.Tensor) -> torch.Tensor:
+        inputs.append(hidden * factor)
+        return F.linear(inputs[-1], head.weight, head.bias)  # with DTensors, where the head is sharded
+
+    with _forward_replaced(head, scaled_head):
+        logits = model(input_ids=ids).logits
+    with _forward_replaced(head, lambda hidden: hidden * factor):
+        hidden = model(input_ids=ids).logits
+    if hidden.shape != (*ids.shape, head.weight.shape[1]) or (
+        head.bias is not None and not hidden.equal(_full_tensor(inputs[0]))
+    ):
+        return False
+    expected = _apply_head(head, hidden.to(head.weight.dtype)).to(logits.dtype)
+    # A scale before the head is rounded once more than one after it.
+    relative, absolute = (1e-5, 1e-6) if logits.dtype == torch.float32 else (0.0, 4 * torch.finfo(logits.dtype).eps)
+    return torch.allclose(expected, logits, rtol=relative, atol=absolute * float(logits.abs().max()))
+
+
+def _apply_head(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+    """The head's output for `hidden`, which is replicated where the head is sharded."""
+    if isinstance(head.weight, DTensor):
+        hidden = DTensor.from_local(hidden, head.weight.device_mesh, [Replicate()], run_check=False)
+    return _full_tensor(F.linear(hidden, head.weight, head.bias))
+
+
+def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def _forward_replaced(head: nn.Linear, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    head.forward = forward  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def _identity(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden
