@@ -35,11 +35,11 @@ def test_the_numbers_are_those_of_one_process(tmp_path, model, layouts):
 @pytest.mark.processes
 def test_preferences_are_those_of_one_process(tmp_path):
     """A pair in one row, and in a pipeline in two; a head that is sharded by vocabulary, and by DeepSpeed."""
-    wanted = preferences(tmp_path, ["fsdp-2", "tensor-2", "pipeline-1f1b-2", "deepspeed-3"])
+    cells = preferences(tmp_path, ["fsdp-2", "tensor-2", "pipeline-1f1b-2", "deepspeed-3"])
     results = {}
-    for part in measure(tmp_path, wanted, steps=4, seconds=400):
+    for part in measure(tmp_path, cells, steps=4, seconds=400):
         results |= part
-    assert results.keys() == wanted.keys()
+    assert results.keys() == cells.keys()
     for cell, value in results.items():
         assert not isinstance(value, str), value
         assert value < 1e-5, cell

@@ -9,6 +9,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.objectives import Chat, DocumentSamples
 from artel.text import Conversation, Document, Message, Record, ToolCall
 from artel.tokens import train_tokenizer
+from support.chat_models import learned_texts
 from support.reading import rows_of
 from support.runs import artel, metrics
 from support.templates import QWEN
@@ -45,18 +46,6 @@ def made_of(tokenizer, tmp_path, messages, template="chatml", **chat):
     return made
 
 
-def learned(tokenizer, made):
-    (sample,) = made.samples
-    runs, current = [], []
-    for token, flag in zip([*sample.ids, 0], [*sample.flags, 0], strict=True):
-        if flag:
-            current.append(token)
-        elif current:
-            runs.append(tokenizer.decode(current))
-            current = []
-    return runs
-
-
 @pytest.mark.parametrize(
     ("reasoning", "turns", "left_out"),
     [
@@ -67,14 +56,16 @@ def learned(tokenizer, made):
 )
 def test_which_thoughts_stay(tokenizer, tmp_path, reasoning, turns, left_out):
     made = made_of(tokenizer, tmp_path, TALK, reasoning=reasoning)
-    assert [" ".join(turn.split()) for turn in learned(tokenizer, made)] == [" ".join(turn.split()) for turn in turns]
+    assert [" ".join(turn.split()) for turn in learned_texts(made, tokenizer)] == [
+        " ".join(turn.split()) for turn in turns
+    ]
     assert made.counted == ({"thoughts_left_out": left_out} if left_out else {})
 
 
 def test_thoughts_that_the_template_leaves_out_are_counted(tokenizer, tmp_path):
     talk = [TALK[0], TALK[1], TALK[2], Message("assistant", "Two.", "third")]
     made = made_of(tokenizer, tmp_path, talk, QWEN)
-    assert learned(tokenizer, made) == ["One.<|im_end|>", thinks("third", "Two.")]
+    assert learned_texts(made, tokenizer) == ["One.<|im_end|>", thinks("third", "Two.")]
     assert made.counted == {"thoughts_left_out": 1}
 
 
@@ -83,9 +74,9 @@ def test_tags_of_an_empty_thought_are_learned_where_that_is_asked_for(tokenizer,
     tags = "<think>\n\n</think>\n\n"
     for asked, expected in ((False, "One.<|im_end|>"), (True, f"{tags}One.<|im_end|>")):
         made = made_of(tokenizer, tmp_path, talk, QWEN, learn_empty_thoughts=asked)
-        assert learned(tokenizer, made) == [expected]
+        assert learned_texts(made, tokenizer) == [expected]
         assert tags in tokenizer.decode(made.samples[0].ids)  # they stay in the text
-    assert learned(tokenizer, made_of(tokenizer, tmp_path, talk, QWEN, train_on="all")) == [
+    assert learned_texts(made_of(tokenizer, tmp_path, talk, QWEN, train_on="all"), tokenizer) == [
         tokenizer.decode(made.samples[0].ids)
     ]
 

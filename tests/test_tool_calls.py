@@ -15,6 +15,7 @@ from artel.text import Document, Record, Rejected, ToolCall
 from artel.text.formats.chat import read_chat, read_preferences
 from artel.text.tool_calls import CallReader, read_calls
 from artel.tokens import train_tokenizer
+from support.chat_models import learned_texts
 from support.reading import read, rows_of
 from support.runs import artel, write_run
 from support.templates import LLAMA_3, TOOLS_AS_TEXT, TOOLS_IN_XML, TOOLS_WITH_IDS
@@ -251,20 +252,6 @@ def objective(tokenizer, tmp_path, template, **chat):
     return Chat(RunConfig.model_validate(run), tokenizer)
 
 
-def learned(made, tokenizer):
-    """The learned texts of a conversation, one a turn."""
-    assert isinstance(made, DocumentSamples), made
-    (sample,) = made.samples
-    runs, current = [], []
-    for token, flag in zip([*sample.ids, 0], [*sample.flags, 0], strict=True):
-        if flag:
-            current.append(token)
-        elif current:
-            runs.append(tokenizer.decode(current))
-            current = []
-    return runs
-
-
 def documents_of(tmp_path, *rows):
     records = read(read_chat, rows_of(tmp_path, rows), format="chat")
     return [Document(record, "train") for record in records]
@@ -276,7 +263,7 @@ def test_exactly_calls_and_answers_are_learned(tokenizer, tmp_path, name, shape)
     template, call, answer = TEMPLATES[name]
     (made,) = objective(tokenizer, tmp_path, template).samples(documents_of(tmp_path, ROWS[shape]))
     assert isinstance(made, DocumentSamples)
-    called, answered = learned(made, tokenizer)
+    called, answered = learned_texts(made, tokenizer)
     assert re.fullmatch(re.escape(call).replace(r"\[0\-9A\-Za\-z\]\{9\}", "[0-9A-Za-z]{9}"), called), called
     assert answered == answer
     text = tokenizer.decode(made.samples[0].ids)
@@ -294,7 +281,7 @@ def test_which_turns_are_learned(tokenizer, tmp_path, train_on, expected):
     (made,) = objective(tokenizer, tmp_path, "chatml", train_on=train_on).samples(
         documents_of(tmp_path, ROWS["openai"])
     )
-    turns = learned(made, tokenizer)
+    turns = learned_texts(made, tokenizer)
     assert len(turns) == expected
     assert ("tool_call" in turns[0]) == (train_on != "last")
 
@@ -302,12 +289,12 @@ def test_which_turns_are_learned(tokenizer, tmp_path, train_on, expected):
 def test_what_a_tool_returned_is_never_learned(tokenizer, tmp_path):
     row = changed("messages", 2, "weight", to=1)
     (made,) = objective(tokenizer, tmp_path, "chatml", train_on="all").samples(documents_of(tmp_path, row))
-    before, after = learned(made, tokenizer)
+    before, after = learned_texts(made, tokenizer)
     assert before.endswith("<tool_response>\n")
     assert after.startswith("\n</tool_response>")
     row = changed("messages", 1, "weight", to=0)
     (made,) = objective(tokenizer, tmp_path, "chatml").samples(documents_of(tmp_path, row))
-    assert learned(made, tokenizer) == ["-3<|im_end|>"]
+    assert learned_texts(made, tokenizer) == ["-3<|im_end|>"]
 
 
 def test_arguments_of_every_kind_and_many_shapes(tokenizer, tmp_path):
@@ -321,7 +308,7 @@ def test_arguments_of_every_kind_and_many_shapes(tokenizer, tmp_path):
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]}  # fmt: skip
         (made,) = objective(tokenizer, tmp_path, "chatml").samples(documents_of(tmp_path, row))
-        turns = learned(made, tokenizer)
+        turns = learned_texts(made, tokenizer)
         assert turns[1] == "done<|im_end|>"
         found = [read_calls(turn.removesuffix("<|im_end|>")) for turn in (turns[0], turns[2])]
         if "</tool_call>" not in str(arguments):  # which no reader can tell from the mark

@@ -7,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from artel.config import TokenizerTraining
 from artel.inference import ChatSession, ChatSettings, open_model
+from artel.objectives import DocumentSamples
 from artel.tokens import Tokenizer, train_tokenizer
 from artel.tokens.tokenizer.chat_template import render, template_of
 
@@ -90,3 +91,17 @@ def talk_with(folder: Path, notes: list[str] | None = None, system: str = "", **
     return ChatSession(
         open_model(str(folder)), ChatSettings(**settings), system, (notes if notes is not None else []).append
     )
+
+
+def learned_texts(made, tokenizer):
+    """The learned texts of a conversation, one a turn."""
+    assert isinstance(made, DocumentSamples), made
+    (sample,) = made.samples
+    runs, current = [], []
+    for token, flag in zip([*sample.ids, 0], [*sample.flags, 0], strict=True):
+        if flag:
+            current.append(token)
+        elif current:
+            runs.append(tokenizer.decode(current))
+            current = []
+    return runs

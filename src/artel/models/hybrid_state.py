@@ -2,7 +2,7 @@
 convolutions and their kin.
 
 Such a layer reads a row from left to right, and no mask stops what it carries along. On a CPU the code of transformers
-ignores `seq_idx` and `cu_seq_lens_q`, by which kernels for GPUs are told where documents begin. So the one module of a
+ignores `seq_idx` and `cu_seq_lens_q`, which say to kernels for GPUs where documents begin. So the one module of a
 layer that has the state is run on documents in place of rows: documents of about the same length side by side, each a
 row of its own, and its outputs are put back where they belong. Everything else of the model runs on whole rows.
 """
@@ -149,7 +149,7 @@ def _hand_over(modules: list[nn.Module], _: nn.Module, args: Any, kwargs: dict[s
 
 @functools.cache
 def _by_documents(base: Any) -> type[Any]:
-    """A subclass of the same name whose forward runs each document of its inputs by itself, where it is told them."""
+    """A subclass of the same name whose forward runs each document of its inputs by itself, where it has a split."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         split = self.__dict__.get(SPLIT)

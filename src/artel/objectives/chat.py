@@ -1,6 +1,6 @@
 """Instruction tuning: a conversation as a chat template writes it, learned where the assistant speaks.
 
-The whole conversation is tokenized once, and the template itself locates the assistant's turns (`assistant_mask.py`):
+The whole conversation is tokenized once, and the template itself locates the assistant's turns (`conversation/`):
 in training the model reads, token for token, what it reads when it answers.
 """
 
@@ -18,12 +18,13 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
-from artel.objectives.assistant_mask import Difference, Turns, Unfit, WrittenOut
 from artel.objectives.base import Batch, Beginning, Better, DocumentSamples, Objective, Reading
 from artel.objectives.collate import predicted, target_tensors
+from artel.objectives.conversation.assistant_mask import Turns
+from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
+from artel.objectives.conversation.template_check import check_targets, difference_notes, end_notes
 from artel.objectives.packed import check_packed, packed_batch, packed_problems, packed_readings
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
-from artel.objectives.template_check import check_targets, difference_notes, end_notes
 from artel.objectives.usage import generation_usage, in_python
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools

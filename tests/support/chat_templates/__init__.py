@@ -64,7 +64,7 @@ class Family:
     refuses: dict[str, str] = field(default_factory=dict)
     """The kinds of conversation that it cannot have, and words of the refusal."""
     differs: dict[str, str] = field(default_factory=dict)
-    """The kinds of conversation that are told, and how they differ: `Difference.kind`."""
+    """The kinds of conversation that get a notice, and how they differ: `Difference.kind`."""
 
     @property
     def template(self) -> str:

@@ -14,7 +14,7 @@ from artel.text.decontamination.rows import Row
 
 
 def task_problems(benchmark: BenchmarkConfig, key: str) -> list[Problem]:
-    """Whether the harness is here; which tasks it knows takes seconds to tell, and is told when they are read."""
+    """Whether the harness is here. Which tasks it knows takes seconds to find out: that is checked as they are read."""
     return [] if find_spec("lm_eval") else list(missing_extra("lm_eval", "tasks", key).problems)
 
 

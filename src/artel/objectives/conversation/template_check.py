@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from artel.errors import InputError
-from artel.objectives.assistant_mask import Difference
+from artel.objectives.conversation.frame import Difference
 from artel.printable import in_lines
 from artel.tokens import StoreSplit, Tokenizer
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, TurnEnd, render

@@ -17,99 +17,34 @@ of the prompt and the known text before the next mark is the turn.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from artel.objectives.conversation.frame import (
+    Difference,
+    Frame,
+    Slot,
+    Unfit,
+    WrittenOut,
+    common_beginning,
+    locate,
+    mark_for,
+    mark_of,
+    slots_of,
+)
 from artel.text import Message, ToolCall, Tools
 from artel.tokens import Tokenizer
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, added_tokens, render, turn_end
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
-# Marks are of Unicode's private use, which texts do not have and templates do not know.
-_MARK = re.compile("\ue000([0-9]+)([cta])\ue001")
 _OPEN_TAG = "<think>\n"
-_EMPTY_THOUGHT = re.compile(r"\s*(?:<(think|thinking|thought|reasoning)>\s*</\1>|<\|channel>thought\s*<channel\|>)\s*")
 _FRAMES = 10_000
 """Kept at most: calls of many tools make many shapes of conversations."""
-
-
-class Unfit(Exception):
-    """A conversation in whose rendered text the turns cannot be located."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """An assistant's turn: which message it is, and its characters [start, end) in the whole text."""
-
-    message: int
-    start: int
-    end: int
-    closed: bool
-    """Whether the template writes a mark after it that generation stops at, or another end of its own."""
-    empty_thought: int = 0
-    """Up to where it is the tags of a thought that is not there; `start` if there are none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first turn that the whole conversation has otherwise than the model sees and writes it when it answers."""
-
-    turn: int
-    """Counted over the assistant's turns, from 1."""
-    kind: str
-    """thought: its thought, or the tags of one, is left out later; prompt: what stands before it is written otherwise
-    later; opening: the generation prompt goes on where the turn does not; unlearned: it is written otherwise later."""
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenOut:
-    """A conversation as its template writes it."""
-
-    text: str
-    turns: tuple[Turn, ...]
-    open_end: int
-    """The token that ends the last turn where the template does not close it."""
-    difference: Difference | None
-    results: tuple[tuple[int, int], ...] = ()
-    """Characters [start, end) of what tools returned."""
-    thoughts: int = 0
-    """Thoughts that the template writes; it may leave out those of earlier turns."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """A place for what a message says, thinks or passes as an argument, and the template's own text before it."""
-
-    before: str
-    message: int
-    kind: str
-    """c, t or a."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """All that a template writes around conversations of one shape."""
-
-    slots: tuple[_Slot, ...]
-    """Of contents and thoughts."""
-    after: str
-    places: dict[int, tuple[int, int]]
-    """For each assistant message that is learned: its slots [first, end) among them; none if it only calls."""
-    prompts: dict[int, str]
-    """And the text between the slot before it and what the model writes."""
-    rests: dict[int, str]
-    """And the text between the end of its turn and the next slot, or the end."""
-    closed: dict[int, bool]
-    open_end: int
-    difference: Difference | None
-    after_prompt: bool = False
-    """Whether the template leaves out something of the last answer, which then follows the generation prompt."""
 
 
 class Turns:
@@ -118,7 +53,7 @@ class Turns:
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._frames: dict[tuple[Any, ...], _Frame | Unfit] = {}
+        self._frames: dict[tuple[Any, ...], Frame | Unfit] = {}
         self._added = added_tokens(tokenizer)
         ends = turn_end(tokenizer, template)
         self._any_token = _any_of(self._added)
@@ -163,9 +98,9 @@ class Turns:
             raise Unfit(*frame.args)
         slots, after = list(frame.slots), frame.after
         if tools or any(message.tool_calls for message in messages):
-            slots, after = _slots(self._text(_marked(messages), frame.after_prompt, tools))
+            slots, after = slots_of(self._text(_marked(messages), frame.after_prompt, tools))
         text = self._text(messages, frame.after_prompt, tools)
-        return _located(text, slots, after, frame, messages)
+        return locate(text, slots, after, frame, messages)
 
     def _text(self, messages: Sequence[Message], after_prompt: bool, tools: Tools) -> str:
         style = self._style(messages, tools)
@@ -199,15 +134,15 @@ class Turns:
         for field in ("reasoning_content", "thinking", "content"):
             message = {
                 "role": "assistant",
-                "content": _mark(1, "c"),
-                **_thought_fields(field, _mark(1, "t"), _mark(1, "c")),
+                "content": mark_for(1, "c"),
+                **_thought_fields(field, mark_for(1, "t"), mark_for(1, "c")),
             }
             with suppress(Unfit):
-                if _mark(1, "t") in self._render([{"role": "user", "content": _mark(0, "c")}, message], ()):
+                if mark_for(1, "t") in self._render([{"role": "user", "content": mark_for(0, "c")}, message], ()):
                     return field
         return None
 
-    def _frame(self, messages: Sequence[Message], tools: Tools) -> _Frame:
+    def _frame(self, messages: Sequence[Message], tools: Tools) -> Frame:
         marked = [_with_marked_calls(message, number) for number, message in enumerate(_marked(messages))]
         style = self._style(messages, tools)
         fields = [self._template_fields(message, style) for message in marked]
@@ -216,9 +151,9 @@ class Turns:
         after_prompt = last.role == "assistant" and (last.content not in text or last.thought not in text)
         if after_prompt:
             text = self._text(marked, after_prompt, tools)
-        slots, after = _slots(text)
+        slots, after = slots_of(text)
         _check_order(slots, marked)
-        frame = _Frame(tuple(slot for slot in slots if slot.kind != "a"), after, {}, {}, {}, {}, 0, None, after_prompt)
+        frame = Frame(tuple(slot for slot in slots if slot.kind != "a"), after, {}, {}, {}, {}, 0, None, after_prompt)
         differences: list[Difference] = []
         answers = [number for number, message in enumerate(messages) if message.role == "assistant"]
         closing = ""
@@ -232,7 +167,7 @@ class Turns:
                 # Such a template writes no last answer: what an earlier one is there for is to be read, not written.
                 differences.append(Difference(turn, "unlearned"))
                 continue
-            at_end = _slots(alone)[1]
+            at_end = slots_of(alone)[1]
             tag = _OPEN_TAG if messages[number].thought and self._thought_field == "content" else ""
             header = opening.removesuffix(tag)
             if slots[first].kind == "a":  # what stands before an argument is the call's own, but for the header
@@ -244,9 +179,9 @@ class Turns:
             closing = follows[: self._closing_length(follows, at_end)]
             frame.rests[number] = follows[len(closing) :]
             frame.closed[number] = self._is_end(closing) if messages[number].tool_calls else bool(closing)
-            start = text.index(_mark_of(slots[first])) - len(opening) + length
+            start = text.index(mark_of(slots[first])) - len(opening) + length
             kind = self._difference(
-                fields[:number], text, alone, start, text.rindex(_mark_of(slots[end - 1])), number, tools
+                fields[:number], text, alone, start, text.rindex(mark_of(slots[end - 1])), number, tools
             )
             if kind:
                 differences.append(Difference(turn, kind))
@@ -268,7 +203,7 @@ class Turns:
             if length is None:
                 raise Unfit("the chat template has no place for an assistant that speaks first")
             return length
-        prompt = _slots(self._render(before, tools, add_generation_prompt=True))[1]
+        prompt = slots_of(self._render(before, tools, add_generation_prompt=True))[1]
         length = None
         if opening.startswith(prompt):
             length = len(prompt)
@@ -284,22 +219,23 @@ class Turns:
     def _plain_opening(self, before: list[dict[str, Any]], opening: str, tools: Tools) -> str:
         """What the template writes before the content of an answer without calls; `opening` where it refuses one."""
         try:
-            slots, _ = _slots(self._render([*before, {"role": "assistant", "content": _mark(len(before), "c")}], tools))
+            answer = {"role": "assistant", "content": mark_for(len(before), "c")}
+            slots, _ = slots_of(self._render([*before, answer], tools))
         except Unfit:
             return opening
         return slots[-1].before if slots and slots[-1].message == len(before) else opening
 
     def _header_end(self, opening: str) -> int | None:
         """Where an answer's header ends in the text before it: what the generation prompt adds after a user's turn."""
-        user = [{"role": "user", "content": _mark(0, "c")}]
+        user = [{"role": "user", "content": mark_for(0, "c")}]
         plain, prompt = (
-            _slots(self._render(user, (), add_generation_prompt=wants_prompt))[1] for wants_prompt in (False, True)
+            slots_of(self._render(user, (), add_generation_prompt=wants_prompt))[1] for wants_prompt in (False, True)
         )
         header = prompt[len(self._common(plain, prompt)) :]
         if header and header in opening:
             return opening.rindex(header) + len(header)
         if not header:  # the template writes a generation prompt after every conversation
-            header = _common(prompt[::-1], opening[::-1])[::-1]
+            header = common_beginning(prompt[::-1], opening[::-1])[::-1]
         if any(opening.endswith(header[:length]) for length in range(len(header), 0, -1) if header[:length].strip()):
             return len(opening)
         return None
@@ -317,7 +253,7 @@ class Turns:
 
     def _common(self, one: str, other: str) -> str:
         """What both texts begin with; a token is common as a whole, or not at all."""
-        common = _common(one, other)
+        common = common_beginning(one, other)
         for text in (one, other):
             for token in self._any_token.finditer(text):
                 if token.start() < len(common) < token.end():
@@ -336,7 +272,7 @@ class Turns:
         role = "tool" if "tool_calls" in fields[-1] else "user"
         with suppress(Unfit):
             follows = self._render([*fields, {"role": role, "content": "\ue002"}], tools).partition("\ue002")[0]
-            if stop := self._stop_token.search(_slots(follows)[1]):
+            if stop := self._stop_token.search(slots_of(follows)[1]):
                 return self._added[stop[0]]
         return self._tokenizer.end_id
 
@@ -344,7 +280,7 @@ class Turns:
         self, before: list[dict[str, Any]], text: str, alone: str, start: int, end: int, number: int, tools: Tools
     ) -> str | None:
         """How the conversation differs from what the model sees, and writes, when it gives the answer `number`."""
-        thought = _mark(number, "t")
+        thought = mark_for(number, "t")
         if alone[:start] != text[:start]:
             return "prompt"
         if alone[:end] != text[:end] or (thought in alone) != (thought in text):
@@ -369,23 +305,23 @@ def _marked(messages: Sequence[Message]) -> list[Message]:
     return [
         replace(
             message,
-            content=_mark(number, "c") if message.content or not message.tool_calls else "",
-            thought=_mark(number, "t") if message.thought else "",
+            content=mark_for(number, "c") if message.content or not message.tool_calls else "",
+            thought=mark_for(number, "t") if message.thought else "",
         )
         for number, message in enumerate(messages)
     ]
 
 
 def _with_marked_calls(message: Message, number: int) -> Message:
-    calls = (ToolCall(call.name, {"a": _mark(number, "a")}, call.id) for call in message.tool_calls)
+    calls = (ToolCall(call.name, {"a": mark_for(number, "a")}, call.id) for call in message.tool_calls)
     return replace(message, tool_calls=tuple(calls)) if message.tool_calls else message
 
 
-def _count_contents(slots: list[_Slot]) -> int:
+def _count_contents(slots: list[Slot]) -> int:
     return sum(slot.kind != "a" for slot in slots)
 
 
-def _check_order(slots: list[_Slot], marked: Sequence[Message]) -> None:
+def _check_order(slots: list[Slot], marked: Sequence[Message]) -> None:
     spoken = [slot.message for slot in slots if slot.kind == "c"]
     missing = [message.role for number, message in enumerate(marked) if message.content and number not in spoken]
     if missing:
@@ -397,12 +333,6 @@ def _check_order(slots: list[_Slot], marked: Sequence[Message]) -> None:
     turns = [slot.message for slot in slots if slot.kind != "t" and marked[slot.message].role != "system"]
     if len(set(spoken)) < len(spoken) or turns != sorted(turns):
         raise Unfit("the chat template repeats turns, or changes their order")
-
-
-def _common(one: str, other: str) -> str:
-    """What both texts begin with."""
-    same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:same]
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
@@ -423,70 +353,3 @@ def _answer(prompt: str, thought: str, content: str) -> str:
     if not prompt.rstrip().endswith("<think>"):
         raise Unfit("the chat template leaves out what the assistant thinks")
     return f"{thought}\n</think>\n\n{content}"
-
-
-def _mark_of(slot: _Slot) -> str:
-    return _mark(slot.message, slot.kind)
-
-
-def _mark(number: int, kind: str) -> str:
-    return f"\ue000{number}{kind}\ue001"
-
-
-def _slots(text: str) -> tuple[list[_Slot], str]:
-    """The marks of a text, each with what stands before it, and what stands after the last."""
-    slots, end = [], 0
-    for mark in _MARK.finditer(text):
-        slots.append(_Slot(text[end : mark.start()], int(mark[1]), mark[2]))
-        end = mark.end()
-    return slots, text[end:]
-
-
-def _located(text: str, slots: list[_Slot], after: str, frame: _Frame, messages: Sequence[Message]) -> WrittenOut:
-    """Walk along the real text by slots; templates may take white space off the contents' ends, or write JSON."""
-    if [(slot.message, slot.kind) for slot in slots] != [(slot.message, slot.kind) for slot in frame.slots]:
-        raise _otherwise()
-    spans: list[tuple[int, int]] = []
-    at = 0
-    following = [slot.before for slot in slots[1:]] + [after]
-    for slot, follows in zip(slots, following, strict=True):
-        message = messages[slot.message]
-        content = message.thought if slot.kind == "t" else message.content
-        fits = (form for form in _forms(content) if text.startswith(slot.before + form + follows, at))
-        form = next(fits, None)
-        if form is None:
-            raise _otherwise()
-        begin = at + len(slot.before)
-        at = begin + len(form)
-        spans.append((begin, at))
-    if len(text) != at + len(after):
-        raise _otherwise()
-    turns = tuple(_turn(number, text, spans, frame) for number in frame.prompts)
-    of_tools = (messages[slot.message].role == "tool" for slot in slots)
-    results = tuple(span for span, is_result in zip(spans, of_tools, strict=True) if is_result)
-    thoughts = sum(slot.kind == "t" for slot in slots)
-    return WrittenOut(text, turns, frame.open_end, frame.difference, results, thoughts)
-
-
-def _turn(number: int, text: str, spans: list[tuple[int, int]], frame: _Frame) -> Turn:
-    prompt, rest = frame.prompts[number], frame.rests[number]
-    first, end = frame.places[number]
-    begin = spans[first - 1][1] if first else 0
-    stop = spans[end][0] if end < len(spans) else len(text)
-    start, end_of_turn = begin + len(prompt), stop - len(rest)
-    if not text.startswith(prompt, begin) or text[end_of_turn:stop] != rest or end_of_turn < start:
-        raise _otherwise()
-    tags = _EMPTY_THOUGHT.finditer(text, begin, spans[first][0] if first < end else end_of_turn)
-    # The generation prompt may have the first of the tags already.
-    empty = next((tag.end() for tag in tags if tag.start() <= start < tag.end()), start)
-    return Turn(number, start, end_of_turn, frame.closed[number], empty)
-
-
-def _otherwise() -> Unfit:
-    return Unfit("the chat template writes this conversation otherwise than others of its shape")
-
-
-def _forms(content: str) -> tuple[str, ...]:
-    as_json = json.dumps(content, ensure_ascii=False)[1:-1]
-    stripped = content.strip(), content.rstrip(), content.lstrip("\n"), content.strip("\n"), content.lstrip()
-    return content, *stripped, as_json
