@@ -51,7 +51,11 @@ def show(
     quiet_libraries()
     is_store = (Path(name) / "manifest.json").is_file()
     run = None if is_store else load_run(name, Overrides.parse(overrides))
-    store = TokenStore(Path(name)) if run is None else prepare(run, tell).open()
+    if run is None:
+        store = TokenStore(Path(name))
+    else:
+        prepared = prepare(run, tell)
+        run, store = prepared.run, prepared.open()
     from artel.inference.show import ReadSamples, show_stored
 
     tokenizer = load_tokenizer(str(store.folder / "tokenizer"))

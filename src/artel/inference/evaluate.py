@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,14 @@ class EvaluationResult:
     documents: int
     tokens: int
     seconds: float
+    details: dict[str, Any] = field(default_factory=dict)
+    """What the figures leave out: tables by label, a confusion matrix (`Objective.details`)."""
     predictions: Any = None
     """For questions: the content of the official predictions file of their format."""
 
     def to_json(self) -> dict[str, Any]:
         names = ("model", "objective", "figures", "samples", "documents", "tokens", "seconds")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | ({"details": self.details} if self.details else {})
 
     def _repr_html_(self) -> str:
         rows = [(name.replace("_", " "), f"{value:,.4f}") for name, value in self.figures.items()]
@@ -62,9 +64,10 @@ def evaluate(
     """
     run = _evaluation_run(opened, data, overrides)
     check_positions(opened.model, run.data.block)
+    prepared = prepare(run, tell)
+    run = prepared.run
     objective = objective_of(run, opened.tokenizer)
     objective.check(opened.model)
-    prepared = prepare(run, tell)
     store = prepared.open()
     if data is None:
         objective.fit_statistics(store.train)  # a weighted loss has the weights of training
@@ -99,6 +102,7 @@ def evaluate(
         part.documents,
         part.tokens,
         time.monotonic() - started,
+        objective.details(outputs, part),
         objective.predictions_file(outputs, part),
     )
 

@@ -15,7 +15,6 @@ from artel.models.device import pick_precision
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
 from artel.models.loading.model_folder import is_in_hub_cache, read_config
-from artel.models.loading.request import ModelRequest
 from artel.models.quantization import compute_in
 from artel.objectives import Objective, objective_of
 from artel.preparing import Prepared, prepare
@@ -101,14 +100,15 @@ def check_run_name(name: str) -> None:
 
 def open_untrained(run: RunConfig, tell: Callable[[str], None]) -> OpenedModel:
     """The run's model before its first step. Prepares the run's text where that is not done yet."""
-    return open_fresh(run, prepare(run, tell))
+    prepared = prepare(run, tell)
+    return open_fresh(prepared.run, prepared)
 
 
 def open_fresh(run: RunConfig, prepared: Prepared) -> OpenedModel:
     """The run's model before its first step, with the tokenizer of its prepared text."""
     tokenizer = prepared.tokenizer()
     objective = objective_of(run, tokenizer)
-    request = ModelRequest(run.model, objective.auto_class, objective.heads, run.data.block, run.seed)
+    request = objective.model_request(run.model, run.data.block, run.seed)
     model = build_model(request, tokenizer).model
     return OpenedModel(run.run, str(prepared.folder / "tokenizer"), model, tokenizer, objective, run)
 
@@ -130,7 +130,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
         config = config.model_copy(update={"trust_remote_code": folder})
     if adapter is not None:
         config = config.model_copy(update={"quantize": objective.run.model.quantize})
-    model = load_model(ModelRequest(config, objective.auto_class, objective.heads), tokenizer)
+    model = load_model(objective.model_request(config), tokenizer)
     if adapter is not None:
         compute_in(model, pick_precision("auto", model.device))
     check_finite(model, name)
@@ -139,18 +139,19 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
 
 def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer) -> Objective:
     """The objective of a model or an adapter in a folder: that of its run, or else the one that its head is for."""
-    adapter = read_adapter(folder)
-    return objective_of(
-        run or RunConfig(objective=_objective_of_head(folder if adapter is None else adapter.base)), tokenizer
-    )
+    if run is None:
+        adapter = read_adapter(folder)
+        run = _run_of_folder(folder if adapter is None else adapter.base)
+    return objective_of(run, tokenizer)
 
 
-def _objective_of_head(folder: str) -> str:
-    """The objective whose head a model folder has, by the class that saved it; a causal one where none is known."""
+def _run_of_folder(folder: str) -> RunConfig:
+    """A run with the objective that a model is for, by the class that saved it; a causal one where none is known."""
     config, _ = read_config(folder)
     architecture = (config.architectures or [""])[0]
-    heads = {name: OBJECTIVES[name].auto_class.removeprefix("AutoModel") for name in OBJECTIVES.names}
-    return next((name for name, head in heads.items() if architecture.endswith(head)), OBJECTIVES.names[0])
+    claiming = (name for name in OBJECTIVES.names if OBJECTIVES[name].claims(architecture, folder))
+    name = next(claiming, OBJECTIVES.names[0])
+    return RunConfig.model_validate({"objective": name, **OBJECTIVES[name].run_values(config, folder)})
 
 
 def end_ids(model: PreTrainedModel) -> set[int]:

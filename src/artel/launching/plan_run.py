@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from artel.config import Overrides, RunConfig, RunFile
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import checked_run
+from artel.preparing import settled
 
 if TYPE_CHECKING:
     from artel.planning.plan import Plan, PlannedText
@@ -66,7 +67,7 @@ def plan_run(
         for line in choice.lines:
             announce(line)
         run = choice.run
-    run = with_planned_packing(run)
+    run = with_planned_packing(settled(run, announce))
     announce("tracing two steps")
     text = planned_text(run) if with_text else None
     return PlannedRun(run, make_plan(run, hardware, options.nproc, options.price, text), text)

@@ -33,7 +33,7 @@ from artel.launching.quiet_libraries import quiet_libraries
 from artel.launching.read_run import SECRETS_NOTE, checked_run, has_secrets
 from artel.launching.started import check_worker, read_launcher
 from artel.launching.worker import end_with_launcher, is_worker, raising_lost_others
-from artel.preparing import prepare
+from artel.preparing import as_begun, prepare
 from artel.storage import check_cache, lock
 from artel.storage.locks import holders
 from artel.training.run_folder import RunFolder, is_done
@@ -116,8 +116,7 @@ def start_run(
             _wait_for_earlier_processes(folder, announce)
             run = _lead(run, folder, options, processes, hosts, announce)
         else:
-            prepare(run, announce)
-            run = _as_begun(run)
+            run = _as_begun(prepare(run, announce).run)
         if not options.restart and is_done(run):  # with --restart the leader is emptying the folder
             announce(f"{folder.path} is complete, its model is in {folder.model}; --restart starts over")
             return folder.read_result()
@@ -218,6 +217,7 @@ def _lead(
     began = time.monotonic()
     is_over = not restart and is_done(_as_begun(run))
     prepared = prepare(run, announce, verify=not is_over)
+    run = prepared.run
     announce(prepared.summary())
     if run.train.budget is not None:
         announce(f"the text took {duration(time.monotonic() - began)}, which is not of train.budget")
@@ -241,7 +241,7 @@ def _as_begun(run: RunConfig) -> RunConfig:
     """The run with what was chosen for it as it began (`model.auto`, `data.packing: auto`), where it has begun."""
     from artel.training.same_run import with_earlier_choice, with_earlier_packing
 
-    return with_earlier_packing((with_earlier_choice(run) or run) if run.model.auto else run)
+    return as_begun(with_earlier_packing((with_earlier_choice(run) or run) if run.model.auto else run))
 
 
 def _with_packing(run: RunConfig, prepared: Prepared, restart: bool, announce: Announce) -> RunConfig:
@@ -315,7 +315,8 @@ def _train_in_this_process(run: RunConfig, callbacks: Sequence[Callback], announ
         run = with_earlier_packing(run, begun=False)
         own = [CALLBACKS[name]() for name in run.callbacks]
         every = [*callbacks, *own]
-        return train(run, prepare(run, announce), world, announce, every, make_report=partial(_report, run.run))
+        prepared = prepare(as_begun(run), announce)
+        return train(prepared.run, prepared, world, announce, every, make_report=partial(_report, run.run))
 
 
 def _report(folder: str) -> str | None:

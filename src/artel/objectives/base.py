@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from artel.config import RunConfig
+from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
 from artel.objectives.usage import in_python
-from artel.text import Document, Dropped, Rejected
+from artel.text import Document, Dropped, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore
 
 if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to import
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from artel.models.generate import Sampling
+    from artel.models.loading.request import ModelRequest
     from artel.tokens.tokenizer.chat_template import TurnEnd
 
 Better = Literal["higher", "lower"]
@@ -107,6 +108,8 @@ class Objective(ABC):
     """The task under which the hub lists its models: text-generation; empty if the hub has no such task."""
     section: ClassVar[str] = ""
     """Its own section of the run file; empty if it has none."""
+    decided_by_records: ClassVar[tuple[str, ...]] = ()
+    """Keys of its section in place of whose `auto` its records tell the value, before anything is tokenized: labels."""
     generates: ClassVar[bool] = False
     """True if its models write text token by token; `artel chat` and the harness need that."""
     is_per_token: ClassVar[bool] = False
@@ -127,8 +130,10 @@ class Objective(ABC):
     """Names of what `loss` returns, in order. The first two are `loss` and `targets`."""
     document_number: ClassVar[int | None] = None
     """The column of a sample's numbers that holds the number of its document in its split; the store fills it in."""
-    outputs: ClassVar[tuple[str, ...]] = ()
+    outputs: tuple[str, ...] = ()
     """Names of the numbers that `evaluate_batch` returns for each sample."""
+    tasks: ClassVar[tuple[str, ...]] = ()
+    """What `answers` can be asked: classify, entities, embed, rerank, score."""
     better: ClassVar[dict[str, Better]]
     """The metrics, and which way each improves."""
 
@@ -136,6 +141,32 @@ class Objective(ABC):
     def for_run(cls, run: RunConfig) -> type[Objective]:
         """The class that a run with this objective uses."""
         return cls
+
+    @classmethod
+    def undecided(cls, run: RunConfig) -> list[str]:
+        """The keys among `decided_by_records` that the run leaves to its records."""
+        return [key for key in cls.decided_by_records if getattr(getattr(run, cls.section), key) == "auto"]
+
+    @classmethod
+    def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
+        """Values for the `undecided` keys, by the run's records: all that are kept, also for validation.
+
+        Raises InputError where they decide nothing.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def claims(cls, architecture: str, folder: str) -> bool:
+        """True if a model that no run of artel trained is one of this objective: by the class that saved it.
+
+        `folder` is a folder or a hub id. Of several that claim a model the first in the registry has it.
+        """
+        return architecture.endswith(cls.auto_class.removeprefix("AutoModel"))
+
+    @classmethod
+    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+        """Keys of a run file that a model stands for which no run of artel trained: {"classification": {…}}."""
+        return {}
 
     @classmethod
     def settings(cls, run: RunConfig) -> dict[str, Any] | None:
@@ -207,6 +238,21 @@ class Objective(ABC):
     @property
     def heads(self) -> dict[str, int]:
         """Linear heads on the first token, beside those of the model's class: name → outputs."""
+        return {}
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        """Values of the transformers configuration that the model's head needs: {"num_labels": 3}."""
+        return {}
+
+    def model_request(self, config: ModelConfig, block: int = 1, seed: int = 0) -> ModelRequest:
+        """What a builder of models is to build for this objective; `config` is the section `model` of a run file."""
+        from artel.models.loading.request import ModelRequest
+
+        return ModelRequest(config, self.auto_class, self.heads, block, seed, self.head_config)
+
+    def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
+        """Files that belong beside the model in its folder, by their paths there: other libraries read them."""
         return {}
 
     def command(self, run: str, samples: Samples | None) -> str:
@@ -299,6 +345,18 @@ class Objective(ABC):
     def predictions_file(self, outputs: np.ndarray, part: StoreSplit) -> Any:
         """The data set's official file of predictions, as plain values; None if it has none."""
         return None
+
+    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+        """What the figures leave out, for the report; empty for most objectives.
+
+        `tables`: {title: [{column: text or number, …}, …]}; `matrices`: {title: {"labels": […], "counts": [[…], …]}},
+        true labels down, predicted ones across.
+        """
+        return {}
+
+    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+        """What the model says of each input, as plain values. `task` is one of `tasks`. Raises InputError."""
+        raise NotImplementedError
 
     def beginning(self, prompt: str) -> Beginning | None:
         """What a model that `generates` continues; None if `reply` alone can tell, one prompt after another."""

@@ -21,6 +21,7 @@ import orjson
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.notebooks import html_table
+from artel.objectives import objective_type
 from artel.preparing.claim import check_claim
 from artel.preparing.from_store import check_from_store
 from artel.preparing.known_stores import damage, remember_store, remembered_store, set_aside
@@ -28,6 +29,7 @@ from artel.preparing.lists import LISTS, copy_lists
 from artel.preparing.making import Check, make_store
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
 from artel.preparing.progress import Tell, reporting
+from artel.preparing.settle import as_begun, decided_before, settle
 from artel.preparing.store_key import settings_digest, store_key
 from artel.storage import (
     cache_folder,
@@ -56,6 +58,8 @@ class Prepared:
     folder: Path
     made: bool
     """True if this call made it."""
+    run: RunConfig
+    """The run, with what its records decided (`settle.py`)."""
 
     def open(self) -> TokenStore:
         return TokenStore(self.folder)
@@ -119,14 +123,17 @@ def prepare(
         check_claim(Path(run.run))
     if run.data.from_store:
         check_from_store(run, verify=verify)
-        return Prepared(Path(run.data.from_store), made=False)
+        return Prepared(Path(run.data.from_store), made=False, run=decided_before(run))
     try:
         with reporting(tell, lambda: "looking at the sources"):
             check_text(run.data, tell)
             key = store_key(run)
     except InputError as error:
-        return _without_texts(run, error, tell, verify)
+        return _without_texts(as_begun(run), error, tell, verify)
     stores, remote_stores = _stores(run)
+    settled = settle(run, stores / f"{key}.settled.json", tell)
+    if settled is not run:
+        run, key = settled, store_key(settled)
     folder, made = stores / key, False
     address = remote_stores and f"{remote_stores}/{key}"
     is_damaged = verify and _is_whole(folder) and damage(folder) is not None
@@ -152,7 +159,7 @@ def prepare(
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
     copy_lists(run, folder)
-    prepared = Prepared(folder, made)
+    prepared = Prepared(folder, made, run)
     for note in prepared.notes() if made else ():
         tell(note)
     return prepared
@@ -170,13 +177,22 @@ def check_texts(run: RunConfig) -> None:
         raise InputError(problems)
 
 
+def settled(run: RunConfig, tell: Tell) -> RunConfig:
+    """The run with what its records decide; they are read, unless that was done before. Raises InputError."""
+    if not objective_type(run).undecided(run):
+        return run
+    return settle(run, _stores(run)[0] / f"{store_key(run)}.settled.json", tell)
+
+
 def has_store(run: RunConfig) -> bool:
     """True if the store that a run began with still exists, so that neither texts nor a tokenizer are needed."""
+    run = as_begun(run)
     return remembered_store(run, settings_digest(run)) is not None
 
 
 def is_prepared(run: RunConfig) -> bool:
     """True if `prepare` would find the run's store and make nothing."""
+    run = as_begun(run)
     if run.data.from_store or has_store(run):
         return True
     try:
@@ -210,7 +226,7 @@ def _without_texts(run: RunConfig, error: InputError, tell: Tell, verify: bool) 
         fix = "the store cannot be made again without its texts: put them back, or a copy of the store"
         raise InputError([problem, Problem(fault.where, fault.what, fix)])
     tell(f"{problem.where}: {problem.what}; the run continues with the store that was made of its texts: {folder}")
-    return Prepared(folder, made=False)
+    return Prepared(folder, made=False, run=run)
 
 
 def _set_damaged_aside(folder: Path, tell: Tell) -> Path | None:

@@ -87,6 +87,8 @@ class RunData:
     plan: dict[str, Any] | None = None
     """What was planned, and under `measured` what was measured."""
     result: dict[str, Any] | None = None
+    validation: dict[str, Any] | None = None
+    """What the figures of the newest validation leave out: its step, tables, matrices (`Objective.details`)."""
     profile: dict[str, Any] | None = None
     """Where the time of a few steps went: milliseconds by kind and by operator."""
     bad_steps: list[dict[str, Any]] = field(default_factory=list)
@@ -140,6 +142,7 @@ class RunReader:
             rejected=list(found.lines(folder.path / "rejected.jsonl", _rejected, most=_MOST_REJECTED)),
             plan=found.object(folder.plan),
             result=found.object(folder.result),
+            validation=found.object(folder.validation),
             profile=found.object(folder.profile / "table.json"),
             bad_steps=list(found.lines(folder.bad_steps, _bad_step)),
             starts=starts,

@@ -29,7 +29,20 @@ from artel.text.formats.conversations import record_of
 from artel.text.ledger import Ledger, describe_drops
 from artel.text.pairs import without_commas
 from artel.text.reading.sets import check_sets
-from artel.text.records import Conversation, Document, Dropped, Message, Pair, Preference, Question, Record, Rejected
+from artel.text.records import (
+    Conversation,
+    Document,
+    Dropped,
+    Labeled,
+    Match,
+    Message,
+    Pair,
+    Preference,
+    Question,
+    Record,
+    Rejected,
+    Tagged,
+)
 from artel.text.sources.find import check_sources
 from artel.text.sources.inputs import InputShard, input_shards, source_at
 from artel.text.sources.read import read_shard
@@ -105,7 +118,7 @@ def _passed(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tup
 
 def _has_pii(record: Record, rules: PiiConfig) -> bool:
     """True if a record has personal data of a kind that drops it."""
-    if not rules.drop or isinstance(record.fields, Question):
+    if not rules.drop or isinstance(record.fields, Question | Tagged):
         return False
     texts = (record.fields.input, record.text) if isinstance(record.fields, Pair) else (record.text,)
     return any(find_pii(text, rules.drop) for text in texts)
@@ -226,7 +239,7 @@ def _identity(record: Record) -> str:
     The same question with another answer is no duplicate; nor is the same text with other roles, or the same answer
     rejected instead of chosen.
     """
-    if isinstance(record.fields, Conversation | Preference):
+    if isinstance(record.fields, Conversation | Preference | Labeled | Tagged | Match):
         return repr(record.fields)
     if isinstance(record.fields, Question):
         return f"{record.text}\n{record.fields.answer_class} {record.fields.answers}"
@@ -234,8 +247,10 @@ def _identity(record: Record) -> str:
 
 
 def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: Counter[str]) -> Record:
-    if isinstance(record.fields, Question):  # its answers are spans of its characters
+    if isinstance(record.fields, Question | Tagged):  # their answers and names are spans of their characters
         return record
+    if isinstance(record.fields, Labeled | Match):
+        return _cleaned_texts(record, record.fields, rules, changed)
     if isinstance(record.fields, Conversation | Preference):
         return _cleaned_messages(record, record.fields, rules, changed)
     text = _cleaned_text(record.text, rules, changed)
@@ -252,6 +267,13 @@ def _cleaned(record: Record, source: SourceConfig, rules: CleanConfig, changed: 
 def _cleaned_text(text: str, rules: CleanConfig, changed: Counter[str]) -> str:
     text = clean(text, rules, changed)
     return mask_pii(text, rules.pii, changed) if rules.pii is not None and rules.pii.mask else text
+
+
+def _cleaned_texts(record: Record, fields: Labeled | Match, rules: CleanConfig, changed: Counter[str]) -> Record:
+    """The record with each of its texts cleaned; if nothing is left of one, nothing is left of the record."""
+    texts = tuple(_cleaned_text(text, rules, changed) for text in fields.texts)
+    group = texts[0] if record.group == fields.texts[0] else record.group
+    return record._replace(text="\n".join(texts) if all(texts) else "", fields=fields.with_texts(texts), group=group)
 
 
 def _masked(value: Any, rules: CleanConfig, changed: Counter[str]) -> Any:

@@ -1,10 +1,10 @@
-"""What a source yields (records, pairs, questions, conversations, preferences), and what becomes of it."""
+"""What a source yields (texts, pairs, questions, conversations, preferences, labels …), and what becomes of it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 AnswerClass = Literal["yes", "no", "short", "long", "unknown"]
@@ -114,6 +114,56 @@ class Preference:
     tools: Tools = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Labeled:
+    """A text, or a pair of texts, with its labels or a number."""
+
+    text: str
+    second: str = ""
+    """The other text of a pair; empty where there is one text."""
+    labels: tuple[str, ...] = ()
+    """One for most data; none to several where a text may have several."""
+    number: float | None = None
+    """What is to be predicted, where that is a number."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.text, self.second) if self.second else (self.text,)
+
+    def with_texts(self, texts: tuple[str, ...]) -> Labeled:
+        """The same with other texts, as many as `texts`."""
+        return replace(self, text=texts[0], second=texts[1] if self.second else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """A text and what is named in it."""
+
+    text: str
+    spans: tuple[tuple[int, int, str], ...]
+    """(start, end, label): characters from `start` to before `end`. One may lie within another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A query, texts that match it, and texts that do not."""
+
+    query: str
+    positives: tuple[str, ...] = ()
+    negatives: tuple[str, ...] = ()
+    score: float | None = None
+    """How well the only positive matches, where the data say that by a number."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.query, *self.positives, *self.negatives)
+
+    def with_texts(self, texts: tuple[str, ...]) -> Match:
+        """The same with other texts, as many as `texts`."""
+        count = 1 + len(self.positives)
+        return replace(self, query=texts[0], positives=texts[1:count], negatives=texts[count:])
+
+
 class Record(NamedTuple):
     """One text, or the fields of a pair, question or conversation, with its origin: `file:line`, the file, or a URL.
 
@@ -124,7 +174,7 @@ class Record(NamedTuple):
     """The text. If there are `fields`: the text by which duplicates are found and on which a tokenizer is trained."""
     origin: str
     set_name: str
-    fields: Pair | Question | Conversation | Preference | None = None
+    fields: Pair | Question | Conversation | Preference | Labeled | Tagged | Match | None = None
     group: str = ""
     """The text whose hash chooses the split, if not `text`: records of one group go into the same split."""
 

@@ -13,11 +13,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+import orjson
+
 from artel.config.schema.quantities import Interval
 from artel.errors import Interrupted, Problem, WorkError
 from artel.interrupts import in_main_thread
 from artel.models.flops import tokens_a_second, utilization
 from artel.models.generate import Sampling
+from artel.storage import write_file
 from artel.training.evaluation import Validation
 from artel.training.faults.bad_steps import Guard
 from artel.training.memory.in_use import memory_in_use
@@ -90,10 +93,12 @@ class Validate:
         run.trackers.busy("evaluating", 0.0)
         progress = partial(run.trackers.busy, "evaluating")
         with run.timed_end("validation"):
-            metrics, _ = self._validation.evaluate(run.strategy, run.batch_plan.size, config.blocks, progress)
+            metrics, outputs = self._validation.evaluate(run.strategy, run.batch_plan.size, config.blocks, progress)
         run.progress.validation = metrics
         run.newest_validation = run.step
         run.check_folder()
+        if run.world.first and (details := run.objective.details(outputs, self._validation.part)):
+            write_file(run.folder.validation, orjson.dumps({"step": run.step, **details}, option=orjson.OPT_INDENT_2))
         self._compare(run, metrics, is_due)
         run.trackers.validation(
             {"step": run.step, "epoch": round(run.length.epoch(run.step), 6), "validation": metrics}

@@ -13,7 +13,6 @@ import torch
 
 from artel.models.flops import tokens_a_second
 from artel.models.loading.build import build_model
-from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import save_model
 from artel.storage import write_file
 from artel.training.checkpoint.format import Progress, checkpoint_path, full_weights, load_weights, read_progress
@@ -53,6 +52,7 @@ def finish(run: Run) -> dict[str, Any]:
             run.tokenizer,
             run.folder.model,
             weights,
+            run.objective.model_files(run.strategy.model),
             kept=run.folder.foreign_in_model(),
             note=run.folder.note_model,
         )
@@ -92,7 +92,7 @@ def _frozen_weights(run: Run) -> dict[str, torch.Tensor]:
     config = run.config
     if not config.model.freeze:
         return {}
-    request = ModelRequest(config.model, run.objective.auto_class, run.objective.heads, config.data.block, config.seed)
+    request = run.objective.model_request(config.model, config.data.block, config.seed)
     parameters = build_model(request, run.tokenizer).model.named_parameters()
     return {name: parameter for name, parameter in parameters if not parameter.requires_grad}
 

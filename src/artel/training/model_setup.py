@@ -27,7 +27,7 @@ from artel.models.experts import compute_experts_in_autocast
 from artel.models.float8 import use_float8
 from artel.models.loading.build import build_model, must_load_whole
 from artel.models.loading.materialize import WeightLoader, materialize
-from artel.models.loading.request import BuiltModel, ModelRequest
+from artel.models.loading.request import BuiltModel
 from artel.models.loading.structure import outline
 from artel.models.loss import loss_choice
 from artel.models.quantization import compute_in
@@ -184,7 +184,7 @@ def _build(
     Stages of a pipeline cannot be tried alone: where documents do not see one another, each process tries the whole
     model first.
     """
-    request = ModelRequest(config.model, objective.auto_class, objective.heads, config.data.block, config.seed)
+    request = objective.model_request(config.model, config.data.block, config.seed)
     tried_whole = plan.splits_layers and documents
     if not plan.shards_weights or tried_whole or must_load_whole(config.model) is not None:
         built = build_model(request, tokenizer)

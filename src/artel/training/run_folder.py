@@ -46,6 +46,11 @@ class RunFolder:
         return self.path / "samples.jsonl"
 
     @property
+    def validation(self) -> Path:
+        """What the figures of the newest validation leave out: tables, a confusion matrix."""
+        return self.path / "validation.json"
+
+    @property
     def tracker_runs(self) -> Path:
         """The ids of the runs of other packages that this run goes on with: W&B's, MLflow's, trackio's."""
         return self.path / "tracker_runs.json"

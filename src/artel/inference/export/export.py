@@ -23,7 +23,6 @@ from artel.models.adapters import is_adapted, read_adapter
 from artel.models.loading.build import load_model
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config
-from artel.models.loading.request import ModelRequest
 from artel.models.loading.save import write_model
 from artel.preparing import prepare, refuse_overlaps
 from artel.storage import check_new, new_folder
@@ -133,7 +132,8 @@ def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> 
     folder.mkdir(exist_ok=True)
     if not isinstance(source, Path):
         weights = source.weights if isinstance(source, AssembledModel) else None
-        write_model(source.model, source.tokenizer, folder, weights)
+        files = source.objective.model_files(source.model) if isinstance(source, OpenedModel) else {}
+        write_model(source.model, source.tokenizer, folder, weights, files)
         return folder
     if read_adapter(str(source)) is None:
         check_whole(str(source))
@@ -149,10 +149,10 @@ def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
     assert adapter is not None
     tokenizer = load_tokenizer(str(folder))
     objective = objective_of_folder(str(folder), run, tokenizer)
-    request = ModelRequest(ModelConfig.model_validate({"from": str(folder)}), objective.auto_class, objective.heads)
+    request = objective.model_request(ModelConfig.model_validate({"from": str(folder)}))
     merged = load_model(request, tokenizer, merge=True)
     config, _ = read_config(adapter.base)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     into.mkdir(exist_ok=True)
-    write_model(merged.to(dtype), tokenizer, into)
+    write_model(merged.to(dtype), tokenizer, into, files=objective.model_files(merged))
     return {"merged_into": adapter.base, "dtype": str(dtype).removeprefix("torch.")}

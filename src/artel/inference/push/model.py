@@ -148,7 +148,7 @@ def write_folder(model: PushedModel, repo: str, options: PushOptions, folder: Pa
     left_out = []
     if model.checkpoint is not None:
         opened = open_checkpoint(model.run, prepare(model.run), model.checkpoint)
-        write_model(opened.model, opened.tokenizer, folder)
+        write_model(opened.model, opened.tokenizer, folder, files=opened.objective.model_files(opened.model))
         del opened
     else:
         _place(_written(model.folder), folder, links=links)

@@ -18,7 +18,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 
 import artel
-from artel.inference.serve import encoders
+from artel.inference.serve import encoders, tasks
 from artel.inference.serve.completions import Answering, ChatCompletions, Completions
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.guard import App, Guard, GuardOptions
@@ -27,9 +27,12 @@ from artel.inference.serve.places import Places
 from artel.inference.serve.schema import (
     AnswerRequest,
     ChatRequest,
+    ClassifyRequest,
     CompletionRequest,
     EmbeddingRequest,
+    EntitiesRequest,
     FillMaskRequest,
+    RerankRequest,
 )
 from artel.inference.serve.served import ServedModel
 
@@ -112,6 +115,21 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     async def answer(body: AnswerRequest) -> JSONResponse:
         served = find(body.model, lambda served: served.answers_questions, "answer questions from a document")
         return await worked(served, lambda: encoders.answer(served, body))
+
+    @app.post("/v1/classify")
+    async def classify(body: ClassifyRequest) -> JSONResponse:
+        served = find(body.model, lambda served: served.can("classify"), "label texts")
+        return await worked(served, lambda: tasks.classify(served, body))
+
+    @app.post("/v1/entities")
+    async def entities(body: EntitiesRequest) -> JSONResponse:
+        served = find(body.model, lambda served: served.can("entities"), "find entities in texts")
+        return await worked(served, lambda: tasks.entities(served, body))
+
+    @app.post("/v1/rerank")
+    async def rerank(body: RerankRequest) -> JSONResponse:
+        served = find(body.model, lambda served: served.can("rerank"), "order documents by a query")
+        return await worked(served, lambda: tasks.rerank(served, body))
 
     @app.get("/health")
     async def health() -> dict[str, str]:

@@ -158,6 +158,38 @@ class EmbeddingRequest(Body):
     user: str | None = None
 
 
+Texts = Annotated[list[Text], Field(min_length=1, max_length=256)]
+
+
+class ClassifyRequest(Body):
+    """Texts, or pairs of texts, to label."""
+
+    model: str = ""
+    input: (
+        Text
+        | Texts
+        | Annotated[list[Annotated[list[Text], Field(min_length=2, max_length=2)]], Field(min_length=1, max_length=256)]
+    )
+    user: str | None = None
+
+
+class EntitiesRequest(Body):
+    model: str = ""
+    input: Text | Texts
+    user: str | None = None
+
+
+class RerankRequest(Body):
+    """Documents to order by how well they answer a query, as Jina's, Cohere's and vLLM's servers take them."""
+
+    model: str = ""
+    query: Text
+    documents: Texts
+    top_n: int | None = Field(default=None, ge=1)
+    return_documents: bool = True
+    user: str | None = None
+
+
 class FillMaskRequest(Body):
     model: str = ""
     input: Text | Annotated[list[Text], Field(min_length=1, max_length=64)]

@@ -81,8 +81,19 @@ class ServedModel:
         if self.generates:
             talks = not self.opened.objective.packs_text or bool(self.opened.tokenizer.hf.chat_template)
             return ["/v1/chat/completions", "/v1/completions"][:: 1 if talks else -1]
-        ways = {"/v1/fill-mask": self.fills_masks, "/v1/answers": self.answers_questions, "/v1/embeddings": True}
+        ways = {
+            "/v1/classify": self.can("classify"),
+            "/v1/entities": self.can("entities"),
+            "/v1/rerank": self.can("rerank"),
+            "/v1/fill-mask": self.fills_masks,
+            "/v1/answers": self.answers_questions,
+            "/v1/embeddings": True,
+        }
         return [path for path, can in ways.items() if can]
+
+    def can(self, task: str) -> bool:
+        """Whether its objective answers a task (`Objective.tasks`)."""
+        return task in self.opened.objective.tasks
 
     @property
     def fills_masks(self) -> bool:

@@ -7,6 +7,7 @@ are saved one by one), split or transposed.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -98,6 +99,14 @@ class LoadingPlan:
     info: LoadStateDictInfo
     used: list[Any]
     """transformers' conversions that applied: a model is saved by undoing them."""
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Take these from no file: they are missing then."""
+        for name in names:
+            self.same.pop(name, None)
+            self.converted.pop(name, None)
+            self.info.missing_keys.add(name)
+        self.info.mismatched_keys = {entry for entry in self.info.mismatched_keys if entry[0] not in names}
 
 
 def plan_loading(model: PreTrainedModel, files: TensorFiles) -> LoadingPlan:

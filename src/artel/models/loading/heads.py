@@ -27,6 +27,9 @@ _MAX_SIZES = {
 _PURPOSE = {
     "AutoModelForCausalLM": ("next tokens (causal)", "gpt2, llama or qwen3"),
     "AutoModelForMaskedLM": ("masked tokens (masked)", "roberta, bert or modernbert"),
+    "AutoModelForSequenceClassification": ("labels of texts (classification, reward)", "bert, roberta or llama"),
+    "AutoModelForTokenClassification": ("labels of tokens (tokens)", "bert, roberta or modernbert"),
+    "AutoModel": ("vectors of texts (embedding)", "bert, roberta or modernbert"),
     "AutoModelForQuestionAnswering": ("answers in documents (span_qa)", "bert, roberta or modernbert"),
 }
 

@@ -6,9 +6,10 @@ import copy
 from collections.abc import Collection
 
 import torch
-from transformers import MODEL_MAPPING, PreTrainedModel
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from artel.errors import InputError
+from artel.models.loading.safetensors_files import find_files
 from artel.tokens import Tokenizer
 
 _LISTED = 8
@@ -32,6 +33,18 @@ def check_complete(
     if len(lacking) > len(model.state_dict()) // 2:
         fix = "the weights and config.json are of different models"
     raise InputError.at("model.from", f"{name} has no weights for {_list(lacking)}", fix)
+
+
+def heads_of_other_sizes(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> set[str]:
+    """Names of the head's tensors that the files of a model have in other sizes: for other labels, say."""
+    files = find_files(name, config)
+    if not files.have_headers:
+        return set()
+    body = _body(model)
+    with files:
+        saved_names = set(files.names)
+        heads = {key: tuple(tensor.shape) for key, tensor in model.named_parameters() if key not in body}
+        return {key for key, shape in heads.items() if key in saved_names and files.shape(key) != shape}
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:

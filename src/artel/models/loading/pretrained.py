@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from artel.models.loading.conversion import LoadingPlan, plan_loading
 from artel.models.loading.heads import model_class
 from artel.models.loading.init_weights import initialize_again
 from artel.models.loading.materialize import WeightSource
-from artel.models.loading.missing_weights import check_complete, check_vocabulary, has_embeddings
+from artel.models.loading.missing_weights import check_complete, check_vocabulary, has_embeddings, heads_of_other_sizes
 from artel.models.loading.model_folder import cannot_load, is_quantized
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.safetensors_files import TensorFiles, check_shapes, find_files
@@ -42,17 +42,20 @@ def load_pretrained(
     For training, new heads may lack weights and the embeddings grow to the tokenizer's size. Raises InputError.
     """
     name, runs_code, quantize = str(request.config.from_), request.config.runs_code, request.config.quantize
-    config, notes = pretrained_config(name, request.auto_class, runs_code=runs_code)
+    config, notes = pretrained_config(request)
     with _refusing(name):
         reference = without_weights(config, request.auto_class, request.heads, runs_code)
-        check_shapes(reference, name, config)
+        new_heads = heads_of_other_sizes(reference, name, config) if for_training else set()
+        check_shapes(reference, name, config, new_heads)
         options = loading_options(quantize, reference, elsewhere) if quantize != "none" else {}
+        if new_heads:
+            options["ignore_mismatched_sizes"] = True
         model, info = model_class(config, request.auto_class, request.heads, runs_code=runs_code).from_pretrained(
             name, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **options
         )
     keep_trainable(model)
     built = BuiltModel(model, notes)
-    missing = info.get("missing_keys") or set()
+    missing = set(info.get("missing_keys") or ()) | new_heads
     check_complete(model, name, missing, for_training=for_training, elsewhere=elsewhere)
     _note_differences(built, name, missing, info.get("unexpected_keys") or set())
     if not for_training and not has_embeddings(model, elsewhere):
@@ -70,11 +73,12 @@ def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer) -> BuiltModel:
     Checks, notes and errors are the same; they need the headers of the files only. Raises InputError.
     """
     name, runs_code = str(request.config.from_), request.config.runs_code
-    config, notes = pretrained_config(name, request.auto_class, runs_code=runs_code)
+    config, notes = pretrained_config(request)
     with _refusing(name):
         model = _untied(config, model_class(config, request.auto_class, request.heads, runs_code=runs_code))
-        check_shapes(model, name, config)
-        files, plan = _plan(model, name, config)
+        new_heads = heads_of_other_sizes(model, name, config)
+        check_shapes(model, name, config, new_heads)
+        files, plan = _plan(model, name, config, new_heads)
         # As from_pretrained does it, errors included.
         log_state_dict_report(model, name, False, plan.info, _logger)
         model.config.name_or_path = name
@@ -94,9 +98,10 @@ def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_tra
         return  # packed weights have their own names and shapes: loading them shows what is missing
     with _refusing(name):
         model = _untied(config, model_type)
+        new_heads = heads_of_other_sizes(model, name, config) if for_training else set()
         if not for_training:
             check_shapes(model, name, config)
-        _, plan = _plan(model, name, config)
+        _, plan = _plan(model, name, config, new_heads)
     check_complete(model, name, plan.info.missing_keys, for_training=for_training)
 
 
@@ -139,11 +144,14 @@ def grow_vocabulary(built: BuiltModel, tokenizer: Tokenizer) -> dict[str, int]:
     return {name: shape[0] for name, shape in before.items() if name in after and after[name].shape != shape}
 
 
-def _plan(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> tuple[TensorFiles, LoadingPlan]:
-    """The files of a saved model, and what `model` takes from them. Ties `model` as they are."""
+def _plan(
+    model: PreTrainedModel, name: str, config: PreTrainedConfig, left_out: Collection[str]
+) -> tuple[TensorFiles, LoadingPlan]:
+    """The files of a saved model, and what `model` takes from them, but for `left_out`. Ties `model` as they are."""
     files = find_files(name, config)
     with files:
         plan = plan_loading(model, files)
+        plan.leave_out(left_out)
         _tie(model, files, plan)
     model._adjust_missing_and_unexpected_keys(plan.info)  # as from_pretrained does it
     return files, plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -26,6 +27,8 @@ class ModelRequest:
     """The longest input in tokens."""
     seed: int = 0
     """Fixes the initial weights, the same on every process."""
+    head_config: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the transformers configuration that the head needs: {"num_labels": 3}."""
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -81,12 +82,13 @@ def find_files(name: str, config: PreTrainedConfig) -> TensorFiles:
     raise OSError(f"{name} does not appear to have a file named {WEIGHTS_NAME} or {SAFE_WEIGHTS_NAME}.")
 
 
-def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig) -> None:
+def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig, but: Collection[str] = ()) -> None:
     """Raise InputError where a tensor of a folder or hub id has another shape than in `model`, which may be on meta.
 
     This comes before a model is allocated: a wrong configuration may describe one of any size. So files with far fewer
     numbers than the model are refused too. It compares tensors whose names are the model's, and reads headers only.
-    Packed weights of a quantized folder have shapes of their own: of them only the numbers are counted.
+    Packed weights of a quantized folder have shapes of their own: of them only the numbers are counted. Tensors named
+    in `but` are not compared.
     """
     files = find_files(name, config)
     if not files.have_headers:
@@ -95,7 +97,7 @@ def check_shapes(model: PreTrainedModel, name: str, config: PreTrainedConfig) ->
         saved_names = set(files.names)
         is_packed = getattr(config, "quantization_config", None) is not None
         for parameter, tensor in () if is_packed else model.named_parameters():
-            if parameter in saved_names and files.shape(parameter) != tuple(tensor.shape):
+            if parameter in saved_names and parameter not in but and files.shape(parameter) != tuple(tensor.shape):
                 what = f"{name}: {parameter} is {files.shape(parameter)}, by its config.json {tuple(tensor.shape)}"
                 raise InputError.at("model.from", what, _DIFFER)
         saved_size = sum(math.prod(files.shape(key)) for key in saved_names)

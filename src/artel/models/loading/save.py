@@ -6,7 +6,7 @@ Of a model with adapters it writes the adapters and the modules trained with the
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,16 +24,18 @@ def save_model(
     tokenizer: Tokenizer,
     folder: Path,
     weights: dict[str, torch.Tensor] | None = None,
+    files: Mapping[str, bytes] | None = None,
     kept: Sequence[Path] = (),
     note: Callable[[list[str]], object] = lambda names: None,
 ) -> None:
     """Write the folder whole or not at all. It replaces an earlier one, except the files in `kept`.
 
-    `weights` are the model's weights by name, tied ones once, where this process holds shards only. `note` is called
-    with the names of the files before they appear.
+    `weights` are the model's weights by name, tied ones once, where this process holds shards only. `files` are others
+    that belong to the model, by their paths in the folder. `note` is called with the names of the files before they
+    appear.
     """
     with new_folder(folder, replace=True) as partial:
-        write_model(model, tokenizer, partial, weights)
+        write_model(model, tokenizer, partial, weights, files)
         names = [path.name for path in partial.iterdir()]
         note(names)
         for path in kept:
@@ -43,9 +45,13 @@ def save_model(
 
 
 def write_model(
-    model: PreTrainedModel, tokenizer: Tokenizer, folder: Path, weights: dict[str, torch.Tensor] | None = None
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    folder: Path,
+    weights: dict[str, torch.Tensor] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write the files of the model and the tokenizer into an existing folder."""
+    """Write the files of the model and the tokenizer, and the `files` beside them, into an existing folder."""
     if is_adapted(model):
         save_adapter(model, folder, weights)
     else:
@@ -57,3 +63,6 @@ def write_model(
             what = f"transformers cannot write {model.config.model_type}: {' '.join(str(error).split())[:300]}"
             raise WorkError.at("model", what, "its weights are whole in the run's newest checkpoint") from error
     tokenizer.save(folder)
+    for name, content in (files or {}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)

@@ -42,7 +42,7 @@ def from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTrainedModel
     Where the configuration does not set the number of positions, it becomes `request.block`. Raises InputError.
     """
     values = config_values(request.config, request.auto_class)
-    config = configuration(values, tokenizer, request.auto_class)
+    config = with_head(configuration(values, tokenizer, request.auto_class), request.head_config)
     named = {config.attribute_map.get(key, key) for key in values}
     positions = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
     try:
@@ -61,7 +61,7 @@ def from_scratch(request: ModelRequest, tokenizer: Tokenizer) -> PreTrainedModel
 def pretrained_structure(request: ModelRequest) -> PreTrainedModel:
     """The pretrained model on the meta device. No weights are read. Raises InputError."""
     name, runs_code = str(request.config.from_), request.config.runs_code
-    config, _ = pretrained_config(name, request.auto_class, runs_code=runs_code)
+    config, _ = pretrained_config(request)
     try:
         return without_weights(config, request.auto_class, request.heads, runs_code)
     except InputError:
@@ -105,8 +105,9 @@ def without_weights(
         return kind._from_config(copy.deepcopy(config))
 
 
-def pretrained_config(name: str, auto_class: str, *, runs_code: bool = False) -> tuple[PreTrainedConfig, list[str]]:
-    """The configuration of a model that can be loaded, and notes for the user. Raises InputError."""
+def pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str]]:
+    """The configuration of the model to be loaded, as its head needs it, and notes for the user. Raises InputError."""
+    name, runs_code = str(request.config.from_), request.config.runs_code
     folder = Path(name)
     if folder.is_dir():
         check_folder(folder)
@@ -114,8 +115,15 @@ def pretrained_config(name: str, auto_class: str, *, runs_code: bool = False) ->
         fix = "give a folder with config.json, or a hub id"
         raise InputError.at("model.from", f"{name} is not a folder", fix)
     config, notes = read_config(name, runs_code=runs_code)
-    check_head(config.model_type, auto_class, "model.from", own_classes(config, runs_code=runs_code))
-    return config, notes
+    check_head(config.model_type, request.auto_class, "model.from", own_classes(config, runs_code=runs_code))
+    return with_head(config, request.head_config), notes
+
+
+def with_head(config: PreTrainedConfig, values: Mapping[str, Any]) -> PreTrainedConfig:
+    """The configuration, changed, with the values that a head needs (ModelRequest.head_config)."""
+    for name, value in values.items():
+        setattr(config, name, value)
+    return config
 
 
 def position_limit(model: PreTrainedModel) -> int | None:

@@ -17,7 +17,6 @@ from artel.models.attention_switch import use_for_training
 from artel.models.device import pick_precision
 from artel.models.experts import compute_experts_in_autocast
 from artel.models.loading.build import build_model
-from artel.models.loading.request import ModelRequest
 from artel.objectives import Batch
 from artel.parallel import World
 from artel.parallel.data_parallel import DataParallel
@@ -106,7 +105,7 @@ def within_reach(point: Point, other: Point) -> Point:
 def _measure(run: RunConfig, data: PlannedData, size: Size, processes: int) -> Point:
     device, objective = torch.device("cpu"), data.objective
     config = ModelConfig.model_validate({"config": size.config()})
-    request = ModelRequest(config, objective.auto_class, objective.heads, run.data.block, run.seed)
+    request = objective.model_request(config, run.data.block, run.seed)
     model = build_model(request, data.tokenizer).model
     use_for_training(model)
     compute_experts_in_autocast(model)

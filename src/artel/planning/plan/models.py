@@ -14,7 +14,6 @@ from artel.config import RunConfig
 from artel.models.adapters import add_adapters, freeze
 from artel.models.compile import repeated_layers
 from artel.models.loading.check import check_positions
-from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch, pretrained_structure, without_weights
 from artel.models.quantization import quantize_structure, shrink_weights
 from artel.objectives import Objective
@@ -34,7 +33,7 @@ class ModelOutline:
     @classmethod
     def of(cls, run: RunConfig, objective: Objective, tokenizer: Tokenizer) -> ModelOutline:
         """From scratch with a row for each id of `tokenizer`. Raises InputError where the model cannot be built."""
-        request = ModelRequest(run.model, objective.auto_class, objective.heads, run.data.block, run.seed)
+        request = objective.model_request(run.model, run.data.block, run.seed)
         is_new = run.model.from_ is None
         model = from_scratch(request, tokenizer) if is_new else pretrained_structure(request)
         check_positions(model, run.data.block)

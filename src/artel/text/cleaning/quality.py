@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from artel.config import CleanConfig
 from artel.text.cleaning.language import share_of_languages
-from artel.text.records import Question, Record
+from artel.text.records import Question, Record, Tagged
 
 # A share of few words says nothing: one "yes, yes" would be a third of them. Gopher drops shorter documents.
 _MIN_WORDS = 50
@@ -31,15 +31,15 @@ _SYMBOL, _DIGIT, _OTHER, _NOTHING = range(4)
 def why_dropped(record: Record, rules: CleanConfig) -> str | None:
     """The first rule that drops a cleaned record, by its name in the ledger; None if no rule does.
 
-    Only the minimum length applies to questions. Raises InputError for `rules.languages` if py3langid is not installed
-    or does not know one of them.
+    Only the minimum length applies to questions and to texts with marked spans. Raises InputError for
+    `rules.languages` if py3langid is not installed or does not know one of them.
     """
     text = record.text
     if not text:
         return "empty"
     if len(text) < rules.minimum:
         return "too_short"
-    if isinstance(record.fields, Question):
+    if isinstance(record.fields, Question | Tagged):
         return None
     if rules.maximum is not None and len(text) > rules.maximum:
         return "too_long"

@@ -13,7 +13,18 @@ from artel.text.formats.auto import format_of
 from artel.text.formats.csv_rows import read_csv_rows
 from artel.text.formats.jsonl import object_of, read_rows
 from artel.text.reading.source_file import SourceFile
-from artel.text.records import BadRecord, Conversation, Dropped, Message, Pair, Preference, Question, Record, Rejected
+from artel.text.records import (
+    BadRecord,
+    Conversation,
+    Dropped,
+    Match,
+    Message,
+    Pair,
+    Preference,
+    Question,
+    Record,
+    Rejected,
+)
 from artel.text.sources.find import check_files
 from artel.text.sources.inputs import Input, inputs_of
 from artel.text.sources.read import read_inputs, read_with
@@ -123,6 +134,8 @@ def query_and_labels(record: Record) -> tuple[str, list[str]]:
     if isinstance(fields, Preference):
         answers = [answer for answer in (fields.chosen, fields.rejected) if answer is not None]
         return _said(fields.prompt), [_said([answer]) for answer in answers]
+    if isinstance(fields, Match):
+        return fields.query, [*fields.positives, *fields.negatives]
     return "", [record.text]
 
 

@@ -1,0 +1,92 @@
+"""What a run leaves to its records (the labels of a classification) is read from them before anything is tokenized.
+
+What was decided is kept beside the store as KEY.settled.json, by the key of the run as its file has it, so that the
+records are read for it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import orjson
+
+from artel.config import RunConfig, load_run
+from artel.errors import InputError, Problem
+from artel.objectives import objective_type
+from artel.preparing.lists import REJECTED, keep_list
+from artel.preparing.progress import Tell, reporting
+from artel.storage import write_file
+from artel.text import Ledger, Record, read_documents
+
+
+def settle(run: RunConfig, file: Path, tell: Tell) -> RunConfig:
+    """The run with what its records decide; the run itself where it leaves nothing to them.
+
+    `file` keeps what was decided. Raises InputError for records that cannot be read, or decide nothing.
+    """
+    if not objective_type(run).undecided(run):
+        return run
+    if not file.is_file():
+        write_file(file, orjson.dumps(_decide(run, file, tell)))
+    return _with_values(run, orjson.loads(file.read_bytes()))
+
+
+def as_begun(run: RunConfig) -> RunConfig:
+    """The run with what was decided when it began, from RUN/config.yaml; the run itself where there is nothing."""
+    kind, file = objective_type(run), Path(run.run, "config.yaml")
+    undecided = kind.undecided(run)
+    if not undecided or not run.run or not file.is_file():
+        return run
+    before = load_run(str(file))
+    if before.objective != run.objective or kind.undecided(before):
+        return run
+    return _with_values(run, {key: getattr(getattr(before, kind.section), key) for key in undecided})
+
+
+def decided_before(run: RunConfig) -> RunConfig:
+    """The run as it began. Raises InputError where it leaves to its records what nobody decided yet."""
+    kind, run = objective_type(run), as_begun(run)
+    problems = [
+        Problem(f"{kind.section}.{key}", "auto reads the records, and there is only a store of them", "write it")
+        for key in kind.undecided(run)
+    ]
+    if problems:
+        raise InputError(problems)
+    return run
+
+
+def _decide(run: RunConfig, file: Path, tell: Tell) -> dict[str, Any]:
+    """The values of the undecided keys. `file` stands where they will be kept."""
+    kind, read = objective_type(run), 0
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=file.parent) as folder:
+        rejected = Path(folder, REJECTED)
+
+        def records() -> Iterator[Record]:
+            nonlocal read
+            for document in read_documents(run.data, ledger):
+                read += 1
+                yield document.record
+
+        try:
+            with rejected.open("wb") as stream:
+                ledger = Ledger(on_reject=lambda item: stream.write(orjson.dumps(item.to_json()) + b"\n"))
+                what = f"reading the records for {kind.section}.{kind.undecided(run)[0]}"
+                tell(what)
+                with reporting(tell, lambda: f"{what}: {read:,} read"):
+                    return kind.decide(run, records())
+        except InputError:
+            if rejected.stat().st_size:  # too many: no selection will list them
+                keep_list(run, rejected)
+            raise
+
+
+def _with_values(run: RunConfig, values: dict[str, Any]) -> RunConfig:
+    """The run with values in its objective's section: still not keys that its user has set."""
+    name = objective_type(run).section
+    section = getattr(run, name).model_copy(update=values)
+    section.model_fields_set.difference_update(values)
+    return run.model_copy(update={name: section})
