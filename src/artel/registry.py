@@ -78,6 +78,7 @@ FORMATS = Registry(
         "squad": "artel.text.formats.questions:SQUAD",
         "chat": "artel.text.formats.chat:CHAT",
         "preference": "artel.text.formats.chat:PREFERENCE",
+        "matches": "artel.text.formats.matches:MATCHES",
         "dummy": "artel.text.formats.dummy:DUMMY",
     },
 )

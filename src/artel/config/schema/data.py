@@ -27,7 +27,8 @@ class SourceConfig(Section):
         ".warc, else text; .gz .zst .xz .bz2 may stand behind .jsonl .json .txt .csv, .gz behind .warc). csv: tables "
         "with a header, .csv or .tsv; warc: crawled pages; pairs: csv or jsonl with an input and an "
         "output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts "
-        "with a chosen and a rejected answer; dummy: made up.",
+        "with a chosen and a rejected answer; matches: queries with texts that match them and texts that do not, pairs "
+        "with a score, or groups of lines that say the same; dummy: made up.",
     )
     name: str = Field(default="", description="Name of this source in the ledger; by default the path.")
     license: str = free(
@@ -94,7 +95,8 @@ class SourceConfig(Section):
         "[{name: get_weather, description: …, parameters: {type: object, properties: {city: {type: string}}}}].",
     )
     mapping: dict[str, str] = Field(
-        default={}, description="chat, preference: names of the file's fields: {instruction: question, output: answer}."
+        default={},
+        description="chat, preference, matches: names of the file's fields: {instruction: question, output: answer}.",
     )
     rows: str = Field(
         default="",

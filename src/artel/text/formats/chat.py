@@ -11,7 +11,7 @@ from artel.errors import Problem
 from artel.text.formats.conversations import FORMS, PREFERENCE_CONVERTERS, Converter, record_of
 from artel.text.formats.format import Format
 from artel.text.formats.jsonl import SUFFIXES, has_lines, read_rows
-from artel.text.formats.parquet import SUFFIX, check_parquet
+from artel.text.formats.parquet import SUFFIX, check_parquet_rows
 from artel.text.formats.preferences import PreferenceReader
 from artel.text.formats.tool_rows import without_nulls
 from artel.text.reading.file_names import file_name
@@ -48,7 +48,7 @@ def _records(file: SourceFile, fields_of: Callable[[Any], Fields]) -> Iterator[R
 
 
 def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
-    return check_parquet(path, source, key, data) if file_name(str(path)).endswith(SUFFIX) else []
+    return check_parquet_rows(path, key) if file_name(str(path)).endswith(SUFFIX) else []
 
 
 CHAT = Format(

@@ -1,9 +1,9 @@
-"""Rows of .csv and .tsv files: the values of named columns."""
+"""Rows of .csv and .tsv files: the values of named columns, or of all."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import TextIOWrapper
 
 from artel.errors import InputError, Problem
@@ -24,6 +24,23 @@ def read_csv_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Itera
 
     Raises BadRecord for binary data, InputError for a wrong header, quote or compressed file.
     """
+    return _rows(file, lambda place, header: _column_indices(place, _names(header), columns))
+
+
+def read_csv_objects(file: SourceFile) -> Iterator[tuple[str, dict[str, str] | BadRecord]]:
+    """The same of all columns: the texts of a row by the names in the header."""
+    names: list[str] = []
+
+    def all_columns(place: str, header: list[str]) -> list[int]:
+        names.extend(_names(header))
+        return _column_indices(place, names, [("mapping", name) for name in names])
+
+    for place, row in _rows(file, all_columns):
+        yield place, row if isinstance(row, BadRecord) else dict(zip(names, row, strict=True))
+
+
+def _rows(file: SourceFile, columns: Callable[[str, list[str]], list[int]]) -> Iterator[Row]:
+    """Yield the values of the columns whose indices `columns` gives for the place of the header and the header."""
     csv.field_size_limit(file.max_bytes)  # the module's default of 131,072 characters is less than many documents have
     encoding = file.source.encoding
     with open_decompressed(file.path, file.origin) as stream:
@@ -40,7 +57,7 @@ def read_csv_rows(file: SourceFile, columns: Sequence[tuple[str, str]]) -> Itera
         place, header = next(rows, (f"{file.origin}:1", []))
         if isinstance(header, BadRecord):
             raise InputError.at(place, f"the header cannot be read: it {header.detail}", "mend the first line")
-        indices = _column_indices(place, header, columns)
+        indices = columns(place, header)
         for place, row in rows:
             yield place, row if isinstance(row, BadRecord) else _values(row, len(header), indices, encoding)
 
@@ -96,8 +113,11 @@ def _parsed(
             yield place, row
 
 
-def _column_indices(place: str, header: list[str], columns: Sequence[tuple[str, str]]) -> list[int]:
-    names = [name.removeprefix("\ufeff").strip() for name in header]
+def _names(header: list[str]) -> list[str]:
+    return [name.removeprefix("\ufeff").strip() for name in header]
+
+
+def _column_indices(place: str, names: list[str], columns: Sequence[tuple[str, str]]) -> list[int]:
     problems = []
     for key, name in columns:
         if names.count(name) != 1:

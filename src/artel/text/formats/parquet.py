@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
-from artel.registry import FORMATS
 from artel.text.formats.format import Format
 from artel.text.reading.encodings import decode
 from artel.text.reading.sets import set_column, set_name_of
@@ -87,10 +86,18 @@ def parquet_rows(file: SourceFile) -> Iterator[tuple[str, Any]]:
 
 def check_parquet(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
     """What is wrong with a parquet file, before any row is read; `key` is the source's key in the run file."""
+    return _check(path, key, lambda table: _column_problem(table, source))
+
+
+def check_parquet_rows(path: Path, key: str) -> list[Problem]:
+    """The same of a file of which rows are read, all their columns."""
+    return _check(path, key, _duplicate_column)
+
+
+def _check(path: Path, key: str, problem_of: Callable[[Any], str]) -> list[Problem]:
     try:
         with _open(path, str(path)) as table:
-            has_rows = bool(FORMATS[source.format].converters)
-            problem = _duplicate_column(table) if has_rows else _column_problem(table, source)
+            problem = problem_of(table)
             return [Problem(f"{key}.field", f"{path} {problem}", _FIX_COLUMN)] if problem else []
     except InputError as error:
         return list(error.problems)

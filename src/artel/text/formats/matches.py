@@ -1,0 +1,195 @@
+"""Texts that match: queries with what answers them and what does not, pairs with a score, groups of near-duplicates.
+
+The rows of data sets for embeddings and rerankers, as JSON lines, a JSON array, parquet, csv or tsv; by their fields:
+- sentence-transformers: `anchor` (`query`, `question`), `positive`, `negative` (`negative_1`, `negative_2`, …).
+- FlagEmbedding: `query`, `pos: [...]`, `neg: [...]`.
+- pairs with a number: `sentence1`, `sentence2`, `score` (`label`, `similarity_score`); or `query`, `document`, `score`.
+
+A .json file of SQuAD gives each question the paragraph that answers it. Any other file is plain text: lines that say
+the same in other words, one below the other, with a blank line between groups.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError, Problem
+from artel.text.formats.csv_rows import read_csv_objects
+from artel.text.formats.format import Format
+from artel.text.formats.jsonl import SUFFIXES, read_rows
+from artel.text.formats.parquet import SUFFIX, check_parquet_rows
+from artel.text.formats.questions import read_squad
+from artel.text.formats.turns import RowReader
+from artel.text.reading.file_names import file_name, uncompressed_name, with_compressed
+from artel.text.reading.lines import read_lines
+from artel.text.reading.source_file import Items, SourceFile
+from artel.text.records import BadRecord, Dropped, Match, Question, Record, Rejected
+
+_QUERY = ("query", "anchor", "question", "sentence1", "sentence_A", "text1")
+_POSITIVES = ("positive", "positives", "pos", "document", "passage", "answer", "sentence2", "sentence_B", "text2")
+_NEGATIVES = ("negative", "negatives", "neg", "hard_negative", "hard_negatives")
+_SCORES = ("score", "label", "similarity_score", "similarity", "relevance", "relatedness_score")
+_NUMBERED = re.compile(r"(positive|negative|hard_negative)_\d+")
+_TABLES = with_compressed(".csv", ".tsv")
+_LISTS = with_compressed(".txt")
+_LARGEST_GROUP = 1000
+_FIX = "name them in the source: mapping: {query: NAME, positive: NAME, negative: NAME, score: NAME}"
+
+
+def read_matches(file: SourceFile) -> Items:
+    """Yield a record per row, per question of SQuAD, or per group of lines."""
+    name = file_name(file.origin)
+    if name.endswith(_TABLES):
+        yield from _rows(file, read_csv_objects(file))
+    elif not name.endswith((*SUFFIXES, SUFFIX)):
+        yield from _groups(file)
+    elif _is_squad(file):
+        yield from map(_from_question, read_squad(file))
+    else:
+        yield from _rows(file, read_rows(file))
+
+
+def _rows(file: SourceFile, rows: Iterator[tuple[str, Any]]) -> Iterator[Record | Rejected]:
+    reader = RowReader(file.source)
+    for place, row in rows:
+        try:
+            yield _record(_match(reader.rename_fields(row)), place, file.set_name)
+        except BadRecord as error:
+            yield file.reject(place, error)
+
+
+def _record(match: Match, place: str, set_name: str, group: str = "") -> Record:
+    """The record of a match. Matches of one query go into the same split, unless there is a `group`."""
+    return Record("\n".join(match.texts), place, set_name, match, group=group or match.query)
+
+
+def _match(row: dict[str, Any]) -> Match:
+    """The match of a row, its fields under artel's names. Raises BadRecord."""
+    queries, positives, negatives = (_texts(row, names) for names in (_QUERY, _POSITIVES, _NEGATIVES))
+    have = ", ".join(row) or "none"
+    if len(queries) != 1:
+        what = f"has {len(queries) or 'no'} quer{'ies' if queries else 'y'} (its fields: {have})"
+        raise BadRecord("no_query", f"{what}; {_FIX}")
+    if not positives:
+        raise BadRecord("no_positive", f"has no text that matches the query (its fields: {have}); {_FIX}")
+    score = _score(row)
+    if score is not None and (len(positives) > 1 or negatives):
+        what = f"has a score beside {len(positives)} positives and {len(negatives)} negatives"
+        raise BadRecord("score_of_several", f"{what}; a score is of a pair: write a row for each")
+    if not {*queries, *positives}.isdisjoint(negatives):
+        raise BadRecord("positive_is_negative", "has its query or a positive among its negatives; leave it out there")
+    return Match(queries[0], positives, negatives, score)
+
+
+def _texts(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
+    """The different texts of the first of these fields that the row has, and of those numbered after one of them.
+
+    Each holds a text or a list of texts. Raises BadRecord.
+    """
+    present = [name for name in names if row.get(name) is not None][:1]
+    present += [name for name in row if (match := _NUMBERED.fullmatch(name)) and match[1] in names]
+    texts: list[str] = []
+    for name in present:
+        value = [] if row[name] is None else row[name]
+        for text in value if isinstance(value, list) else [value]:
+            if not isinstance(text, str):
+                raise BadRecord("no_text", f"field {name!r} holds {type(text).__name__}, not text; write it in quotes")
+            if text.strip():
+                texts.append(text)
+            elif names is not _NEGATIVES:  # a row without negatives has an empty column of them
+                raise BadRecord("empty", f"field {name!r} holds an empty text; fill it in, or leave the row out")
+    return tuple(dict.fromkeys(texts))
+
+
+def _score(row: dict[str, Any]) -> float | None:
+    """How well the pair of a row matches; None where it does not say that. Raises BadRecord."""
+    name = next((name for name in _SCORES if row.get(name) is not None), None)
+    if name is None:
+        return None
+    value = row[name]
+    if isinstance(value, str):  # of a csv
+        with suppress(ValueError):
+            value = float(value.strip().replace(",", "."))
+    if not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+        raise BadRecord("bad_score", f"field {name!r} is {row[name]!r}; write a number")
+    return float(value)
+
+
+def _is_squad(file: SourceFile) -> bool:
+    """True if a file of JSON is one object of articles, and not a row a line."""
+    if not file_name(file.origin).endswith(with_compressed(".json")):
+        return False
+    size = max(file.max_bytes, file.path.stat().st_size)
+    lines = read_lines(file.path, file.origin, file.source.encoding, size)
+    first = next((line for _, line in lines if isinstance(line, BadRecord) or line.strip()), "")
+    if not isinstance(first, str) or not first.lstrip().startswith("{"):
+        return False
+    try:
+        row = orjson.loads(first)
+    except orjson.JSONDecodeError:
+        return True  # an object of several lines
+    return isinstance(row.get("data"), list)
+
+
+def _from_question(item: Record | Rejected) -> Record | Rejected | Dropped:
+    """Questions of one paragraph go into the same split: what is found in validation has not been learned."""
+    if isinstance(item, Rejected):
+        return item
+    assert isinstance(item.fields, Question)
+    if not item.fields.answers:
+        return Dropped("unanswerable", item.set_name)
+    match = Match(item.fields.question, (item.fields.context,))
+    return _record(match, item.origin, item.set_name, item.fields.context)
+
+
+def _groups(file: SourceFile) -> Iterator[Record | Rejected]:
+    """A record per group of lines, at its first line: the first is the query, the others match it."""
+    for is_blank, lines in groupby(file.lines(), key=lambda item: isinstance(item[1], str) and not item[1].strip()):
+        if not is_blank:
+            yield _group(file, list(lines))
+
+
+def _group(file: SourceFile, lines: list[tuple[int, str | BadRecord]]) -> Record | Rejected:
+    place = f"{file.origin}:{lines[0][0]}"
+    bad = next((line for _, line in lines if isinstance(line, BadRecord)), None)
+    texts = tuple(dict.fromkeys(line.strip() for _, line in lines if isinstance(line, str)))
+    remedy = "write texts that match one below the other, and a blank line between groups"
+    if bad is None and len(texts) < 2:
+        bad = BadRecord("no_positive", f"stands alone; {remedy}")
+    if bad is None and len(texts) > _LARGEST_GROUP:
+        bad = BadRecord("group_too_large", f"begins {len(texts):,} lines without a blank one between them; {remedy}")
+    if bad is not None:
+        return file.reject(place, bad)
+    return _record(Match(texts[0], texts[1:]), place, file.set_name)
+
+
+def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    """Whether a table can be read, and has a query and what matches it."""
+    name = file_name(str(path))
+    if name.endswith(SUFFIX):
+        return check_parquet_rows(path, key)
+    if not name.endswith(_TABLES):
+        return []
+    try:
+        with suppress(BadRecord):  # binary data: reading the file rejects it
+            next(read_csv_objects(SourceFile(path, str(path), "", source, data)), None)
+    except InputError as error:
+        return list(error.problems)
+    return []
+
+
+MATCHES = Format(
+    read=read_matches,
+    yields=("matches",),
+    suffixes=(*SUFFIXES, SUFFIX, *_TABLES, *_LISTS),
+    has_lines=lambda file: not uncompressed_name(file.origin).endswith(SUFFIX),
+    check=_check,
+)
