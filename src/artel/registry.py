@@ -145,5 +145,11 @@ TOOLS = Registry(  # in the order in which a configuration is tried
         "nq_recipe": "artel.config.converters.nq_recipe:NQ_RECIPE",
     },
 )
-EXPORTERS = Registry("--to", {"gguf": "artel.inference.export.gguf:GgufExporter"})
+EXPORTERS = Registry(
+    "--to",
+    {
+        "gguf": "artel.inference.export.gguf:GgufExporter",
+        "onnx": "artel.inference.export.onnx:OnnxExporter",
+    },
+)
 CALLBACKS = Registry("callbacks", {})

@@ -108,6 +108,7 @@ README = (
                 leaves="runs/ruroberta-mlm/model",
             ),
             Step('artel generate runs/ruroberta-mlm --prompt "Все счастливые<mask> похожи друг на друга."', says="Все"),
+            Step("artel export runs/ruroberta-mlm exported --to onnx", leaves="exported/model.onnx"),
         ),
         needs=(inputs.texts, inputs.roberta()),
     ),

@@ -26,16 +26,18 @@ def export(
         str | None, typer.Option(metavar="FOLDER", help="llama.cpp's folder, for --gguf; else LLAMA_CPP, or PATH.")
     ] = None,
     to: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Another form: gguf, or an exporter of the run's plugins.")
+        str | None,
+        typer.Option(metavar="NAME", help="Another form: gguf, onnx (encoders), or an exporter of a plugin."),
     ] = None,
     deepspeed: Annotated[
         bool, typer.Option("--deepspeed", help="A run's newest checkpoint too, in DeepSpeed's universal format.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model as a Hugging Face folder, an adapter as peft's, or a GGUF file; or a checkpoint for DeepSpeed.
+    """Write a model as a Hugging Face folder, an adapter as peft's, a GGUF or ONNX file; or a checkpoint for DeepSpeed.
 
-    Example: artel export runs/assistant exported --merge --gguf q4_k_m
+    Examples: artel export runs/assistant exported --merge --gguf q4_k_m
+              artel export runs/ruroberta-mlm exported --to onnx
     """
     quiet_libraries()
     from artel.errors import InputError

@@ -1,0 +1,118 @@
+"""ONNX: an encoder as one graph that runs without PyTorch, written by torch.onnx and compared with the model."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch.export import Dim
+from transformers import PreTrainedModel
+
+from artel.errors import InputError, WorkError, missing_extra
+from artel.inference.export.exporter import ExportOptions
+from artel.models.loading.model_folder import read_config
+from artel.tokens import Tokenizer, load_tokenizer
+
+_TEXTS = ("A crew who pool their labour.", "Артель", "One, two, three, four, five, six, seven, eight.")
+"""What the graph is traced with and compared on: several rows, of which some are padded."""
+_TOLERANCE = 1e-3
+"""The largest difference of an output, in its standard deviations: float32 in another order has about 1e-5."""
+
+
+class OnnxExporter:
+    """model.onnx with the configuration and the tokenizer beside it, as optimum's ORTModel classes read them.
+
+    Batch and length of the inputs are free. Models that write token by token are refused: they need a cache of keys
+    and values between the calls of a graph.
+    """
+
+    def __init__(self, options: ExportOptions) -> None:
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            if find_spec(package) is None:
+                raise missing_extra(package, "onnx", "--to onnx")
+
+    def write(self, model: Path, folder: Path) -> None:
+        """Write the graph of the Hugging Face folder `model`. Raises InputError, WorkError where it differs."""
+        encoder, tokenizer = _open(model), load_tokenizer(str(model), where=str(model))
+        inputs = _inputs(tokenizer)
+        with torch.no_grad():
+            expected = _tensors(encoder(**inputs))
+        _write_graph(encoder, inputs, list(expected), folder / "model.onnx")
+        _compare(folder / "model.onnx", inputs, expected)
+        encoder.config.save_pretrained(str(folder))
+        tokenizer.save(folder)
+
+
+def _open(folder: Path) -> PreTrainedModel:
+    config, _ = read_config(str(folder))
+    architecture = (config.architectures or [""])[0]
+    kind: Any = getattr(transformers, architecture, None)
+    if not _is_model(kind):
+        what = f"transformers has no class {architecture or 'for it'}"
+        raise InputError.at("--to onnx", what, "give a model that transformers saved")
+    if kind.can_generate():
+        what = f"{architecture} writes token by token, which takes more than one graph"
+        raise InputError.at("--to onnx", what, "write --gguf q8_0 for llama.cpp, or serve it: artel serve")
+    return kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, PreTrainedModel)
+
+
+def _inputs(tokenizer: Tokenizer) -> dict[str, torch.Tensor]:
+    hf = tokenizer.hf
+    rows = hf(list(_TEXTS))
+    longest = max(map(len, rows["input_ids"]))
+    fill = {"input_ids": tokenizer.pad_id, "attention_mask": 0, "token_type_ids": 0}
+    return {
+        name: torch.tensor([row + [fill[name]] * (longest - len(row)) for row in rows[name]])
+        for name in rows
+        if name in fill
+    }
+
+
+def _tensors(output: Any) -> dict[str, torch.Tensor]:
+    """The named tensors of a model's output."""
+    return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
+
+
+def _write_graph(model: PreTrainedModel, inputs: dict[str, torch.Tensor], outputs: list[str], file: Path) -> None:
+    free = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in inputs}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of torchvision, which no text model has
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of torch's own code about torch's own names
+            torch.onnx.export(
+                model,
+                (),
+                str(file),
+                kwargs=inputs,
+                input_names=list(inputs),
+                output_names=outputs,
+                dynamic_shapes=free,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+    except Exception as error:  # torch.export and each operator's translation raise their own
+        what = f"torch.onnx cannot write {model.config.model_type}: {' '.join(str(error).split())[:300]}"
+        raise WorkError.at("--to onnx", what, "serve it with artel serve, or use the Hugging Face folder") from None
+
+
+def _compare(file: Path, inputs: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Raise WorkError where the graph does not compute what the model does."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    computed = session.run(list(expected), {name: tensor.numpy() for name, tensor in inputs.items()})
+    for (name, tensor), array in zip(expected.items(), computed, strict=True):
+        difference = float(np.abs(tensor.numpy() - array).max() / max(float(tensor.std()), 1e-6))
+        if not difference < _TOLERANCE:
+            what = f"the graph's {name} differs from the model's by {difference:.2g} standard deviations"
+            raise WorkError.at("--to onnx", what, "use the Hugging Face folder; and please report it")
