@@ -159,4 +159,4 @@ def test_a_refused_conversation_and_bytes_that_are_no_text(endless, tmp_path, ch
 
 
 def test_help_has_an_example(chat_here):
-    assert "Example: artel chat" in " ".join(chat_here("--help").stdout.split())
+    assert "Examples: artel chat" in " ".join(chat_here("--help").stdout.split())

@@ -13,6 +13,8 @@ from support.runs import ENVIRONMENT, write_run
 ROOT = Path(__file__).resolve().parents[1]
 RUN_HERE = ["README.md", "docs/python.md"]
 RUN_ELSEWHERE = {
+    "docs/chat.md": "test_chat_tools.py",  # functions that a model may call
+    "docs/ru/chat.md": "test_chat_tools.py",
     "docs/extending.md": "test_extending.py",  # each block with the run file beside it
     "docs/serve.md": "test_serve_clients.py",
     "docs/ru/serve.md": "test_serve_clients.py",

@@ -249,7 +249,7 @@ _DECODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
 _GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 2}
 
 
-def _save_model(folder: Path, model_type: str, auto_class: str, sizes: dict[str, Any], *, chat: bool = False) -> None:
+def _save_model(folder: Path, model_type: str, auto_class: str, sizes: dict[str, Any], *, template: str = "") -> None:
     """Random weights and a tokenizer trained on a few sentences, as `from_pretrained` opens them."""
     import torch
     import transformers
@@ -257,12 +257,12 @@ def _save_model(folder: Path, model_type: str, auto_class: str, sizes: dict[str,
     from artel.config import TokenizerTraining
     from artel.tokens import train_tokenizer
 
-    special = ["<|im_start|>", "<|im_end|>"] if chat else []
+    special = ["<|im_start|>", "<|im_end|>"] if template else []
     lines = iter([" ".join(_sentences(7, 400)), "user assistant system Who are you? I am the model of number."] * 3)
     training = TokenizerTraining(vocab=600, special=special)
     tokenizer = train_tokenizer(lines, training, encoder=auto_class != "AutoModelForCausalLM")
-    if chat:
-        tokenizer.hf.chat_template = _CHATML
+    if template:
+        tokenizer.hf.chat_template = template
     config = transformers.AutoConfig.for_model(
         model_type, vocab_size=tokenizer.vocabulary, bos_token_id=tokenizer.hf.bos_token_id,
         eos_token_id=tokenizer.end_id, pad_token_id=tokenizer.hf.pad_token_id, **sizes
@@ -281,8 +281,12 @@ def bert(name: str = "FOLDER") -> Make:
     return lambda folder: _save_model(folder / name, "bert", "AutoModelForMaskedLM", _ENCODER)
 
 
-def chat_model(name: str = "FOLDER") -> Make:
-    return lambda folder: _save_model(folder / name, "qwen3", "AutoModelForCausalLM", _DECODER, chat=True)
+def chat_model(name: str = "FOLDER", *, tools: bool = False) -> Make:
+    """With `tools` its chat template writes functions and calls."""
+    from artel.tokens.tokenizer.chat_template import CHATML
+
+    template = CHATML if tools else _CHATML
+    return lambda folder: _save_model(folder / name, "qwen3", "AutoModelForCausalLM", _DECODER, template=template)
 
 
 def gpt2(name: str = "FOLDER") -> Make:

@@ -171,6 +171,7 @@ README = (
             ),
             Step("artel chat runs/chat-lora", typed="Who are you?\n/set new_tokens 3\nYes?\n", says="new_tokens = 3"),
             Step("artel chat runs/chat-lora --script questions.txt --json", says='"answers"'),
+            Step("artel chat runs/chat-lora --script questions.txt --tools functions.py", says="> "),
             Step(
                 "artel generate runs/chat-lora --prompts questions.txt --out answers.jsonl --max-new-tokens 20",
                 leaves="answers.jsonl",
@@ -178,7 +179,12 @@ README = (
             Step("artel export runs/chat-lora merged --merge", leaves="merged/config.json"),
             Step("artel config convert impruver.yaml > run.yaml", leaves="run.yaml"),
         ),
-        needs=(inputs.conversations, inputs.chat_model(), inputs.impruver),
+        needs=(
+            inputs.conversations,
+            inputs.chat_model(tools=True),
+            inputs.impruver,
+            inputs.written("docs/chat.md", "functions.py"),
+        ),
     ),
     Walk(
         "preferences",

@@ -59,17 +59,20 @@ def said(pieces) -> str:
     return "".join(pieces)
 
 
-def learned_by_heart(folder: Path, special: list[str], own_template: str | None) -> Path:
-    """A model that knows `CONVERSATIONS`; its tokenizer has the marks as tokens and a template, or not."""
+def learned_by_heart(
+    folder: Path, special: list[str], own_template: str | None, conversations=None, tools=None, steps=80, **sizes
+) -> Path:
+    """A model that knows `CONVERSATIONS`, or others; its tokenizer has the marks as tokens and a template, or not."""
     tokenizer = trained_tokenizer(special)
     tokenizer.hf.chat_template = own_template
     template = template_of(tokenizer, "auto")
-    model = llama(tokenizer).train()
-    texts = [render(tokenizer, template, as_messages(conversation), False) for conversation in CONVERSATIONS]
+    model = llama(tokenizer, **sizes).train()
+    conversations = conversations or [as_messages(conversation) for conversation in CONVERSATIONS]
+    texts = [render(tokenizer, template, conversation, False, tools) for conversation in conversations]
     rows = [torch.tensor(encoded.ids) for encoded in tokenizer.encode_with_offsets(texts, control=True)]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(80):
+    for _ in range(steps):
         loss = model(input_ids=ids.clamp(min=0), labels=ids).loss
         optimizer.zero_grad()
         loss.backward()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ from artel.errors import InputError
 from artel.launching.quiet_libraries import quiet_libraries
 from artel.storage import check_regular
 
+if TYPE_CHECKING:
+    from artel.inference.chat import Exchange
+
 
 def chat(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="A run's folder, a model folder or a hub id.")],
@@ -24,6 +27,14 @@ def chat(
     script: Annotated[
         str | None, typer.Option(metavar="FILE", help="Take messages and commands from a file's lines; - for stdin.")
     ] = None,
+    tools: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Functions that the model may call: a .json file that describes them, you give the results; "
+            "or a .py file, whose functions are run.",
+        ),
+    ] = "",
     history: Annotated[int, typer.Option(help="Earlier exchanges that a message is answered with.")] = 10,
     new_tokens: Annotated[
         int, typer.Option("--new-tokens", "--max-new-tokens", help="Tokens of an answer at most.")
@@ -39,11 +50,13 @@ def chat(
 
     With --json the text goes to standard error, and the whole conversation to standard output at the end.
 
-    Example: artel chat runs/assistant --system "You answer briefly."
+    Examples: artel chat runs/assistant --system "You answer briefly."
+              artel chat runs/assistant --tools functions.py
     """
     tell("loading the model")
     quiet_libraries()
     from artel.inference import ChatSession, ChatSettings, open_model
+    from artel.inference.chat_functions import read_functions
 
     try:
         system.encode()
@@ -54,20 +67,27 @@ def chat(
         script = "-"
     lines = None if script is None else _lines(script)
     screen = Screen(sys.stderr if as_json else sys.stdout)
-    with closing(ChatSession(open_model(name), settings, system, screen.tell)) as talk:
-        session = Session(talk, screen)
+    functions = read_functions(tools) if tools else None
+    offered = functions.tools if functions is not None else ()
+    with closing(ChatSession(open_model(name), settings, system, screen.tell, offered)) as talk:
+        session = Session(talk, screen, functions)
         status = session.run_terminal() if lines is None else session.run_script(lines, script or "")
     if as_json:
         print_json(
             {
                 "model": name,
-                "answers": [asdict(exchange) for exchange in session.written],
+                "answers": [_as_json(exchange) for exchange in session.written],
                 "messages": session.talk.messages,
                 "settings": asdict(session.talk.settings),
             }
         )
     if status:
         raise typer.Exit(status)
+
+
+def _as_json(exchange: Exchange) -> dict[str, Any]:
+    """An answer as plain values; calls and results only where there are any."""
+    return {name: value for name, value in asdict(exchange).items() if value or name not in ("calls", "results")}
 
 
 def _lines(script: str) -> Iterable[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -16,8 +17,12 @@ from artel.printable import in_lines
 if TYPE_CHECKING:
     from artel.inference import ChatSession
     from artel.inference.chat import Exchange
+    from artel.inference.chat_functions import ChatFunctions
+    from artel.text import ToolCall
 
 _PROMPT = "> "
+_MOST_CALLS = 10
+"""Answers with calls to one message, one after another."""
 _MORE = "... "
 _QUOTES = '"""'
 _COMMANDS = {
@@ -58,9 +63,12 @@ class Screen:
 class Session:
     """A conversation whose lines are messages and commands."""
 
-    def __init__(self, talk: ChatSession, screen: Screen) -> None:
+    def __init__(self, talk: ChatSession, screen: Screen, functions: ChatFunctions | None = None) -> None:
+        """`functions` are those that the model may call. Results of those that cannot run are typed in."""
         self.talk = talk
         self._screen = screen
+        self._functions = functions
+        self._typed_result: Callable[[str], str] = lambda name: _ask(f"{name} returned: ")
         self.written: list[Exchange] = []
         """All answers in order, also those that were forgotten or replaced."""
 
@@ -95,6 +103,13 @@ class Session:
                 return _checked(line)
             raise InputError.at("", "the lines end within a message", f"end it with {_QUOTES}, or without a \\")
 
+        def scripted_result(name: str) -> str:
+            for _, line in numbered:
+                if line.strip():
+                    return _checked(line)
+            raise InputError.at("", f"the lines end before {name} has a result", "write it on the line after")
+
+        self._typed_result = scripted_result
         for number, line in numbered:
             if not line.strip():
                 continue
@@ -115,6 +130,7 @@ class Session:
             return True
         if not entry.is_command:
             self._show(self.talk.answer(entry.text))
+            self._answer_calls()
             return True
         command, _, rest = entry.text.partition(" ")
         return self._run(command, rest.strip())
@@ -142,11 +158,35 @@ class Session:
             tell(f"loaded: {len(self.talk.exchanges):,} messages with their answers")
         elif command == "/retry" and not rest:
             self._show(self.talk.retry())
+            self._answer_calls()
         elif command == "/help" and not rest:
             tell(*_help())
         else:
             raise _misunderstood(command)
         return True
+
+    def _answer_calls(self) -> None:
+        """Give the model what it called, until it answers without a call."""
+        try:
+            for _ in range(_MOST_CALLS):
+                if not self.talk.open_calls:
+                    return
+                self._show(self.talk.answer_results([self._result(call) for call in self.talk.open_calls]))
+            if self.talk.open_calls:
+                tell(f"the model has called {_MOST_CALLS} times, and calls again: stopped")
+        finally:  # also where a result was not given
+            self.talk.drop_calls()
+
+    def _result(self, call: ToolCall) -> str:
+        self._screen.write(f"→ {call.name}({json.dumps(call.arguments, ensure_ascii=False)})")
+        self._screen.end_line()
+        if self._functions is not None and self._functions.can_run:
+            result = self._functions.result(call)
+        else:
+            result = self._typed_result(call.name)
+        self._screen.write(f"← {result}")
+        self._screen.end_line()
+        return result
 
     def _show(self, pieces: Iterator[str]) -> None:
         """Stream an answer. A stopped one also ends its line and is kept."""

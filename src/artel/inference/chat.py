@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,14 +14,18 @@ from typing import Any
 
 from artel.config.schema.quantities import read_count, read_number
 from artel.errors import InputError, Problem, WorkError
-from artel.inference.engine.engine import Engine, EngineError, SequentialEngine, make_engine
+from artel.inference.engine.engine import Engine, EngineError, FinishReason, SequentialEngine, make_engine
 from artel.inference.engine.one import write_text
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
 from artel.objectives.base import Beginning
 from artel.storage import check_new, check_regular, user_path, write_file
+from artel.text import Message, ToolCall, Tools
+from artel.text.records import BadRecord
+from artel.text.tool_calls import CallReader, call_of
 from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, prompt_ids
+from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
 Tell = Callable[[str], None]
 
@@ -78,19 +83,27 @@ class ChatSettings:
 
 @dataclass(slots=True)
 class Exchange:
-    """A message and its answer so far."""
+    """A message, or what called functions returned, and its answer so far."""
 
     message: str
     answer: str = ""
     finished: bool = False
     """Whether the model ended the answer itself."""
+    calls: tuple[ToolCall, ...] = ()
+    """The functions that the answer calls after its text."""
+    results: tuple[str, ...] = ()
+    """In place of a message: what the calls of the answer before returned, in their order."""
 
 
 class ChatSession:
     """A conversation with a model. Notes for the user go to `tell`."""
 
-    def __init__(self, opened: OpenedModel, settings: ChatSettings, system: str, tell: Tell) -> None:
-        """Raises InputError for a model that does not continue text, and for a wrong chat template."""
+    def __init__(self, opened: OpenedModel, settings: ChatSettings, system: str, tell: Tell, tools: Tools = ()) -> None:
+        """`tools` are functions that the model may call.
+
+        Raises InputError for a model that does not continue text, and for a chat template that is wrong or takes no
+        tools.
+        """
         if not opened.objective.generates:
             what = f"it is a model for {opened.objective.run.objective}, which answers in no words of its own"
             raise InputError.at(opened.name, what, "give a causal model; this one works with artel generate")
@@ -107,6 +120,12 @@ class ChatSession:
         weakref.finalize(self, self._engine.close)
         self._template = opened.chat_template()
         self._stop = opened.turn_end(self._template)
+        self._tools = tools
+        style = tool_style(opened.tokenizer, self._template) if tools else None
+        if tools and (style is None or not style.writes_tools):
+            what = "the chat template writes no functions"
+            raise InputError.at("--tools", what, "give a model that was trained with tools, or chat.template: chatml")
+        self._tool_style = style or ToolStyle()
         if opened.template_setting == "auto" and not self._tokenizer.hf.chat_template:
             name = "chatml" if self._template == CHATML else "plain"
             tell(f"{opened.name}: its tokenizer has no chat template; the conversation is written as {name}")
@@ -116,7 +135,25 @@ class ChatSession:
 
         Raises InputError, without changing the conversation, when the model cannot take the message.
         """
-        return self._answer(message, self.exchanges)
+        if self.open_calls:
+            names = ", ".join(call.name for call in self.open_calls)
+            raise InputError.at("message", f"the model waits for what it called: {names}", "give the results")
+        return self._answer(Exchange(message), self.exchanges)
+
+    @property
+    def open_calls(self) -> tuple[ToolCall, ...]:
+        """The functions that the last answer calls, which have returned nothing yet."""
+        return self.exchanges[-1].calls if self.exchanges else ()
+
+    def drop_calls(self) -> None:
+        """Take the open calls out of the last answer: it waits for nothing then."""
+        if self.exchanges:
+            self.exchanges[-1].calls = ()
+
+    def answer_results(self, results: Sequence[str]) -> Iterator[str]:
+        """Yield the answer to what the `open_calls` returned, in pieces. Raises InputError as `answer` does."""
+        assert len(results) == len(self.open_calls) > 0
+        return self._answer(Exchange("", results=tuple(results)), self.exchanges)
 
     def retry(self) -> Iterator[str]:
         """Yield another answer to the last message, which replaces the first. Raises InputError without a message."""
@@ -124,7 +161,8 @@ class ChatSession:
             raise InputError.at("retry", "nothing has been said yet", "write a message first")
         if self.settings.temperature == 0:
             self._tell("at temperature 0 the likeliest answer is written again")
-        return self._answer(self.exchanges[-1].message, self.exchanges[:-1])
+        last = self.exchanges[-1]
+        return self._answer(Exchange(last.message, results=last.results), self.exchanges[:-1])
 
     def reset(self) -> None:
         """Start a new conversation. The system message and the settings stay; the seeds start again."""
@@ -138,9 +176,9 @@ class ChatSession:
             self._written = 0
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        """The whole conversation, as {"role", "content"}."""
-        return self._messages(self.exchanges)
+    def messages(self) -> list[dict[str, Any]]:
+        """The whole conversation, as {"role", "content"}, and `tool_calls` where functions are called."""
+        return self._messages(self.exchanges, ToolStyle())
 
     def save(self, path: str) -> None:
         """Write the conversation as a line of JSON, which `format: chat` reads. Raises InputError, WorkError.
@@ -152,7 +190,8 @@ class ChatSession:
         file = user_path(path, "save").absolute()
         if file not in self._saved:
             check_new(file)
-        line = json.dumps({"messages": self.messages}, ensure_ascii=False)
+        fields = {"messages": self.messages} | ({"tools": list(self._tools)} if self._tools else {})
+        line = json.dumps(fields, ensure_ascii=False)
         write_file(file, line + "\n")
         self._saved.add(file)
 
@@ -165,18 +204,17 @@ class ChatSession:
         fields = _read_conversation(file, path)
         messages = fields["messages"]
         self.system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
-        pairs = zip(messages[::2], messages[1::2], strict=True)
-        self.exchanges = [Exchange(asked["content"], answered["content"], True) for asked, answered in pairs]
+        self.exchanges = _exchanges(messages, path)
         self._written = len(self.exchanges)
-        if fields.keys() == {"messages"}:
+        if fields.keys() <= {"messages", "tools"}:
             self._saved.add(file)
 
     def close(self) -> None:
         """End the engine; a closed conversation can be saved, and begins again with the next message."""
         self._engine.close()
 
-    def _answer(self, message: str, before: list[Exchange]) -> Iterator[str]:
-        ids = self._prompt(message, before)
+    def _answer(self, exchange: Exchange, before: list[Exchange]) -> Iterator[str]:
+        ids = self._prompt(exchange, before)
         check_embedded(self._model, self._tokenizer, ids)
         new_tokens = self.settings.new_tokens
         if self._window is not None and len(ids) + new_tokens > self._window:
@@ -192,13 +230,14 @@ class ChatSession:
             settings.repetition_penalty,
         )
         self._written += 1
-        exchange = Exchange(message)
         self.exchanges = [*before, exchange]
         return self._write(exchange, ids, sampling)
 
     def _write(self, exchange: Exchange, ids: list[int], sampling: Sampling) -> Iterator[str]:
         engine = self._engine.of(len(ids) + sampling.new_tokens)
-        pieces = write_text(engine, self._tokenizer, Beginning(ids, self._stop), sampling)
+        # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
+        beginning = Beginning(ids, self._stop, special_tokens=bool(self._tools))
+        pieces = self._without_calls(exchange, write_text(engine, self._tokenizer, beginning, sampling))
         space = ""
         while True:
             try:
@@ -218,18 +257,39 @@ class ChatSession:
         if not exchange.finished:
             self._tell(f"cut off after {sampling.new_tokens:,} tokens (setting new_tokens)")
 
-    def _prompt(self, message: str, before: list[Exchange]) -> list[int]:
+    def _without_calls(
+        self, exchange: Exchange, pieces: Generator[str, None, FinishReason]
+    ) -> Generator[str, None, FinishReason]:
+        """The text of an answer that is no call, in pieces. `exchange.calls` has the calls at the end."""
+        if not self._tools:
+            return (yield from pieces)
+        reader = CallReader(self._tools)
+        while True:
+            try:
+                text = reader.add(next(pieces))
+            except StopIteration as end:
+                yield reader.rest()
+                exchange.calls = tuple(reader.calls)
+                return end.value
+            if text:
+                yield text
+
+    def _prompt(self, exchange: Exchange, before: list[Exchange]) -> list[int]:
         """The prompt's ids: as many of the last exchanges as leave room for an answer. Raises InputError."""
-        history = before[-self.settings.history :] if self.settings.history else []
-        ids = self._ids([*history, Exchange(message)])
+        history = _from_a_message(before[-self.settings.history :] if self.settings.history else [])
+        if exchange.results and not history:  # what is answered belongs to the message that asked for it
+            history = _from_a_message(before, last=True)
+        ids = self._ids([*history, exchange])
         if self._window is None:
             return ids
         # Reserve room for an answer, but at most half of the window: a small model would have no history otherwise.
         room = max(self._window - self.settings.new_tokens, self._window // 2)
         available = len(history)
-        while len(ids) > room and history:
-            history = history[1:]
-            ids = self._ids([*history, Exchange(message)])
+        while len(ids) > room and (shorter := _from_a_message(history[1:])) != history:
+            if exchange.results and not shorter:
+                break
+            history = shorter
+            ids = self._ids([*history, exchange])
         if len(ids) >= self._window:
             what = f"with it the prompt is {len(ids):,} tokens, and the model takes {self._window:,}"
             raise InputError.at("message", what, "write less, or a shorter system message")
@@ -243,17 +303,18 @@ class ChatSession:
     def _ids(self, exchanges: list[Exchange]) -> list[int]:
         """The ids of these exchanges, the last of which has no answer yet."""
         try:
-            return prompt_ids(self._tokenizer, self._template, self._messages(exchanges)[:-1])
+            messages = self._messages(exchanges, self._tool_style)[:-1]
+            return prompt_ids(self._tokenizer, self._template, messages, list(self._tools) or None)
         except TemplateRefuses as refusal:
             fix = "many templates take no system message: try without" if self.system else "try another chat.template"
             raise InputError.at("chat.template", f"it refuses the conversation: {refusal}", fix) from None
 
-    def _messages(self, exchanges: list[Exchange]) -> list[dict[str, str]]:
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+    def _messages(self, exchanges: list[Exchange], style: ToolStyle) -> list[dict[str, Any]]:
+        messages = [Message("system", self.system)] if self.system else []
         for exchange in exchanges:
-            messages.append({"role": "user", "content": exchange.message})
-            messages.append({"role": "assistant", "content": exchange.answer})
-        return messages
+            messages += [Message("tool", result) for result in exchange.results] or [Message("user", exchange.message)]
+            messages.append(Message("assistant", exchange.answer, tool_calls=exchange.calls))
+        return [style.fields(message) for message in style.linked(messages)]
 
 
 class _ChatEngine:
@@ -304,9 +365,36 @@ def _read_conversation(file: Path, name: str) -> dict[str, Any]:
         raise InputError.at("load", f"{name} has no messages with role and content", fix)
     roles = [message["role"] for message in messages]
     turns = roles[1:] if roles[:1] == ["system"] else roles
-    if not turns or turns != ["user", "assistant"] * (len(turns) // 2):
+    if re.fullmatch("(user assistant (tool (tool )*assistant )*)+", "".join(f"{role} " for role in turns)) is None:
         raise InputError.at("load", f"{name}: its messages are not those of user and assistant by turns", fix)
     return fields
+
+
+def _exchanges(messages: list[dict[str, Any]], name: str) -> list[Exchange]:
+    """The exchanges of messages whose roles `_read_conversation` has checked. Raises InputError for a wrong call."""
+    exchanges: list[Exchange] = []
+    results: list[str] = []
+    for message in messages:
+        if message["role"] == "user":
+            exchanges.append(Exchange(message["content"]))
+        elif message["role"] == "tool":
+            results.append(message["content"])
+        else:
+            if results:
+                exchanges.append(Exchange("", results=tuple(results)))
+                results = []
+            try:
+                calls = tuple(map(call_of, message.get("tool_calls") or ()))
+            except BadRecord as error:
+                raise InputError.at("load", f"{name}: a call {error.detail}", "give a file that /save wrote") from None
+            exchanges[-1].answer, exchanges[-1].finished, exchanges[-1].calls = message["content"], True, calls
+    return exchanges
+
+
+def _from_a_message(exchanges: list[Exchange], last: bool = False) -> list[Exchange]:
+    """The exchanges from the first that begins with a message, not with results; or from the `last` such one."""
+    starts = [number for number, exchange in enumerate(exchanges) if not exchange.results]
+    return exchanges[starts[-1 if last else 0] :] if starts else []
 
 
 def _is_message(message: object) -> bool:

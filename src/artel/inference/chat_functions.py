@@ -1,0 +1,103 @@
+"""Functions that a model may call in a chat: described in a JSON file, or those of a Python file, which then run."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transformers.utils import get_json_schema
+
+from artel.errors import InputError
+from artel.storage import check_regular, user_path
+from artel.text import ToolCall, Tools
+
+_OPTION = "--tools"
+
+
+class ChatFunctions:
+    """What a model may call. Calls of functions from a Python file are answered by running them."""
+
+    def __init__(self, tools: Tools, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self.tools = tools
+        self._functions = functions
+
+    @property
+    def can_run(self) -> bool:
+        """Whether they are functions of Python, and not only descriptions."""
+        return bool(self._functions)
+
+    def result(self, call: ToolCall) -> str:
+        """What a call returns: text as it is, other values as JSON. An error is told to the model in words."""
+        function = self._functions.get(call.name)
+        if function is None:
+            return f"error: there is no function {call.name}; there are {', '.join(self._functions)}"
+        try:
+            value = function(**call.arguments)
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        except Exception as error:  # the user's function, called with what a model wrote
+            return f"error: {type(error).__name__}: {error}"
+
+
+def read_functions(file: str) -> ChatFunctions:
+    """The functions of a .json file (a list as OpenAI's `tools`) or of a .py file, which is run. Raises InputError."""
+    path = user_path(file, _OPTION)
+    check_regular(path)
+    if not path.is_file():
+        raise InputError.at(_OPTION, f"there is no file {file}", "give a .json or a .py file")
+    return _of_module(path) if path.suffix == ".py" else ChatFunctions(_of_json(path), {})
+
+
+def _of_json(path: Path) -> Tools:
+    fix = 'write [{"name": "get_weather", "description": "…", "parameters": {"type": "object", "properties": {…}}}]'
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError.at(str(path), f"is no JSON: {error}", fix) from None
+    if not isinstance(entries, list) or not entries:
+        raise InputError.at(str(path), "is no list of functions", fix)
+    tools = []
+    for number, entry in enumerate(entries):
+        function = entry.get("function", entry) if isinstance(entry, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InputError.at(str(path), f"entry {number + 1} has no name: {str(entry)[:80]}", fix)
+        tools.append({"type": "function", "function": function})
+    return tuple(tools)
+
+
+def _of_module(path: Path) -> ChatFunctions:
+    module = _imported(path)
+    functions = {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+    if not functions:
+        raise InputError.at(str(path), "has no function", "write one: def get_weather(city: str) -> str: …")
+    tools = []
+    for name, function in functions.items():
+        try:
+            tools.append(get_json_schema(function))
+        except Exception as error:  # transformers' own exceptions for docstrings and types
+            line = inspect.getsourcelines(function)[1]
+            fix = "give each argument a type, and a line in the docstring: `Args:` and below it `city: The city.`"
+            what = f"{name} cannot be described to a model: {' '.join(str(error).split())}"
+            raise InputError.at(f"{path}:{line}", what, fix) from None
+    return ChatFunctions(tuple(tools), functions)
+
+
+def _imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"artel_tools_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the user's code
+        what = f"cannot be run: {type(error).__name__}: {error}"
+        raise InputError.at(str(path), what, f"try it: python {path.name}") from None
+    return module
