@@ -79,6 +79,7 @@ FORMATS = Registry(
         "chat": "artel.text.formats.chat:CHAT",
         "preference": "artel.text.formats.chat:PREFERENCE",
         "matches": "artel.text.formats.matches:MATCHES",
+        "labels": "artel.text.formats.labels:LABELS",
         "dummy": "artel.text.formats.dummy:DUMMY",
     },
 )
@@ -90,6 +91,7 @@ OBJECTIVES = Registry(
         "span_qa": "artel.objectives.span_qa.objective:SpanQA",
         "chat": "artel.objectives.chat:Chat",
         "preference": "artel.objectives.preference:PreferenceOptimization",
+        "classification": "artel.objectives.classification.objective:Classification",
     },
 )
 OPTIMIZERS = Registry(

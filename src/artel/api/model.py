@@ -208,6 +208,23 @@ class Model:
         masks = (reply.to_json or {}).get("masks", [])
         return Filled(filled, [[(token["token"], token["probability"]) for token in mask] for mask in masks])
 
+    @leaves_process_unchanged()
+    def classify(self, texts: str | Sequence[str | Sequence[str]]) -> Any:
+        """The label of a text, its labels, or its number, by what the model learned.
+
+        Args:
+            texts: a text; or several, each a text or a pair of texts.
+
+        Returns:
+            A dictionary for a text, a list of them for several: `label` and its `probability`, or the `labels` above
+            their thresholds, and the `probabilities` of all; or `number`. `truncated` is there for a text that was cut.
+
+        Raises InputError for a model that labels nothing.
+        """
+        inputs = [texts] if isinstance(texts, str) else list(texts)
+        answers = self._answers("classify", inputs, "labels no texts")
+        return answers[0] if isinstance(texts, str) else answers
+
     @leaves_process_unchanged(with_torch=True)
     def evaluate(
         self,
@@ -247,6 +264,13 @@ class Model:
     def _reply(self, prompt: str, context: str, sampling: Any) -> Reply:
         """What the objective makes of a prompt, as `artel generate` asks for it."""
         return self._opened.objective.reply(self._opened.model, prompt, context, sampling)
+
+    def _answers(self, task: str, inputs: list[Any], cannot: str) -> list[dict[str, Any]]:
+        """What the objective answers to a task (`Objective.tasks`). Raises InputError for a model without it."""
+        objective = self._opened.objective
+        if task not in objective.tasks:
+            raise self._cannot(cannot)
+        return objective.answers(self._opened.model, task, inputs)
 
     def _cannot(self, what: str) -> InputError:
         """The error for what this model did not learn, which names what it can do."""

@@ -26,7 +26,11 @@ def generate(
     overrides: OverrideWords = None,
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "",
     context: Annotated[
-        str, typer.Option(help="The text, or a file, that answers the question in --prompt; - reads standard input.")
+        str,
+        typer.Option(
+            help="The text, or a file, that answers the question in --prompt, or is the second text of a pair; - reads "
+            "standard input."
+        ),
     ] = "",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=10**8, help="Tokens to write at most.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, max=100, help="0 takes the likeliest token.")] = 0.8,
@@ -67,7 +71,8 @@ def generate(
     text = _text_of_flag("--prompt", prompt)
     tell(f"loading {name}")
     opened = opened_model()
-    context_text = _read(context) if opened.objective.needs_context else ""
+    objective = opened.objective
+    context_text = _read(context) if objective.needs_context or (context and objective.takes_context) else ""
     _show(opened, text, opened.objective.reply(opened.model, text, context_text, sampling), as_json)
 
 

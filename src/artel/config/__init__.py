@@ -17,6 +17,7 @@ from artel.config.schema.base import name_fault
 from artel.config.schema.cleaning import CleanConfig, DedupConfig, NearConfig, PiiConfig, PiiKind
 from artel.config.schema.data import DataConfig, SourceConfig, TokenizerConfig, TokenizerTraining
 from artel.config.schema.decontamination import BenchmarkConfig, DecontaminateConfig
+from artel.config.schema.encoders import ClassificationConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
 from artel.config.schema.run import (
@@ -35,6 +36,7 @@ __all__ = [
     "BenchmarkConfig",
     "ChatConfig",
     "CheckpointConfig",
+    "ClassificationConfig",
     "CleanConfig",
     "DataConfig",
     "DecontaminateConfig",

@@ -68,6 +68,7 @@ def evaluate(
     run = prepared.run
     objective = objective_of(run, opened.tokenizer)
     objective.check(opened.model)
+    objective.calibrate(opened.objective.calibration())
     store = prepared.open()
     if data is None:
         objective.fit_statistics(store.train)  # a weighted loss has the weights of training

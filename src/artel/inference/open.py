@@ -22,7 +22,7 @@ from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer, load_tokenizer
 from artel.tokens.tokenizer.chat_template import TurnEnd, template_of, turn_end
 from artel.training import RunFolder
-from artel.training.checkpoint.format import load_weights
+from artel.training.checkpoint.format import load_weights, read_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ def open_checkpoint(run: RunConfig, prepared: Prepared, path: Path) -> OpenedMod
     """The run's model with the weights of the checkpoint at `path`."""
     opened = open_fresh(run, prepared)
     load_weights(path, opened.model)
+    opened.objective.calibrate(read_progress(path).calibration)
     return opened
 
 
@@ -134,6 +135,7 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
     if adapter is not None:
         compute_in(model, pick_precision("auto", model.device))
     check_finite(model, name)
+    objective.read_model_files(Path(folder))
     return OpenedModel(name, folder, model, tokenizer, objective, run)
 
 

@@ -44,6 +44,11 @@ def objective_type(run: RunConfig) -> type[Objective]:
     return objective
 
 
+def splits_by_label(run: RunConfig) -> bool:
+    """True if a share of the texts of each label is held out for validation."""
+    return run.data.may_split_by_label and objective_type(run).has_classes(run)
+
+
 def objective_of(run: RunConfig, tokenizer: Tokenizer) -> Objective:
     """The run's objective with its tokenizer. Raises InputError when they do not go together."""
     return objective_type(run)(run, tokenizer)
@@ -63,4 +68,5 @@ __all__ = [
     "fill_masks",
     "objective_of",
     "objective_type",
+    "splits_by_label",
 ]

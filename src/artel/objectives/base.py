@@ -6,6 +6,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -116,6 +117,8 @@ class Objective(ABC):
     """True if the loss is a sum over single tokens, so that ranks can share a sequence (parallel.context)."""
     needs_context: ClassVar[bool] = False
     """True if a prompt is a question about a text (`artel generate --context`)."""
+    takes_context: ClassVar[bool] = False
+    """True if a prompt may have a second text beside it (`artel generate --context`)."""
     continues: ClassVar[bool] = True
     """True if what a model writes continues the prompt; False if it is an answer."""
     encoder: ClassVar[bool] = False
@@ -154,6 +157,11 @@ class Objective(ABC):
         Raises InputError where they decide nothing.
         """
         raise NotImplementedError
+
+    @classmethod
+    def has_classes(cls, run: RunConfig) -> bool:
+        """True if its records have labels, of each of which a share is held out for validation."""
+        return False
 
     @classmethod
     def claims(cls, architecture: str, folder: str) -> bool:
@@ -254,6 +262,19 @@ class Objective(ABC):
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
         """Files that belong beside the model in its folder, by their paths there: other libraries read them."""
         return {}
+
+    def read_model_files(self, folder: Path) -> None:  # noqa: B027  # if there are such files
+        """Take what `model_files` wrote from the folder of a model that is opened. Raises InputError."""
+
+    def calibration(self) -> dict[str, Any]:
+        """What the newest `metrics` chose for the use of the model (thresholds), as plain values; empty for most.
+
+        Checkpoints keep it, so that a model is saved with what was chosen for its own weights.
+        """
+        return {}
+
+    def calibrate(self, values: dict[str, Any]) -> None:  # noqa: B027  # if there is a `calibration`
+        """Take what was chosen for the model that is used now: nothing is chosen again."""
 
     def command(self, run: str, samples: Samples | None) -> str:
         """A command that shows what the model of a finished run does.
@@ -367,5 +388,5 @@ class Objective(ABC):
         """Yield what the model makes of a prompt, as it is written."""
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
-        """What `artel generate` prints; `context` is empty unless the objective `needs_context`."""
+        """What `artel generate` prints; `context` is empty unless the objective takes one."""
         return Reply(self.show(model, prompt, sampling))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ def write_shard(workspace: Workspace, shards: list[PreparedShard], plan: ShardPl
     with new_folder(workspace.shard(plan.folder)) as folder:
         writer = ShardWriter(folder / plan.name, dtype)
         for number, chosen in _chosen(workspace, shards, plan):
-            samples = _Samples(shards[number], plan.split, dtype)
-            for first, last in _runs(chosen):
-                samples.copy(writer, first, last, objective.document_number, document)
+            samples: dict[int, _Samples] = {}
+            for stored, first, last in _runs(chosen, shards[number].rows["split"]):
+                if stored not in samples:
+                    samples[stored] = _Samples(shards[number], SPLITS[stored], dtype)
+                samples[stored].copy(writer, first, last, objective.document_number, document)
                 document += last - first
         entry = writer.close()
         (folder / "entry.json").write_bytes(orjson.dumps([entry, writer.flags, writer.columns]))
@@ -67,7 +70,7 @@ def write_store(workspace: Workspace, folder: Path, about: dict[str, Any], vocab
 
 
 class _Samples:
-    """The samples of a prepared shard in one split, by the numbers of their documents there."""
+    """The samples that a prepared shard stores in one split, by the numbers of their documents there."""
 
     def __init__(self, shard: PreparedShard, split: str, dtype: str) -> None:
         rows = shard.rows[shard.rows["split"] == SPLITS.index(split)]
@@ -108,14 +111,14 @@ class _Samples:
 def _chosen(
     workspace: Workspace, shards: list[PreparedShard], plan: ShardPlan
 ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yield for each round and prepared shard: its number, and bool (its documents in the split,) of those written."""
+    """Yield for each round and prepared shard: its number, and bool (its documents,) of those written."""
     (round_, number, document), stop = plan.start, plan.stop
     while (round_, number, 0) < stop:
         chosen = _copies(workspace, number) > round_
         chosen[:document] = False
         if (round_, number) == stop[:2]:
             chosen[stop[2] :] = False
-        yield number, chosen[shards[number].rows["split"] == SPLITS.index(plan.split)]
+        yield number, chosen & (_splits(workspace, number) == SPLITS.index(plan.split))
         number, document = number + 1, 0
         if number == len(shards):
             round_, number = round_ + 1, 0
@@ -126,27 +129,45 @@ def _copies(workspace: Workspace, number: int) -> NDArray[np.uint16]:
     return np.fromfile(workspace.selection / "copies" / f"{number:05d}", np.uint16)
 
 
-def _runs(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """(first, last + 1) of each run of true values."""
-    edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
-    return [(int(first), int(last)) for first, last in edges.reshape(-1, 2)]
+def _splits(workspace: Workspace, number: int) -> NDArray[np.uint8]:
+    """The split of each document of a prepared shard."""
+    return np.fromfile(workspace.selection / "splits" / f"{number:05d}", np.uint8)
+
+
+def _runs(chosen: NDArray[np.bool_], stored: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
+    """Chosen documents, in order, in runs: (the split in which they are stored, first, last + 1 there).
+
+    `chosen` and `stored` are (documents,). Labels may have moved documents to the other split than they are stored in.
+    """
+    places = np.where(stored == 0, np.cumsum(stored == 0), np.cumsum(stored == 1)) - 1
+    documents = np.flatnonzero(chosen)
+    is_last = (np.diff(places[documents]) != 1) | (np.diff(stored[documents].astype(np.int8)) != 0)
+    runs = np.split(documents, np.flatnonzero(is_last) + 1) if len(documents) else []
+    return [(int(stored[run[0]]), int(places[run[0]]), int(places[run[-1]]) + 1) for run in runs]
 
 
 def _write_sources(workspace: Workspace, folder: Path, split: str) -> dict[str, Any]:
     """Write what the documents of a split are evaluated by, a line each, in the order of the store."""
     shards = prepared_shards(workspace)
-    if not any((shard.rows["has_source"] & (shard.rows["split"] == SPLITS.index(split))).any() for shard in shards):
+    if not any(shard.rows["has_source"].any() for shard in shards):
         return {}
     rounds = max(int(_copies(workspace, number).max(initial=0)) for number in range(len(shards)))
     everything = ShardPlan("", split, (0, 0, 0), (rounds, 0, 0), 0)
     with (folder / SOURCES).open("wb") as stream:
         for number, chosen in _chosen(workspace, shards, everything):
-            rows = shards[number].rows[shards[number].rows["split"] == SPLITS.index(split)]
-            with (shards[number].folder / f"{split}.sources").open("rb") as lines:
-                for is_chosen in chosen[rows["has_source"] == 1]:
-                    line = lines.readline()
+            rows = shards[number].rows
+            with ExitStack() as stack:
+                files = (shards[number].folder / f"{name}.sources" for name in SPLITS)
+                lines = [stack.enter_context(file.open("rb")) for file in files]
+                has_source = rows["has_source"] == 1
+                for stored, is_chosen in zip(rows["split"][has_source], chosen[has_source], strict=True):
+                    line = lines[stored].readline()
                     if is_chosen:
                         stream.write(line)
+        is_empty = stream.tell() == 0
+    if is_empty:
+        (folder / SOURCES).unlink()
+        return {}
     return facts_by_name([folder / SOURCES])
 
 

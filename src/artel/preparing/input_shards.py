@@ -23,7 +23,7 @@ import orjson
 
 from artel.config import RunConfig
 from artel.errors import WorkError
-from artel.objectives import DocumentSamples, Objective
+from artel.objectives import DocumentSamples, Objective, splits_by_label
 from artel.storage import new_folder
 from artel.text import (
     BenchmarkIndex,
@@ -31,6 +31,7 @@ from artel.text import (
     Contaminated,
     Dropped,
     InputShard,
+    Labeled,
     Ledger,
     Rejected,
     clean_shard,
@@ -55,7 +56,8 @@ DOCUMENT = np.dtype(
         ("samples", "<u4"),
         ("set", "<u4"),  # index into the sets of summary.json
         ("split_hash", "<u8"),
-        ("split", "u1"),  # 0 train, 1 validation
+        ("split", "u1"),  # 0 train, 1 validation: by its hash alone, and where its samples are
+        ("labels", "<u4"),  # index into the labels of summary.json
         ("has_new_text", "u1"),  # it has more than what earlier documents have
         ("has_source", "u1"),  # it has a line in `sources`
     ]
@@ -110,7 +112,9 @@ class _PreparedShardWriter:
         self._sources: list[BinaryIO] = [(folder / f"{split}.sources").open("wb") for split in SPLITS]
         self._rows: list[tuple[Any, ...]] = []
         self._sets: dict[str, int] = {}
+        self._labels: dict[tuple[str, ...], int] = {}
         self._count = 0
+        self._by_label = splits_by_label(run)
         near = run.data.dedup.near
         self._signatures = SignatureWriter(folder / "near", near) if near is not None else None
 
@@ -151,7 +155,9 @@ class _PreparedShardWriter:
         digest = tuple(int.from_bytes(cleaned.digest[at : at + 8]) for at in (0, 8))
         sizes = (len(record.text.encode()), len(record.text), tokens, samples)
         set_number = self._sets.setdefault(record.set_name, len(self._sets))
-        flags = (split, cleaned.has_new_text, source is not None)
+        labels = record.fields.labels if self._by_label and isinstance(record.fields, Labeled) else ()
+        labels_number = self._labels.setdefault(labels, len(self._labels))
+        flags = (split, labels_number, cleaned.has_new_text, source is not None)
         self._rows.append((digest, *sizes, set_number, cleaned.split_hash, *flags))
         if len(self._rows) == _BUFFERED_ROWS:
             self._write_rows()
@@ -174,6 +180,7 @@ class _PreparedShardWriter:
             columns[split] = {"flags": samples.flags, "numbers": samples.columns}
         summary = {
             "sets": list(self._sets),
+            "labels": list(self._labels),
             "ledger": {name: {"read": set_.read, "dropped": set_.dropped} for name, set_ in self.ledger.sets.items()},
             "rejected": self.ledger.rejected,
             "encodings": self.ledger.encodings,

@@ -1,5 +1,6 @@
 """After all input shards are prepared: which documents are kept, how often each is written, and into which store shard.
 
+splits/00000     uint8: the split of each document of an input shard; 0 train, 1 validation
 copies/00000     uint16: how often each document of an input shard is written; 0: it is dropped
 ledger.json      every document: read, kept, dropped by reason
 rejected.jsonl   every record that could not be used
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from artel.config import SourceConfig
 from artel.errors import InputError, Problem
+from artel.objectives import splits_by_label
 from artel.preparing.contamination import write_contaminated
 from artel.preparing.input_shards import DOCUMENT
 from artel.preparing.lists import CONTAMINATED, REJECTED
@@ -157,11 +159,15 @@ class Selection:
         """Why a document is dropped, by its number in `_dropped`; 0: it is kept."""
         self._dropped = np.zeros(self._starts[-1], np.uint8)
         self._copies = np.ones(self._starts[-1], np.uint16)
+        self._splits = np.concatenate([np.empty(0, np.uint8), *(shard.rows["split"] for shard in self._shards)])
         self._unusable: list[list[Rejected]] = [[] for _ in self._shards]
         """For each shard, the documents of which no sample can be made."""
         self._drop_duplicates()
         self._drop_near()
         self._drop_unusable()
+        self._by_label = splits_by_label(workspace.run)
+        if self._by_label:
+            self._hold_out_by_label()
 
     def wider_share(self) -> tuple[float, str] | None:
         """The share to hold out if `data.validation` holds out no document, and a note about it; else None.
@@ -170,7 +176,7 @@ class Selection:
         larger `data.validation` would hold out first.
         """
         share = self._data.held_out
-        if self._workspace.held_out is not None or not share:
+        if self._workspace.held_out is not None or not share or self._by_label:
             return None
         hashes = [np.empty(0, np.uint64)]
         for shard, (start, stop) in zip(self._shards, pairwise(self._starts), strict=True):
@@ -211,12 +217,15 @@ class Selection:
                 ledger.notes.append(note)
             if self._data.by_chapter:
                 self._tell_chapters(ledger)
+            if self._by_label:
+                self._tell_labels(ledger)
             check_ledger(self._data, ledger)
             ledger.check()
             (partial / "ledger.json").write_bytes(orjson.dumps(ledger.to_json()))
-            (partial / "copies").mkdir()
-            for number, (start, stop) in enumerate(pairwise(self._starts)):
-                (partial / "copies" / f"{number:05d}").write_bytes(self._copies[start:stop].tobytes())
+            for name, values in (("copies", self._copies), ("splits", self._splits)):
+                (partial / name).mkdir()
+                for number, (start, stop) in enumerate(pairwise(self._starts)):
+                    (partial / name / f"{number:05d}").write_bytes(values[start:stop].tobytes())
             plans = [astuple(plan) for split in SPLITS for plan in self._shard_plans(split)]
             (partial / "shards.json").write_bytes(orjson.dumps(plans))
 
@@ -261,6 +270,34 @@ class Selection:
         for reason, documents in dropped.items():
             self._drop(np.array(documents), reason)
 
+    def _hold_out_by_label(self) -> None:
+        """Hold out, of the texts of each label, those with the lowest hashes; with a text all others of its group.
+
+        So the split depends on the texts and their labels alone. A label with one text has it in training.
+        """
+        hashes = np.concatenate([np.empty(0, np.uint64), *(shard.rows["split_hash"] for shard in self._shards)])
+        held_out = [np.empty(0, np.uint64)]
+        for documents in self._documents_by_label().values():
+            fraction = least_fraction(hashes[documents], self._data.held_out or 0.0)
+            if fraction is not None:
+                held_out.append(hashes[documents][hashes[documents] < fraction * 2**64])
+        self._splits = np.isin(hashes, np.concatenate(held_out)).astype(np.uint8)
+
+    def _documents_by_label(self) -> dict[str, NDArray[np.int64]]:
+        """The numbers of the documents that are kept, by label; "" for those without one."""
+        documents: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
+        for shard, start in zip(self._shards, self._starts, strict=False):
+            kept = np.flatnonzero(self._dropped[start : start + len(shard.rows)] == 0)
+            numbers = shard.rows["labels"][kept]
+            by_number = kept[np.argsort(numbers, kind="stable")] + start
+            counts = np.bincount(numbers, minlength=len(shard.summary["labels"]))
+            for labels, chosen in zip(
+                shard.summary["labels"], np.split(by_number, np.cumsum(counts)[:-1]), strict=True
+            ):
+                for label in labels or [""]:
+                    documents[label].append(chosen)
+        return {label: np.concatenate(parts) for label, parts in documents.items()}
+
     def _mix(self) -> None:
         """Apply weights and budgets to each source over all its shards. Validation documents are written once."""
         for key, numbers in self._shards_by_source().items():
@@ -271,7 +308,7 @@ class Selection:
                 shard, start = self._shards[number], self._starts[number]
                 rows = shard.rows
                 copies = copies_by_weight(source, shard.summary["sets"], rows["set"], rows["digest"], self._seed)
-                copies[rows["split"] == 1] = 1
+                copies[self._splits[start : start + len(rows)] == 1] = 1
                 self._copies[start : start + len(rows)] = copies
                 self._drop(np.flatnonzero(copies == 0) + start, WEIGHT)
             if source.budget_bytes is not None or source.budget_documents is not None:
@@ -282,7 +319,7 @@ class Selection:
         for number in numbers:
             shard_rows, start = self._shards[number].rows, self._starts[number]
             is_kept = self._dropped[start : start + len(shard_rows)] == 0
-            kept = np.flatnonzero((shard_rows["split"] == 0) & is_kept)
+            kept = np.flatnonzero((self._splits[start : start + len(shard_rows)] == 0) & is_kept)
             rows.append(shard_rows[kept])
             documents.append(start + kept)
         row, document = np.concatenate(rows), np.concatenate(documents)
@@ -322,7 +359,7 @@ class Selection:
                 else:
                     counts.kept += int(count)
             for split_number, split in enumerate(SPLITS):
-                chosen = is_in_set & (shard.rows["split"] == split_number)
+                chosen = is_in_set & (self._splits[documents] == split_number)
                 written = {"documents": int(copies[chosen].sum())}
                 for column in ("characters", "bytes", "tokens", "samples"):
                     written[column] = int((shard.rows[column][chosen].astype(np.int64) * copies[chosen]).sum())
@@ -341,15 +378,29 @@ class Selection:
 
     def _tell_chapters(self, ledger: Ledger) -> None:
         """Say in the ledger how many chapters are on each side of the split."""
-        kept = np.concatenate([shard.rows[["split", "split_hash"]] for shard in self._shards])[self._dropped == 0]
+        is_kept = self._dropped == 0
+        hashes = np.concatenate([shard.rows["split_hash"] for shard in self._shards])[is_kept]
         chapters = {
-            name: int(np.unique(kept["split_hash"][kept["split"] == number]).size) for number, name in enumerate(SPLITS)
+            name: int(np.unique(hashes[self._splits[is_kept] == number]).size) for number, name in enumerate(SPLITS)
         }
         ledger.split = {"by": "chapter", "fraction": self._data.held_out, "chapters": chapters}
         ledger.notes.append(
             f"{chapters['validation']:,} of {sum(chapters.values()):,} chapters are held out: neighbouring pieces of a "
             "text stay on one side of the split (data.validation.by: chapter)"
         )
+
+    def _tell_labels(self, ledger: Ledger) -> None:
+        """Say in the ledger how many texts of each label are on each side of the split."""
+        counts = {
+            label: {name: int((self._splits[documents] == number).sum()) for number, name in enumerate(SPLITS)}
+            for label, documents in sorted(self._documents_by_label().items())
+            if len(documents)
+        }
+        ledger.split = {"by": "label", "fraction": self._data.held_out, "labels": counts}
+        single = [label for label, splits in counts.items() if not splits["validation"]]
+        if single:
+            have = ", ".join(repr(label) for label in single[:5]) + (" …" if len(single) > 5 else "")
+            ledger.notes.append(f"of {len(single):,} labels no text is held out, since each has too few: {have}")
 
     def _shard_plans(self, split: str) -> Iterator[ShardPlan]:
         """Divide the documents of a split into store shards of `shard_tokens` or slightly more.
@@ -362,8 +413,9 @@ class Selection:
         first = 0
         for round_ in range(rounds):
             for shard_number, shard in enumerate(self._shards):
-                copies = self._copies[self._starts[shard_number] : self._starts[shard_number + 1]]
-                chosen = np.flatnonzero((copies > round_) & (shard.rows["split"] == SPLITS.index(split)))
+                documents = slice(self._starts[shard_number], self._starts[shard_number + 1])
+                is_in_split = self._splits[documents] == SPLITS.index(split)
+                chosen = np.flatnonzero((self._copies[documents] > round_) & is_in_split)
                 ends = np.cumsum(shard.rows["tokens"][chosen].astype(np.int64))
                 at = 0
                 while at < len(chosen):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import orjson
 import xxhash
 
-from artel.config import RunConfig
+from artel.config import RunConfig, SourceConfig
 from artel.objectives import objective_type
 from artel.plugins import code_digest
 from artel.preparing.mixture import depends_on_seed
@@ -18,6 +19,9 @@ from artel.text import source_fingerprint
 from artel.text.decontamination.index import benchmark_fingerprint
 from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.tokens.store.manifest import FORMAT
+
+_LABELS = ("second", "label", "separator")
+"""Keys of a source that came later than the first stores."""
 
 
 def store_key(run: RunConfig) -> str:
@@ -40,6 +44,9 @@ def _settings(run: RunConfig) -> dict[str, Any]:
     for section, key in ((data, "decontaminate"), (data["clean"], "pii")):
         if section[key] is None:  # stores that were made before there was such a key are found
             del section[key]
+    for source, key in product(data["sources"], _LABELS):
+        if source[key] == SourceConfig.model_fields[key].default:
+            del source[key]
     modules = [FORMATS.module_of(source.format) for source in run.data.sources]
     plugins = {module for module in (*modules, OBJECTIVES.module_of(run.objective)) if module is not None}
     return {

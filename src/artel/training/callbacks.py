@@ -94,7 +94,7 @@ class Validate:
         progress = partial(run.trackers.busy, "evaluating")
         with run.timed_end("validation"):
             metrics, outputs = self._validation.evaluate(run.strategy, run.batch_plan.size, config.blocks, progress)
-        run.progress.validation = metrics
+        run.progress.validation, run.progress.calibration = metrics, run.objective.calibration()
         run.newest_validation = run.step
         run.check_folder()
         if run.world.first and (details := run.objective.details(outputs, self._validation.part)):
@@ -112,6 +112,7 @@ class Validate:
         higher = run.objective.better[name] == "higher"
         if progress.best is None or (metrics[name] > progress.best if higher else metrics[name] < progress.best):
             progress.best, progress.best_step, progress.best_validation = metrics[name], run.step, metrics
+            progress.best_calibration = progress.calibration
             progress.validations_since_best = 0
             return
         progress.validations_since_best += is_due

@@ -45,6 +45,7 @@ def finish(run: Run) -> dict[str, Any]:
         "peak_memory_gib": _peak_memory(run.world.device) / 2**30,
     }
     if run.world.first:
+        run.objective.calibrate(progress.calibration)
         # A rank that holds the full model has the final weights already; else they are read from the checkpoint.
         weights = None if run.strategy.holds_full_model else _frozen_weights(run) | full_weights(saved)
         save_model(
@@ -80,7 +81,7 @@ def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
     if run.strategy.holds_full_model:
         load_weights(best, run.strategy.model)
     saved = read_progress(best)  # an earlier step than the best, where the disk was full when the best was to be saved
-    progress.validation = saved.best_validation
+    progress.validation, progress.calibration = saved.best_validation, saved.best_calibration
     return best, saved.step
 
 

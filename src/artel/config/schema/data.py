@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from artel.config.schema.base import Name, Paths, Section, free, number_if_it_is_one, number_or_numbers
+from artel.config.schema.base import Name, OneOrMore, Paths, Section, free, number_if_it_is_one, number_or_numbers
 from artel.config.schema.cleaning import CleanConfig, DedupConfig
 from artel.config.schema.decontamination import Decontaminate
 from artel.config.schema.quantities import Bytes, Count, Length, Number, Seed, Vocabulary, at_most
@@ -28,7 +28,8 @@ class SourceConfig(Section):
         "with a header, .csv or .tsv; warc: crawled pages; pairs: csv or jsonl with an input and an "
         "output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts "
         "with a chosen and a rejected answer; matches: queries with texts that match them and texts that do not, pairs "
-        "with a score, or groups of lines that say the same; dummy: made up.",
+        "with a score, or groups of lines that say the same; labels: texts with labels in csv, jsonl or parquet, or "
+        "files in folders named by their labels; dummy: made up.",
     )
     name: str = Field(default="", description="Name of this source in the ledger; by default the path.")
     license: str = free(
@@ -36,14 +37,29 @@ class SourceConfig(Section):
     )
     document: Literal["auto", "file", "line", "paragraph"] = Field(
         default="auto",
-        description="text: what one document is: a file, a line, or what blank lines separate. auto is a file; but one "
-        "of 20 kB or more that is more than data.validation of all the text is cut into documents of about 4,000 "
-        "characters, at blank lines, else at ends of lines, so that a share of it can be held out.",
+        description="text, labels (files in folders): what one document is: a file, a line, or what blank lines "
+        "separate. auto is a file; but a text of 20 kB or more that is more than data.validation of all the text is "
+        "cut into documents of about 4,000 characters, at blank lines, else at ends of lines, so that a share of it "
+        "can be held out.",
     )
     encoding: str = Field(
         default="auto", description="Encoding of the files: auto, utf-8, windows-1251, koi8-r, cp866 …"
     )
-    field: str = Field(default="text", description="jsonl, parquet, csv: the field or column that holds the text.")
+    field: str = Field(
+        default="text", description="jsonl, parquet, csv, labels: the field or column that holds the text."
+    )
+    second: str = Field(
+        default="", description="labels: the field or column of the second text, where texts are pairs."
+    )
+    label: Annotated[list[str], OneOrMore] = Field(
+        default=["label"],
+        min_length=1,
+        description="labels: the field or column of the label, of a list of labels, or of a number to predict; or "
+        "columns of 0 and 1, each named by its label: [toxic, insult].",
+    )
+    separator: str = Field(
+        default="", description="labels: what stands between several labels in one text: ',' or '|'."
+    )
     set_field: str = Field(
         default="",
         description="jsonl, parquet, csv: the field that names the set of a record, NAME or OUTER.NAME; the ledger "
@@ -164,10 +180,11 @@ class SourceConfig(Section):
 
 class ValidationSplit(Section):
     fraction: Number = Field(gt=0, lt=1, description="Share of the documents that is held out.")
-    by: Literal["document", "chapter"] = Field(
+    by: Literal["document", "chapter", "label"] = Field(
         default="document",
         description="What stays on one side of the split: a document; or, of a text that is read as many, a chapter: "
-        "from one heading to the next, and without headings up to 40,000 characters.",
+        "from one heading to the next, and without headings up to 40,000 characters. label: the share is held out of "
+        "the texts of each label, those with the lowest hashes, at least one where there are two.",
     )
 
 
@@ -205,7 +222,8 @@ class DataConfig(Section):
     validation: Validation = Field(
         default=0.05,
         description="Fraction of documents held out for validation, chosen by hash, at least one; or a path to "
-        "validation texts; or {fraction: 0.05, by: chapter}, by which neighbouring pieces of a text stay together.",
+        "validation texts; or {fraction: 0.05, by: chapter}, by which neighbouring pieces of a text stay together. Of "
+        "texts with labels the fraction is of each label, unless by: document is written.",
     )
     block: Length = Field(
         default=1024, ge=2, description="Tokens in a block; the longest window or pair where samples stand alone."
@@ -274,6 +292,15 @@ class DataConfig(Section):
         """True if chapters of a text stay on one side of the split."""
         return isinstance(self.validation, ValidationSplit) and self.validation.by == "chapter"
 
+    @property
+    def may_split_by_label(self) -> bool:
+        """True if the fraction is held out of each label, where there are labels; never of all texts."""
+        split = self.validation
+        if isinstance(split, ValidationSplit):
+            return split.by == "label"
+        has_labels = bool(self.sources) and all(source.yields == "labels" for source in self.sources)
+        return isinstance(split, float) and 0 < split < 1 and has_labels
+
     def holding_out(self, fraction: float) -> DataConfig:
         """The same, but for the fraction that is held out."""
         split = self.validation
@@ -284,6 +311,14 @@ class DataConfig(Section):
     def _chapters(self) -> DataConfig:
         if self.by_chapter and not any(FORMATS[source.format].is_plain_text for source in self.sources):
             raise ValueError("only plain texts have chapters, and no source is one; write validation: 0.05")
+        return self
+
+    @model_validator(mode="after")
+    def _labels(self) -> DataConfig:
+        if isinstance(self.validation, ValidationSplit) and self.validation.by == "label":
+            other = next((source.format for source in self.sources if source.yields != "labels"), None)
+            if other is not None:
+                raise ValueError(f"texts of format: {other} have no labels to split by; write validation: 0.05")
         return self
 
     @model_validator(mode="after")

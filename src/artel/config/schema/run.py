@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 
 from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, free
 from artel.config.schema.data import DataConfig, TokenizerConfig
+from artel.config.schema.encoders import ClassificationConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig
 from artel.config.schema.quantities import (
@@ -331,7 +332,7 @@ class RunConfig(Section):
     objective: ObjectiveName = Field(
         default="causal",
         description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
-        "assistant's turns of conversations; the better of two answers.",
+        "assistant's turns of conversations; the better of two answers; labels of texts, or a number.",
     )
     masked: MaskedConfig = Field(default=MaskedConfig(), description="objective masked: what is hidden.")
     span_qa: SpanQAConfig = Field(
@@ -341,6 +342,9 @@ class RunConfig(Section):
         default=ChatConfig(), description="objectives chat and preference: how conversations are written."
     )
     preference: PreferenceConfig = Field(default=PreferenceConfig(), description="objective preference: the loss.")
+    classification: ClassificationConfig = Field(
+        default=ClassificationConfig(), description="objective classification: labels, loss, long texts."
+    )
     train: TrainConfig = Field(default=TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
     validate_: ValidateConfig = Field(
         default=ValidateConfig(), alias="validate", description="When and how the model is evaluated."

@@ -70,7 +70,7 @@ def _check_kinds(opened: OpenedModel, prompts: Sequence[Prompt]) -> None:
         if opened.objective.needs_context and prompt.context is None:
             what = f"{opened.name} answers questions about texts"
             problems.append(Problem(prompt.place, what, 'write {"question": "…", "context": "…"}'))
-        elif not opened.objective.needs_context and prompt.context is not None:
+        elif prompt.context is not None and not (opened.objective.needs_context or opened.objective.takes_context):
             problems.append(Problem(prompt.place, f"{opened.name} answers no questions", 'write {"prompt": "…"}'))
         elif prompt.messages is not None and not opened.objective.generates:
             problems.append(Problem(prompt.place, f"{opened.name} does not talk", 'write {"prompt": "…"}'))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+import orjson
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError, Problem, missing_extra
@@ -82,6 +84,23 @@ def parquet_rows(file: SourceFile) -> Iterator[tuple[str, Any]]:
                 yield f"{file.origin}[{row}]", entry
                 row += 1
         _check_count(row, table, file.origin)
+
+
+def class_names(path: Path, origin: str, columns: Sequence[str]) -> dict[str, list[str]]:
+    """The names of the classes of columns, where Hugging Face's `datasets` wrote the file and keeps numbers of them."""
+    with _open(path, origin) as table:
+        written = (table.schema_arrow.metadata or {}).get(b"huggingface")
+    try:
+        features = orjson.loads(written)["info"]["features"] if written else {}
+    except (orjson.JSONDecodeError, KeyError, TypeError):  # of another tool
+        return {}
+    found = {}
+    for column in columns:
+        feature = features.get(column) or {}
+        feature = feature.get("feature", feature)  # of a list
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+            found[column] = list(map(str, feature["names"]))
+    return found
 
 
 def check_parquet(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:

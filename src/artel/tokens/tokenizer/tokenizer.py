@@ -181,8 +181,11 @@ class Tokenizer:
     def special_ids(self) -> list[int]:
         return sorted({*self.hf.all_special_ids, self.end_id})
 
-    def frame(self, pair: bool = False) -> Frame:
-        """The special tokens around one text (`<s> … </s>`) or two, from an example that the tokenizer encodes."""
+    def frame(self, pair: bool = False, *, needed: bool = True) -> Frame:
+        """The special tokens around one text (`<s> … </s>`) or two, from an example that the tokenizer encodes.
+
+        Raises InputError for a tokenizer that puts none there, as those of models that write do, if they are `needed`.
+        """
         arguments = ("a", "a") if pair else ("a",)
         encoding = self._whole.encode(*arguments)
         pieces: list[list[int]] = [[] for _ in range(len(arguments) + 1)]
@@ -193,7 +196,7 @@ class Tokenizer:
             else:
                 at = int(text or 0) + 1
         second = [kind for kind, text in zip(encoding.type_ids, encoding.sequence_ids, strict=True) if text == 1]
-        if not pieces[0] or not pieces[-1] or (pair and not pieces[1]):
+        if needed and (not pieces[0] or not pieces[-1] or (pair and not pieces[1])):
             raise InputError.at(
                 self._where,
                 "the tokenizer puts no special tokens around a text, as encoders need them",

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import orjson
 import torch
@@ -64,6 +65,9 @@ class Progress:
     best: float | None = None
     best_step: int | None = None
     best_validation: dict[str, float] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
+    """What the newest validation chose for the use of the model (`Objective.calibration`)."""
+    best_calibration: dict[str, Any] = field(default_factory=dict)
     validations_since_best: int = 0
     stopped_early: bool = False
     store: str = ""

@@ -1,0 +1,73 @@
+"""The sections of a run file that belong to objectives with a head of their own: labels, vectors, scores."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from artel.config.schema.base import Section
+from artel.config.schema.quantities import Number
+
+
+def _as_texts(value: Any) -> Any:
+    """Labels that YAML reads as numbers become texts, as formats have them."""
+    if not isinstance(value, list):
+        return value
+    for item in value:
+        if isinstance(item, bool):
+            raise ValueError("yes, no, on and off are booleans in YAML; write labels in quotes: ['yes', 'no']")
+    return [str(item) if isinstance(item, int | float) else item for item in value]
+
+
+class ClassificationConfig(Section):
+    kind: Literal["auto", "single", "multi", "number"] = Field(
+        default="auto",
+        description="What is predicted: one label of a text, several (any of them, or none), or a number. auto: a "
+        "number where each text has one and some have a fraction; several where a text has more labels than one, or "
+        "none; else one.",
+    )
+    labels: Annotated[Literal["auto"] | list[str], BeforeValidator(_as_texts)] = Field(
+        default="auto",
+        description="The labels, in the order of the model's outputs; of two the second is the positive one. auto: all "
+        "that occur, sorted. A row with another label is rejected and listed.",
+    )
+    too_long: Literal["truncate", "drop"] = Field(
+        default="truncate",
+        description="Texts over data.block tokens: cut off at their end (of a pair the longer one first), or left out; "
+        "each is counted in the ledger.",
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        default="none",
+        description="balanced weighs the loss of each label by the inverse of its share of the training texts.",
+    )
+    balanced_sampling: bool = Field(
+        default=False,
+        description="Draw texts of each label equally often, rare ones repeatedly; an epoch stays as long.",
+    )
+    loss: Literal["cross_entropy", "focal"] = Field(
+        default="cross_entropy", description="Of labels; focal is Lin et al. 2017: sure answers count less."
+    )
+    focal_gamma: Number = Field(default=2.0, ge=0, description="focal: how much less.")
+    smoothing: Number = Field(
+        default=0.0, ge=0, lt=1, description="cross_entropy: label smoothing, the probability shared among all labels."
+    )
+
+    @field_validator("labels")
+    @classmethod
+    def _different(cls, labels: str | list[str]) -> str | list[str]:
+        for label in labels if isinstance(labels, list) else []:
+            if labels.count(label) > 1 or not label.strip():
+                raise ValueError(f"{label!r} is empty or there twice; write each label once")
+        return labels
+
+    @model_validator(mode="after")
+    def _fits(self) -> ClassificationConfig:
+        if self.loss == "focal" and self.smoothing:
+            raise ValueError("focal and smoothing pull against each other; leave one out")
+        if self.kind == "number":
+            set_keys = {"class_weights", "balanced_sampling", "loss", "smoothing"} & self.model_fields_set
+            wrong = [key for key in sorted(set_keys) if getattr(self, key) != type(self).model_fields[key].default]
+            if wrong:
+                raise ValueError(f"{' and '.join(wrong)} is for labels, and kind: number has none; leave it out")
+        return self

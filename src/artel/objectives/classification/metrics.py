@@ -1,0 +1,158 @@
+"""Figures of predicted labels and numbers, as scikit-learn defines them; each is tested against it.
+
+Of several labels a figure that is a mean over labels leaves out those that it has no value for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+HALF = 0.5
+"""The threshold of a probability where none was chosen."""
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities (rows, labels), which add up to 1 in each row."""
+    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: np.ndarray = raised / raised.sum(axis=1, keepdims=True)
+    return probabilities
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """A probability for each logit by itself; no overflow for large ones."""
+    probabilities: np.ndarray = 0.5 * (1 + np.tanh(0.5 * logits))
+    return probabilities
+
+
+def confusion_counts(gold: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarray:
+    """int64 (labels, labels): rows of each true label (down) with each predicted one (across)."""
+    return np.bincount(gold * labels + predicted, minlength=labels * labels).reshape(labels, labels)
+
+
+def scores_of_labels(right: np.ndarray, gold: np.ndarray, predicted: np.ndarray) -> list[dict[str, float]]:
+    """Precision, recall and F1 of each label, of counts (labels,): rows that are right, that have it, that get it."""
+    return [
+        {"precision": _ratio(hit, given), "recall": _ratio(hit, true), "f1": _ratio(2 * hit, true + given)}
+        for hit, true, given in zip(right.tolist(), gold.tolist(), predicted.tolist(), strict=True)
+    ]
+
+
+def matthews(counts: np.ndarray) -> float:
+    """Matthews' correlation of a confusion matrix, of any number of labels (Gorodkin 2004); 0 where it is undefined."""
+    total, right = float(counts.sum()), float(np.trace(counts))
+    gold, predicted = counts.sum(axis=1).astype(float), counts.sum(axis=0).astype(float)
+    spread = (total**2 - float(predicted @ predicted)) * (total**2 - float(gold @ gold))
+    return (right * total - float(gold @ predicted)) / spread**0.5 if spread > 0 else 0.0
+
+
+def roc_auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """The share of (positive, negative) pairs that `scores` (rows,) order rightly; equal scores count half.
+
+    None if there are no such pairs.
+    """
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    if not positives or not negatives:
+        return None
+    above = float(ranks(scores)[positive].sum()) - positives * (positives + 1) / 2
+    return above / (positives * negatives)
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks (rows,) from 1; equal values share their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    shared: np.ndarray = (last - (counts - 1) / 2)[inverse]
+    return shared
+
+
+def single_figures(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
+    """Of one label: `logits` (rows, labels), `gold` (rows,) numbers of labels.
+
+    macro_f1 is the mean over the labels that occur, as true or as predicted ones. auc is that of the second of two
+    labels; of more, the mean of each against the rest.
+    """
+    labels = logits.shape[1]
+    counts = confusion_counts(gold, logits.argmax(axis=1), labels)
+    accuracy = _ratio(float(np.trace(counts)), float(counts.sum()))
+    occurs = counts.sum(axis=0) + counts.sum(axis=1) > 0
+    by_label = scores_of_labels(np.diag(counts), counts.sum(axis=1), counts.sum(axis=0))
+    f1 = [scores["f1"] for scores, is_there in zip(by_label, occurs, strict=True) if is_there]
+    figures = {"accuracy": accuracy, "macro_f1": float(np.mean(f1)), "micro_f1": accuracy, "matthews": matthews(counts)}
+    probabilities = softmax(logits)
+    chosen = [1] if labels == 2 else range(labels)
+    return figures | _mean_auc([roc_auc(probabilities[:, label], gold == label) for label in chosen])
+
+
+def several_figures(probabilities: np.ndarray, gold: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
+    """Of several labels: `probabilities` (rows, labels), `gold` bool of that shape.
+
+    accuracy is the share of rows all of whose labels are right. Figures are at 0.5, tuned_macro_f1 at `thresholds`.
+    """
+    predicted = probabilities > HALF
+    right = (predicted & gold).sum(axis=0)
+    by_label = scores_of_labels(right, gold.sum(axis=0), predicted.sum(axis=0))
+    figures = {
+        "accuracy": float((predicted == gold).all(axis=1).mean()),
+        "macro_f1": float(np.mean([scores["f1"] for scores in by_label])),
+        "micro_f1": _ratio(2 * float(right.sum()), float(gold.sum() + predicted.sum())),
+        "tuned_macro_f1": _macro_f1(probabilities > thresholds, gold),
+    }
+    return figures | _mean_auc([roc_auc(column, true) for column, true in zip(probabilities.T, gold.T, strict=True)])
+
+
+def number_figures(predicted: np.ndarray, gold: np.ndarray) -> dict[str, float]:
+    """Of a number: errors in its own unit, the share of variance explained, and two correlations (rows,)."""
+    errors = predicted - gold
+    figures = {"rmse": float(np.sqrt((errors**2).mean())), "mae": float(np.abs(errors).mean())}
+    spread = float(((gold - gold.mean()) ** 2).sum())
+    if spread > 0:
+        figures["r2"] = 1 - float((errors**2).sum()) / spread
+        figures["pearson"] = _correlation(predicted, gold)
+        figures["spearman"] = _correlation(ranks(predicted), ranks(gold))
+    return figures
+
+
+def best_thresholds(probabilities: np.ndarray, gold: np.ndarray) -> np.ndarray:
+    """For each label the threshold with the highest F1, between two probabilities; 0.5 for a label no row has."""
+    return np.array(
+        [_best_threshold(column, true) for column, true in zip(probabilities.T, gold.T, strict=True)], dtype=np.float64
+    )
+
+
+def _best_threshold(probabilities: np.ndarray, gold: np.ndarray) -> float:
+    if not gold.any():
+        return HALF
+    order = np.argsort(-probabilities, kind="stable")
+    sorted_probabilities, hits = probabilities[order], np.cumsum(gold[order])
+    given = np.arange(1, len(order) + 1)
+    f1 = 2 * hits / (given + gold.sum())
+    is_cut = np.append(np.diff(sorted_probabilities) != 0, True)  # equal probabilities are on one side
+    best = int(np.where(is_cut, f1, -1.0).argmax())
+    below = float(sorted_probabilities[best + 1]) if best + 1 < len(order) else 0.0
+    return (float(sorted_probabilities[best]) + below) / 2
+
+
+def confusion_matrix(labels: list[str], gold: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
+    return {"labels": labels, "counts": confusion_counts(gold, predicted, len(labels)).tolist()}
+
+
+def _macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
+    by_label = scores_of_labels((predicted & gold).sum(axis=0), gold.sum(axis=0), predicted.sum(axis=0))
+    return float(np.mean([scores["f1"] for scores in by_label]))
+
+
+def _mean_auc(areas: list[float | None]) -> dict[str, float]:
+    known = [area for area in areas if area is not None]
+    return {"auc": float(np.mean(known))} if known else {}
+
+
+def _correlation(one: np.ndarray, other: np.ndarray) -> float:
+    one, other = one - one.mean(), other - other.mean()
+    spread = float(one @ one) * float(other @ other)
+    return float(one @ other) / spread**0.5 if spread > 0 else 0.0
+
+
+def _ratio(part: float, whole: float) -> float:
+    return float(part) / float(whole) if whole else 0.0

@@ -1,0 +1,207 @@
+"""Texts with labels: columns of a table, fields of JSON lines, columns of parquet, or folders named by labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import InputError, Problem
+from artel.text.formats.csv_rows import read_csv_rows
+from artel.text.formats.format import Format
+from artel.text.formats.jsonl import SUFFIXES as JSON
+from artel.text.formats.jsonl import object_of, read_rows, text_field
+from artel.text.formats.parquet import SUFFIX as PARQUET
+from artel.text.formats.parquet import class_names
+from artel.text.formats.text import read_text
+from artel.text.reading.file_names import file_name, is_url, with_compressed
+from artel.text.reading.source_file import SourceFile
+from artel.text.records import BadRecord, Labeled, Record, Rejected
+
+_TABLES = with_compressed(".csv", ".tsv")
+_MARKS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
+
+
+def read_labels(file: SourceFile) -> Iterator[Record | Rejected]:
+    """Yield a text with its labels per row; of a file of text, its documents, labeled by the name of its folder.
+
+    Pairs with the same first text go into the same split. A row that cannot be used is a Rejected item.
+    """
+    if _is_text(file.origin):
+        yield from _of_folder(file)
+        return
+    for place, row in _rows(file):
+        try:
+            if isinstance(row, BadRecord):
+                raise row
+            text, second, *values = row
+            yield _record(file, place, text, second, _labels(values, file.source))
+        except BadRecord as error:
+            yield file.reject(place, error)
+
+
+def _record(file: SourceFile, place: str, text: str, second: str, labels: tuple[str, ...]) -> Record:
+    texts = (text, second) if file.source.second else (text,)
+    if not all(map(str.strip, texts)):
+        which = "second text" if text.strip() else "text"
+        raise BadRecord("empty", f"the {which} is empty; fill it in, or leave the row out")
+    fields = Labeled(text, second, labels, _number(labels))
+    return Record("\n".join(texts), place, file.set_name, fields, group=text if second else "")
+
+
+def _of_folder(file: SourceFile) -> Iterator[Record | Rejected]:
+    path = urlsplit(file.origin).path if is_url(file.origin) else Path(file.origin).as_posix()
+    label = PurePosixPath(path).parent.name or file.path.resolve().parent.name
+    for item in read_text(file):
+        if isinstance(item, Rejected):
+            yield item
+            continue
+        try:
+            yield _record(file, item.origin, item.text, "", (label,))
+        except BadRecord as error:
+            yield file.reject(item.origin, error)
+
+
+def _rows(file: SourceFile) -> Iterator[tuple[str, Sequence[Any] | BadRecord]]:
+    """Yield (place, (text, second text or "", values of the label's columns)) of each row."""
+    source = file.source
+    if file_name(file.origin).endswith(_TABLES):
+        for place, values in read_csv_rows(file, _columns(source)):
+            if isinstance(values, BadRecord) or source.second:
+                yield place, values
+            else:
+                yield place, (values[0], "", *values[1:])
+        return
+    names = class_names(file.path, file.origin, source.label) if _is_parquet(file.origin) else {}
+    for place, row in read_rows(file):
+        try:
+            entry = object_of(row)
+            second = text_field(entry, source.second, "second") if source.second else ""
+            labels = [_field(entry, name, names) for name in source.label]
+            yield place, (text_field(entry, source.field), second, *labels)
+        except BadRecord as error:
+            yield place, error
+
+
+def _field(entry: dict[str, Any], name: str, names: dict[str, list[str]]) -> Any:
+    if name not in entry:
+        have = ", ".join(map(str, entry)) or "none"
+        raise BadRecord("no_field", f"has no field {name!r} (it has: {have}); write label: NAME")
+    value = entry[name]
+    return _class_name(value, name, names[name]) if name in names else value
+
+
+def _class_name(value: Any, column: str, names: list[str]) -> Any:
+    """The name of a class by its number, as `datasets` keeps them; -1 stands for a row without a label."""
+    if isinstance(value, list):
+        return [_class_name(item, column, names) for item in value]
+    if not isinstance(value, int) or value == -1:
+        return None
+    if not 0 <= value < len(names):
+        detail = f"column {column!r} has class {value}, and the file names {len(names)}; mend it, or leave the row out"
+        raise BadRecord("unknown_label", detail)
+    return names[value]
+
+
+def _labels(values: Sequence[Any], source: SourceConfig) -> tuple[str, ...]:
+    """The labels of a row, by the values of its columns. Raises BadRecord."""
+    if len(source.label) > 1:
+        return tuple(name for name, value in zip(source.label, values, strict=True) if _mark(name, value))
+    (value,) = values
+    if isinstance(value, str) and source.separator:
+        items: list[Any] = [item for item in value.split(source.separator) if item.strip()]
+    else:
+        items = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(_label(item, source.label[0]) for item in items))
+
+
+def _mark(name: str, value: Any) -> bool:
+    mark = _MARKS.get(str(value).strip().lower())
+    if mark is None:
+        what = f"column {name!r} is {value!r}; several columns of labels hold 0 or 1"
+        raise BadRecord("no_label", f"{what}; mend it, or name one column: label: NAME")
+    return mark
+
+
+def _label(value: Any, column: str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    if not isinstance(value, str) and value is not None:
+        what = f"the label in {column!r} is {type(value).__name__}"
+        raise BadRecord("no_label", f"{what}; write a text, a number, or a list of them")
+    if value is None or not value.strip():
+        raise BadRecord("no_label", f"the label in {column!r} is empty; fill it in, or leave the row out")
+    return value.strip()
+
+
+def _number(labels: tuple[str, ...]) -> float | None:
+    """The only label as a finite number; None if it is none."""
+    if len(labels) != 1:
+        return None
+    try:
+        number = float(labels[0])
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _columns(source: SourceConfig) -> list[tuple[str, str]]:
+    """(key of the source, name in the header) of each column that is read."""
+    second = [("second", source.second)] if source.second else []
+    return [("field", source.field), *second, *(("label", name) for name in source.label)]
+
+
+def _is_text(origin: str) -> bool:
+    """True for a file that is neither a table nor rows of JSON or parquet."""
+    return not file_name(origin).endswith((*_TABLES, *JSON, PARQUET))
+
+
+def _is_parquet(origin: str) -> bool:
+    return file_name(origin).endswith(PARQUET)
+
+
+def _has_lines(file: SourceFile) -> bool:
+    if _is_text(file.origin):
+        return file.source.document in ("line", "paragraph")
+    return not _is_parquet(file.origin)
+
+
+def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    """Whether a table or a file of parquet has the columns that the source names."""
+    file = SourceFile(path, str(path), "", source, data)
+    try:
+        with suppress(BadRecord):  # binary data: reading the file rejects it
+            if file_name(str(path)).endswith(_TABLES):
+                next(read_csv_rows(file, _columns(source)), None)
+            elif _is_parquet(str(path)):
+                return _missing_columns(file, key)
+    except InputError as error:
+        return list(error.problems)
+    return []
+
+
+def _missing_columns(file: SourceFile, key: str) -> list[Problem]:
+    _, row = next(read_rows(file), ("", {}))
+    if not isinstance(row, dict) or not row:
+        return []
+    have = ", ".join(row)
+    return [
+        Problem(f"{key}.{name}", f"{file.path} has no column {column!r} (it has: {have})", f"write {name}: NAME")
+        for name, column in _columns(file.source)
+        if column not in row
+    ]
+
+
+LABELS = Format(
+    read=read_labels,
+    yields=("labels",),
+    suffixes=(*_TABLES, *JSON, PARQUET, *with_compressed(".txt")),
+    has_lines=_has_lines,
+    check=_check,
+)
