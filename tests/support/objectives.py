@@ -20,6 +20,11 @@ OBJECTIVES = {
     "dpo": {"objective": "preference", "model": "llama", "data": {"block": 96}, "tokenizer": {"train": {"vocab": 300}}},
     "kto": {"objective": "preference", "model": "llama", "data": {"block": 96}, "tokenizer": {"train": {"vocab": 300}},
             "preference": {"loss": "kto"}},
+    "labels_of_pairs": {"objective": "classification", "model": "bert", "tokenizer": {"train": {"vocab": 300}},
+                        "classification": {"class_weights": "balanced", "balanced_sampling": True, "smoothing": 0.1},
+                        "data": {"block": 40}},
+    "several_labels": {"objective": "classification", "model": "roberta", "tokenizer": {"train": {"vocab": 300}},
+                       "classification": {"kind": "multi", "loss": "focal"}, "data": {"block": 32}},
 }  # fmt: skip
 OFF = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 NO_DROPOUT = {"roberta": OFF, "bert": OFF, "modernbert": {}, "llama": {}}
@@ -51,10 +56,37 @@ def preferences(folder):
     return written(folder / "preferences.jsonl", rows, "preference")
 
 
+def labels(folder):
+    """A source of pairs of texts of unequal length with one label of three, one of them rare."""
+    chance = random.Random(0)
+    words = "one two three four five six seven eight nine ten".split()
+    rows = []
+    for number in range(200):
+        first, second = (" ".join(chance.choices(words, k=chance.randint(1, 12))) for _ in range(2))
+        label = "rare" if number % 20 == 0 else "same" if "one" in first.split() else "other"
+        rows.append({"text": f"{first} {number}", "other": second, "label": label})
+    return {**written(folder / "labels.jsonl", rows, "labels"), "second": "other"}
+
+
+def several_labels(folder):
+    """A source of texts with none to three labels: the words that stand in them."""
+    chance = random.Random(0)
+    words = "one two three four five six seven eight nine ten".split()
+    rows = []
+    for number in range(200):
+        text = chance.choices(words, k=chance.randint(1, 20))
+        rows.append({"text": f"{' '.join(text)} {number}", "label": sorted({"one", "two", "three"} & set(text))})
+    return written(folder / "several-labels.jsonl", rows, "labels")
+
+
 def written(file, rows, kind):
     if not file.exists():
         file.write_text("\n".join(map(json.dumps, rows)))
     return {"path": str(file), "format": kind}
+
+
+MADE = {"chat": conversations, "dpo": preferences, "kto": preferences, "labels_of_pairs": labels,
+        "several_labels": several_labels}  # fmt: skip
 
 
 def objective_run(path, name, *, dropout=False, **changes):
@@ -62,9 +94,8 @@ def objective_run(path, name, *, dropout=False, **changes):
     case = dict(OBJECTIVES[name])
     model_type = case.pop("model")
     more = DROPOUT.get(model_type, {}) if dropout else NO_DROPOUT[model_type]
-    made = {"chat": conversations, "preference": preferences}.get(case["objective"])
-    if made is not None:
-        case["data"] = {**case["data"], "sources": [made(path.parent)]}
+    if name in MADE:
+        case["data"] = {**case["data"], "sources": [MADE[name](path.parent)]}
     run = write_run(path, **case, **changes)
     tree = yaml.safe_load(run.read_text())
     tree["model"] = {"config": {**ENCODER, "model_type": model_type, **more}}  # in place of the helpers' GPT-2

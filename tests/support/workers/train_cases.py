@@ -11,8 +11,7 @@ from artel.preparing import prepare
 from artel.training.loop import train
 
 if __name__ == "__main__":
-    runs = [load_run(name) for name in sys.argv[1:]]
-    prepared = [prepare(run) for run in runs]
+    prepared = [prepare(load_run(name)) for name in sys.argv[1:]]
     with join_world(threads=1) as processes:
-        for run, store in zip(runs, prepared, strict=True):
-            train(run, store, processes, lambda text: None)
+        for store in prepared:
+            train(store.run, store, processes, lambda text: None)

@@ -1,0 +1,262 @@
+"""Labels of texts, several labels, numbers, pairs: what records decide, the split, bad rows, and models in use."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from sklearn.metrics import f1_score
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+import artel
+from artel.config import load_run
+from artel.errors import InputError
+from artel.preparing import prepare
+from support.labels import DECODER, ROWS, label_run, one_label, several_labels, write_rows
+from support.runs import metrics as metric_lines
+from support.serving import client_of, served_model
+
+TEXTS = ["ball team goal win", "soup bread", "the court and the judge " * 30]
+
+
+def prepared(path, rows, **changes):
+    return prepare(load_run(str(label_run(path, rows, **changes))))
+
+
+def trained(name, **changes):
+    run = label_run(Path("run.yaml").absolute(), ROWS[name](), **changes)
+    return artel.train(run, tell=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "labels"),
+    [("single", "single", ["food", "law", "sport"]), ("multi", "multi", ["food", "law", "sport"]),
+     ("number", "number", []), ("pairs", "single", ["other", "same"])],
+)  # fmt: skip
+def test_the_records_decide_kind_and_labels(tmp_path, name, kind, labels):
+    decided = prepared(tmp_path / "run.yaml", ROWS[name]()).run.classification
+    assert (decided.kind, decided.labels) == (kind, labels)
+
+
+def test_whole_numbers_are_labels_in_their_order(tmp_path):
+    rows = [{"text": row["text"], "label": number % 12} for number, row in enumerate(one_label(60))]
+    decided = prepared(tmp_path / "run.yaml", rows).run.classification
+    assert (decided.kind, decided.labels) == ("single", [str(number) for number in range(12)])
+    as_number = prepared(tmp_path / "number.yaml", rows, classification={"kind": "number"})
+    assert as_number.run.classification.kind == "number"
+    sample = as_number.open().train.sample(0)
+    assert np.int64(sample.numbers[1]).view(np.float64) in range(12)
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "message"),
+    [([{"text": f"a {number}", "label": "x"} for number in range(9)], {}, "all 9 texts have the label 'x'"),
+     ([{"text": f"a {number}", "label": f"id-{number}"} for number in range(99)], {},
+      "99 different labels: id-0, id-1"),
+     (one_label(40), {"checkpoint": {"best": "rmse"}}, "'rmse' is no figure of what these texts have"),
+     (ROWS["number"](40), {"classification": {"balanced_sampling": True}}, "these texts have a number each"),
+     (one_label(40), {"classification": {"kind": "number", "loss": "focal"}}, "kind: number has none"),
+     (one_label(40), {"classification": {"loss": "focal", "smoothing": 0.1}}, "leave one out"),
+     (one_label(40), {"classification": {"labels": [True, False]}}, "write labels in quotes"),
+     (one_label(40), {"data": {"block": 6}}, "leaves no room"),
+     (one_label(40), {"data": {"validation": {"fraction": 0.2, "by": "chapter"}}}, "only plain texts have chapters")],
+)  # fmt: skip
+def test_what_cannot_be_learned_is_refused_before_training(tmp_path, rows, changes, message):
+    run = label_run(tmp_path / "run.yaml", rows, **changes)
+    with pytest.raises(InputError, match=message):
+        artel.train(run, tell=lambda _: None)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def splits(prepared_run, rows):
+    """{split: texts} by the origins of the store."""
+    store = prepared_run.open()
+    return {
+        split: [rows[int(origin.rpartition(":")[2]) - 1]["text"] for origin, _ in getattr(store, split).each_sample()]
+        for split in ("train", "validation")
+    }
+
+
+def test_validation_is_held_out_of_each_label(tmp_path):
+    rows = [*one_label(200), {"text": "alone", "label": "odd"}]
+    made = prepared(tmp_path / "run.yaml", rows)
+    by_split = splits(made, rows)
+    label_of = {row["text"]: row["label"] for row in rows}
+    counts = {split: dict.fromkeys(("food", "law", "odd", "sport"), 0) for split in by_split}
+    for split, texts in by_split.items():
+        for text in texts:
+            counts[split][label_of[text]] += 1
+    assert counts == {"train": {"food": 24, "law": 8, "odd": 1, "sport": 128},
+                      "validation": {"food": 6, "law": 2, "odd": 0, "sport": 32}}  # fmt: skip
+    ledger = made.ledger()
+    assert ledger["split"]["by"] == "label"
+    assert ledger["split"]["labels"]["law"] == {"train": 8, "validation": 2}
+    assert any("of 1 labels no text is held out" in note and "'odd'" in note for note in ledger["notes"])
+    assert ledger["parts"]["validation"]["documents"] == 40
+    # It depends on the texts and their labels alone: neither on their order and files, nor on the other labels.
+    other = [row for row in reversed(rows) if row["label"] != "sport"]
+    again = splits(prepared(tmp_path / "again.yaml", other), other)
+    assert set(again["validation"]) == {text for text in by_split["validation"] if label_of[text] != "sport"}
+    plain = prepared(tmp_path / "plain.yaml", rows, data={"validation": {"fraction": 0.2, "by": "document"}})
+    assert "split" not in plain.ledger()
+    assert set(splits(plain, rows)["validation"]) != set(by_split["validation"])
+
+
+def test_a_text_with_several_rows_stays_on_one_side(tmp_path):
+    rows = [{"text": f"premise {number % 40}", "then": f"then {number}", "label": "abc"[number % 3]}
+            for number in range(120)]  # fmt: skip
+    by_split = splits(prepared(tmp_path / "run.yaml", rows), rows)
+    assert by_split["validation"]
+    assert not set(by_split["validation"]) & set(by_split["train"])
+
+
+def test_bad_rows_are_told_by_line_and_the_ledger_adds_up(tmp_path):
+    rows = [*one_label(100), {"text": "a riddle", "label": "unheard"}, {"text": " ", "label": "law"},
+            {"text": "two", "label": ["law", "food"]}, {"text": "word " * 400, "label": "law"}]  # fmt: skip
+    labels = ["sport", "food", "law"]
+    section = {"kind": "single", "labels": labels, "too_long": "drop"}
+    data = {"max_bad": 0.1, "block": 200}
+    made = prepared(tmp_path / "run.yaml", rows, classification=section, data=data)
+    ledger = made.ledger()
+    assert ledger["documents"] == {"read": 104, "kept": 100, "dropped": {
+        "empty": 1, "longer_than_block": 1, "several_labels": 1, "unknown_label": 1}}  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+    assert {(line["origin"].rpartition(":")[2], line["reason"]) for line in lines} == {
+        ("101", "unknown_label"), ("102", "empty"), ("103", "several_labels")}  # fmt: skip
+    (unknown,) = (line["detail"] for line in lines if line["reason"] == "unknown_label")
+    assert unknown.startswith("the label 'unheard' is none of the run's (sport, food, law); mend it")
+    section["too_long"] = "truncate"
+    cut = prepared(tmp_path / "cut.yaml", rows, classification=section, data=data)
+    assert cut.ledger()["changed"] == {"truncated": 1}
+    assert max(len(cut.open().train.sample(number).ids) for number in range(cut.open().train.samples)) == 200
+    with pytest.raises(InputError, match="3 of 104 records"):
+        prepared(tmp_path / "strict.yaml", rows, classification=section)
+
+
+def by_transformers(folder, inputs, **options):
+    """What a pipeline of transformers says of each input: {label: score}."""
+    classify = pipeline("text-classification", model=str(folder), top_k=None, **options)
+    found = classify(inputs, truncation=True, max_length=48)
+    return [{entry["label"]: entry["score"] for entry in entries} for entries in found]
+
+
+def outputs(answer):
+    """{label: probability}, and of a number what transformers calls it."""
+    return answer.get("probabilities", {"LABEL_0": answer.get("number")})
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_transformers_opens_the_folder_and_says_the_same(name):
+    folder = trained(name).folder
+    inputs = TEXTS if name != "pairs" else [[text, "judge case"] for text in TEXTS]
+    asked = inputs if name != "pairs" else [{"text": first, "text_pair": second} for first, second in inputs]
+    expected = by_transformers(folder / "model", asked)
+    model = artel.open(folder)
+    answers = model.classify(inputs)
+    for answer, scores in zip(answers, expected, strict=True):
+        assert outputs(answer) == pytest.approx(scores, abs=1e-5)
+    assert ["truncated" in answer for answer in answers] == [False, False, True]
+    assert outputs(model.classify([inputs[0]])[0]) == pytest.approx(outputs(answers[0]))
+    # The same folder without its run is a model like any other's.
+    foreign = artel.open(folder / "model")
+    assert foreign.objective == "classification"
+    for answer, same in zip(foreign.classify(inputs[:2]), answers, strict=False):
+        assert answer.keys() == same.keys()
+        assert outputs(answer) == pytest.approx(outputs(same), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_figures_of_a_run_are_those_of_evaluate_and_of_transformers(name):
+    folder = trained(name, train={"steps": 40}).folder
+    expected = json.loads((folder / "result.json").read_text())["validation"]
+    evaluated = artel.open(folder).evaluate(tell=lambda _: None)
+    assert evaluated.figures == pytest.approx(expected, abs=1e-5)
+    rows = ROWS[name]()
+    store = prepare(load_run(str(folder / "config.yaml"))).open()
+    held = [rows[int(origin.rpartition(":")[2]) - 1] for origin, _ in store.validation.each_sample()]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "model").eval()
+    pair = [row["then"] for row in held] if name == "pairs" else None
+    inputs = tokenizer([row["text"] for row in held], pair, padding=True, truncation=True, max_length=48,
+                       return_tensors="pt")  # fmt: skip
+    numbers = model.config.label2id
+    if name == "number":
+        labels = torch.tensor([float(row["label"]) for row in held])
+    elif name == "multi":
+        labels = torch.tensor([[float(label in row["label"]) for label in numbers] for row in held])
+    else:
+        labels = torch.tensor([numbers[row["label"]] for row in held])
+    with torch.no_grad():
+        output = model(**inputs, labels=labels)
+    assert float(output.loss) == pytest.approx(expected["loss"], abs=1e-5)
+    if name in ("single", "pairs"):
+        assert float((output.logits.argmax(dim=1) == labels).float().mean()) == pytest.approx(expected["accuracy"])
+        assert expected["accuracy"] > 0.5
+    if name == "multi":
+        thresholds = orjson.loads((folder / "model" / "thresholds.json").read_bytes())
+        chosen = output.logits.sigmoid() > torch.tensor([thresholds[label] for label in numbers])
+        assert f1_score(labels, chosen, average="macro") == pytest.approx(expected["tuned_macro_f1"])
+        assert expected["tuned_macro_f1"] >= expected["macro_f1"]
+
+
+def test_thresholds_decide_which_labels_a_text_has():
+    folder = trained("multi").folder
+    file = folder / "model" / "thresholds.json"
+    answers = artel.open(folder).classify(TEXTS[:2])
+    thresholds = orjson.loads(file.read_bytes())
+    for answer in answers:
+        above = {label for label, probability in answer["probabilities"].items() if probability > thresholds[label]}
+        assert set(answer["labels"]) == above
+    file.write_bytes(orjson.dumps({"food": 0.0, "law": 1.0, "sport": 1.0}))
+    assert [answer["labels"] for answer in artel.open(folder).classify(TEXTS[:2])] == [["food"], ["food"]]
+    file.write_text("[]")
+    with pytest.raises(InputError, match="holds no thresholds"):
+        artel.open(folder)
+    file.unlink()  # as in a foreign folder: half of a probability
+    (answer,) = artel.open(folder).classify(TEXTS[:1])
+    assert set(answer["labels"]) == {label for label, share in answer["probabilities"].items() if share > 0.5}
+
+
+def test_the_model_of_an_early_stop_has_the_thresholds_of_its_own_validation():
+    run = label_run(
+        Path("run.yaml").absolute(), several_labels(), train={"steps": 200, "learning_rate": 0.05},
+        validate={"every": 5, "patience": 2}, checkpoint={"every": 5, "best": "tuned_macro_f1"},
+    )  # fmt: skip
+    folder = artel.train(run, tell=lambda _: None).folder
+    result = json.loads((folder / "result.json").read_text())
+    assert result["model_step"] < result["steps"] < 200
+    figures = artel.open(folder).evaluate(tell=lambda _: None).figures
+    best = max(line["validation"]["tuned_macro_f1"] for line in metric_lines(folder) if "validation" in line)
+    assert figures["tuned_macro_f1"] == pytest.approx(best)
+
+
+def test_models_that_write_learn_labels_too():
+    folder = trained("single", model=DECODER).folder
+    (answer, *_) = artel.open(folder).classify(TEXTS)
+    (expected, *_) = by_transformers(folder / "model", TEXTS)
+    assert answer["probabilities"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_model_is_evaluated_on_other_rows_and_refuses_labels_it_does_not_know():
+    folder = trained("single").folder
+    write_rows(Path("test.jsonl"), [{"text": text, "label": "law"} for text in TEXTS])
+    result = artel.open(folder).evaluate("test.jsonl", tell=lambda _: None)
+    assert result.documents == 3
+    assert result.details["matrices"]
+    write_rows(Path("test.jsonl"), [{"text": text, "label": "war"} for text in TEXTS])
+    with pytest.raises(InputError, match="'war' is none of the run's"):
+        artel.open(folder).evaluate("test.jsonl", tell=lambda _: None)
+
+
+def test_a_server_labels_texts_and_pairs():
+    folder = trained("pairs").folder
+    expected = artel.open(folder).classify([["ball", "judge"], "soup"])
+    with served_model(folder) as served, client_of(served) as client:
+        answer = client.post("/v1/classify", json={"input": [["ball", "judge"]]}).json()
+        assert answer["data"][0]["probabilities"] == pytest.approx(expected[0]["probabilities"])
+        answer = client.post("/v1/classify", json={"input": "soup"}).json()
+        assert (answer["object"], answer["data"][0]["label"]) == ("list", expected[1]["label"])
+        refused = client.post("/v1/classify", json={"input": " "})
+        assert refused.status_code == 400
