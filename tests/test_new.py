@@ -36,7 +36,9 @@ PARAGRAPH = {
 }
 LARGE = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "vocab_size": 50257}
 LARGE |= {"architectures": ["GPT2LMHeadModel"]}
-KINDS = {"write": "text", "fill-in": "text", "chat": "conversations", "prefer": "preferences", "answer": "questions"}
+GPT2_HEADS = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+KINDS = {"write": "text", "fill-in": "text", "chat": "conversations", "prefer": "preferences", "answer": "questions",
+         "label": "labels"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,10 @@ def texts() -> dict[str, str]:
     better = {"prompt": "Who are you?", "chosen": "A small model.", "rejected": "A tree."}
     Path("better.jsonl").write_text("".join(json.dumps({**better, "n": n}) + "\n" for n in range(40)))
     Path("squad.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "a", "paragraphs": [PARAGRAPH]}]}))
+    rows = ({"text": f"a film about {n}", "label": "abc"[n % 3]} for n in range(40))
+    Path("films.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
+        "labels": "films.jsonl",
         "text": "novel.txt",
         "conversations": "talks.jsonl",
         "preferences": "better.jsonl",
@@ -78,8 +83,8 @@ def test_the_file_of_every_answer_passes_check_and_plan(texts, pretrained, objec
     verb = VERBS[objective]
     model = pretrained if start == "pretrained" else "scratch"
     text = [texts[KINDS[verb]]]
-    if start == "pretrained" and OBJECTIVES[objective].auto_class != "AutoModelForCausalLM":
-        with pytest.raises(InputError):  # a GPT-2 has no such head
+    if start == "pretrained" and OBJECTIVES[objective].auto_class not in GPT2_HEADS:
+        with pytest.raises(InputError):
             check_run(written(Given(text, verb, model, "10min")))
         return
     run = written(Given(text, verb, model, "10min"))
@@ -163,7 +168,11 @@ def test_what_a_text_holds_is_found_by_its_records(texts):
     for kind, file in texts.items():
         look = look_at([file])
         assert kind in look.kinds
-        assert look.kinds == {"text"} or "text" not in look.kinds
+        assert look.kinds == {"text"} or "text" not in look.kinds or kind == "labels"  # its rows are texts as well
+    for label in ("good", "bad"):
+        Path("films", label).mkdir(parents=True)
+        Path("films", label, "1.txt").write_text(label)
+    assert look_at(["films"]).kinds == {"text", "labels"}
     assert look_at(["novel.txt"]).describe().startswith("1 file, 40 kB")
 
 

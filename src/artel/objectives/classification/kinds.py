@@ -300,6 +300,13 @@ class Number(Kind):
         return f"{float(target):g}"
 
 
+class Undecided(SingleLabel):
+    """What stands for the labels before the records are read: `artel plan` needs samples, and no labels."""
+
+    def numbers(self, fields: Labeled) -> tuple[int, ...]:
+        return (0,)
+
+
 KINDS: dict[str, type[Kind]] = {"single": SingleLabel, "multi": SeveralLabels, "number": Number}
 
 

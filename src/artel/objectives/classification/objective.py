@@ -19,7 +19,7 @@ from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
 from artel.objectives.classification.framing import Framing
-from artel.objectives.classification.kinds import KINDS, Kind, Unfit
+from artel.objectives.classification.kinds import KINDS, Kind, Undecided, Unfit
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Labeled, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -61,7 +61,7 @@ class Classification(Objective):
         self._framing = Framing(tokenizer, run.data.block)
         self.outputs = self._kind.outputs
         best = run.checkpoint.best
-        if best is not None and best not in self._kind.better:
+        if best is not None and best not in self._kind.better and not self.undecided(run):
             fix = f"write one of: {', '.join(self._kind.better)}; or null"
             raise InputError.at("checkpoint.best", f"{best!r} is no figure of what these texts have", fix)
 
@@ -130,9 +130,6 @@ class Classification(Objective):
             "label2id": {label: number for number, label in enumerate(labels)},
             "problem_type": self._kind.problem_type,
         }
-
-    def check(self, model: PreTrainedModel) -> None:
-        _give_padding(model, self.tokenizer)
 
     def calibration(self) -> dict[str, Any]:
         return self._kind.chosen_thresholds()
@@ -216,7 +213,7 @@ class Classification(Objective):
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        logits = _logits(model, batch)
+        logits = self._logits(model, batch)
         loss = self._kind.loss(logits, batch.tensors["target"])
         loss = torch.where(batch.tensors["valid"], loss, 0.0).sum()
         return torch.stack([loss, torch.full_like(loss, batch.targets)]), logits
@@ -289,7 +286,6 @@ class Classification(Objective):
         """Logits (rows, outputs) in float64 of framed texts, computed together."""
         import torch
 
-        _give_padding(model, self.tokenizer)
         lengths = np.array([len(row.ids) for row in rows])
         ids = np.zeros((len(rows), lengths.max()), dtype=np.int64)
         for place, row in zip(ids, rows, strict=True):
@@ -302,14 +298,24 @@ class Classification(Objective):
         was_training = model.training
         model.eval()
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            logits = _logits(model, batch.to(model.device)).double().cpu().numpy()
+            logits = self._logits(model, batch.to(model.device)).double().cpu().numpy()
         model.train(was_training)
         return np.asarray(logits)
+
+    def _logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """float32 (rows, outputs)."""
+        if getattr(model.config, "pad_token_id", None) is None:
+            # Models that write look for the last token that is no padding, and some do not know theirs.
+            model.config.pad_token_id = self.tokenizer.pad_id
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        output = model(**{name: batch.tensors[name] for name in names if name in batch.tensors})
+        logits: torch.Tensor = output.logits.float()
+        return logits
 
 
 def _kind_of(run: RunConfig) -> Kind:
     config = run.classification
-    kind = KINDS[config.kind](config)
+    kind = (Undecided if Classification.undecided(run) else KINDS[config.kind])(config)
     if not kind.has_classes and (config.class_weights == "balanced" or config.balanced_sampling):
         what = "weighs and balances labels, and these texts have a number each"
         raise InputError.at("classification", what, "leave class_weights and balanced_sampling out")
@@ -341,20 +347,6 @@ def _read_thresholds(file: Path) -> dict[str, Any]:
             str(file), f"holds no thresholds: {error}", 'write {"label": 0.5, …}, or remove it'
         ) from None
     return thresholds
-
-
-def _logits(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """float32 (rows, outputs)."""
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    output = model(**{name: batch.tensors[name] for name in names if name in batch.tensors})
-    logits: torch.Tensor = output.logits.float()
-    return logits
-
-
-def _give_padding(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-    """Models that write look for the last token that is no padding, and some do not know theirs."""
-    if getattr(model.config, "pad_token_id", None) is None:
-        model.config.pad_token_id = tokenizer.pad_id
 
 
 def _texts_of(entry: Any) -> tuple[str, ...]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 from artel.config import DataConfig, SourceConfig
 from artel.errors import InputError
 from artel.registry import FORMATS
 from artel.text import Ledger, all_inputs, check_sources, read_documents
+from artel.text.formats.auto import format_of
+from artel.text.sources.inputs import Input
 
 _RECORDS = 20  # that a format must be able to read
 _BYTES = 2_000_000
@@ -55,22 +58,28 @@ def look_at(paths: list[str]) -> Look:
         raise InputError.at("--text", error.problems[0].what, error.problems[0].fix) from None
     if not any(entry.size for entry in inputs):
         raise InputError.at("--text", f"{', '.join(paths)} has 0 bytes", "give a file with text")
-    formats = dict(_formats(paths))
+    formats = dict(_formats(paths, inputs))
     if not formats:
         what = f"no format of artel reads {', '.join(paths)}"
         raise InputError.at("--text", what, f"docs/text.md describes them: {', '.join(FORMATS.names)}")
     return Look(tuple(paths), len(inputs), sum(entry.size for entry in inputs), formats)
 
 
-def _formats(paths: list[str]) -> Iterator[tuple[str, str]]:
+def _formats(paths: list[str], inputs: list[Input]) -> Iterator[tuple[str, str]]:
     """(format, kind of record): what the suffix stands for, then those that find their fields in it.
 
     Any file is plain text, or a page without tags, also one of conversations: that counts only where nothing else does.
+    Plain text is by folder, too, where it lies in several.
     """
+    auto = _data(paths, FORMATS.names[0]).sources[0]
+    is_plain = all(format_of(auto, entry.address).is_plain_text for entry in inputs)
+    in_folders = is_plain and len({Path(entry.address).parent for entry in inputs}) > 1
     names = [name for name in FORMATS.names if FORMATS[name].has_files and _reads(_data(paths, name))]
-    telling = [name for name in names if not (FORMATS[name].is_plain_text or FORMATS[name].is_pages)]
+    by_folder = [name for name in names if is_plain and FORMATS[name].is_by_folder]
+    reads_all = [name for name in names if FORMATS[name].is_plain_text or FORMATS[name].is_pages]
+    telling = [name for name in names if name not in (*by_folder, *reads_all)]
     by_suffix = [name for name in names if FORMATS[name].goes_by_suffix]
-    for name in telling or by_suffix:
+    for name in telling or [*by_suffix, *(by_folder if in_folders else ())]:
         yield name, SourceConfig.model_validate({"path": paths, "format": name}).yields
 
 

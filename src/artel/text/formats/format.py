@@ -32,6 +32,8 @@ class Format:
     """False if its records are generated."""
     is_plain_text: bool = False
     """True if a file is one document, or can be cut into several (`document`)."""
+    is_by_folder: bool = False
+    """True if it reads plain text, too, and its folder says what it is."""
     is_pages: bool = False
     """True if its files are web pages (`extract`)."""
     is_table: bool = False

@@ -202,6 +202,7 @@ LABELS = Format(
     read=read_labels,
     yields=("labels",),
     suffixes=(*_TABLES, *JSON, PARQUET, *with_compressed(".txt")),
+    is_by_folder=True,
     has_lines=_has_lines,
     check=_check,
 )
