@@ -15,6 +15,7 @@ from typing import Any
 
 from artel.config import DataConfig
 from artel.text import BenchmarkIndex, Ledger, clean_shard, input_shards, write_index
+from artel.text.classifier.training import train_classifier
 
 ROUNDS = 3
 
@@ -26,6 +27,7 @@ def main() -> None:
         rows = {
             "decontaminate": {"decontaminate": [_benchmark(Path(folder))]},
             "pii": {"clean": {"pii": {"mask": "all"}}},
+            "classifier": {"clean": {"classifier": {"from": _classifier(Path(folder)), "minimum": 0.0}}},
         }
         for document in ("file", "line"):
             base = {"sources": [{"path": path, "document": document}], "validation": 0.0}
@@ -60,6 +62,13 @@ def _benchmark(folder: Path) -> str:
     rows = (" ".join(f"слово{number}x{place}" for place in range(30)) for number in range(10_000))
     (folder / "benchmark.txt").write_text("\n".join(rows), encoding="utf-8")
     return str(folder / "benchmark.txt")
+
+
+def _classifier(folder: Path) -> str:
+    """A classifier of made-up texts: what it says does not matter to what it costs."""
+    texts = [f"слово{number % 50} стоит за словом{number % 7} и перед {number}" for number in range(400)]
+    train_classifier(texts[:200], texts[200:], folder / "classifier", lambda text: None)
+    return str(folder / "classifier")
 
 
 def _index(data: dict[str, Any], folder: Path) -> Path:

@@ -62,6 +62,15 @@ def sentences(folder: Path) -> None:
     (folder / "sentences.txt").write_text("\n".join(_sentences(2, 300)), "utf-8")
 
 
+def good_and_bad(folder: Path) -> None:
+    """good.txt and bad.txt: sentences in order, and their words in none."""
+    good = _sentences(11, 300)
+    generator = random.Random(3)
+    bad = [" ".join(generator.sample(words, len(words))) for words in map(str.split, _sentences(12, 300))]
+    (folder / "good.txt").write_text("\n".join(good))
+    (folder / "bad.txt").write_text("\n".join(bad))
+
+
 def labeled(name: str) -> Make:
     """A csv of pairs: a sentence without its commas, and the sentence."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -136,6 +137,41 @@ def import_(
         result = {"documents": documents, "tokens": tokens, "bytes": ledger["bytes"], "changed": changed}
         timing = {"seconds": imported.seconds, "tokens_per_second": rate}
         print_json({**result, "store": str(imported.folder), **timing})
+
+
+@app.command("classifier")
+def classifier(
+    good: Annotated[str, typer.Argument(metavar="GOOD", help="Texts like those to keep: a file, folder or glob.")],
+    bad: Annotated[str, typer.Argument(metavar="BAD", help="Texts like those to drop.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it is not there yet.")],
+    document: Annotated[
+        Literal["line", "paragraph", "file"], typer.Option(help="What a text of a .txt file is.")
+    ] = "line",
+    field: Annotated[str, typer.Option(help="The field of JSON lines, Parquet or csv that holds a text.")] = "text",
+    as_json: AsJson = False,
+) -> None:
+    """Train a quality classifier on good and bad texts, for data.clean.classifier: a linear model of words and pairs.
+
+    Example: artel data classifier good.txt bad.txt classifiers/prose
+    """
+    from dataclasses import asdict
+
+    from artel.config import DataConfig
+    from artel.text import Ledger, read_documents
+    from artel.text.classifier.training import train_classifier
+
+    def texts(path: str) -> Iterator[str]:
+        source = {"path": [path], "document": document, "field": field}
+        data = DataConfig.model_validate({"sources": [source], "validation": 0.0})
+        return (read.record.text for read in read_documents(data, Ledger()))
+
+    trained = train_classifier(texts(good), texts(bad), folder, tell)
+    tell(f"on held-out texts: accuracy {trained.accuracy:.3f}, AUC {trained.auc:.3f}")
+    for kept in trained.kept:
+        tell(f"minimum {kept.minimum:g} keeps {kept.good:.1%} of the good texts and {kept.bad:.1%} of the bad ones")
+    tell(str(folder))
+    if as_json:
+        print_json(asdict(trained))
 
 
 def _share_or_path(validation: str) -> float | str:

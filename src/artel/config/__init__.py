@@ -14,7 +14,7 @@ from artel.config.load import (
 from artel.config.overrides import Overrides
 from artel.config.recipes import recipe_names, recipe_text
 from artel.config.schema.base import name_fault
-from artel.config.schema.cleaning import CleanConfig, DedupConfig, NearConfig, PiiConfig, PiiKind
+from artel.config.schema.cleaning import ClassifierConfig, CleanConfig, DedupConfig, NearConfig, PiiConfig, PiiKind
 from artel.config.schema.data import DataConfig, SourceConfig, TokenizerConfig, TokenizerTraining
 from artel.config.schema.decontamination import BenchmarkConfig, DecontaminateConfig
 from artel.config.schema.encoders import ClassificationConfig
@@ -37,6 +37,7 @@ __all__ = [
     "ChatConfig",
     "CheckpointConfig",
     "ClassificationConfig",
+    "ClassifierConfig",
     "CleanConfig",
     "DataConfig",
     "DecontaminateConfig",

@@ -16,6 +16,7 @@ from artel.preparing.run_tokenizer import tokenizer_files
 from artel.registry import FORMATS, OBJECTIVES
 from artel.secrets import hide_secrets
 from artel.text import source_fingerprint
+from artel.text.classifier.model import classifier_digest
 from artel.text.decontamination.index import benchmark_fingerprint
 from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.tokens.store.manifest import FORMAT
@@ -29,6 +30,8 @@ def store_key(run: RunConfig) -> str:
     files: dict[str, Any] = {"files": source_fingerprint(run.data), "tokenizer_files": tokenizer_files(run)}
     if run.data.decontaminate is not None:
         files["benchmarks"] = benchmark_fingerprint(run.data)
+    if run.data.clean.classifier is not None:
+        files["classifier"] = classifier_digest(run.data.clean.classifier)
     return _digest({**_settings(run), **files})
 
 
@@ -41,7 +44,7 @@ def _settings(run: RunConfig) -> dict[str, Any]:
     """The settings of the run file that shape the store."""
     not_in_store: dict[str, Any] = dict.fromkeys(("block", "packing", "document_mask", "store", "max_bad"), True)
     data = run.data.model_dump(mode="json", exclude=not_in_store | {"sources": {"__all__": {"license"}}})
-    for section, key in ((data, "decontaminate"), (data["clean"], "pii")):
+    for section, key in ((data, "decontaminate"), (data["clean"], "pii"), (data["clean"], "classifier")):
         if section[key] is None:  # stores that were made before there was such a key are found
             del section[key]
     for source, key in product(data["sources"], _LABELS):

@@ -15,9 +15,10 @@ from typing import Any
 
 import xxhash
 
-from artel.config import CleanConfig, DataConfig, PiiConfig, SourceConfig
+from artel.config import ClassifierConfig, CleanConfig, DataConfig, PiiConfig, SourceConfig
 from artel.errors import InputError, Problem
 from artel.registry import FORMATS
+from artel.text.classifier.model import are_good, check_classifier
 from artel.text.cleaning.pii import find_pii, mask_pii
 from artel.text.cleaning.quality import why_dropped
 from artel.text.cleaning.rules import check_packages, clean, without_lines
@@ -80,6 +81,8 @@ def clean_shard(
     dropped, but for validation texts given by a path, which nothing is learned from.
     """
     records = _passed(shard, data, ledger)
+    if data.clean.classifier is not None:
+        records = _good(records, data.clean.classifier, ledger)
     if benchmarks is not None and shard.key != "data.validation":
         records = _uncontaminated(records, benchmarks, ledger)
     for record, changed in records:
@@ -114,6 +117,19 @@ def _passed(shard: InputShard, data: DataConfig, ledger: Ledger) -> Iterator[tup
             ledger.drop(record.set_name, reason)
         else:
             yield record, changed
+
+
+def _good(
+    records: Iterable[tuple[Record, Counter[str]]], rule: ClassifierConfig, ledger: Ledger
+) -> Iterator[tuple[Record, Counter[str]]]:
+    """The records that pass the run's classifier, which says nothing of questions and of texts with marked spans."""
+    for together in _groups(records):
+        texts = ["" if isinstance(record.fields, Question | Tagged) else record.text for record, _ in together]
+        for (record, changed), text, is_good in zip(together, texts, are_good(texts, rule), strict=True):
+            if text and not is_good:
+                ledger.drop(record.set_name, "quality")
+            else:
+                yield record, changed
 
 
 def _has_pii(record: Record, rules: PiiConfig) -> bool:
@@ -199,6 +215,8 @@ def check_text(data: DataConfig, tell: Callable[[str], None] = lambda _: None) -
     """
     check_sources(data, tell)
     check_packages(data.clean)
+    if data.clean.classifier is not None:
+        check_classifier(data.clean.classifier)
     check_benchmarks(data)
     if data.dedup.near is not None:
         check_near()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from artel.config.schema.base import OneOrMore, Section
+from artel.config.schema.base import Name, OneOrMore, Section
 from artel.config.schema.quantities import Count, Number
 
 
@@ -64,6 +64,13 @@ class PiiConfig(Section):
         return self
 
 
+class ClassifierConfig(Section):
+    from_: Name = Field(alias="from", description="Folder of a classifier that `artel data classifier` has trained.")
+    minimum: Share = Field(
+        default=0.5, description="Least probability of being a good text; its classifier.json says what each keeps."
+    )
+
+
 class CleanConfig(Section):
     unicode: Literal["NFC", "NFKC", "none"] = Field(default="NFC", description="Unicode normal form.")
     control: bool = Field(default=True, description="Remove control characters other than line feed and tab.")
@@ -88,6 +95,11 @@ class CleanConfig(Section):
         default=None,
         description="Personal data of the given kinds are masked, or documents with them dropped: {mask: all}. Not of "
         "questions, whose answers are located by character.",
+    )
+    classifier: ClassifierConfig | None = Field(
+        default=None,
+        description="Documents that a classifier takes for bad ones are dropped (quality): {from: FOLDER}. Questions "
+        "and texts with marked spans stay.",
     )
     minimum: Count = Field(
         default=1, ge=1, description="Documents of fewer characters than this are dropped (too_short)."
