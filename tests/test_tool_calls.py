@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pyarrow
 import pyarrow.parquet
@@ -12,8 +13,8 @@ from artel.errors import InputError
 from artel.inference.serve.tool_calls import ToolCalls
 from artel.objectives import Chat, DocumentSamples
 from artel.text import Document, Record, Rejected, ToolCall
+from artel.text.calls.reader import CallReader, read_calls
 from artel.text.formats.chat import read_chat, read_preferences
-from artel.text.tool_calls import CallReader, read_calls
 from artel.tokens import train_tokenizer
 from support.chat_models import learned_texts
 from support.reading import read, rows_of
@@ -368,6 +369,16 @@ F_AS_JSON = '{"name": "f", "arguments": {"a": "5", "n": 5}}'
         (f"<|python_tag|>{F_AS_JSON.replace('arguments', 'parameters')}", "", [F]),
         (f"{F_AS_JSON}; {F_AS_JSON}", "", [F, F]),
         ('[f(a="5", n=5)]', "", [F]),
+        (f"I look.<|tool_call|>[{F_AS_JSON}]", "I look.", [F]),
+        ('<|tool_call>call:f{a:<|"|>5<|"|>,n:5}<tool_call|>' * 2, "", [F, F]),
+        ('<|tool_call>call:f{a:{b_c:[<|"|>x: "y"<|"|>,null]},n:-1.5}<tool_call|>', "",
+         [ToolCall("f", {"a": {"b_c": ['x: "y"', None]}, "n": -1.5})]),
+        ('I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>'
+         '{"a": "5", "n": 5}<|tool_call_end|><|tool_calls_section_end|>', "I look.", [replace(F, id="functions.f:0")]),
+        ('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "5", "n": 5}', "", [F]),
+        (' to=functions.f<|channel|>commentary json<|message|>{"a": "5", "n": 5}<|call|>', "", [F]),
+        ("it goes to=functions.f now", "it goes to=functions.f now", []),
+        ("<|tool_call>call:f{a:<tool_call|>", "<|tool_call>call:f{a:<tool_call|>", []),
         ('{"name": "g", "arguments": {}}', '{"name": "g", "arguments": {}}', []),  # a tool that was not offered
         ('{"a": 5}', '{"a": 5}', []),
         ("[1, 2]", "[1, 2]", []),

@@ -22,8 +22,9 @@ from artel.models.loading.structure import position_limit
 from artel.objectives.base import Beginning
 from artel.storage import check_new, check_regular, user_path, write_file
 from artel.text import Message, ToolCall, Tools
+from artel.text.calls.objects import call_of
+from artel.text.calls.reader import CallReader
 from artel.text.records import BadRecord
-from artel.text.tool_calls import CallReader, call_of
 from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, prompt_ids
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 

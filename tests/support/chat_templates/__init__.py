@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class Family:
     """And of one with a thought. None: it is within the content, in tags."""
     calls: Callable[[str, Sequence[ToolCall]], str] | None = None
     """And of one that calls tools after its content, with its end. None: the template writes no calls."""
+    call_id: Callable[[ToolCall, int], str] = lambda call, number: call.id
+    """The id that a call is written with; `number` counts the calls of the conversation from 0."""
     describes: bool = True
     """Whether it writes descriptions of tools."""
     learns: str = "all"
@@ -87,14 +89,19 @@ class Family:
     def learned(self, messages: Sequence[Message]) -> list[str]:
         """The texts of the turns that are learned, each up to the mark that generation stops at."""
         question = max((number for number, message in enumerate(messages) if message.role == "user"), default=-1)
-        turns = []
+        turns: list[str] = []
+        called = 0
         for number, message in enumerate(messages):
             is_last = number == len(messages) - 1
             if message.role != "assistant" or (self.learns == "last" and not is_last):
                 continue
             if message.tool_calls:
                 assert self.calls is not None
-                turns.append(self.calls(self.trim(message.content), message.tool_calls))
+                calls = [
+                    replace(call, id=self.call_id(call, called + at)) for at, call in enumerate(message.tool_calls)
+                ]
+                called += len(calls)
+                turns.append(self.calls(self.trim(message.content), calls))
                 continue
             follows = None if is_last else messages[number + 1].role
             turns.append(self._spoken(message, is_last, number > question) + self.ends.get(follows, self.end))
@@ -201,6 +208,13 @@ def _gigachat3_calls(content: str, calls: Sequence[ToolCall]) -> str:
     return f"{content}<|message_sep|>\n\nfunction call<|role_sep|>\n{_object(calls[0])}<|message_sep|>"
 
 
+def _kimi_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    written = "".join(
+        f"<|tool_call_begin|>{call.id}<|tool_call_argument_begin|>{_json(call)}<|tool_call_end|>" for call in calls
+    )
+    return f"{content}<|tool_calls_section_begin|>{written}<|tool_calls_section_end|><|im_end|>"
+
+
 _LEFT_OUT = {"spoken call": "leaves out what the assistant says"}
 _ONE_CALL = {"parallel": "leaves out calls of tools"}
 _ALTERNATE = {"questions": "must alternate", "answers": "must alternate", "first": "must alternate"}
@@ -272,5 +286,6 @@ FAMILIES = {family.name: family for family in (
     Family("falcon3", "<|endoftext|>", ("<|user|>", "<|assistant|>", "<|system|>")),
     Family("kimi_k2", "<|im_end|>", ("<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
            "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
-           "<|tool_calls_section_end|>")),
+           "<|tool_calls_section_end|>"), calls=_kimi_calls,
+           call_id=lambda call, number: f"functions.{call.name}:{number}"),
 )}  # fmt: skip

@@ -8,8 +8,8 @@ from artel.inference.serve.errors import ApiError
 from artel.inference.serve.schema import ChatRequest, Message
 from artel.inference.serve.served import ServedModel
 from artel.text import Tools
+from artel.text.calls.objects import call_of
 from artel.text.records import BadRecord
-from artel.text.tool_calls import call_of
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, prompt_ids
 from artel.tokens.tokenizer.template_tools import ToolStyle
 

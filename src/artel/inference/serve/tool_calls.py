@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 from artel.text import Tools
-from artel.text.tool_calls import CallReader
+from artel.text.calls.reader import CallReader
 
 
 class ToolCalls:

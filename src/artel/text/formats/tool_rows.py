@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from artel.text.calls.objects import calls_of
+from artel.text.calls.reader import read_calls
 from artel.text.records import BadRecord, Message, ToolCall, Tools
-from artel.text.tool_calls import calls_of, read_calls
 
 TOOLS_FIELDS = ("tools", "functions")
 _DECODER = json.JSONDecoder()

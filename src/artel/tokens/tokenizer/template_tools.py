@@ -39,8 +39,8 @@ class ToolStyle:
     """Arguments as JSON, not as an object."""
     empty_content: Literal["text", "none", "absent"] = "text"
     """What stands for the content of a message that only calls."""
-    nine_ids: bool = False
-    """Every call has an id of nine letters and digits."""
+    ids: Literal["own", "nine", "named"] = "own"
+    """What calls have for an id: that of the data; nine letters and digits (Mistral); functions.NAME:0 (Kimi)."""
     writes_tools: bool = True
     writes_results: bool = True
 
@@ -48,29 +48,40 @@ class ToolStyle:
         """Messages in which every result has the name and the id of its call, and calls the ids that they need."""
         linked: list[Message] = []
         open_calls: list[ToolCall] = []
+        given: dict[str, ToolCall] = {}  # the calls of the last message, by the id of the data and the one they got
+        count = 0
         for number, message in enumerate(messages):
             if message.tool_calls:
-                open_calls = [self._with_id(call, f"{number} {place}") for place, call in enumerate(message.tool_calls)]
-                message = replace(message, tool_calls=tuple(open_calls))
+                calls = message.tool_calls
+                renamed = [self._with_id(call, f"{number} {place}", count + place) for place, call in enumerate(calls)]
+                given = {call.id: call for call in renamed} | {
+                    old.id: new for old, new in zip(calls, renamed, strict=True) if old.id
+                }
+                count += len(calls)
+                open_calls = list(renamed)
+                message = replace(message, tool_calls=tuple(renamed))
             elif message.role == "tool":
-                message = self._answering(message, open_calls)
+                message = self._answering(message, open_calls, given)
             linked.append(message)
         return linked
 
-    def _with_id(self, call: ToolCall, place: str) -> ToolCall:
-        return replace(call, id=_nine(call.id or f"{place} {call.written()}")) if self.nine_ids else call
+    def _with_id(self, call: ToolCall, place: str, number: int) -> ToolCall:
+        """The call with the id that a template needs; `number` counts the calls of a conversation from 0."""
+        if self.ids == "nine":
+            return replace(call, id=_nine(call.id or f"{place} {call.written()}"))
+        return replace(call, id=f"functions.{call.name}:{number}") if self.ids == "named" else call
 
-    def _answering(self, message: Message, open_calls: list[ToolCall]) -> Message:
+    def _answering(self, message: Message, open_calls: list[ToolCall], given: dict[str, ToolCall]) -> Message:
         """A result with the name and id of the call with its id, else of the next one."""
         identity = message.tool_call_id
-        identity = _nine(identity) if self.nine_ids and identity else identity
-        call = next((call for call in open_calls if identity and call.id == identity), None)
-        if call is None and open_calls:
-            call = open_calls[0]
+        call = given.get(identity) if identity else None
+        if call not in open_calls:
+            call = open_calls[0] if open_calls else None
         if call is None:
-            return replace(message, tool_call_id=identity)
+            return replace(message, tool_call_id=_nine(identity) if self.ids == "nine" and identity else identity)
         open_calls.remove(call)
-        return replace(message, name=message.name or call.name, tool_call_id=identity or call.id)
+        identity = call.id if self.ids != "own" else identity or call.id
+        return replace(message, name=message.name or call.name, tool_call_id=identity)
 
     def fields(self, message: Message) -> dict[str, Any]:
         """A message as the template takes it, without its thought."""
@@ -105,8 +116,9 @@ def tool_style(tokenizer: Tokenizer, template: str) -> ToolStyle | None:
     """The form in which a template takes calls; None if it writes none."""
     call = Message("assistant", "", tool_calls=(ToolCall("triedname", {"triedkey": "triedvalue"}),))
     contents: tuple[Literal["text", "none", "absent"], ...] = ("text", "none", "absent")
-    for nine, as_text, content in product((False, True), (False, True), contents):
-        style = ToolStyle(as_text, content, nine)
+    ids: tuple[Literal["own", "nine", "named"], ...] = ("own", "nine", "named")
+    for kind, as_text, content in product(ids, (False, True), contents):
+        style = ToolStyle(as_text, content, kind)
         text = _rendered(tokenizer, template, style, [Message("user", "triedquestion"), call])
         called = text.partition("triedquestion")[2]
         is_repr = "{'triedkey': 'triedvalue'}" in called and not as_text

@@ -1,4 +1,4 @@
-"""Calls of tools in texts, as models write them and data sets have them: read back into names and arguments.
+"""The forms in which models write calls: between marks of their own, or without any.
 
     <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>                                Hermes, Qwen, SmolLM3
     <tool_call><function=f><parameter=a>1</parameter></function></tool_call>                   Qwen3-Coder, Qwen3.5
@@ -6,21 +6,25 @@
     <TOOLCALL>[{"name": "f", "arguments": {"a": 1}}]</TOOLCALL>                                Nemotron, When2Call
     [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]   [TOOL_CALLS]f[ARGS]{"a": 1}           Mistral
     <|python_tag|>{"name": "f", "parameters": {"a": 1}}                                        Llama 3
+    <|tool_call|>[{"name": "f", "arguments": {"a": 1}}]                                        Granite 3
+    <|tool_call>call:f{a:1,b:<|"|>c<|"|>}<tool_call|>                                          Gemma 4
+    <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>      Kimi K2, in a section
+    <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>          gpt-oss
     {"name": "f", "parameters": {"a": 1}}   [f(a=1)]                                           Llama 3 and 4, ToolACE
 
 Those of the last line have no mark: a whole text is taken for a call if it calls tools that were offered. A call that
-is not written out whole, or not as it must be, stays text.
+is not written out whole, or not as it must be, stays text (`reader.py`).
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from artel.text.calls.objects import call_of, calls_of, json_or_literal, names_of_tools
 from artel.text.records import BadRecord, ToolCall, Tools
 
 _DECODER = json.JSONDecoder()
@@ -31,73 +35,8 @@ _MISTRAL = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:
 _BETWEEN = " \t\r\n;,"
 
 
-def call_of(value: Any) -> ToolCall:
-    """A call from an object: {"name", "arguments"}, or {"function": {…}} as OpenAI has it. Raises BadRecord."""
-    what = value.get("function") if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
-    if not isinstance(what, dict) or not isinstance(what.get("name"), str) or not what["name"].strip():
-        fix = 'write {"name": "FUNCTION", "arguments": {…}}'
-        raise BadRecord("bad_tool_call", f"{_shown(value)} is no call of a tool; {fix}")
-    arguments = what.get("arguments", what.get("parameters"))
-    identity = value.get("id")
-    return ToolCall(what["name"].strip(), _arguments(arguments, what["name"]), identity if _is_id(identity) else "")
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _arguments(value: Any, name: str) -> dict[str, Any]:
-    """Arguments, as an object or as the JSON of one. Raises BadRecord."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else {}
-        except (ValueError, RecursionError) as error:
-            what = f"the arguments of {name} are no JSON: {error}"
-            raise BadRecord("bad_arguments", f'{what}; write {{"NAME": VALUE}}') from None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise BadRecord("bad_arguments", f'the arguments of {name} are {_shown(value)}; write {{"NAME": VALUE}}')
-    return value
-
-
-def calls_of(value: Any) -> tuple[ToolCall, ...]:
-    """Calls from one object or a list of them, or from their JSON. Raises BadRecord."""
-    if isinstance(value, str):
-        try:
-            value = json_or_literal(value)
-        except ValueError as error:
-            fix = 'write {"name": "FUNCTION", "arguments": {…}}'
-            raise BadRecord("bad_tool_call", f"the call {_shown(value)} is no JSON: {error}; {fix}") from None
-    return tuple(call_of(item) for item in (value if isinstance(value, list) else [value]))
-
-
-def json_or_literal(text: str) -> Any:
-    """The value of JSON, or of a Python literal, which some data sets have in its place. Raises ValueError of JSON."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except ValueError as error:
-        try:
-            return ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            raise ValueError(str(error)) from None
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:80]
-
-
-def read_calls(text: str, tools: Tools = ()) -> tuple[str, tuple[ToolCall, ...]]:
-    """The text without the calls in it, and the calls. Calls without a mark are recognized if they are of `tools`."""
-    reader = CallReader(tools)
-    rest = reader.add(text) + reader.rest()
-    return (rest.strip() if reader.calls else text), tuple(reader.calls)
-
-
 @dataclass(frozen=True, slots=True)
-class _Form:
+class Form:
     """Calls between marks."""
 
     opens: str
@@ -105,93 +44,6 @@ class _Form:
     """Empty if everything up to the end of the text belongs to the calls."""
     calls: Callable[[str, Tools], list[ToolCall]]
     """Those of the text between the marks. Raises BadRecord, ValueError."""
-
-
-@dataclass(slots=True)
-class CallReader:
-    """Takes a text piece by piece: what is no call is returned as soon as that is certain."""
-
-    tools: Tools = ()
-    calls: list[ToolCall] = field(default_factory=list)
-    """Those that are whole."""
-    _held: str = ""
-    _inside: _Form | None = None
-    _begun: bool = False
-    """Whether the text has begun with something that is no call."""
-
-    def add(self, text: str) -> str:
-        """The text that is no call, as far as that is certain."""
-        self._held += text
-        if not self._begun and self._inside is None:
-            if self._may_be_unmarked():
-                return ""
-            self._begun = bool(self._held.strip())
-        shown = ""
-        while True:
-            if self._inside is None:
-                form, at = self._next_mark()
-                if form is None:
-                    break
-                shown += self._held[:at]
-                self._held = self._held[at + len(form.opens) :]
-                self._inside = form
-            body, found, after = self._held.partition(self._inside.closes) if self._inside.closes else ("", "", "")
-            if not found:
-                return shown
-            shown += self._closed(body, found)
-            self._held = after
-        kept = max(_unfinished(self._held, form.opens) for form in _FORMS)
-        shown += self._held[: len(self._held) - kept]
-        self._held = self._held[len(self._held) - kept :]
-        return shown
-
-    def rest(self) -> str:
-        """What was held back, when nothing more comes; a call may lack its end."""
-        if self._inside is not None:
-            return self._closed(self._held, "")
-        if not self._begun:
-            self.calls += (calls := _unmarked(self._held, self.tools))
-            if calls:
-                return ""
-            self._begun = True
-            held, self._held = self._held, ""
-            return self.add(held) + self.rest()
-        return self._held
-
-    def _closed(self, body: str, closing: str) -> str:
-        """Take the calls of a body; the text that it is if it has none."""
-        form = self._inside
-        assert form is not None
-        self._inside = None
-        try:
-            self.calls += form.calls(body, self.tools)
-        except (BadRecord, ValueError, SyntaxError):
-            return form.opens + body + closing
-        return ""
-
-    def _next_mark(self) -> tuple[_Form | None, int]:
-        found = [(at, form) for form in _FORMS if (at := self._held.find(form.opens)) >= 0]
-        if not found:
-            return None, -1
-        at, form = min(found, key=lambda pair: pair[0])
-        return form, at
-
-    def _may_be_unmarked(self) -> bool:
-        text = self._held.lstrip()
-        if not self.tools or any(text.startswith(form.opens) for form in _FORMS):
-            return False
-        return text[:1] in ("", "{", "[") or any(
-            name.startswith(text) or text.startswith(f"{name}{{") for name in names_of_tools(self.tools)
-        )
-
-
-def _unfinished(text: str, mark: str) -> int:
-    """Characters at the end of a text with which a mark begins."""
-    return max(size for size in range(len(mark)) if text.endswith(mark[:size]))
-
-
-def names_of_tools(tools: Tools) -> list[str]:
-    return [tool["function"]["name"] for tool in tools if isinstance(tool.get("function"), dict)]
 
 
 # What stands between the marks
@@ -285,19 +137,66 @@ def _deepseek(text: str, tools: Tools) -> list[ToolCall]:
     return [call_of({"name": name, "arguments": arguments}) for name, arguments in found]
 
 
-_FORMS = (
-    _Form("<tool_call>", "</tool_call>", _tagged),
-    _Form("<TOOLCALL>", "</TOOLCALL>", lambda text, tools: list(calls_of(text))),
-    _Form("[TOOL_CALLS]", "", _mistral),
-    _Form("<|python_tag|>", "", _llama),
-    _Form("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _deepseek),
+_KIMI_CALL = re.compile(
+    r"<\|tool_call_begin\|>\s*((?:functions\.)?([^\s<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>",
+    re.DOTALL,
+)
+
+
+def _kimi(text: str, tools: Tools) -> list[ToolCall]:
+    """The id of a call has the name in it: functions.f:0."""
+    found = _KIMI_CALL.findall(text)
+    if not found:
+        raise ValueError("no call")
+    return [call_of({"name": name, "arguments": arguments, "id": identity}) for identity, name, arguments in found]
+
+
+_GPT_OSS_CALL = re.compile(
+    r"([\w.-]+)(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?\s*(?:json)?<\|message\|>(.*)", re.DOTALL
+)
+
+
+def _gpt_oss(text: str, tools: Tools) -> list[ToolCall]:
+    match = _GPT_OSS_CALL.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("no call")
+    return [call_of({"name": match[1], "arguments": match[2]})]
+
+
+_GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)(\{.*\})\s*", re.DOTALL)
+_GEMMA_TOKEN = re.compile(r'<\|"\|>(.*?)<\|"\|>|([\w.-]+)(?=:)|[^<\w]+|.', re.DOTALL)
+
+
+def _gemma(text: str, tools: Tools) -> list[ToolCall]:
+    """JSON without quotes around names, and with marks of their own around strings."""
+    match = _GEMMA_CALL.fullmatch(text)
+    if match is None:
+        raise ValueError("no call")
+    in_json = "".join(
+        json.dumps(token[2] if token[1] is None else token[1]) if token[0].startswith('<|"|>') or token[2] else token[0]
+        for token in _GEMMA_TOKEN.finditer(match[2])
+    )
+    return [call_of({"name": match[1], "arguments": in_json})]
+
+
+FORMS = (
+    Form("<tool_call>", "</tool_call>", _tagged),
+    Form("<TOOLCALL>", "</TOOLCALL>", lambda text, tools: list(calls_of(text))),
+    Form("[TOOL_CALLS]", "", _mistral),
+    Form("<|python_tag|>", "", _llama),
+    Form("<|tool_call|>", "", lambda text, tools: list(calls_of(text))),
+    Form("<|tool_call>", "<tool_call|>", _gemma),
+    Form("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", _kimi),
+    Form("<|channel|>commentary to=functions.", "<|call|>", _gpt_oss),
+    Form(" to=functions.", "<|call|>", _gpt_oss),
+    Form("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _deepseek),
 )
 
 
 # Calls without a mark
 
 
-def _unmarked(text: str, tools: Tools) -> list[ToolCall]:
+def unmarked_calls(text: str, tools: Tools) -> list[ToolCall]:
     """The calls that a whole text consists of; none if it has others than those of `tools`."""
     offered = set(names_of_tools(tools))
     body = text.strip()
