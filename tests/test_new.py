@@ -38,7 +38,7 @@ LARGE = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "voc
 LARGE |= {"architectures": ["GPT2LMHeadModel"]}
 GPT2_HEADS = ("AutoModelForCausalLM", "AutoModelForSequenceClassification")
 KINDS = {"write": "text", "fill-in": "text", "chat": "conversations", "prefer": "preferences", "answer": "questions",
-         "label": "labels"}  # fmt: skip
+         "label": "labels", "score": "preferences", "rank": "matches"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +52,11 @@ def texts() -> dict[str, str]:
     Path("squad.json").write_text(json.dumps({"version": "1.1", "data": [{"title": "a", "paragraphs": [PARAGRAPH]}]}))
     rows = ({"text": f"a film about {n}", "label": "abc"[n % 3]} for n in range(40))
     Path("films.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = ({"query": f"where is {n}?", "positive": f"{n} is there"} for n in range(40))
+    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
     return {
         "labels": "films.jsonl",
+        "matches": "pairs.jsonl",
         "text": "novel.txt",
         "conversations": "talks.jsonl",
         "preferences": "better.jsonl",
@@ -83,7 +86,9 @@ def test_the_file_of_every_answer_passes_check_and_plan(texts, pretrained, objec
     verb = VERBS[objective]
     model = pretrained if start == "pretrained" else "scratch"
     text = [texts[KINDS[verb]]]
-    if start == "pretrained" and OBJECTIVES[objective].auto_class not in GPT2_HEADS:
+    # GPT-2 has few heads, and its tokenizer puts nothing between a query and a document.
+    is_refused = OBJECTIVES[objective].auto_class not in GPT2_HEADS or objective == "rerank"
+    if start == "pretrained" and is_refused:
         with pytest.raises(InputError):
             check_run(written(Given(text, verb, model, "10min")))
         return

@@ -18,6 +18,7 @@ _HOME = {
     "Model": "artel.api",
     "Answer": "artel.api",
     "Filled": "artel.api",
+    "Ranked": "artel.api",
     "RunConfig": "artel.config",
     "ArtelError": "artel.errors",
     "InputError": "artel.errors",

@@ -2,6 +2,7 @@ from artel import config as config
 from artel.api import Answer as Answer
 from artel.api import Filled as Filled
 from artel.api import Model as Model
+from artel.api import Ranked as Ranked
 from artel.api import Run as Run
 from artel.api import RunPlan as RunPlan
 from artel.api import open as open

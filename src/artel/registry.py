@@ -91,6 +91,8 @@ OBJECTIVES = Registry(
         "span_qa": "artel.objectives.span_qa.objective:SpanQA",
         "chat": "artel.objectives.chat:Chat",
         "preference": "artel.objectives.preference:PreferenceOptimization",
+        "reward": "artel.objectives.reward.objective:Reward",
+        "rerank": "artel.objectives.rerank.objective:Rerank",
         "classification": "artel.objectives.classification.objective:Classification",
     },
 )

@@ -233,6 +233,14 @@ def preferences(folder: Path) -> None:
     (folder / "rated.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rated))
 
 
+def matches(folder: Path) -> None:
+    """Queries with a document that matches."""
+    rows = [
+        {"query": f"Where is number {number}?", "positive": f"The number {number} is here."} for number in range(120)
+    ]
+    (folder / "matches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def run_yaml(**changes: Any) -> Make:
     """A run file `run.yaml` of a user's own: a small GPT-2 on made-up documents, and nothing that is not needed."""
 

@@ -203,6 +203,53 @@ README = (
         needs=(inputs.preferences, inputs.chat_model()),
     ),
     Walk(
+        "rewards",
+        (
+            Step(
+                "artel train reward data.sources.0.path=preferences.jsonl model.from=FOLDER",
+                SHORT,
+                leaves="runs/reward/model",
+            ),
+            Step(
+                "artel train reward data.sources.0.path=rated.jsonl model.from=FOLDER checkpoint.best=outcome_accuracy",
+                f"{SHORT} run=runs/outcomes",
+                leaves="runs/outcomes/model",
+            ),
+            Step('artel generate runs/reward --prompt "What is 3 and 1?" --context "It is 4."'),
+            Step(
+                'artel generate runs/chat-lora --prompt "What is 3 and 1?" --best-of 4 --reward runs/reward',
+                "--max-new-tokens 8",
+                says="the best of 4",
+            ),
+            Step(
+                "artel generate runs/chat-lora --prompts questions.txt --out best.jsonl --best-of 4 --reward "
+                "runs/reward",
+                "--max-new-tokens 8",
+                leaves="best.jsonl",
+            ),
+        ),
+        needs=(inputs.preferences, inputs.conversations, inputs.chat_model()),
+        before=(f"artel train chat-lora data.sources.0.path=conversations.jsonl model.from=FOLDER {STEPS}",),
+    ),
+    Walk(
+        "reranking",
+        (
+            Step(
+                "artel train rerank data.sources.0.path=matches.jsonl model.from=FOLDER",
+                SHORT,
+                leaves="runs/rerank/model",
+            ),
+            Step(
+                "artel train rerank data.sources.0.path=train.json model.from=FOLDER rerank.loss=listwise",
+                f"{SHORT} run=runs/listwise",
+                leaves="runs/listwise/model",
+            ),
+            Step('artel generate runs/rerank --prompt "where is Anna ?" --context "Anna is in the forest ."'),
+            Step("artel evaluate runs/rerank", says="ndcg"),
+        ),
+        needs=(inputs.matches, inputs.squad("train.json"), inputs.bert()),
+    ),
+    Walk(
         "evaluating models",
         (
             Step("artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt", says="runs/tolstoy-finetune"),

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import yaml
 
@@ -25,6 +26,10 @@ OBJECTIVES = {
                         "data": {"block": 40}},
     "several_labels": {"objective": "classification", "model": "roberta", "tokenizer": {"train": {"vocab": 300}},
                        "classification": {"kind": "multi", "loss": "focal"}, "data": {"block": 32}},
+    "reward": {"objective": "reward", "model": "llama", "data": {"block": 96}, "tokenizer": {"train": {"vocab": 300}},
+               "reward": {"center": 0.01}},
+    "rerank": {"objective": "rerank", "model": "bert", "data": {"block": 48}, "tokenizer": {"train": {"vocab": 300}},
+               "rerank": {"negatives": 3, "candidates": 6}},
 }  # fmt: skip
 OFF = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 NO_DROPOUT = {"roberta": OFF, "bert": OFF, "modernbert": {}, "llama": {}}
@@ -79,6 +84,27 @@ def several_labels(folder):
     return written(folder / "several-labels.jsonl", rows, "labels")
 
 
+def judgements(folder):
+    """Preferences, some with a margin, and answers with a label."""
+    rows = [json.loads(line) for line in Path(preferences(folder)["path"]).read_text().splitlines()]
+    for number, row in enumerate(rows):
+        if number % 3 == 0:
+            row["margin"] = 0.5
+        elif number % 3 == 1:
+            row |= {"completion": row.pop("chosen"), "label": number % 2 == 0}
+            row.pop("rejected")
+    return written(folder / "judgements.jsonl", rows, "preference")
+
+
+def matches(folder):
+    """Queries, each with a document that matches it; some with one that does not."""
+    rows = []
+    for number in range(200):
+        row = {"query": f"Where is number {number}?", "positive": f"The number {number} is here, " * (1 + number % 3)}
+        rows.append(row | ({"negative": f"No {number} is there."} if number % 4 == 0 else {}))
+    return written(folder / "matches.jsonl", rows, "matches")
+
+
 def written(file, rows, kind):
     if not file.exists():
         file.write_text("\n".join(map(json.dumps, rows)))
@@ -86,7 +112,7 @@ def written(file, rows, kind):
 
 
 MADE = {"chat": conversations, "dpo": preferences, "kto": preferences, "labels_of_pairs": labels,
-        "several_labels": several_labels}  # fmt: skip
+        "several_labels": several_labels, "reward": judgements, "rerank": matches}  # fmt: skip
 
 
 def objective_run(path, name, *, dropout=False, **changes):

@@ -52,6 +52,17 @@ class Filled:
         return self.text
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A document that a model ranked."""
+
+    index: int
+    """Its place among the documents as they were given, counted from 0."""
+    document: str
+    score: float
+    """The probability that it matches the query, 0 to 1."""
+
+
 @leaves_process_unchanged(with_torch=True)
 def open(name: str | os.PathLike[str]) -> Model:
     """Open a model: the final one of a run, its newest checkpoint while it trains, or any Hugging Face model.
@@ -189,7 +200,7 @@ class Model:
 
         Raises InputError for a model that did not learn to answer questions.
         """
-        if not self._opened.objective.needs_context:
+        if "answer" not in self._opened.objective.tasks:
             raise self._cannot("finds no answers in texts")
         found = self._reply(question, context, None).to_json or {}
         return Answer(found["answer"], found["start"], found["end"], found["score"], found["class"], found["classes"])
@@ -201,7 +212,7 @@ class Model:
         Raises InputError for a model that fills nothing in, and for a text without masks where it needs them.
         """
         objective = self._opened.objective
-        if objective.generates or objective.needs_context:
+        if objective.generates or objective.tasks:
             raise self._cannot("fills nothing in")
         reply = self._reply(text, "", None)
         filled = "".join(reply.pieces)
@@ -224,6 +235,40 @@ class Model:
         inputs = [texts] if isinstance(texts, str) else list(texts)
         answers = self._answers("classify", inputs, "labels no texts")
         return answers[0] if isinstance(texts, str) else answers
+
+    @leaves_process_unchanged()
+    def score(self, prompt: str | Sequence[Mapping[str, str]], answers: str | Sequence[str]) -> list[float]:
+        """The score of each answer to a prompt, higher for better ones.
+
+        A reward model gives a number around 0, a reranker the probability that query and document match.
+
+        Args:
+            prompt: what the user asks; or the messages of a conversation up to the user's last.
+            answers: one or several.
+
+        Raises InputError for a model that gives no scores, and for what is too long for it.
+        """
+        listed = [answers] if isinstance(answers, str) else answers
+        scored = self._answers("score", [(prompt, answer) for answer in listed], "gives no scores")
+        return [float(answer["score"]) for answer in scored]
+
+    @leaves_process_unchanged()
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
+        """Documents in the order of how well they answer a query, the best one first.
+
+        Args:
+            query: what is looked for.
+            documents: what was found.
+            top_n: how many of them to give back; all where it is None.
+
+        Raises InputError for a model that does not rank, and for a query that is too long.
+        """
+        scored = self._answers("rerank", [(query, document) for document in documents], "ranks no documents")
+        ranked = [
+            Ranked(index, document, float(answer["score"]))
+            for index, (document, answer) in enumerate(zip(documents, scored, strict=True))
+        ]
+        return sorted(ranked, key=lambda one: -one.score)[:top_n]
 
     @leaves_process_unchanged(with_torch=True)
     def evaluate(
@@ -275,7 +320,7 @@ class Model:
     def _cannot(self, what: str) -> InputError:
         """The error for what this model did not learn, which names what it can do."""
         objective = self._opened.objective
-        able = "generate and chat" if objective.generates else "answer" if objective.needs_context else "fill"
+        able = "generate and chat" if objective.generates else " and ".join(objective.tasks) or "fill"
         return InputError.at(self._opened.name, f"is a model for {self.objective}, which {what}", f"use {able}")
 
 

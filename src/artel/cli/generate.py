@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +17,7 @@ from artel.launching.quiet_libraries import quiet_libraries
 
 if TYPE_CHECKING:
     from artel.inference import OpenedModel
+    from artel.inference.batch import Prompt
     from artel.objectives import Reply
 
 
@@ -28,8 +30,8 @@ def generate(
     context: Annotated[
         str,
         typer.Option(
-            help="The text, or a file, that answers the question in --prompt, or is the second text of a pair; - reads "
-            "standard input."
+            help="The text, or a file, that answers the question in --prompt, or is the second text of a pair; the "
+            "document, or the answer, that is scored beside it; - reads standard input."
         ),
     ] = "",
     max_new_tokens: Annotated[int, typer.Option(min=1, max=10**8, help="Tokens to write at most.")] = 100,
@@ -43,6 +45,12 @@ def generate(
     out: Annotated[
         str, typer.Option(metavar="FILE", help="JSON lines for --prompts; the same command again goes on with them.")
     ] = "",
+    best_of: Annotated[
+        int, typer.Option(min=1, max=1000, help="Write so many answers, each with a seed of its own; give the best.")
+    ] = 1,
+    reward: Annotated[
+        str, typer.Option(metavar="MODEL", help="For --best-of: the model whose score says which one is best.")
+    ] = "",
     untrained: Annotated[bool, typer.Option("--untrained", help="A run's model before any training.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,21 +62,39 @@ def generate(
     from artel.config import Overrides, load_run
     from artel.errors import InputError
     from artel.inference import open_model, open_untrained
+    from artel.inference.batch import Prompt, answers, best_answers, check_reward, weights_of
     from artel.models.generate import Sampling
 
     if overrides and not untrained:
         raise InputError.at("override", f"{overrides[0]} has no meaning here", "it goes with --untrained")
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, seed)
+    _check_best_of(best_of, reward, temperature)
 
     def opened_model() -> OpenedModel:
         return open_untrained(load_run(name, Overrides.parse(overrides)), tell) if untrained else open_model(name)
 
+    def answers_to(prompts: Sequence[Prompt], start: int) -> Generator[dict[str, Any], None, None]:
+        tell(f"loading {name}")
+        opened = opened_model()
+        if best_of == 1:
+            return answers(opened, prompts, start, sampling, tell)
+        tell(f"loading {reward}")
+        judge = open_model(reward)
+        check_reward(opened, judge)
+        return best_answers(opened, judge, prompts, start, best_of, sampling, tell)
+
     if prompts or out:
         _check_files(prompts, out, prompt or context)
         settings = {"overrides": overrides or [], "untrained": untrained, **asdict(sampling)}
-        generate_file(name, opened_model, prompts, out, sampling, settings, as_json)
+        if best_of > 1:
+            settings |= {"best_of": best_of, "reward": reward, "reward_weights": weights_of(reward)}
+        generate_file(name, answers_to, prompts, out, settings, as_json)
         return
     text = _text_of_flag("--prompt", prompt)
+    if best_of > 1:
+        one = Prompt("--prompt", {"prompt": text}, text)
+        _show_best(next(answers_to([one], 0)), best_of, as_json)
+        return
     tell(f"loading {name}")
     opened = opened_model()
     objective = opened.objective
@@ -90,6 +116,28 @@ def _show(opened: OpenedModel, prompt: str, reply: Reply, as_json: bool) -> None
     show("")
     for note in reply.notes:
         tell(note)
+
+
+def _show_best(result: dict[str, Any], count: int, as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+        return
+    show(result["text"])
+    _, *others = sorted((answer["score"] for answer in result["answers"]), reverse=True)
+    listed = ", ".join(f"{score:.4f}" for score in others)
+    tell(f"score {result['score']:.4f}, the best of {count}; the others: {listed}")
+
+
+def _check_best_of(best_of: int, reward: str, temperature: float) -> None:
+    """Raise InputError for --best-of without --reward or the other way round, and where all answers would be alike."""
+    from artel.errors import InputError
+
+    if best_of > 1 and not reward:
+        raise InputError.at("--reward", "there is nothing to tell which answer is best", "write --reward MODEL")
+    if reward and best_of == 1:
+        raise InputError.at("--best-of", "one answer is no choice", "write --best-of 4, or leave --reward out")
+    if best_of > 1 and temperature == 0:
+        raise InputError.at("--temperature", "0 writes the same answer each time", "write --temperature 0.8")
 
 
 def _check_files(prompts: str, out: str, single: str) -> None:
@@ -122,7 +170,8 @@ def _read(text_or_file: str) -> str:
     from artel.storage import check_regular
 
     if not text_or_file:
-        raise InputError.at("--context", "a question needs a text to be answered from", "give a text or a file")
+        what = "a question needs a text to be answered from, a query a document, a reward model an answer"
+        raise InputError.at("--context", what, "give a text or a file")
     try:
         check_regular(Path(text_or_file))
         return Path(text_or_file).read_text(encoding="utf-8")

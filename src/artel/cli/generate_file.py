@@ -5,30 +5,31 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from artel.cli.common import print_json, tell
 
 if TYPE_CHECKING:
-    from artel.inference import OpenedModel
-    from artel.models.generate import Sampling
+    from artel.inference.batch import Prompt
+
+    Answering = Callable[[Sequence[Prompt], int], Generator[dict[str, Any], None, None]]
+    """Opens the model: the results of prompts from a number on."""
 
 _LINE_SECONDS = 10.0
 
 
 def generate_file(
     name: str,
-    open_it: Callable[[], OpenedModel],
+    answer: Answering,
     prompts_file: str,
     out: str,
-    sampling: Sampling,
     settings: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Answer what is not answered yet, with progress. Raises InputError before the model is opened where it can."""
-    from artel.inference.batch import Results, answers, read_prompts, weights_of
+    from artel.inference.batch import Results, read_prompts, weights_of
 
     prompts = read_prompts(prompts_file)
     with Results.open(out, prompts, {"model": name, "weights": weights_of(name)} | settings) as results:
@@ -37,8 +38,7 @@ def generate_file(
             tell(f"{before:,} of {len(prompts):,} prompts are answered in {out}")
         tokens, began = 0, time.monotonic()
         if before < len(prompts):
-            tell(f"loading {name}")
-            made = answers(open_it(), prompts, before, sampling, tell)
+            made = answer(prompts, before)
             began = time.monotonic()
             with _Progress(before, len(prompts)) as progress, closing(made):
                 for result in made:

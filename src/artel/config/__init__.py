@@ -17,7 +17,7 @@ from artel.config.schema.base import name_fault
 from artel.config.schema.cleaning import ClassifierConfig, CleanConfig, DedupConfig, NearConfig, PiiConfig, PiiKind
 from artel.config.schema.data import DataConfig, SourceConfig, TokenizerConfig, TokenizerTraining
 from artel.config.schema.decontamination import BenchmarkConfig, DecontaminateConfig
-from artel.config.schema.encoders import ClassificationConfig
+from artel.config.schema.encoders import ClassificationConfig, RerankConfig, RewardConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
 from artel.config.schema.run import (
@@ -53,6 +53,8 @@ __all__ = [
     "PiiKind",
     "PreferenceConfig",
     "PrepareConfig",
+    "RerankConfig",
+    "RewardConfig",
     "RunConfig",
     "RunFile",
     "SlurmConfig",

@@ -143,7 +143,8 @@ def add_adapters(
     """Put adapters into a model and freeze the rest. Returns what was done, in words.
 
     `base` is where the model came from (a folder or hub id). `new_modules` have weights that are not from there: they
-    are trained in full and saved with the adapter. `seed` fixes the adapters' first weights. Raises InputError.
+    are trained in full and saved with the adapter, and so are heads that give labels or scores. `seed` fixes the
+    adapters' first weights. Raises InputError.
     """
     require_peft()
     from peft import LoraConfig as PeftLora
@@ -153,7 +154,7 @@ def add_adapters(
         raise InputError(problems)
     modules = dict(model.named_modules(remove_duplicate=False))
     whole = [name for name in modules if any(_is_named(name, ending) for ending in config.save)]
-    whole = list(dict.fromkeys([*whole, *new_modules]))
+    whole = list(dict.fromkeys([*whole, *new_modules, *_heads(model)]))
     layers = linear_layers(model)
     matrices = [matrix for matrix in expert_matrices(model) if any(_named([matrix], name) for name in config.target)]
     if "auto" not in config.target:
@@ -179,6 +180,15 @@ def add_adapters(
     if matrices:
         also = f" and for each expert of {len(matrices)} tensors{also}"
     return f"adapters of rank {config.rank} in {len(layers)} layers{also}"
+
+
+def _heads(model: PreTrainedModel) -> list[str]:
+    """The modules behind the body of a model that predicts no tokens: its classifier, its score."""
+    if model.get_output_embeddings() is not None:
+        return []
+    body = model.base_model
+    children = () if body is model else model.named_children()
+    return [name for name, child in children if child is not body and next(child.parameters(), None) is not None]
 
 
 def _inject(model: PreTrainedModel, config: Any, name: str = _NAME) -> None:

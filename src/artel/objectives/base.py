@@ -136,7 +136,7 @@ class Objective(ABC):
     outputs: tuple[str, ...] = ()
     """Names of the numbers that `evaluate_batch` returns for each sample."""
     tasks: ClassVar[tuple[str, ...]] = ()
-    """What `answers` can be asked: classify, entities, embed, rerank, score."""
+    """What `answers` can be asked: classify, entities, embed, rerank, score; or answer, which `reply` does."""
     better: ClassVar[dict[str, Better]]
     """The metrics, and which way each improves."""
 

@@ -112,6 +112,8 @@ class Preference:
     chosen: Message | None
     rejected: Message | None
     tools: Tools = ()
+    margin: float = 0.0
+    """By how much the chosen answer is better, in units of a reward, where the data say that."""
 
 
 @dataclass(frozen=True, slots=True)

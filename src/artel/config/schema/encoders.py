@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from artel.config.schema.base import Section
-from artel.config.schema.quantities import Number
+from artel.config.schema.quantities import Count, Number
 
 
 def _as_texts(value: Any) -> Any:
@@ -71,3 +71,34 @@ class ClassificationConfig(Section):
             if wrong:
                 raise ValueError(f"{' and '.join(wrong)} is for labels, and kind: number has none; leave it out")
         return self
+
+
+class RewardConfig(Section):
+    center: Number = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of (score of chosen + score of rejected)² in the loss of a pair: scores stay around 0, so "
+        "that those of different prompts compare (Eisenstein et al. 2023); 0.01 is usual.",
+    )
+
+
+class RerankConfig(Section):
+    loss: Literal["pointwise", "listwise"] = Field(
+        default="pointwise",
+        description="pointwise: binary cross-entropy of each query and document; listwise: softmax over a document "
+        "that matches and its negatives.",
+    )
+    negatives: Count = Field(
+        default=4,
+        ge=1,
+        le=254,
+        description="Documents that do not match beside one that does, in training: the record's own, and where it has "
+        "fewer, others drawn from the training records, anew in each epoch.",
+    )
+    candidates: Count = Field(
+        default=20,
+        ge=2,
+        le=1000,
+        description="Documents that are ordered for each query in validation: those that match, the record's own "
+        "negatives, and others drawn from the validation records.",
+    )

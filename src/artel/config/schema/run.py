@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 
 from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, free
 from artel.config.schema.data import DataConfig, TokenizerConfig
-from artel.config.schema.encoders import ClassificationConfig
+from artel.config.schema.encoders import ClassificationConfig, RerankConfig, RewardConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig
 from artel.config.schema.quantities import (
@@ -332,18 +332,23 @@ class RunConfig(Section):
     objective: ObjectiveName = Field(
         default="causal",
         description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
-        "assistant's turns of conversations; the better of two answers; labels of texts, or a number.",
+        "assistant's turns of conversations; the better of two answers; labels of texts, or a number; a score for an "
+        "answer, or for a query and a document.",
     )
     masked: MaskedConfig = Field(default=MaskedConfig(), description="objective masked: what is hidden.")
     span_qa: SpanQAConfig = Field(
         default=SpanQAConfig(), description="objective span_qa: windows, heads, losses, prediction."
     )
     chat: ChatConfig = Field(
-        default=ChatConfig(), description="objectives chat and preference: how conversations are written."
+        default=ChatConfig(), description="objectives chat, preference and reward: how conversations are written."
     )
     preference: PreferenceConfig = Field(default=PreferenceConfig(), description="objective preference: the loss.")
     classification: ClassificationConfig = Field(
         default=ClassificationConfig(), description="objective classification: labels, loss, long texts."
+    )
+    reward: RewardConfig = Field(default=RewardConfig(), description="objective reward: the loss.")
+    rerank: RerankConfig = Field(
+        default=RerankConfig(), description="objective rerank: the loss, and documents beside those that match."
     )
     train: TrainConfig = Field(default=TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
     validate_: ValidateConfig = Field(

@@ -33,6 +33,7 @@ from artel.inference.serve.schema import (
     EntitiesRequest,
     FillMaskRequest,
     RerankRequest,
+    ScoreRequest,
 )
 from artel.inference.serve.served import ServedModel
 
@@ -130,6 +131,11 @@ def make_app(models: list[ServedModel], limits: Limits, *, key: str | None, loop
     async def rerank(body: RerankRequest) -> JSONResponse:
         served = find(body.model, lambda served: served.can("rerank"), "order documents by a query")
         return await worked(served, lambda: tasks.rerank(served, body))
+
+    @app.post("/v1/score")
+    async def score(body: ScoreRequest) -> JSONResponse:
+        served = find(body.model, lambda served: served.can("score"), "give scores")
+        return await worked(served, lambda: tasks.score(served, body))
 
     @app.get("/health")
     async def health() -> dict[str, str]:

@@ -26,7 +26,7 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
     if tools and (style is None or not style.writes_tools):
         raise ApiError(400, "the model's chat template takes no tools", "tools")
     style = style or ToolStyle()
-    messages = style.linked([_as_record(number, message) for number, message in enumerate(body.messages)])
+    messages = style.linked([as_record(number, message) for number, message in enumerate(body.messages)])
     fields = [
         style.fields(message) | ({"reasoning_content": message.thought} if message.thought else {})
         for message in messages
@@ -37,7 +37,7 @@ def chat_ids(served: ServedModel, body: ChatRequest) -> list[int]:
         raise ApiError(400, f"the chat template refuses the conversation: {refusal}", "messages") from None
 
 
-def _as_record(number: int, message: Message) -> text.Message:
+def as_record(number: int, message: Message) -> text.Message:
     """A message as conversations have it. Raises ApiError."""
     content = message.content
     said = content if isinstance(content, str) else "".join(part.text for part in content or [])

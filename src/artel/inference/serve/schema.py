@@ -190,6 +190,18 @@ class RerankRequest(Body):
     user: str | None = None
 
 
+class ScoreRequest(Body):
+    """Pairs of texts to score, as vLLM's server takes them: prompts and answers, or queries and documents.
+
+    One `text_1` goes with each `text_2`. In place of a prompt there may be the messages of a conversation.
+    """
+
+    model: str = ""
+    text_1: Text | Texts | Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    text_2: Text | Texts
+    user: str | None = None
+
+
 class FillMaskRequest(Body):
     model: str = ""
     input: Text | Annotated[list[Text], Field(min_length=1, max_length=64)]

@@ -85,6 +85,7 @@ class ServedModel:
             "/v1/classify": self.can("classify"),
             "/v1/entities": self.can("entities"),
             "/v1/rerank": self.can("rerank"),
+            "/v1/score": self.can("score"),
             "/v1/fill-mask": self.fills_masks,
             "/v1/answers": self.answers_questions,
             "/v1/embeddings": True,
@@ -101,7 +102,7 @@ class ServedModel:
 
     @property
     def answers_questions(self) -> bool:
-        return self.opened.objective.needs_context
+        return self.can("answer")
 
     def text_ids(self, text: str) -> list[int]:
         """The ids of a text to continue; an empty one begins a new document."""

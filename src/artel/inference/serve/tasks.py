@@ -1,12 +1,13 @@
-"""/v1/classify, /v1/entities, /v1/rerank: what models with a head for it are asked."""
+"""/v1/classify, /v1/entities, /v1/rerank, /v1/score: what models with a head for it are asked."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from artel.errors import InputError
+from artel.inference.serve.chat_prompt import as_record
 from artel.inference.serve.errors import ApiError
-from artel.inference.serve.schema import ClassifyRequest, EntitiesRequest, RerankRequest
+from artel.inference.serve.schema import ClassifyRequest, EntitiesRequest, Message, RerankRequest, ScoreRequest
 from artel.inference.serve.served import ServedModel
 
 
@@ -33,6 +34,25 @@ def rerank(served: ServedModel, body: RerankRequest) -> dict[str, Any]:
         for index in order
     ]
     return {"model": served.name, "results": results}
+
+
+def score(served: ServedModel, body: ScoreRequest) -> dict[str, Any]:
+    """The score of each pair of texts. Raises ApiError."""
+    second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
+    first = _firsts(body.text_1)
+    first = first * len(second) if len(first) == 1 else first
+    if len(first) != len(second):
+        raise ApiError(400, f"has {len(first)} texts, and text_2 {len(second)}: give one, or as many", "text_1")
+    answers = _ask(served, "score", list(zip(first, second, strict=True)))
+    return _listed(served, [{"object": "score", **answer} for answer in answers])
+
+
+def _firsts(given: str | list[str] | list[Message]) -> list[Any]:
+    """Texts, or one conversation. Raises ApiError."""
+    if isinstance(given, str):
+        return [given]
+    turns = [as_record(number, one) for number, one in enumerate(given) if isinstance(one, Message)]
+    return [turns] if turns else list(given)
 
 
 def _ask(served: ServedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:

@@ -87,7 +87,11 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Tokenizer, name: str) ->
 
 
 def _body(model: PreTrainedModel) -> set[str]:
-    """Names of the tensors of a model without its heads."""
+    """Names of the tensors of a model without its heads.
+
+    A layer `pooler` behind the last one belongs to the head of models that label texts: masked models of the same
+    architecture (BERT) are saved without it.
+    """
     base, output = model.base_model, model.get_output_embeddings()
     heads = _modules_beside_body(model) if base is model else set()
     body = next(module_name for module_name, module in model.named_modules() if module is base)
@@ -98,6 +102,7 @@ def _body(model: PreTrainedModel) -> set[str]:
         if key.startswith(f"{body}." if body else "")
         and not (head is not None and key.startswith(f"{head}."))
         and key.partition(".")[0] not in heads
+        and not (body and key.startswith(f"{body}.pooler."))
     }
 
 

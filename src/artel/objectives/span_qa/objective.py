@@ -41,6 +41,7 @@ class SpanQA(Objective):
     needs_context = True
     continues = False
     encoder = True
+    tasks = ("answer",)
     sums = ("loss", "targets")
     document_number = DOCUMENT
     outputs = ("start", "end", "score", "null", *(f"class_{name}" for name in CLASSES))

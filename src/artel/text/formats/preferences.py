@@ -6,10 +6,13 @@ The fields of a row tell its form:
   `prompt` (a text or messages), `messages`, `conversations`, or `instruction` and `input`.
 - alpaca's `output: [chosen, rejected]`.
 - `completion` and `label` (true or false); without `completion`, the last of the messages is the answer.
+
+Paired rows may have a `margin`: by how much the chosen answer is better (Touvron et al. 2023, "Llama 2", 3.2.2).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import takewhile
 from typing import Any
@@ -69,7 +72,7 @@ class PreferenceReader:
         better, worse = _with_calls(better, tools), _with_calls(worse, tools)
         if _said(better) == _said(worse):
             raise BadRecord("equal_answers", "chosen and rejected are the same; leave the row out")
-        return Preference(_checked(prompt), better, worse, tools)
+        return Preference(_checked(prompt), better, worse, tools, _margin(row))
 
     def _unpaired(self, row: dict[str, Any]) -> Preference:
         label = row["label"]
@@ -115,6 +118,16 @@ class PreferenceReader:
             return [{"role": role, "content": value}]
         is_message = isinstance(value, dict) and not any(isinstance(item, list) for item in value.values())
         return self._rows.turns([value] if is_message else value, name)
+
+
+def _margin(row: dict[str, Any]) -> float:
+    margin = row.get("margin")
+    if margin is None:
+        return 0.0
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+        fix = "write a number (of a reward's units), or leave it out"
+        raise BadRecord("bad_margin", f"margin is {repr(margin)[:80]}; {fix}")
+    return float(margin)
 
 
 def _said(answer: Message) -> tuple[object, ...]:

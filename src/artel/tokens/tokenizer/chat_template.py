@@ -68,7 +68,7 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 PLAIN = _TOOLS + (
     "{% if tools and messages[0]['role'] != 'system' %}{{ 'System: ' + functions() + '\n' }}{% endif %}"
     "{% for message in messages %}"
-    "{% if message['role'] == 'assistant' %}{{ 'Assistant: ' + said(message) + eos_token + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{{ 'Assistant: ' + said(message) + (eos_token or '') + '\n' }}"
     "{% elif message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\n' }}"
     "{% elif message['role'] == 'tool' %}{{ 'Tool: ' + returned(message) + '\n' }}"
     "{% elif message['role'] == 'system' and tools %}"

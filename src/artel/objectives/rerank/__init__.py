@@ -1,0 +1,1 @@
+"""Cross-encoders: how well a document answers a query, both read together."""

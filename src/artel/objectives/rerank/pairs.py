@@ -1,0 +1,108 @@
+"""Queries and documents as samples, and as the rows that a cross-encoder reads: `[CLS] query [SEP] document [SEP]`.
+
+A sample holds a query, a document and the negatives of their record, one after another; the flag of a token says which
+of them it belongs to. Its numbers are hashes of the query and the document, the bits of the score, and whether it has
+one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import xxhash
+
+from artel.objectives.base import DocumentSamples
+from artel.text import Document, Dropped, Match, Rejected
+from artel.tokens import Sample, Tokenizer
+
+QUERY, DOCUMENT, SCORE, HAS_SCORE = range(4)
+"""Columns of a sample's numbers."""
+QUERY_FLAG, DOCUMENT_FLAG, MOST_NEGATIVES = 0, 1, 254
+
+
+class PairWriter:
+    """Records to samples, and a query and a document to a row, of `block` tokens at most."""
+
+    def __init__(self, tokenizer: Tokenizer, block: int) -> None:
+        """Raises InputError for a tokenizer that puts nothing between two texts."""
+        self._tokenizer = tokenizer
+        self._frame = tokenizer.frame(pair=True)
+        self._block = block
+        self.has_types = self._frame.second_type > 0
+
+    @property
+    def longest_query(self) -> int:
+        """Tokens: half of what the special tokens leave, so that a long document is what is cut."""
+        return (self._block - self._frame.size) // 2
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        """One for each query and a document that matches it."""
+        fields = [document.record.fields for document in documents]
+        texts = [text for match in fields if isinstance(match, Match) for text in match.texts]
+        encoded = self._tokenizer.encode(texts)
+        for document, match in zip(documents, fields, strict=True):
+            assert isinstance(match, Match)
+            ids = [next(encoded) for _ in match.texts]
+            yield self._made(document, match, ids)
+
+    def _made(self, document: Document, match: Match, ids: list[np.ndarray]) -> DocumentSamples | Rejected:
+        record = document.record
+        query, count = ids[0], 1 + len(match.positives)
+        positives, negatives = ids[1:count], [one for one in ids[count:] if len(one)]
+        if not positives:
+            detail = "no document of it matches the query; name one, or leave it out"
+            return Rejected(record.origin, "no_positive", detail, record.set_name)
+        if not len(query) or not all(map(len, positives)):
+            which = "a document" if len(query) else "the query"
+            return Rejected(record.origin, "empty", f"{which} has no token", record.set_name)
+        if len(query) > self.longest_query:
+            detail = f"its query has {len(query)} tokens, more than the {self.longest_query} of half a row: "
+            detail += "raise data.block, or shorten the query"
+            return Rejected(record.origin, "query_too_long", detail, record.set_name)
+        if match.score is not None and not 0 <= match.score <= 1:
+            detail = f"its score is {match.score:g}; write a number from 0 (does not match) to 1 (matches)"
+            return Rejected(record.origin, "bad_score", detail, record.set_name)
+        room = self._block - self._frame.size - len(query)
+        cut = sum(len(one) > room for one in (*positives, *negatives))
+        counted = {"truncated": cut} if cut else {}
+        if len(negatives) > MOST_NEGATIVES:
+            counted["negatives_left_out"] = len(negatives) - MOST_NEGATIVES
+        kept = [one[: self._block] for one in negatives[:MOST_NEGATIVES]]
+        numbers = _hash(match.query), _bits(match.score or 0.0), int(match.score is not None)
+        samples = []
+        for text, positive in zip(match.positives, positives, strict=True):
+            parts = [query, positive[: self._block], *kept]
+            flags = np.repeat(np.arange(len(parts), dtype=np.uint8), [len(part) for part in parts])
+            samples.append(Sample(np.concatenate(parts), flags, (numbers[0], _hash(text), *numbers[1:])))
+        return DocumentSamples(samples, counted=counted)
+
+    def row(self, query: np.ndarray, document: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(ids, token types), int64 (tokens,) each. The end of a document that is too long is cut off."""
+        frame = self._frame
+        document = document[: self._block - frame.size - len(query)]
+        first, second = (*frame.before, *query, *frame.between), (*document, *frame.after)
+        types = np.repeat([0, frame.second_type], [len(first), len(second)])
+        return np.array([*first, *second], dtype=np.int64), types
+
+
+def parts_of(ids: np.ndarray, flags: np.ndarray) -> list[np.ndarray]:
+    """The query, the document, and each negative of a sample's record."""
+    ends = np.flatnonzero(np.diff(flags)) + 1
+    return np.split(ids, ends)
+
+
+def scores_in(numbers: np.ndarray) -> np.ndarray:
+    """The scores, float64 (samples,), of the numbers of samples; NaN for those without."""
+    scores = np.ascontiguousarray(numbers[:, SCORE]).astype("<i8").view("<f8")
+    return np.where(numbers[:, HAS_SCORE] > 0, scores, np.nan)
+
+
+def _hash(text: str) -> int:
+    return int(np.uint64(xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))).astype(np.int64))
+
+
+def _bits(number: float) -> int:
+    """The bits of a float64 as an int64, as a store keeps numbers."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])

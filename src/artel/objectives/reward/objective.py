@@ -1,0 +1,286 @@
+"""Reward models: a score for an answer, a number that is higher for better answers.
+
+Of two answers to one prompt the chosen one is to have the higher score: the difference is the logit of its being
+preferred (Bradley and Terry 1952; Ouyang et al. 2022, "Training language models to follow instructions with human
+feedback", section 3.5). Where the data say by how much it is better, the difference is to be larger than that (Touvron
+et al. 2023, "Llama 2", section 3.2.2). An answer with a label is good with the probability sigmoid(score) (outcome
+rewards: Cobbe et al. 2021, "Training Verifiers to Solve Math Word Problems").
+
+A sample holds the chosen and the rejected answer, each after the prompt. Its numbers are their lengths, 0 where an
+answer is missing, and the bits of the margin.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from artel.config import RunConfig
+from artel.errors import InputError, Problem
+from artel.models.targets import IGNORED
+from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
+from artel.objectives.chat import Chat, template_file, template_problems
+from artel.objectives.conversation.frame import Unfit
+from artel.objectives.reward.conversations import ConversationReader, Prompt
+from artel.objectives.scoring.calibration import calibration_bins, calibration_error
+from artel.objectives.scoring.folders import gives_a_score, reads_conversations
+from artel.objectives.scoring.rows import row_scores, rows_in_group, score_tensors, scores_of
+from artel.objectives.usage import in_python
+from artel.text import Document, Dropped, Message, Preference, Rejected
+from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from artel.models.generate import Sampling
+
+_CHOSEN, _REJECTED, _MARGIN = range(3)
+_PROMPT, _ANSWER = "Where is Anna?", "She is in the forest."  # an example
+
+
+class Reward(Objective):
+    auto_class = "AutoModelForSequenceClassification"
+    learns_from = ("preferences",)
+    verb = "score"
+    does = "gives answers a score: the better one the higher"
+    pipeline_tag = "text-classification"
+    finetuning_rate = 1e-5
+    section = "reward"
+    needs_context = True
+    continues = False
+    encoder = True
+    sums = ("loss", "targets")
+    outputs = ("chosen_score", "rejected_score")
+    tasks = ("score",)
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower",
+        "accuracy": "higher",
+        "margin": "higher",
+        "outcome_accuracy": "higher",
+        "calibration_error": "lower",
+    }
+
+    @classmethod
+    def claims(cls, architecture: str, folder: str) -> bool:
+        return gives_a_score(architecture, folder) and reads_conversations(folder)
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        self._reader = ConversationReader(run, tokenizer)
+        self._group: int | None = None
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        problems = [*super().problems(run), *template_problems(run)]
+        if run.parallel.pipeline > 1:
+            what = f"{run.parallel.pipeline} stages: the head of a reward model reads one token of each answer, and "
+            what += "rows of several lengths take turns"
+            problems.append(Problem("parallel.pipeline", what, "write 1; parallel.data: fsdp splits the model"))
+        if run.validate_.prompts:
+            what = "a reward model judges answers and writes none; prompts show nothing here"
+            fix = "leave them out, and ask the model afterwards: artel generate --prompt … --context ANSWER"
+            problems.append(Problem("validate.prompts", what, fix))
+        return problems
+
+    @classmethod
+    def special_tokens(cls, run: RunConfig) -> list[str]:
+        return Chat.special_tokens(run)
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        return [run.data.block, run.chat.template, template_file(run)]
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        """One output. By `regression` pipelines and servers know that it is the answer, and no probability."""
+        name = "reward"
+        return {
+            "num_labels": 1,
+            "id2label": {0: name},
+            "label2id": {name: 0},
+            "problem_type": "regression",
+            "pad_token_id": self.tokenizer.pad_id,  # a decoder's score is that of the last token that is not padding
+        }
+
+    def check(self, model: PreTrainedModel) -> None:
+        self._group = rows_in_group(model)
+
+    def command(self, run: str, samples: Samples | None) -> str:
+        return f'artel generate {run} --prompt "{_PROMPT}" --context "{_ANSWER}"'
+
+    def usage(self) -> str:
+        lines = [
+            f'messages = [{{"role": "user", "content": {in_python(_PROMPT)}}},',
+            f'            {{"role": "assistant", "content": {in_python(_ANSWER)}}}]',
+        ]
+        if self._reader.is_framed:
+            lines += [
+                "text = tokenizer.apply_chat_template(messages, tokenize=False)",
+                'inputs = tokenizer(text, return_tensors="pt")',
+            ]
+        else:
+            lines.append('inputs = tokenizer.apply_chat_template(messages, return_dict=True, return_tensors="pt")')
+        return "\n".join([*lines, "with torch.no_grad():", "    print(model(**inputs).logits[0, 0].item())"])
+
+    # record -> samples
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        written = [self._written(document) for document in documents]
+        texts = [text for sides in written if isinstance(sides, list) for text in sides if text]
+        encoded = iter(self._reader.encode(texts))
+        for document, sides in zip(documents, written, strict=True):
+            if not isinstance(sides, list):
+                yield sides
+                continue
+            ids = [next(encoded) if text else np.empty(0, dtype=np.int64) for text in sides]
+            lengths = [len(side) for side in ids]
+            if max(lengths) > self.run.data.block:
+                yield Dropped("longer_than_block")
+                continue
+            assert isinstance(document.record.fields, Preference)
+            numbers = (*lengths, _bits(document.record.fields.margin))
+            yield DocumentSamples([Sample(np.concatenate(ids), None, numbers)])
+
+    def _written(self, document: Document) -> list[str] | Rejected | Dropped:
+        """The chosen and the rejected answer behind the prompt, as the template writes them; empty where one lacks."""
+        record, pair = document.record, document.record.fields
+        assert isinstance(pair, Preference)
+        sides = [[*pair.prompt, answer] if answer else [] for answer in (pair.chosen, pair.rejected)]
+        messages: list[Message] = [message for side in sides for message in side]
+        self._reader.check_tools(messages, pair.tools, record.origin)
+        if self._reader.has_control_token(messages, pair.tools):
+            return Dropped("control_token")
+        try:
+            return [self._reader.text(side, pair.tools) if side else "" for side in sides]
+        except Unfit as unfit:
+            return Rejected(record.origin, "template", f"{unfit}; mend it", record.set_name)
+
+    # samples -> batch -> loss
+
+    def dataset(self, part: StoreSplit) -> WholeSamples:
+        return WholeSamples(part)
+
+    def batch(self, rows: Rows) -> Batch:
+        """What `score_tensors` gives of the chosen and the rejected answers, alternately, and `there` (samples, 2),
+        `margins` float32 (samples,).
+
+        A missing answer, and one of a row of padding, is a row of one token.
+        """
+        import torch
+
+        there = (rows.numbers[:, :_MARGIN] > 0) & rows.valid[:, None]
+        sides = [side for row in range(len(rows.ids)) for side in _sides(rows, row)]
+        sides = [
+            side if is_there else rows.ids[number // 2, :1]
+            for number, (side, is_there) in enumerate(zip(sides, there.flat, strict=True))
+        ]
+        tensors = score_tensors(sides, self.tokenizer.pad_id, self._group)
+        tensors["there"] = torch.from_numpy(there)
+        margins = rows.numbers[:, _MARGIN].astype("<i8").view("<f8")
+        tensors["margins"] = torch.from_numpy(margins.astype(np.float32))
+        return Batch(tensors, targets=int(there.any(axis=1).sum()), tokens=int(rows.lengths[rows.valid].sum()))
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        """Both answers; nothing is predicted of a token."""
+        names = ("chosen", "rejected")
+        sides = zip(names, _sides(rows, 0), strict=True)
+        return [Reading(ids, np.full(len(ids), IGNORED), name) for name, ids in sides if len(ids)]
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """A target is a pair of answers, or an answer with a label."""
+        return self._sums(row_scores(model, batch.tensors).view(-1, 2), batch)
+
+    def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """`sums` by the scores (samples, 2)."""
+        import torch
+        import torch.nn.functional as F
+
+        there, margins = batch.tensors["there"], batch.tensors["margins"]
+        chosen, rejected = scores.unbind(dim=1)
+        pair = -F.logsigmoid(chosen - rejected - margins)
+        if self.run.reward.center:
+            pair = pair + self.run.reward.center * (chosen + rejected).square()
+        # A good answer's score is the logit of its being good; so is the negative score of a bad one.
+        single = -torch.where(there[:, _CHOSEN], F.logsigmoid(chosen), F.logsigmoid(-rejected))
+        losses = torch.where(there.all(dim=1), pair, single)
+        used = there.any(dim=1)
+        return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
+
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = row_scores(model, batch.tensors).view(-1, 2)
+        return self._sums(scores, batch), scores
+
+    # metrics
+
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+        """`accuracy`: pairs whose chosen answer has the higher score; `margin`: the mean difference of their scores;
+        `outcome_accuracy`: of answers with a label; `calibration_error` of both kinds of answers."""
+        margins, outcomes, labels = _judged(outputs, part)
+        figures = {"loss": totals["loss"] / max(1.0, totals["targets"])}
+        if len(margins):
+            figures |= {"accuracy": float((margins > 0).mean()), "margin": float(margins.mean())}
+        if len(outcomes):
+            figures["outcome_accuracy"] = float(((outcomes > 0) == labels).mean())
+        if len(margins) or len(outcomes):
+            figures["calibration_error"] = calibration_error(*_questions(margins, outcomes, labels))
+        return figures
+
+    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+        judged = _judged(outputs, part)
+        bins = calibration_bins(*_questions(*judged)) if any(map(len, judged)) else []
+        return {"tables": {"Calibration": bins}} if bins else {}
+
+    # asking it
+
+    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+        """{"score": number} for each (prompt, answer); a prompt is a message of the user, or messages."""
+        return [{"score": score} for score in self.scores(model, inputs)]
+
+    def scores(self, model: PreTrainedModel, inputs: Sequence[tuple[Prompt, str]]) -> list[float]:
+        """The score of each answer behind its prompt. Raises InputError for what is too long for the model."""
+        from artel.models.loading.structure import position_limit
+
+        rows = [self._reader.ids(prompt, answer) for prompt, answer in inputs]
+        limit = position_limit(model)
+        for number, row in enumerate(rows):
+            if limit is not None and len(row) > limit:
+                what = f"answer {number} has {len(row):,} tokens with its prompt, and the model takes {limit:,}"
+                raise InputError.at("--context", what, "shorten it")
+        return scores_of(model, rows, self.tokenizer.pad_id)
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        """The score of the answer `context` to the prompt."""
+        (score,) = self.scores(model, [(prompt, context)])
+        return Reply([f"{score:.4f}"], to_json={"prompt": prompt, "answer": context, "score": score})
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        raise InputError.at("--prompt", "a reward model judges an answer", "give --context ANSWER")
+
+
+def _sides(rows: Rows, row: int) -> list[np.ndarray]:
+    """Ids of the chosen and the rejected answer of a row, each after its prompt."""
+    chosen, rejected = rows.numbers[row, :_MARGIN]
+    return [rows.ids[row, :chosen], rows.ids[row, chosen : chosen + rejected]]
+
+
+def _judged(outputs: np.ndarray, part: StoreSplit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(margins of the pairs, scores of the answers with a label, their labels) of the first samples of a split."""
+    there = np.asarray(part.numbers()[: len(outputs), :_MARGIN] > 0)
+    pairs = there.all(axis=1)
+    chosen = there[~pairs, _CHOSEN]
+    single = np.where(chosen, outputs[~pairs, _CHOSEN], outputs[~pairs, _REJECTED])
+    return outputs[pairs, _CHOSEN] - outputs[pairs, _REJECTED], single, chosen
+
+
+def _questions(margins: np.ndarray, outcomes: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(logits, what is true) of the questions that a reward model answers: is the chosen one better, is it good?"""
+    return np.concatenate([margins, outcomes]), np.concatenate([np.ones(len(margins), dtype=bool), labels])
+
+
+def _bits(number: float) -> int:
+    """The bits of a float64 as an int64, as a store keeps numbers."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])

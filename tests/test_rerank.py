@@ -1,0 +1,252 @@
+"""Rerankers: what is drawn beside a document, losses by hand, orders, folders that other libraries open."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+
+import artel
+from artel.config import RunConfig, TokenizerTraining
+from artel.objectives import DocumentSamples
+from artel.objectives.rerank.negatives import DrawnNegatives
+from artel.objectives.rerank.objective import Rerank
+from artel.objectives.rerank.ranking import correlation, ndcg, ranking_figures, ranks
+from artel.text import Document, Match, Record, Rejected
+from artel.tokens import StoreWriter, TokenStore, micro_batches, train_tokenizer
+from support.objectives import objective_run, written
+from support.serving import client_of, served_model
+
+QUERY, DOCUMENTS = "Where is number 3?", ["No 4 is there.", "The number 3 is here, ", "The number 8 is here, " * 30]
+MATCHES = [
+    Match("one?", ("the first is one",), ("the second is two", "nothing here")),
+    Match("two?", ("the second is two",)),
+    Match("three?", ("the third is three", "three it is")),
+    Match("four?", ("the fourth is four, as one would think of it",)),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    text = " ".join(" ".join(match.texts) for match in MATCHES)
+    return train_tokenizer(iter([text] * 40), TokenizerTraining(vocab=280), encoder=True)
+
+
+def ranking(tokenizer, block=64, **more):
+    return Rerank(
+        RunConfig.model_validate({"objective": "rerank", "data": {"block": block}, "rerank": more}), tokenizer
+    )
+
+
+def made_of(objective, match, origin="a:1"):
+    (made,) = objective.samples([Document(Record(match.query, origin, "a", match), "train")])
+    return made
+
+
+def stored(objective, folder, matches=MATCHES):
+    writer = StoreWriter(folder, objective.tokenizer.vocabulary)
+    for match in matches:
+        made = made_of(objective, match)
+        assert isinstance(made, DocumentSamples), made
+        writer.add("train", made.samples, 1, "a:1")
+    writer.close({"key": "k", "tokenizer": "t", "vocabulary": objective.tokenizer.vocabulary})
+    return TokenStore(folder).train
+
+
+def model_of(tokenizer):
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(
+        vocab_size=tokenizer.vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_labels=1,
+        intermediate_size=64, pad_token_id=tokenizer.pad_id, initializer_range=0.3)).eval()  # fmt: skip
+
+
+def batch_of(objective, part, epoch=0):
+    """All samples of an epoch as one micro-batch, with a row of padding."""
+    dataset = objective.dataset(part)
+    (rows,) = micro_batches(dataset, np.arange(len(dataset)), np.full(len(dataset), epoch), rank=0, world=1,
+                            batch=len(dataset) + 1, size=len(dataset) + 1)  # fmt: skip
+    return objective.batch(rows), rows
+
+
+def test_a_record_has_a_sample_for_each_document_that_matches(tokenizer):
+    objective = ranking(tokenizer)
+    assert [len(made_of(objective, match).samples) for match in MATCHES] == [1, 1, 2, 1]
+    cut = made_of(ranking(tokenizer, block=32), Match("one?", ("the first is one " * 20,), ("two " * 60, "no")))
+    assert cut.counted == {"truncated": 2}
+    for match, reason in (
+        (Match("one?"), "no_positive"),
+        (Match("", ("one",)), "empty"),
+        (Match("one?", ("",)), "empty"),
+        (Match("one? " * 40, ("one",)), "query_too_long"),
+        (Match("one?", ("one",), score=3.0), "bad_score"),
+    ):
+        made = made_of(objective, match, "a.jsonl:7")
+        assert isinstance(made, Rejected)
+        assert (made.origin, made.reason) == ("a.jsonl:7", reason)
+    listwise = ranking(tokenizer, loss="listwise")
+    made = made_of(listwise, Match("one?", ("one",), score=0.5), "a.jsonl:7")
+    assert (made.origin, made.reason) == ("a.jsonl:7", "score")
+
+
+def test_what_is_drawn_depends_on_seed_epoch_and_sample_alone(tokenizer, tmp_path):
+    objective = ranking(tokenizer)
+    part = stored(objective, tmp_path / "store")
+    drawing, again = DrawnNegatives(part, 1), DrawnNegatives(part, 1)
+    texts = [tokenizer.decode(ids).strip() for ids in drawing.draw(2, 0, 4)]
+    backwards = [again.draw(sample, epoch, 4) for epoch in (3, 0) for sample in (4, 2)]
+    assert [tokenizer.decode(ids).strip() for ids in backwards[3]] == texts
+    # Neither document that matches "three?", and no document twice; there are three others.
+    assert sorted(texts) == sorted(match.positives[0] for match in MATCHES if match.query != "three?")
+    orders = {tuple(tuple(ids.tolist()) for ids in drawing.draw(2, epoch, 2)) for epoch in range(20)}
+    assert len(orders) > 3
+    assert {
+        tuple(tuple(ids.tolist()) for ids in DrawnNegatives(part, seed).draw(2, 0, 2)) for seed in range(20)
+    } >= orders
+
+
+def pairs_in(objective, part, rows, columns):
+    """The (query, document) texts of each row, without padding."""
+    decode = objective.tokenizer.decode
+    return [
+        [(decode(query).strip(), decode(document).strip()) for document in documents]
+        for row in range(part.samples)
+        for query, *documents in [objective._documents(rows, row, columns)]
+    ]
+
+
+@pytest.mark.parametrize("loss", ["pointwise", "listwise"])
+def test_losses_by_hand(tokenizer, tmp_path, loss):
+    """Each query with each of its documents alone, as transformers' tokenizer pairs them."""
+    objective, model = ranking(tokenizer, loss=loss, negatives=2), model_of(tokenizer)
+    part = stored(objective, tmp_path / "store")
+    batch, rows = batch_of(objective, part, epoch=3)
+    with torch.no_grad():
+        sums = objective.loss(model, batch)
+    all_pairs = pairs_in(objective, part, rows, 3)
+    assert [len(pairs) for pairs in all_pairs] == [3] * 5
+    assert all_pairs[0][1:] == [("one?", "the second is two"), ("one?", "nothing here")]
+    losses = []
+    for pairs in all_pairs:
+        scores = torch.tensor([logit(model, tokenizer, *pair) for pair in pairs])
+        if loss == "listwise":
+            losses.append(-scores.log_softmax(0)[0])
+        else:
+            losses += [-torch.nn.functional.logsigmoid(scores[0]), *-torch.nn.functional.logsigmoid(-scores[1:])]
+    assert batch.targets == len(losses)
+    assert sums.tolist() == pytest.approx([float(sum(losses)), len(losses)], rel=1e-5)
+
+
+def logit(model, tokenizer, query, document):
+    with torch.no_grad():
+        return model(**tokenizer.hf(query, document, return_tensors="pt")).logits.item()
+
+
+def test_scores_of_records_are_learned_as_probabilities(tokenizer, tmp_path):
+    objective, model = ranking(tokenizer), model_of(tokenizer)
+    scored = [Match("one?", ("the first is one",), score=0.9), Match("two?", ("nothing here",), score=0.0)]
+    part = stored(objective, tmp_path / "store", scored)
+    batch, _ = batch_of(objective, part)
+    with torch.no_grad():
+        sums, outputs = objective.evaluate_batch(model, batch)
+    logits = torch.tensor([logit(model, tokenizer, match.query, match.positives[0]) for match in scored])
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor([0.9, 0.0]), reduction="sum")
+    assert batch.tensors["there"].shape == (3, 1)
+    assert sums.tolist() == pytest.approx([expected.item(), 2.0], rel=1e-5)
+    figures = objective.metrics({"loss": 1.0, "targets": 2.0}, outputs[:2].double().numpy(), part)
+    assert set(figures) == {"loss", "correlation"}
+    assert figures["correlation"] == pytest.approx(1.0 if logits[0] > logits[1] else -1.0)
+
+
+def test_a_query_has_all_its_documents_in_one_order(tokenizer, tmp_path):
+    objective = ranking(tokenizer, candidates=3)
+    part = stored(objective, tmp_path / "store")
+    outputs = np.array([
+        [2.0, 1.0, 0.0],  # one?: first
+        [0.0, 1.0, np.nan],  # two?: second of two
+        [0.0, 1.0, 2.0],  # three?: its documents are third and second among these two others,
+        [1.5, 9.0, 9.0],  # and the others of its second document stand in no order
+        [1.0, 1.0, 1.0],  # four?: what is equal stands before it
+    ])  # fmt: skip
+    figures = objective.metrics({"loss": 1.0, "targets": 1.0}, outputs, part)
+    log = np.log2
+    gains = [1.0, 1 / log(3), (1 / log(3) + 1 / log(5)) / (1 + 1 / log(3)), 1 / log(4)]
+    assert figures["mrr"] == pytest.approx(np.mean([1, 1 / 2, 1 / 2, 1 / 3]))
+    assert figures["ndcg"] == pytest.approx(np.mean(gains))
+    assert figures["accuracy"] == 0.25
+    assert figures.keys() <= objective.better.keys()
+    (table,) = objective.details(outputs, part)["tables"].values()
+    assert sum(row["queries"] for row in table) == 4
+
+
+def test_figures_are_those_of_scikit_learn():
+    metrics = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+    chance = np.random.default_rng(0)
+    for _ in range(20):
+        scores, matches = chance.normal(size=30), chance.random(30) < 0.2
+        matches[3] = True
+        found = ranks(scores, matches)
+        assert ndcg(found) == pytest.approx(metrics.ndcg_score([matches], [scores], k=10))
+        average_rank = metrics.label_ranking_average_precision_score([matches], [scores])
+        assert ranking_figures([found[:1]])["mrr"] >= average_rank / len(found)
+    assert correlation(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 2.0])) == pytest.approx(0.8660254)
+    assert correlation(np.ones(3), np.arange(3.0)) == 0.0
+
+
+def test_the_folder_gives_other_libraries_the_same_scores():
+    run = objective_run(Path("run.yaml").absolute(), "rerank", train={"steps": 3, "batch": 8})
+    folder = artel.train(run, tell=lambda _: None).folder
+    model = artel.open(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    plain = AutoModelForSequenceClassification.from_pretrained(folder / "model").eval()
+    with torch.no_grad():
+        expected = [
+            plain(**tokenizer(QUERY, document, truncation=True, max_length=48, return_tensors="pt"))
+            .logits.sigmoid()
+            .item()
+            for document in DOCUMENTS
+        ]
+    assert model.score(QUERY, DOCUMENTS) == pytest.approx(expected, abs=1e-5)
+    ranked = model.rerank(QUERY, DOCUMENTS)
+    assert [one.score for one in ranked] == sorted((one.score for one in ranked), reverse=True)
+    assert {one.index: one.score for one in ranked} == pytest.approx(dict(enumerate(expected)), abs=1e-5)
+    assert model.rerank(QUERY, DOCUMENTS, top_n=1) == ranked[:1]
+    with pytest.raises(artel.InputError, match=r"has .* tokens, more than"):
+        model.rerank(QUERY * 20, DOCUMENTS)
+    with served_model(folder) as served, client_of(served) as client:
+        answer = client.post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS, "top_n": 2}).json()
+        assert [result["index"] for result in answer["results"]] == [one.index for one in ranked[:2]]
+        assert answer["results"][0]["relevance_score"] == pytest.approx(ranked[0].score, abs=1e-6)
+        scores = client.post("/v1/score", json={"text_1": QUERY, "text_2": DOCUMENTS}).json()["data"]
+        assert [one["score"] for one in scores] == pytest.approx(expected, abs=1e-5)
+    evaluated = model.evaluate(tell=lambda _: None).figures
+    assert {"loss", "mrr", "ndcg", "accuracy"} == evaluated.keys()
+
+
+def test_sentence_transformers_opens_the_folder():
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    run = objective_run(Path("run.yaml").absolute(), "rerank", train={"steps": 3, "batch": 8})
+    folder = artel.train(run, tell=lambda _: None).folder
+    encoder = library.CrossEncoder(str(folder / "model"), max_length=48, device="cpu")
+    scores = encoder.predict([(QUERY, document) for document in DOCUMENTS])
+    assert artel.open(folder).score(QUERY, DOCUMENTS) == pytest.approx(scores.tolist(), abs=1e-5)
+
+
+def test_a_store_without_anything_else_to_draw_is_refused(tmp_path):
+    run = objective_run(tmp_path / "run.yaml", "rerank")
+    rows = [{"query": f"Where is it in {number}?", "positive": "It is here."} for number in range(40)]
+    source = written(tmp_path / "same.jsonl", rows, "matches")
+    with pytest.raises(artel.InputError, match="no other document that could be one"):
+        artel.train(run, {"data.sources": [source], "tokenizer.train.vocab": 270}, tell=lambda _: None)
+
+
+def test_bad_rows_are_listed_by_their_lines(tmp_path):
+    run = objective_run(tmp_path / "run.yaml", "rerank")
+    good = [{"query": f"Where is {number}?", "positive": f"It is at {number}, or was there."} for number in range(60)]
+    bad = [{"query": "What?", "document": "This.", "score": 4}, {"query": "Where? " * 50, "positive": "Here."}]
+    source = written(tmp_path / "rows.jsonl", [*good, *bad], "matches")
+    artel.prepare(run, {"data.sources": [source], "data.max_bad": 0.1}, tell=lambda _: None)
+    listed = [json.loads(line) for line in (run.with_suffix("") / "rejected.jsonl").read_text().splitlines()]
+    assert {(Path(one["origin"]).name, one["reason"]) for one in listed} == {
+        ("rows.jsonl:61", "bad_score"), ("rows.jsonl:62", "query_too_long")}  # fmt: skip
