@@ -19,7 +19,7 @@ from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
 from artel.objectives.rerank.negatives import DrawnNegatives
-from artel.objectives.rerank.pairs import HAS_SCORE, QUERY, PairWriter, parts_of, scores_in
+from artel.objectives.rerank.pairs import COLUMNS, HAS_SCORE, QUERY, PairWriter, parts_of, scores_in
 from artel.objectives.rerank.ranking import correlation, ranking_figures, ranks
 from artel.objectives.scoring.calibration import sigmoid
 from artel.objectives.scoring.folders import gives_a_score, names_its_problem, reads_conversations
@@ -181,9 +181,14 @@ class Rerank(Objective):
 
     def _columns(self, rows: Rows) -> int:
         """Documents of each sample: one where all have scores, which stand alone."""
-        if not self._splits[rows.numbers[0, -1]].has_matches:
+        drawing = self._drawing(rows)
+        if not (drawing.has_matches if drawing else (rows.numbers[:, HAS_SCORE] == 0).any()):
             return 1
         return self._config.candidates if (rows.epochs < 0).any() else self._learned
+
+    def _drawing(self, rows: Rows) -> DrawnNegatives | None:
+        """Where the negatives of rows are drawn from; None for rows of no split, with which a run is planned."""
+        return self._splits[rows.numbers[0, -1]] if rows.numbers.shape[1] > COLUMNS else None
 
     def _documents(self, rows: Rows, row: int, columns: int) -> list[np.ndarray]:
         """The query of a sample, and its documents, the one that matches first."""
@@ -192,7 +197,9 @@ class Rerank(Objective):
         query, document, *negatives = parts_of(rows.ids[row, :length], rows.flags[row, :length])
         if rows.numbers[row, HAS_SCORE]:
             return [query, document]
-        drawing = self._splits[rows.numbers[row, -1]]
+        drawing = self._drawing(rows)
+        if drawing is None:
+            return [query, document, *(negatives + [document] * columns)[: columns - 1]]
         chosen = drawing.choose(negatives, index, epoch, columns - 1)
         return [query, document, *chosen, *drawing.draw(index, epoch, columns - 1 - len(chosen))]
 

@@ -17,7 +17,8 @@ from artel.objectives.base import DocumentSamples
 from artel.text import Document, Dropped, Match, Rejected
 from artel.tokens import Sample, Tokenizer
 
-QUERY, DOCUMENT, SCORE, HAS_SCORE = range(4)
+COLUMNS = 4
+QUERY, DOCUMENT, SCORE, HAS_SCORE = range(COLUMNS)
 """Columns of a sample's numbers."""
 QUERY_FLAG, DOCUMENT_FLAG, MOST_NEGATIVES = 0, 1, 254
 
