@@ -94,6 +94,7 @@ OBJECTIVES = Registry(
         "reward": "artel.objectives.reward.objective:Reward",
         "rerank": "artel.objectives.rerank.objective:Rerank",
         "classification": "artel.objectives.classification.objective:Classification",
+        "embedding": "artel.objectives.embedding.objective:Embedding",
     },
 )
 OPTIMIZERS = Registry(

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -30,6 +31,12 @@ OBJECTIVES = {
                "reward": {"center": 0.01}},
     "rerank": {"objective": "rerank", "model": "bert", "data": {"block": 48}, "tokenizer": {"train": {"vocab": 300}},
                "rerank": {"negatives": 3, "candidates": 6}},
+    "embedding": {"objective": "embedding", "model": "bert", "tokenizer": {"train": {"vocab": 300}},
+                  "embedding": {"symmetric": True, "matryoshka": [32, 16], "negatives": 2}, "data": {"block": 24}},
+    "triplet": {"objective": "embedding", "model": "llama", "tokenizer": {"train": {"vocab": 300}},
+                "embedding": {"loss": "triplet", "pooling": "last", "margin": 2.5}, "data": {"block": 24}},
+    "cosent": {"objective": "embedding", "model": "bert", "tokenizer": {"train": {"vocab": 300}},
+               "embedding": {"loss": "cosent"}, "data": {"block": 24}},
 }  # fmt: skip
 OFF = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 NO_DROPOUT = {"roberta": OFF, "bert": OFF, "modernbert": {}, "llama": {}}
@@ -96,13 +103,27 @@ def judgements(folder):
     return written(folder / "judgements.jsonl", rows, "preference")
 
 
-def matches(folder):
+def ranked(folder):
     """Queries, each with a document that matches it; some with one that does not."""
     rows = []
     for number in range(200):
         row = {"query": f"Where is number {number}?", "positive": f"The number {number} is here, " * (1 + number % 3)}
         rows.append(row | ({"negative": f"No {number} is there."} if number % 4 == 0 else {}))
     return written(folder / "matches.jsonl", rows, "matches")
+
+
+def matches(folder, scored=False):
+    """A source of questions with the texts that answer them: some equal, of unequal length; or pairs with a score."""
+    chance = random.Random(0)
+    words = "one two three four five six seven eight nine ten".split()
+    rows = []
+    for number in range(200):
+        word, *others = chance.sample(words, 4)
+        positives = [f"{word} is what it is", f"the answer to {number} is {word}"][: chance.randint(1, 2)]
+        row = {"query": f"What is {word}?", "pos": positives, "neg": [f"{other} is not" for other in others]}
+        pair = {"sentence1": f"{word} and {others[0]}", "sentence2": f"only {word}", "score": chance.randint(0, 4) / 4}
+        rows.append(pair if scored else row)
+    return written(folder / f"matches-{scored}.jsonl", rows, "matches")
 
 
 def written(file, rows, kind):
@@ -112,7 +133,8 @@ def written(file, rows, kind):
 
 
 MADE = {"chat": conversations, "dpo": preferences, "kto": preferences, "labels_of_pairs": labels,
-        "several_labels": several_labels, "reward": judgements, "rerank": matches}  # fmt: skip
+        "several_labels": several_labels, "reward": judgements, "rerank": ranked, "embedding": matches,
+        "triplet": matches, "cosent": partial(matches, scored=True)}  # fmt: skip
 
 
 def objective_run(path, name, *, dropout=False, **changes):

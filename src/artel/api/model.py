@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from artel.api.process import Tell, leaves_process_unchanged, tell
 from artel.errors import InputError
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from artel.inference import EvaluationResult, OpenedModel
@@ -269,6 +270,24 @@ class Model:
             for index, (document, answer) in enumerate(zip(documents, scored, strict=True))
         ]
         return sorted(ranked, key=lambda one: -one.score)[:top_n]
+
+    def embed(
+        self, texts: Sequence[str], *, kind: Literal["", "query", "document"] = "", dimensions: int | None = None
+    ) -> np.ndarray:
+        """The vector of each text, float32 (texts, size): near one another where texts match.
+
+        Args:
+            texts: what is read of each is as long as `data.block` of the run.
+            kind: puts the run's prompt for queries or for documents before each text; without it none.
+            dimensions: the first so many numbers of each vector, for models that learned it (`embedding.matryoshka`).
+
+        Raises InputError for a model that learned something else, and for a text without a token.
+        """
+        import numpy as np
+
+        inputs = [{"text": text, "input_type": kind, "dimensions": dimensions} for text in texts]
+        answers = self._answers("embed", inputs, "gives texts no vectors")
+        return np.array([answer["embedding"] for answer in answers], dtype=np.float32)
 
     @leaves_process_unchanged(with_torch=True)
     def evaluate(

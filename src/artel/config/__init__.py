@@ -17,7 +17,13 @@ from artel.config.schema.base import name_fault
 from artel.config.schema.cleaning import ClassifierConfig, CleanConfig, DedupConfig, NearConfig, PiiConfig, PiiKind
 from artel.config.schema.data import DataConfig, SourceConfig, TokenizerConfig, TokenizerTraining
 from artel.config.schema.decontamination import BenchmarkConfig, DecontaminateConfig
-from artel.config.schema.encoders import ClassificationConfig, RerankConfig, RewardConfig
+from artel.config.schema.encoders import (
+    ClassificationConfig,
+    EmbeddingConfig,
+    EmbeddingPrompts,
+    RerankConfig,
+    RewardConfig,
+)
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
 from artel.config.schema.run import (
@@ -42,6 +48,8 @@ __all__ = [
     "DataConfig",
     "DecontaminateConfig",
     "DedupConfig",
+    "EmbeddingConfig",
+    "EmbeddingPrompts",
     "LogConfig",
     "LoraConfig",
     "MaskedConfig",

@@ -13,6 +13,7 @@ Which kernel runs:
     a sliding window, a mask        scaled_dot_product_attention with a mask (rows, 1, length, length)
     documents on a GPU              FlexAttention, which skips blocks that no token sees (Dong et al. 2024)
     documents on a CPU              one document after another, each by itself (cpu/documents.py)
+    the same with dropout           those of one length together
     branches on a CPU               one after another, each behind what its document shares
 
 Under context parallelism (`parallel/context/context.py`) each process holds a part of every sequence. An `Exchange`
@@ -127,6 +128,8 @@ def attend(
         return _attend_branches(query, key, value, options)
     if options.mask is not None and options.mask.dtype == torch.int64:
         numbers = options.mask[:, 0, 0]
+        if options.dropout > 0.0:
+            return _attend_documents(query, key, value, numbers, options)
         return document_attention(
             query, key, value, numbers, causal=options.causal, window=options.window, scale=options.scale
         )
@@ -143,6 +146,37 @@ def attend(
         )
         start += len(queries)
     return torch.cat(outputs, dim=2)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # each batch has other lengths: each would compile anew
+def _attend_documents(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, numbers: torch.Tensor, options: AttentionOptions
+) -> torch.Tensor:
+    """`attend` within documents, with dropout: those of one length together. numbers (rows, length), 0 for padding."""
+    rows, length = numbers.shape
+    starts: dict[int, list[int]] = {}
+    for row, line in enumerate(numbers):
+        names, lengths = torch.unique_consecutive(line, return_counts=True)
+        start = row * length
+        for name, tokens in zip(names.tolist(), lengths.tolist(), strict=True):
+            if name:
+                starts.setdefault(tokens, []).append(start)
+            start += tokens
+    states = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+    places, outputs = [], []
+    for tokens, firsts in starts.items():
+        index = (
+            torch.tensor(firsts, device=query.device)[:, None] + torch.arange(tokens, device=query.device)
+        ).flatten()
+        own, keys, values = (
+            state.index_select(0, index).unflatten(0, (-1, tokens)).transpose(1, 2) for state in states
+        )
+        attended = _attend_range(own, keys, values, None, options, range(tokens), range(tokens))
+        places.append(index)
+        outputs.append(attended.transpose(1, 2).flatten(0, 1))
+    everywhere = torch.zeros_like(states[0], dtype=outputs[0].dtype)
+    everywhere = everywhere.index_copy(0, torch.cat(places), torch.cat(outputs))
+    return everywhere.unflatten(0, (rows, length)).transpose(1, 2)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # each batch has other lengths: each would compile anew
@@ -282,7 +316,7 @@ def takes_block_masks(model: PreTrainedModel) -> bool:
 def takes_document_numbers(model: PreTrainedModel) -> bool:
     """Whether documents are kept apart by their numbers alone: on a CPU, by `attention` over whole sequences.
 
-    Where the masks of an encoder include its window, the numbers would not; and no kernel for them knows dropout.
+    Where the masks of an encoder include its window, the numbers would not.
     """
     config = model.config.get_text_config()
     implementation = model.config._attn_implementation
@@ -292,7 +326,6 @@ def takes_document_numbers(model: PreTrainedModel) -> bool:
         and (implementation == NAME or (implementation == MASKED_NAME and not has_window))
         and _exchange is None
         and model not in _BLOCK_MASKS
-        and attention_dropout(model) == 0.0
     )
 
 
@@ -347,7 +380,7 @@ def attention_choice(model: PreTrainedModel, device: torch.device, *, documents:
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     if documents and takes_block_masks(model):
         return Choice("FlexAttention", "documents are kept apart by blocks; blocks that no token sees are skipped")
-    if documents and device.type == "cpu" and attention_dropout(model) == 0.0:
+    if documents and device.type == "cpu":
         return Choice("a document at a time", "documents are kept apart, and what one does not see is not computed")
     if documents or window is not None:
         why = "documents are kept apart" if documents else f"a window of {window} tokens, where blocks are longer"

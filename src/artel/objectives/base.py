@@ -13,6 +13,7 @@ import numpy as np
 
 from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
+from artel.models.text_vectors import pools_texts
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore
@@ -169,7 +170,7 @@ class Objective(ABC):
 
         `folder` is a folder or a hub id. Of several that claim a model the first in the registry has it.
         """
-        return architecture.endswith(cls.auto_class.removeprefix("AutoModel"))
+        return architecture.endswith(cls.auto_class.removeprefix("AutoModel")) and not pools_texts(folder)
 
     @classmethod
     def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
@@ -341,6 +342,28 @@ class Objective(ABC):
 
     def set_global_statistics(self, totals: list[float]) -> None:  # noqa: B027  # if `needs_global_statistics`
         """The sums of `batch_statistics` over the global batch; called before its first `loss`."""
+
+    needs_global_outputs: bool = False
+    """True if the loss depends on what the model makes of all samples of the global batch: on vectors of texts, say.
+
+    A strategy then computes `batch_outputs` of each micro-batch of all ranks, `global_loss` of them together, and the
+    gradients of the weights from those of the outputs; `loss` is that of a micro-batch alone.
+    """
+
+    def batch_outputs(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """float32 (rows, size), with gradient: what `global_loss` is computed from."""
+        raise NotImplementedError
+
+    def output_keys(self, batch: Batch) -> torch.Tensor:
+        """int64 (any, columns): what `global_loss` must know of the samples beside their outputs."""
+        raise NotImplementedError
+
+    def global_loss(self, outputs: torch.Tensor, keys: torch.Tensor, part: slice) -> torch.Tensor:
+        """What `loss` returns, over the targets among the rows `part`, which are those of one micro-batch.
+
+        `outputs` and `keys` are those of all micro-batches of the global batch, one after another.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def batch(self, rows: Rows) -> Batch:

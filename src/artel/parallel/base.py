@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -107,6 +108,8 @@ class Strategy:
         multiplier = self._loss_multiplier(targets) * (1.0 if loss_scale is None else loss_scale)
         if self._objective.needs_global_statistics:
             self._objective.set_global_statistics(self._global_statistics(batches))
+        if self._objective.needs_global_outputs:
+            return self._run_by_outputs([self._local_batch(batch) for batch in batches], multiplier)
         total = []
         for number, batch in enumerate(batches):
             with self._gradient_sync(last=number == len(batches) - 1):
@@ -201,6 +204,78 @@ class Strategy:
         device = self._world.device
         with preferred_kernels(device), torch.autocast(device.type, self._dtype, enabled=self._dtype is not None):
             yield
+
+    # A loss of the outputs for the whole global batch
+
+    def _run_by_outputs(self, batches: list[Batch], multiplier: torch.Tensor | float) -> torch.Tensor:
+        """`run`, where the loss depends on the outputs for all samples of the global batch.
+
+        The outputs for all of them come first, without gradient; then the gradient of the loss with respect to each;
+        then each micro-batch is computed again, and its backward pass begins with the gradients of its own outputs (Gao
+        et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", GradCache). The last
+        micro-batch is computed once: its backward pass follows at once. A seed for each makes dropout the same in both
+        passes.
+        """
+        seed, last = torch.initial_seed(), len(batches) - 1
+        with torch.no_grad():
+            outputs = [self._outputs(batch, seed + number) for number, batch in enumerate(batches[:-1])]
+        with self._gradient_sync(last=last == 0):
+            kept = self._outputs(batches[-1], seed + last, self._forward)
+            sums, grads = self._output_gradients([*outputs, kept.detach()], batches, multiplier)
+            with profiler_range("artel: backward"):
+                self._backward((kept * grads[-1]).sum())
+        for number, batch in enumerate(batches[:-1]):
+            with self._gradient_sync(last=number == last - 1):
+                again = self._outputs(batch, seed + number, self._forward)
+                with profiler_range("artel: backward"):
+                    self._backward((again * grads[number]).sum())
+        return sums
+
+    def _outputs(
+        self, batch: Batch, seed: int, forward: Callable[[Callable[[PreTrainedModel], Any]], Any] | None = None
+    ) -> torch.Tensor:
+        """The objective's outputs for a micro-batch; `forward` runs what a backward pass follows."""
+        torch.manual_seed(seed)
+        with profiler_range("artel: forward"), self._autocast():
+            outputs: torch.Tensor = (forward or self._on_model)(
+                lambda model: self._objective.batch_outputs(model, batch)
+            )
+        return outputs
+
+    def _output_gradients(
+        self, outputs: list[torch.Tensor], batches: list[Batch], multiplier: torch.Tensor | float
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """This rank's sums, and the gradient of the global loss with respect to each micro-batch's outputs.
+
+        Each rank finds the loss of its own targets, and how it depends on the outputs of all.
+        """
+        everything, first = self._concatenated(torch.cat(outputs))
+        keys, _ = self._concatenated(torch.cat([self._objective.output_keys(batch) for batch in batches]))
+        everything.requires_grad_()
+        total, ends = [], np.cumsum([first, *map(len, outputs)]).tolist()
+        for start, end in pairwise(ends):
+            sums = self._objective.global_loss(everything, keys, slice(start, end))
+            (sums[0] * multiplier).backward()
+            total.append(self._count_once(sums.detach()))
+        assert everything.grad is not None
+        grads = self._count_once(everything.grad)
+        if self._world.size > 1:
+            dist.all_reduce(grads)
+        return torch.stack(total).sum(dim=0), list(grads[first : ends[-1]].split([len(each) for each in outputs]))
+
+    def _concatenated(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """The rows of all data-parallel ranks, one after another, and where this rank's begin."""
+        if self._world.size == 1:
+            return rows, 0
+        counts = [0.0] * self.dp_degree
+        if self.is_reporting_rank:
+            counts[self.dp_rank] = float(len(rows))
+        counts = self.all_reduce_sum(counts)
+        first = int(sum(counts[: self.dp_rank]))
+        everything = rows.new_zeros(int(sum(counts)), rows.shape[1])
+        everything[first : first + len(rows)] = self._count_once(rows)
+        dist.all_reduce(everything)  # each rank adds zeros in the place of the others'
+        return everything, first
 
     # Shared by strategies that run whole batches in their own way
 

@@ -31,6 +31,7 @@ from artel.parallel.pipeline.stages import cut, stages_in_all, stages_problems
 from artel.parallel.process_group import World
 from artel.parallel.strategy import ParallelStrategy
 from artel.parallel.tensor.apply import split_by_tensor, tensor_problems
+from artel.registry import OBJECTIVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,11 @@ class MeshPlan:
             )
         if dims.pipeline > 1:
             problems += stages_problems(model, dims.pipeline, config.schedule)
+            if OBJECTIVES[objective].needs_global_outputs:
+                what = f"the loss of objective {objective} looks at the whole batch, which stages have in turns"
+                problems.append(
+                    Problem("parallel.pipeline", what, "write 1; parallel.data: fsdp shares out the weights")
+                )
             problems += _problems_beside_stages(dims, config)
             if documents and state_modules(model):
                 what = f"{model.config.model_type} has layers with a state: within stages documents are not kept apart"

@@ -13,6 +13,7 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
 from artel.models.adapters import freeze
 from artel.models.loading.check import check_positions
+from artel.models.loading.heads import freeze_unused
 from artel.models.loading.model_folder import is_in_hub_cache
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch, pretrained_structure
@@ -56,6 +57,7 @@ def outline_model(run: RunConfig, auto_class: str) -> PreTrainedModel:
     is_new = run.model.from_ is None
     model = from_scratch(request, known_tokenizer(run)) if is_new else pretrained_structure(request)
     check_positions(model, run.data.block)
+    freeze_unused(model)
     if run.model.freeze:
         freeze(model, run.model.freeze)
     return model

@@ -86,12 +86,12 @@ def _final_checkpoint(run: Run, progress: Progress) -> tuple[Path, int]:
 
 
 def _frozen_weights(run: Run) -> dict[str, torch.Tensor]:
-    """The weights that `model.freeze` keeps as they were, which no checkpoint has: the model is built once more.
+    """The weights that stay as they were, which no checkpoint has: the model is built once more.
 
     Adapters are saved without the weights beneath them, so nothing is built for them.
     """
     config = run.config
-    if not config.model.freeze:
+    if config.model.lora is not None or all(weight.requires_grad for weight in run.strategy.model.parameters()):
         return {}
     request = run.objective.model_request(config.model, config.data.block, config.seed)
     parameters = build_model(request, run.tokenizer).model.named_parameters()

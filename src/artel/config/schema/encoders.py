@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from artel.config.schema.base import Section
-from artel.config.schema.quantities import Count, Number
+from artel.config.schema.quantities import Count, Length, Number
 
 
 def _as_texts(value: Any) -> Any:
@@ -102,3 +102,53 @@ class RerankConfig(Section):
         description="Documents that are ordered for each query in validation: those that match, the record's own "
         "negatives, and others drawn from the validation records.",
     )
+
+
+class EmbeddingPrompts(Section):
+    query: str = Field(default="", description="Text put before each query: 'query: '.")
+    document: str = Field(default="", description="Text put before each document: 'passage: '.")
+
+
+class EmbeddingConfig(Section):
+    loss: Literal["in_batch_negatives", "triplet", "cosine", "cosent"] = Field(
+        default="in_batch_negatives",
+        description="in_batch_negatives (MNRL, InfoNCE): a query's document among all documents of the global batch; "
+        "triplet: nearer than its negatives by a margin; cosine: the cosine is the score (squared error); cosent: the "
+        "order of cosines is that of the scores.",
+    )
+    temperature: Number = Field(
+        default=0.05, gt=0, description="in_batch_negatives, cosent: cosines are divided by it; 0.05 is a scale of 20."
+    )
+    symmetric: bool = Field(
+        default=False,
+        description="in_batch_negatives: also a document's query among all queries; the mean of both losses.",
+    )
+    margin: Number = Field(default=0.2, gt=0, description="triplet: by how much, in cosines.")
+    largest_score: Number = Field(
+        default=1.0, gt=0, description="cosine: the score of two texts that mean the same: 5 for scores from 0 to 5."
+    )
+    negatives: Count = Field(
+        default=4,
+        ge=0,
+        description="in_batch_negatives, triplet: at most so many of a query's own negatives in a step, others in each "
+        "epoch. Of several positives one is taken, likewise.",
+    )
+    pooling: Literal["mean", "cls", "last"] = Field(
+        default="mean",
+        description="A text's vector, from the last layer: the mean of its tokens, its first token, or its last one "
+        "(decoders).",
+    )
+    normalize: bool = Field(default=True, description="Vectors have the length 1.")
+    matryoshka: list[Length] = Field(
+        default=[],
+        description="Lengths at which the beginning of a vector is a vector, too: [384, 128, 64]; the loss is their "
+        "mean (Kusupati et al. 2022).",
+    )
+    prompts: EmbeddingPrompts = Field(
+        default=EmbeddingPrompts(), description="Texts that tell queries from documents; kept in the model's folder."
+    )
+
+    @field_validator("matryoshka")
+    @classmethod
+    def _longest_first(cls, dimensions: list[int]) -> list[int]:
+        return sorted(set(dimensions), reverse=True)

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 
 from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, free
 from artel.config.schema.data import DataConfig, TokenizerConfig
-from artel.config.schema.encoders import ClassificationConfig, RerankConfig, RewardConfig
+from artel.config.schema.encoders import ClassificationConfig, EmbeddingConfig, RerankConfig, RewardConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig
 from artel.config.schema.quantities import (
@@ -333,7 +333,7 @@ class RunConfig(Section):
         default="causal",
         description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
         "assistant's turns of conversations; the better of two answers; labels of texts, or a number; a score for an "
-        "answer, or for a query and a document.",
+        "answer, or for a query and a document; vectors of texts.",
     )
     masked: MaskedConfig = Field(default=MaskedConfig(), description="objective masked: what is hidden.")
     span_qa: SpanQAConfig = Field(
@@ -349,6 +349,9 @@ class RunConfig(Section):
     reward: RewardConfig = Field(default=RewardConfig(), description="objective reward: the loss.")
     rerank: RerankConfig = Field(
         default=RerankConfig(), description="objective rerank: the loss, and documents beside those that match."
+    )
+    embedding: EmbeddingConfig = Field(
+        default=EmbeddingConfig(), description="objective embedding: the loss, what a text's vector is, prompts."
     )
     train: TrainConfig = Field(default=TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
     validate_: ValidateConfig = Field(

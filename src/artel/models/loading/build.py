@@ -12,6 +12,7 @@ from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.adapters import add_adapters, freeze, load_adapter, merge_adapter, read_adapter
 from artel.models.loading.check import check_positions
+from artel.models.loading.heads import freeze_unused
 from artel.models.loading.materialize import WeightSource, materialize
 from artel.models.loading.model_folder import is_quantized, read_config
 from artel.models.loading.pretrained import load_pretrained, plan_pretrained
@@ -95,6 +96,7 @@ def _initialize(built: BuiltModel) -> None:
 def _choose_trainable(built: BuiltModel, request: ModelRequest) -> None:
     """Add adapters and freeze parameters, as the run file says. Raises InputError."""
     config = request.config
+    freeze_unused(built.model)
     if config.lora is not None:
         generates = request.auto_class == "AutoModelForCausalLM"
         done = add_adapters(

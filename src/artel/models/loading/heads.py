@@ -34,6 +34,23 @@ _PURPOSE = {
 }
 
 
+_POOLER = "pooler"
+"""A layer of models without a head (`AutoModel`) that turns the first token's state into another. No objective uses it:
+it stays as it came, so that the folder opens as it did, and a folder may lack it."""
+
+
+def is_unused(model: PreTrainedModel, key: str) -> bool:
+    """True for a tensor of a model without a head that no objective uses."""
+    return model.base_model is model and key.startswith(f"{_POOLER}.")
+
+
+def freeze_unused(model: PreTrainedModel) -> None:
+    """What gets no gradient is not trained: processes that share a batch would wait for it."""
+    for name, parameter in model.named_parameters():
+        if is_unused(model, name):
+            parameter.requires_grad = False
+
+
 def check_head(model_type: str, auto_class: str, where: str, own: Collection[str] = ()) -> None:
     """Raise InputError when an architecture has no such head. `own` are the auto classes of the model's own code."""
     if auto_class in own:

@@ -9,6 +9,7 @@ import torch
 from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from artel.errors import InputError
+from artel.models.loading.heads import is_unused
 from artel.models.loading.safetensors_files import find_files
 from artel.tokens import Tokenizer
 
@@ -24,6 +25,7 @@ def check_complete(
     `elsewhere` are modules whose weights come from an adapter; a name stands for all modules that end with it.
     """
     lacking = sorted(key for key in missing if not any(_is_inside(key, module) for module in elsewhere))
+    lacking = [key for key in lacking if not is_unused(model, key)]
     if for_training and lacking:
         body = _body(model)
         lacking = [key for key in lacking if key in body]

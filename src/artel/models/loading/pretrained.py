@@ -19,7 +19,7 @@ from transformers.utils.loading_report import log_state_dict_report
 
 from artel.errors import InputError
 from artel.models.loading.conversion import LoadingPlan, plan_loading
-from artel.models.loading.heads import model_class
+from artel.models.loading.heads import is_unused, model_class
 from artel.models.loading.init_weights import initialize_again
 from artel.models.loading.materialize import WeightSource
 from artel.models.loading.missing_weights import check_complete, check_vocabulary, has_embeddings, heads_of_other_sizes
@@ -118,8 +118,8 @@ def _refusing(name: str) -> Iterator[None]:
 
 def _note_differences(built: BuiltModel, name: str, missing: set[str], unexpected: set[str]) -> None:
     """Note which tensors the files of a model lack, and which of theirs are left out."""
-    if missing:
-        lacking = sorted(missing)
+    lacking = sorted(key for key in missing if not is_unused(built.model, key))
+    if lacking:
         built.new_modules += dict.fromkeys(key.rpartition(".")[0] for key in lacking)
         built.notes.append(f"not in {name}, so initialized anew: {', '.join(lacking)}")
     if unexpected:

@@ -14,6 +14,7 @@ from artel.config import RunConfig
 from artel.models.adapters import add_adapters, freeze
 from artel.models.compile import repeated_layers
 from artel.models.loading.check import check_positions
+from artel.models.loading.heads import freeze_unused
 from artel.models.loading.structure import from_scratch, pretrained_structure, without_weights
 from artel.models.quantization import quantize_structure, shrink_weights
 from artel.objectives import Objective
@@ -60,6 +61,7 @@ class ModelOutline:
                 add_adapters(model, run.model.lora, base="", generates=generates, new_modules=[], seed=run.seed)
         if run.model.quantize != "none":
             shrink_weights(model, torch.device("meta"))
+        freeze_unused(model)
         if run.model.freeze:
             freeze(model, run.model.freeze)
         if run.train.weights == "bf16":

@@ -1,0 +1,1 @@
+"""Vectors of texts (bi-encoders): near one another where the texts match."""

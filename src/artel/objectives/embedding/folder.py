@@ -1,0 +1,98 @@
+"""The files that make a model folder one of sentence-transformers', written and read.
+
+https://sbert.net/docs/sentence_transformer/usage/custom_models.html: `modules.json` names what a text passes, the
+transformer in the folder itself, then pooling, then a vector's length.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from artel.config import EmbeddingConfig
+from artel.errors import InputError
+
+_MODULES = "modules.json"
+_POOLING = "1_Pooling"
+_MODES = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
+_OTHER_MODES = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
+_ALL_MODES = [f"pooling_mode_{name}" for name in (*_MODES.values(), *_OTHER_MODES)]
+_NO_LIMIT = 10**8  # tokenizers write 10**30 where they have none
+_KINDS = ("Transformer", "Pooling", "Normalize")
+
+
+def folder_files(config: EmbeddingConfig, size: int, block: int) -> dict[str, bytes]:
+    """The files, by their paths in the folder, of a model with vectors of `size` numbers and texts of `block` tokens.
+
+    As versions before 6 write them, which newer ones read too.
+    """
+    paths = ("", _POOLING, "2_Normalize")[: 3 if config.normalize else 2]
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(zip(paths, _KINDS, strict=False))
+    ]
+    pooling = {
+        "word_embedding_dimension": size,
+        **{f"pooling_mode_{name}": mode == config.pooling for mode, name in _MODES.items()},
+        **{f"pooling_mode_{name}": False for name in _OTHER_MODES},
+        "include_prompt": True,
+    }
+    about: dict[str, Any] = {
+        "model_type": "SentenceTransformer",
+        "prompts": config.prompts.model_dump(),
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    }
+    files = {
+        _MODULES: modules,
+        f"{_POOLING}/config.json": pooling,
+        "sentence_bert_config.json": {"max_seq_length": block, "do_lower_case": False},
+        "config_sentence_transformers.json": about,
+    }
+    return {name: json.dumps(content, indent=2, ensure_ascii=False).encode() for name, content in files.items()}
+
+
+def read_folder(folder: str) -> dict[str, Any]:
+    """Keys of a run file that such a folder stands for. Raises InputError for what artel cannot do."""
+    path = Path(folder)
+    modules = _read(path / _MODULES)
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
+    if kinds[:2] != list(_KINDS[:2]) or kinds[2:] not in ([], ["Normalize"]):
+        what = f"passes a text through {', '.join(kinds)}"
+        raise InputError.at(str(path / _MODULES), what, f"artel has {', then '.join(_KINDS)}; use it as it is")
+    pooling = _read(path / str(modules[1]["path"]) / "config.json")
+    modes = [name.removeprefix("pooling_mode_") for name, on in pooling.items() if on is True and name in _ALL_MODES]
+    if "pooling_mode" in pooling:  # from version 6 on
+        mode = str(pooling["pooling_mode"])
+        modes = [_MODES.get(mode, mode)]
+    known = {name: mode for mode, name in _MODES.items()}
+    if len(modes) != 1 or modes[0] not in known:
+        what = f"pools by {' and '.join(modes) or 'nothing'}"
+        raise InputError.at(str(path / str(modules[1]["path"])), what, f"artel pools by one of {', '.join(_MODES)}")
+    about, tokenizer = (_read(path / f"{name}.json") for name in ("config_sentence_transformers", "tokenizer_config"))
+    longest = _read(path / "sentence_bert_config.json").get("max_seq_length") or tokenizer.get("model_max_length")
+    prompts = about.get("prompts") or {}
+    values: dict[str, Any] = {
+        "embedding": {
+            "pooling": known[modes[0]],
+            "normalize": "Normalize" in kinds,
+            "prompts": {
+                "query": prompts.get("query") or "",
+                "document": prompts.get("document") or prompts.get("passage") or "",
+            },
+        }
+    }
+    if isinstance(longest, int) and longest < _NO_LIMIT:
+        values["data"] = {"block": longest}
+    return values
+
+
+def _read(file: Path) -> Any:
+    """The content of a JSON file; nothing where it is not there. Raises InputError."""
+    if not file.is_file():
+        return {}
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError.at(str(file), f"is not JSON: {error}", "download the folder again") from None

@@ -1,0 +1,165 @@
+"""Losses of the vectors of a global batch, summed over the queries of a part of it.
+
+In-batch negatives: van den Oord et al. 2018 (InfoNCE), Henderson et al. 2017 (multiple negatives ranking). Triplet:
+Schroff et al. 2015, in cosines. CoSENT: Su 2022, https://kexue.fm/archives/8847.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from artel.config import EmbeddingConfig
+from artel.objectives.embedding.matches import MILLION, NEGATIVE, OTHER_POSITIVE, POSITIVE, QUERY
+
+if TYPE_CHECKING:
+    import torch
+
+KEYS = ("role", "hash", "query", "match", "score")
+"""The columns of the keys of texts, int64: what a text is in its match, its hash, that of its query, the number of its
+match in the micro-batch, and the score in millionths. Other positives of a query have keys, and no vector."""
+_ROLE, _HASH, _QUERY, _MATCH, _SCORE = range(len(KEYS))
+_ODD = 0x9E3779B97F4A7C15 - 2**64  # of Fibonacci hashing
+
+
+@dataclass(frozen=True, slots=True)
+class MatchKeys:
+    """The hashes of a match's texts, and its score in millionths."""
+
+    query: int
+    positive: int
+    negatives: list[int]
+    other_positives: list[int]
+    score: int = 0
+
+
+def match_keys(matches: Sequence[MatchKeys]) -> np.ndarray:
+    """Keys, int64 (texts, len(KEYS)), of queries, then positives, then negatives, then other positives."""
+    keys = [(QUERY, match.query, match.query, number, match.score) for number, match in enumerate(matches)]
+    keys += [(POSITIVE, match.positive, match.query, number, match.score) for number, match in enumerate(matches)]
+    for role in (NEGATIVE, OTHER_POSITIVE):
+        for number, match in enumerate(matches):
+            hashes = match.negatives if role == NEGATIVE else match.other_positives
+            keys += [(role, each, match.query, number, match.score) for each in hashes]
+    return np.array(keys, dtype=np.int64).reshape(-1, len(KEYS))
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The texts of a global batch, and what is known of their matches."""
+
+    vectors: torch.Tensor
+    """float32 (texts, size)."""
+    keys: torch.Tensor
+    """int64 (texts, len(KEYS)), in the order of the vectors."""
+    pairs: torch.Tensor
+    """int64 (pairs,): the hash of each query together with that of each of its positives."""
+
+    @classmethod
+    def of(cls, vectors: torch.Tensor, keys: torch.Tensor) -> Texts:
+        """`keys` also has the other positives' rows, anywhere among those of the texts."""
+        roles = keys[:, _ROLE]
+        known = keys[(roles == POSITIVE) | (roles == OTHER_POSITIVE)]
+        return cls(vectors, keys[roles != OTHER_POSITIVE], _pair(known[:, _QUERY], known[:, _HASH]))
+
+    def places(self, *roles: int, part: slice = slice(None)) -> torch.Tensor:
+        """Where texts of these kinds are among those of `part`, counted in all, ascending."""
+        import torch
+
+        first, last, _ = part.indices(len(self.keys))
+        wanted = torch.tensor(roles, device=self.keys.device)
+        return torch.isin(self.keys[first:last, _ROLE], wanted).nonzero()[:, 0] + first
+
+    def matches(self, queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+        """bool (queries, documents): documents that are no negatives, as positives of the same query or its own text.
+
+        Both are given by their places.
+        """
+        import torch
+
+        query, document = self.keys[queries][:, None], self.keys[documents][None, :]
+        known = torch.isin(_pair(query[..., _HASH], document[..., _HASH]), self.pairs)
+        return known | (query[..., _HASH] == document[..., _HASH])
+
+
+def _pair(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+    return queries * _ODD + documents  # wraps around
+
+
+def loss_sum(texts: Texts, config: EmbeddingConfig, part: slice) -> torch.Tensor:
+    """The loss of the queries among the texts `part`, float32; the mean over `matryoshka` where vectors are cut.
+
+    The queries of a part, and their positives, are both in the order of its matches.
+    """
+    import torch
+
+    loss = {"in_batch_negatives": _in_batch, "triplet": _triplet, "cosine": _cosine, "cosent": _cosent}[config.loss]
+    with torch.autocast(texts.vectors.device.type, enabled=False):
+        losses = [
+            loss(texts, torch.nn.functional.normalize(texts.vectors[:, :size].float(), dim=1), config, part)
+            for size in config.matryoshka or [texts.vectors.shape[1]]
+        ]
+        return torch.stack(losses).mean()
+
+
+def _in_batch(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
+    queries, positives = texts.places(QUERY, part=part), texts.places(POSITIVE, part=part)
+    documents = texts.places(POSITIVE, NEGATIVE)
+    cosines = vectors[queries] @ vectors[documents].T
+    loss = _choice(cosines / config.temperature, documents, positives, texts.matches(queries, documents))
+    if config.symmetric:
+        others = texts.places(QUERY)
+        cosines = vectors[positives] @ vectors[others].T
+        loss = loss + _choice(cosines / config.temperature, others, queries, texts.matches(others, positives).T)
+        loss = loss / 2
+    return loss
+
+
+def _choice(logits: torch.Tensor, candidates: torch.Tensor, wanted: torch.Tensor, match: torch.Tensor) -> torch.Tensor:
+    """The cross-entropy of each of `wanted` among the candidates, but for the other ones that `match` as well.
+
+    logits and match: (wanted, candidates).
+    """
+    import torch
+
+    own = torch.searchsorted(candidates, wanted)
+    others = match.scatter(1, own[:, None], False)
+    return torch.nn.functional.cross_entropy(logits.masked_fill(others, -torch.inf), own, reduction="sum")
+
+
+def _triplet(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
+    """A query's loss is the mean over its negatives."""
+    import torch
+
+    queries, positives = texts.places(QUERY, part=part), texts.places(POSITIVE, part=part)
+    negatives = texts.places(NEGATIVE, part=part)
+    near = (vectors[queries] * vectors[positives]).sum(dim=1)
+    order = torch.searchsorted(texts.keys[queries, _MATCH].contiguous(), texts.keys[negatives, _MATCH].contiguous())
+    far = (vectors[queries][order] * vectors[negatives]).sum(dim=1)
+    counts = torch.zeros_like(near).index_add(0, order, torch.ones_like(far))
+    return ((config.margin + far - near[order]).clamp(min=0) / counts[order]).sum()
+
+
+def _cosine(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
+    cosines, scores = _scored(texts, vectors, part)
+    return ((cosines - scores) ** 2).sum()
+
+
+def _cosent(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part: slice) -> torch.Tensor:
+    """One number for the global batch, of which each part has the share of its queries."""
+    import torch
+
+    cosines, scores = _scored(texts, vectors, slice(None))
+    worse = (cosines[:, None] - cosines[None, :]) / config.temperature
+    worse = worse[scores[:, None] < scores[None, :]]
+    loss = torch.logsumexp(torch.cat([worse.new_zeros(1), worse]), dim=0)
+    return loss * len(texts.places(QUERY, part=part))
+
+
+def _scored(texts: Texts, vectors: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cosines, scores) of the pairs of a part."""
+    queries, positives = texts.places(QUERY, part=part), texts.places(POSITIVE, part=part)
+    return (vectors[queries] * vectors[positives]).sum(dim=1), texts.keys[queries, _SCORE].float() / MILLION

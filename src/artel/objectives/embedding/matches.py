@@ -1,0 +1,128 @@
+"""From matches to samples, and which of their texts a step learns from.
+
+A training sample is a match: the ids of its query, its positives and its negatives, one text after another; the flags
+of the first token of each say which it is. A validation sample is one text: every text of the split gets a vector, and
+queries are looked up among all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from artel.config import EmbeddingConfig
+from artel.objectives.base import DocumentSamples
+from artel.text import Document, Match, Rejected
+from artel.tokens import Sample, Tokenizer
+
+QUERY, POSITIVE, NEGATIVE = 1, 2, 3
+"""What a text is in its match."""
+PADDING, OTHER_POSITIVE = 0, 4
+"""Not a text of the batch: of a row that only fills it; a positive that this step does not learn from."""
+DOCUMENT, ROLE, HASH, SCORE = range(4)
+"""The columns of a sample's numbers: its match in the split; of a validation sample what the text is (0 in training)
+and its `text_hash`; the score in millionths."""
+MILLION = 1_000_000
+
+
+class MatchReader:
+    """Turns matches into samples."""
+
+    def __init__(self, tokenizer: Tokenizer, config: EmbeddingConfig, block: int) -> None:
+        self.frame = tokenizer.frame(needed=False)
+        self._tokenizer = tokenizer
+        self._config = config
+        self._room = block - self.frame.size
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected]:
+        """Texts of over `block` tokens lose their ends, which the ledger counts."""
+        matches = [document.record.fields for document in documents]
+        texts = [text for match in matches if isinstance(match, Match) for text in self._with_prompts(match)]
+        ids = self._tokenizer.encode(texts)
+        for document, match in zip(documents, matches, strict=True):
+            assert isinstance(match, Match)
+            encoded = [next(ids) for _ in match.texts]
+            problem = self._problem(match, encoded)
+            if problem is not None:
+                yield Rejected(document.record.origin, *problem, document.record.set_name)
+            else:
+                yield self._made(match, encoded, is_validation=document.split == "validation")
+
+    def framed(self, ids: np.ndarray) -> np.ndarray:
+        """A text as the model reads it: its first tokens within the tokenizer's special tokens, int64."""
+        return np.concatenate([self.frame.before, ids[: self._room], self.frame.after]).astype(np.int64)
+
+    def _with_prompts(self, match: Match) -> list[str]:
+        prompts = self._config.prompts
+        return [prompts.query + match.query, *(prompts.document + text for text in match.texts[1:])]
+
+    def _problem(self, match: Match, encoded: list[np.ndarray]) -> tuple[str, str] | None:
+        """(reason, what to do) of a match that the loss cannot learn from."""
+        loss, scored = self._config.loss, self._config.loss in ("cosine", "cosent")
+        if any(len(ids) == 0 for ids in encoded):
+            return "empty", "one of its texts has no token"
+        if scored and match.score is None:
+            return "no_score", f"it has no score, which loss {loss} learns; write loss: in_batch_negatives"
+        if not scored and match.score is not None:
+            return "score", f"it has a score, and loss {loss} knows only texts that match; write loss: cosine"
+        if loss == "triplet" and not match.negatives:
+            return "no_negative", "it has no negative, which loss triplet needs; write loss: in_batch_negatives"
+        largest = self._config.largest_score
+        if loss == "cosine" and match.score is not None and abs(match.score) > largest:
+            what = f"its score is {match.score:g}, over embedding.largest_score ({largest:g})"
+            return "score", f"{what}: write the score of two texts that mean the same there"
+        return None
+
+    def _made(self, match: Match, encoded: list[np.ndarray], *, is_validation: bool) -> DocumentSamples:
+        roles = [QUERY, *(POSITIVE for _ in match.positives), *(NEGATIVE for _ in match.negatives)]
+        score = round((match.score or 0.0) / self._config.largest_score * MILLION)
+        texts = [self.framed(ids) for ids in encoded]
+        counted = {"truncated": cut} if (cut := sum(len(ids) > self._room for ids in encoded)) else {}
+        if is_validation:
+            samples = [
+                Sample(ids, np.zeros(len(ids), dtype=np.uint8), (0, role, text_hash(ids), score))
+                for ids, role in zip(texts, roles, strict=True)
+            ]
+            return DocumentSamples(samples, counted=counted)
+        flags = np.zeros(sum(map(len, texts)), dtype=np.uint8)
+        flags[np.cumsum([0, *map(len, texts[:-1])])] = roles
+        return DocumentSamples([Sample(np.concatenate(texts), flags, (0, 0, 0, score))], counted=counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The texts of a match that a step learns from."""
+
+    query: np.ndarray
+    positive: np.ndarray
+    negatives: list[np.ndarray]
+    other_positives: list[np.ndarray]
+
+
+def choose(ids: np.ndarray, flags: np.ndarray, most: int, key: str) -> Chosen:
+    """One positive, and at most `most` negatives, of a training sample: a function of `key`."""
+    starts = np.flatnonzero(flags)
+    texts = np.split(ids, starts[1:])
+    roles = flags[starts]
+    positives, negatives = (
+        [text for text, role in zip(texts, roles, strict=True) if role == wanted] for wanted in (POSITIVE, NEGATIVE)
+    )
+    first, kept = 0, list(range(len(negatives)))
+    if len(positives) > 1 or len(negatives) > most:
+        random = np.random.Generator(np.random.Philox(xxhash.xxh3_64_intdigest(key.encode())))
+        first = int(random.integers(len(positives)))
+        kept = sorted(random.permutation(len(negatives))[:most].tolist())
+    return Chosen(
+        texts[0],
+        positives[first],
+        [negatives[number] for number in kept],
+        [text for number, text in enumerate(positives) if number != first],
+    )
+
+
+def text_hash(ids: np.ndarray) -> int:
+    """63 bits of a text's ids: equal texts are found by them across processes."""
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(ids, dtype="<i8").tobytes()) >> 1

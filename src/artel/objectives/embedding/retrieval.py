@@ -1,0 +1,74 @@
+"""Figures of vectors: whether queries find their documents in a corpus, and whether cosines are in the order of scores.
+
+recall, MRR and nDCG at k as trec_eval and MTEB define them, for documents that match or do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+DEPTH = 10
+_RECALLS = (1, 5, DEPTH)
+_AT_ONCE = 1 << 24
+"""Cosines that are held at a time."""
+
+
+def retrieval_figures(
+    queries: np.ndarray, corpus: np.ndarray, relevant: Sequence[np.ndarray], left_out: Mapping[int, int]
+) -> dict[str, float]:
+    """recall_at_1, _5 and _10, mrr_at_10, ndcg_at_10: means over the queries.
+
+    Args:
+        queries: (queries, size), of length 1.
+        corpus: (documents, size), of length 1; of equally near documents the first is found first.
+        relevant: of each query the documents that match it, at least one.
+        left_out: query -> a document that is the query's own text, and is not looked for.
+    """
+    found = nearest(queries, corpus, DEPTH, left_out)
+    hits = np.array([np.isin(documents, matching) for documents, matching in zip(found, relevant, strict=True)])
+    counts = np.array([len(matching) for matching in relevant])
+    discounts = 1 / np.log2(np.arange(2, hits.shape[1] + 2))
+    best = np.array([discounts[:count].sum() for count in counts])
+    first = np.where(hits.any(axis=1), 1 / (1 + hits.argmax(axis=1)), 0.0)
+    figures = {f"recall_at_{depth}": float((hits[:, :depth].sum(axis=1) / counts).mean()) for depth in _RECALLS}
+    return figures | {
+        f"mrr_at_{DEPTH}": float(first.mean()),
+        f"ndcg_at_{DEPTH}": float(((hits * discounts).sum(axis=1) / best).mean()),
+    }
+
+
+def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, left_out: Mapping[int, int]) -> np.ndarray:
+    """The places of each query's `count` nearest documents (or as many as there are), nearest first; -1 for none."""
+    count = min(count, len(corpus))
+    found = np.empty((len(queries), count), dtype=np.int64)
+    at_once = max(1, _AT_ONCE // max(1, len(corpus)))
+    for start in range(0, len(queries), at_once):
+        cosines = queries[start : start + at_once] @ corpus.T
+        for row in range(len(cosines)):
+            if (document := left_out.get(start + row)) is not None:
+                cosines[row, document] = -np.inf
+        best = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
+        best[np.take_along_axis(cosines, best, axis=1) == -np.inf] = -1
+        found[start : start + at_once] = best
+    return found
+
+
+def spearman(one: np.ndarray, other: np.ndarray) -> float:
+    """The correlation of the ranks of two lists of numbers, equal ones at their mean rank; 0 where one is constant."""
+    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (one, other)]
+    first, second = (values - values.mean() for values in ranks)
+    scale = float(np.sqrt((first**2).sum() * (second**2).sum()))
+    return float((first * second).sum() / scale) if scale else 0.0
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """The same directions, (vectors, size), with the length 1."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[places]

@@ -1,0 +1,169 @@
+"""Texts as rows of a model's input, and the vector of each: several texts to a row where the model keeps them apart."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from artel.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+Pooling = Literal["mean", "cls", "last"]
+
+_ROUND = 16
+_PACKED = 2048
+"""Tokens of a row that several texts share; more where a text is longer."""
+_PROBE = 4  # tokens that a model is tried with
+
+
+def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+    """Rows that texts share, each text whole: the tensors of `padded_rows`, and `positions` (rows, length), those of
+    tokens in their text, from 0.
+    """
+    longest = max(map(len, texts))
+    limit = max(_PACKED, longest)
+    filled: list[int] = []
+    places: list[tuple[int, int]] = [(0, 0)] * len(texts)
+    for number in sorted(range(len(texts)), key=lambda number: -len(texts[number])):  # first fit, longest first
+        size = len(texts[number])
+        row = next((row for row, used in enumerate(filled) if used + size <= limit), len(filled))
+        if row == len(filled):
+            filled.append(0)
+        places[number] = (row, filled[row])
+        filled[row] += size
+    return _tensors(texts, places, -(-max(filled) // _ROUND) * _ROUND, packed=True)
+
+
+def padded_rows(texts: Sequence[np.ndarray], block: int) -> dict[str, torch.Tensor]:
+    """A row for each text, of up to `block` tokens. Tensors, all int64:
+
+    `input_ids` (rows, length); `documents` (rows, length), the number of each token's text in its row, from 1, 0 for
+    padding; `slots`, these numbers; `texts` (texts,), the place of each text in the flattened (rows, slots); `firsts`
+    and `lasts` (texts,), the places of their first and last tokens in the flattened rows.
+    """
+    longest = max(map(len, texts))
+    length = max(longest, min(-(-longest // _ROUND) * _ROUND, block))  # the model may have no more positions
+    return _tensors(texts, [(row, 0) for row in range(len(texts))], length, packed=False)
+
+
+def _tensors(
+    texts: Sequence[np.ndarray], places: Sequence[tuple[int, int]], length: int, *, packed: bool
+) -> dict[str, torch.Tensor]:
+    import torch
+
+    rows = 1 + max(row for row, _ in places)
+    ids, documents, positions = (np.zeros((rows, length), dtype=np.int64) for _ in range(3))
+    numbers, slot = [0] * rows, []
+    for number in sorted(range(len(texts)), key=lambda number: places[number]):
+        (row, start), end = places[number], places[number][1] + len(texts[number])
+        numbers[row] += 1
+        slot.append((number, row, numbers[row] - 1))
+        ids[row, start:end] = texts[number]
+        documents[row, start:end] = numbers[row]
+        positions[row, start:end] = np.arange(end - start)
+    most = max(numbers)
+    flat = np.zeros(len(texts), dtype=np.int64)
+    for number, row, place in slot:
+        flat[number] = row * most + place
+    firsts = np.array([row * length + start for row, start in places], dtype=np.int64)
+    arrays = {
+        "input_ids": ids,
+        "documents": documents,
+        "slots": np.arange(1, most + 1),
+        "texts": flat,
+        "firsts": firsts,
+        "lasts": firsts + np.array([len(text) - 1 for text in texts]),
+        **({"positions": positions} if packed else {}),
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def vectors(
+    model: PreTrainedModel, rows: dict[str, torch.Tensor], pooling: Pooling, *, causal: bool = False
+) -> torch.Tensor:
+    """float32 (texts, size), with gradient: what `pooling` makes of each text's last hidden states.
+
+    `causal`: tokens see only those before them; it matters where texts share rows.
+    """
+    import torch
+
+    documents = rows["documents"]
+    inputs: dict[str, Any] = {"attention_mask": (documents > 0).long()}
+    if "positions" in rows:
+        from artel.models.document_mask import document_inputs
+
+        inputs = document_inputs(model, documents, rows["positions"], causal=causal)
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        inputs["use_cache"] = False
+    hidden = model(input_ids=rows["input_ids"], **inputs).last_hidden_state
+    with torch.autocast(hidden.device.type, enabled=False):
+        hidden = hidden.float()
+        if pooling != "mean":
+            return hidden.flatten(0, 1)[rows["firsts" if pooling == "cls" else "lasts"]]
+        # A product with who belongs to whom, not an index_add: on a GPU that adds in another order each time.
+        members = (documents[:, None] == rows["slots"][None, :, None]).float()
+        sums = (members @ hidden).flatten(0, 1)[rows["texts"]]
+        return sums / members.sum(dim=2).flatten()[rows["texts"]][:, None]
+
+
+def sees_before_alone(model: PreTrainedModel) -> bool:
+    """True if a token's state does not depend on the tokens after it, tried on a few: a decoder."""
+    import torch
+
+    device = model.get_input_embeddings().weight.device
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = (vocabulary // 2 + torch.arange(_PROBE, device=device)) % vocabulary
+    other = torch.cat([ids[:-1], (ids[-1:] + 1) % vocabulary])
+    states = _states(model, {"input_ids": torch.stack([ids, other])})
+    return bool(torch.equal(states[0, 0], states[1, 0]))
+
+
+def keeps_texts_apart(model: PreTrainedModel, *, causal: bool) -> bool:
+    """True if texts that share a row get the vectors that each gets alone, tried on a few tokens.
+
+    Only where attention computes no more than what is seen, so that sharing saves work: by FlexAttention, or a text at
+    a time on a CPU.
+    """
+    import torch
+
+    from artel.models.attention import takes_block_masks, takes_document_numbers
+    from artel.models.document_mask import document_inputs
+
+    if not (takes_block_masks(model) or takes_document_numbers(model)):
+        return False
+    device = model.get_input_embeddings().weight.device
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = (vocabulary // 2 + torch.arange(2 * _PROBE - 1, device=device)[None]) % vocabulary
+    numbers = torch.arange(ids.shape[1], device=device)[None]
+    try:
+        inputs = document_inputs(model, 1 + numbers // _PROBE, numbers % _PROBE, causal=causal)
+        together = _states(model, {"input_ids": ids, **inputs})
+        alone = torch.cat([_states(model, {"input_ids": text}) for text in ids.split(_PROBE, dim=1)], dim=1)
+    except InputError:
+        raise
+    except Exception:  # an architecture that takes no such masks fails in its own way
+        return False
+    difference = float((together - alone).abs().max() / alone.abs().max())
+    # The bounds of `check_documents`, for the same reason.
+    exact = model.dtype == torch.float32 and not getattr(model, "is_quantized", False)
+    return difference < (1e-4 if exact else 0.05)
+
+
+def _states(model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
+    """The last hidden states, float32 (rows, length, size), without dropout."""
+    import torch
+
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            states: torch.Tensor = model(**inputs).last_hidden_state
+            return states.float()
+    finally:
+        model.train(was_training)

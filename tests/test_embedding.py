@@ -1,0 +1,222 @@
+"""Vectors of texts: the loss of a global batch against its definition, figures, the folder, what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+
+from artel.config import EmbeddingConfig
+from artel.errors import InputError
+from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
+from artel.objectives.embedding.matches import choose
+from artel.objectives.embedding.retrieval import nearest, retrieval_figures, spearman
+from support.objectives import objective_run
+from support.runs import artel
+
+SIZE = 8
+
+
+def texts_of(matches, seed=0):
+    torch.manual_seed(seed)
+    keys = torch.from_numpy(match_keys(matches))
+    count = int((keys[:, 0] < 4).sum())
+    return Texts.of(torch.randn(count, SIZE), keys)
+
+
+def loss(texts, part=slice(None), **config):
+    return float(loss_sum(texts, EmbeddingConfig.model_validate(config), part))
+
+
+PLAIN = [MatchKeys(1, 11, [], []), MatchKeys(2, 12, [], []), MatchKeys(3, 13, [], [])]
+
+
+def test_in_batch_negatives_is_the_cross_entropy_of_all_documents():
+    texts = texts_of(PLAIN)
+    queries, documents = normalize(texts.vectors[:3], dim=1), normalize(texts.vectors[3:], dim=1)
+    logits = queries @ documents.T / 0.05
+    forward, backward = (cross_entropy(each, torch.arange(3), reduction="sum") for each in (logits, logits.T))
+    assert loss(texts) == pytest.approx(float(forward), rel=1e-5)
+    assert loss(texts, symmetric=True) == pytest.approx(float(forward + backward) / 2, rel=1e-5)
+
+
+def test_hard_negatives_are_candidates_of_every_query():
+    texts = texts_of([MatchKeys(1, 11, [21, 22], []), MatchKeys(2, 12, [23], [])])
+    queries, documents = normalize(texts.vectors[:2], dim=1), normalize(texts.vectors[2:], dim=1)
+    logits = queries @ documents.T / 0.05
+    assert loss(texts) == pytest.approx(float(cross_entropy(logits, torch.arange(2), reduction="sum")), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "matches",
+    [
+        [MatchKeys(1, 11, [], []), MatchKeys(2, 11, [], [])],  # the same document answers both
+        [MatchKeys(1, 11, [], []), MatchKeys(1, 12, [], [])],  # the same query has two
+        [MatchKeys(1, 11, [], [12]), MatchKeys(2, 12, [], [11])],  # another positive of it is in the batch
+        [MatchKeys(1, 2, [], []), MatchKeys(2, 1, [], [])],  # the document is the query's own text
+    ],
+)
+def test_what_matches_a_query_is_not_its_negative(matches):
+    assert loss(texts_of(matches)) == pytest.approx(0.0, abs=1e-6)
+    assert loss(texts_of(matches), symmetric=True) == pytest.approx(0.0, abs=1e-6)
+    assert loss(texts_of([MatchKeys(1, 11, [], []), MatchKeys(2, 12, [], [])])) > 0.01
+
+
+def test_triplet_is_a_mean_over_a_querys_negatives():
+    texts = texts_of([MatchKeys(1, 11, [21, 22], []), MatchKeys(2, 12, [23], [])])
+    query, near, far = texts.vectors[:2], texts.vectors[2:4], texts.vectors[4:]
+    cosines = cosine_similarity(query, near)
+    each = [
+        (2.5 + cosine_similarity(query[row], far[number], dim=0) - cosines[row])
+        for row, number in ((0, 0), (0, 1), (1, 2))
+    ]
+    expected = (each[0] + each[1]) / 2 + each[2]
+    assert loss(texts, loss="triplet", margin=2.5) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_losses_of_scores():
+    texts = texts_of([MatchKeys(n, 10 + n, [], [], score) for n, score in enumerate([0, 500_000, 1_000_000])])
+    cosines, scores = cosine_similarity(texts.vectors[:3], texts.vectors[3:]), torch.tensor([0.0, 0.5, 1.0])
+    assert loss(texts, loss="cosine") == pytest.approx(float(((cosines - scores) ** 2).sum()), rel=1e-5)
+    worse = [(cosines[i] - cosines[j]) / 0.05 for i in range(3) for j in range(3) if scores[i] < scores[j]]
+    expected = 3 * torch.logsumexp(torch.stack([torch.zeros(()), *worse]), dim=0)
+    assert loss(texts, loss="cosent") == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_matryoshka_is_the_mean_over_beginnings():
+    texts = texts_of(PLAIN)
+    cut = [Texts(texts.vectors[:, :size], texts.keys, texts.pairs) for size in (8, 4)]
+    assert loss(texts, matryoshka=[4, 8]) == pytest.approx(np.mean([loss(each) for each in cut]), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["in_batch_negatives", "triplet", "cosent"])
+def test_parts_add_up(name):
+    """Two micro-batches: what each has of the loss of both, and its gradient, are those of one."""
+    first = match_keys([MatchKeys(1, 11, [21], [13], 100_000), MatchKeys(2, 12, [22], [], 900_000)])
+    second = match_keys([MatchKeys(3, 13, [23], [], 500_000)])
+    together = match_keys([MatchKeys(1, 11, [21], [13], 100_000), MatchKeys(2, 12, [22], [], 900_000),
+                           MatchKeys(3, 13, [23], [], 500_000)])  # fmt: skip
+    torch.manual_seed(0)
+    vectors = torch.randn(9, SIZE)
+    config = EmbeddingConfig.model_validate({"loss": name, "symmetric": name == "in_batch_negatives"})
+    apart = torch.cat([vectors[[0, 1, 3, 4, 6, 7]], vectors[[2, 5, 8]]]).requires_grad_()
+    whole = vectors.clone().requires_grad_()
+    parts = Texts.of(apart, torch.from_numpy(np.concatenate([first, second])))
+    total = loss_sum(parts, config, slice(0, 6)) + loss_sum(parts, config, slice(6, 9))
+    expected = loss_sum(Texts.of(whole, torch.from_numpy(together)), config, slice(None))
+    assert total.item() == pytest.approx(expected.item(), rel=1e-5)
+    total.backward()
+    expected.backward()
+    order = [0, 1, 3, 4, 6, 7, 2, 5, 8]
+    assert torch.allclose(apart.grad, whole.grad[order], atol=1e-5)
+
+
+def test_choosing_is_a_function_of_its_key():
+    ids = np.arange(12)
+    flags = np.array([1, 0, 2, 0, 2, 0, 3, 0, 3, 0, 3, 0], dtype=np.uint8)
+    drawn = [choose(ids, flags, 2, f"match:0:{epoch}:7") for epoch in range(30)]
+    assert {tuple(each.positive) for each in drawn} == {(2, 3), (4, 5)}
+    assert {len(each.negatives) for each in drawn} == {2}
+    assert len({str(each.negatives) for each in drawn}) == 3
+    again = choose(ids, flags, 2, "match:0:3:7")
+    assert (str(again.negatives), str(again.positive)) == (str(drawn[3].negatives), str(drawn[3].positive))
+
+
+def test_figures_of_retrieval_by_hand():
+    corpus = np.eye(12, dtype=np.float32)
+    query = np.zeros((2, 12), dtype=np.float32)
+    query[0, [3, 5]] = [0.9, 0.8]  # its documents come first and third
+    query[0, 4] = 0.85
+    query[1, 0], query[1, 7] = 0.9, 0.5  # its own text is nearest, then its document
+    figures = retrieval_figures(query, corpus, [np.array([3, 5]), np.array([7])], {1: 0})
+    assert figures["recall_at_1"] == pytest.approx((0.5 + 1) / 2)
+    assert figures["recall_at_5"] == 1.0
+    assert figures["mrr_at_10"] == 1.0
+    assert figures["ndcg_at_10"] == pytest.approx(((1 + 1 / 2) / (1 + 1 / np.log2(3)) + 1) / 2)
+    assert list(nearest(query[1:], corpus[:3], 10, {0: 0})[0]) == [1, 2, -1]
+
+
+def test_spearman_gives_equal_numbers_their_mean_rank():
+    assert spearman([1, 2, 3], [10, 20, 15]) == pytest.approx(0.5)
+    assert spearman([1, 1, 2], [3, 3, 4]) == pytest.approx(1.0)
+    assert spearman([1, 1], [2, 3]) == 0.0
+
+
+def changed(run, changes):
+    """A run file with these keys of its sections."""
+    tree = yaml.safe_load(run.read_text())
+    for section, values in changes.items():
+        tree[section] = {**tree.get(section, {}), **values}
+    run.write_text(yaml.safe_dump(tree))
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run: tiny, in float32."""
+    run = objective_run(tmp_path_factory.mktemp("embedding") / "run.yaml", "embedding")
+    prompts = {"prompts": {"query": "q: ", "document": "d: "}}
+    train = {"steps": 30, "batch": 32, "learning_rate": 0.003, "precision": "fp32"}
+    done = artel("train", changed(run, {"embedding": prompts, "train": train}))
+    assert done.returncode == 0, done.stderr
+    return run.with_suffix("")
+
+
+def test_a_run_learns_and_says_what_is_found(trained):
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    figures = next(line["validation"] for line in reversed(lines) if "validation" in line)
+    assert set(figures) == {"loss", "recall_at_1", "recall_at_5", "recall_at_10", "mrr_at_10", "ndcg_at_10"}
+    details = json.loads((trained / "validation.json").read_text())
+    assert "16" in json.dumps(details)
+
+
+def test_sentence_transformers_gives_the_same_vectors(trained):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    import artel as api
+
+    texts = ["What is one?", "two is what it is, and it is longer", "the answer"]
+    theirs = sentence_transformers.SentenceTransformer(str(trained / "model"), device="cpu")
+    ours = api.open(trained)
+    for kind, encode in (("query", theirs.encode_query), ("document", theirs.encode_document)):
+        assert np.abs(ours.embed(texts, kind=kind) - encode(texts)).max() < 1e-5
+    short = theirs.encode(texts, truncate_dim=16, normalize_embeddings=True)
+    assert np.abs(ours.embed(texts, dimensions=16) - short).max() < 1e-5
+    foreign = api.open(trained / "model")
+    assert foreign.objective == "embedding"
+    assert np.abs(foreign.embed(texts, kind="query") - ours.embed(texts, kind="query")).max() == 0.0
+
+
+def test_the_commands_know_it(trained):
+    done = artel("generate", trained, "--prompt", "What is one?", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["embedding"]) == 32
+    done = artel("evaluate", trained, "--json")
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["models"]
+    assert result["details"]["dimensions"]["16"]["ndcg_at_10"] > 0
+    assert 0 < result["figures"]["ndcg_at_10"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"embedding": {"loss": "cosine", "symmetric": True}}, "embedding.symmetric"),
+        ({"train": {"batch": 1}}, "write 32 or more"),
+        ({"validate": {"prompts": ["a"]}}, "validate.prompts"),
+        ({"embedding": {"matryoshka": [64]}}, "64 is more than the 32 numbers"),
+        ({"embedding": {"loss": "cosine", "symmetric": False}}, "it has no score"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, changes, said):
+    done = artel("train", changed(objective_run(tmp_path / "run.yaml", "embedding"), changes))
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+
+
+def test_an_unknown_kind_is_refused(trained):
+    import artel as api
+
+    with pytest.raises(InputError, match="write query or document"):
+        api.open(trained).embed(["a"], kind="paragraph")
