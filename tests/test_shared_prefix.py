@@ -83,7 +83,7 @@ def test_each_answer_gets_the_logits_and_gradients_of_its_own_row(config):
         (found * torch.linspace(-1, 1, len(found))[:, None]).sum().backward()
         logits.append(found.detach())
         gradients.append({name: each.grad for name, each in model.named_parameters()})
-    assert tensors["input_ids"].shape[0] == 3
+    assert tensors["documents"].max(dim=1).values.tolist() == [2, 1]  # three samples in two rows
     torch.testing.assert_close(logits[1], logits[0], atol=1e-5, rtol=1e-5)
     largest = max(float(gradient.abs().max()) for gradient in gradients[0].values())
     for name, expected in gradients[0].items():
@@ -130,6 +130,26 @@ def test_what_answers_begin_with_is_read_once():
     assert tensors["targets"][chosen[chosen < 23]].tolist() == one[13:].tolist()
     assert tensors["targets"][rejected].tolist() == other[13:].tolist()
     assert tensors["places"][[0, 9]].tolist() == [12, 12]  # the end of the prompt predicts both
+
+
+def test_samples_share_rows_as_long_as_they_fit():
+    random = np.random.default_rng(1)
+    pairs = [
+        [Answer(random.integers(5, 120, 4 + length), np.repeat([0, 1], [4, length]).astype(np.uint8))] * 2
+        for length in (60, 20, 27, 8)
+    ]
+    tensors = answer_tensors(pairs, shared=True)
+    rows, length = tensors["input_ids"].shape
+    sizes = [int((tensors["documents"] == number).sum()) for number in range(1, 4)]
+    assert (rows, length) == (2, 64)
+    assert sum(sizes) == int((tensors["documents"] > 0).sum()) == sum(len(pair[0].ids) - 1 for pair in pairs)
+    for pair, members in zip(pairs, tensors["members"], strict=True):
+        for answer, own in zip(pair, members, strict=True):
+            own = own[own < len(tensors["targets"])]
+            learned = answer.ids[answer.flags > 0]
+            assert tensors["targets"][own].tolist() == learned.tolist()
+            before = tensors["input_ids"].flatten()[tensors["places"][own]]
+            assert before.tolist() == [answer.ids[3], *learned[:-1]]
 
 
 @pytest.mark.parametrize("loss", ["dpo", "ipo", "kto", "orpo", "simpo"])

@@ -1,7 +1,8 @@
 """Rows of prompts and their answers, and where in them each answer is predicted.
 
 Answers to one prompt can share a row: the tokens with which all of them begin, which are the prompt and what the
-answers have in common, and then the rest of each. Those are read once for all.
+answers have in common, and then the rest of each. Those are read once for all. Several such prompts share a row too
+where they fit, so that a batch has little padding.
 """
 
 from __future__ import annotations
@@ -34,23 +35,27 @@ def answer_tensors(
 ) -> dict[str, torch.Tensor]:
     """Tensors for the answers of each sample, of which each has equally many, in rows of `least_length` or more.
 
-    input_ids int64 (rows, length): a row for each answer, or, `shared`, for each sample. `targets` int64 (count,) are
-    the answers' tokens and `places` int64 (count,) the positions in the flattened rows that predict them. `members`
-    int64 (samples, answers, longest) says which of the targets are an answer's; `count` where it is shorter.
+    input_ids int64 (rows, length): a row for each answer, or, `shared`, for as many samples as fit. `targets` int64
+    (count,) are the answers' tokens and `places` int64 (count,) the positions in the flattened rows that predict them.
+    `members` int64 (samples, answers, longest) says which of the targets are an answer's; `count` where it is shorter.
 
-    With `shared` also int64 (rows, length): `documents`, 1 for tokens and 0 for padding; `branches`, 0 for what a row's
-    answers share and 1, 2, … for the rest of each; `positions` of tokens in their answer, from 0.
+    With `shared` also int64 (rows, length): `documents`, 1, 2, … for the samples of a row and 0 for padding;
+    `branches`, 0 for what a sample's answers share and 1, 2, … for the rest of each; `positions` of tokens in their
+    answer, from 0.
     """
     import torch
 
     groups = list(samples) if shared else [[answer] for sample in samples for answer in sample]
-    rows = [_Row.of(group) for group in groups]
-    length = -(-max(least_length, *(len(row.ids) for row in rows)) // _ROUND) * _ROUND
+    pieces = [_Row.of(group) for group in groups]
+    sizes = [len(piece.ids) for piece in pieces]
+    length = -(-max(least_length, *sizes) // _ROUND) * _ROUND
+    rows = _packed(sizes, length) if shared else [[index] for index in range(len(pieces))]
+    starts = _starts(rows, sizes, length)
     answers = [
-        (index * length + places, targets) for index, row in enumerate(rows) for places, targets in row.predicted
+        (starts[index] + places, targets) for index, piece in enumerate(pieces) for places, targets in piece.predicted
     ]
     tensors = {
-        "input_ids": _stacked([row.ids for row in rows], length, 0),
+        "input_ids": _joined(rows, [piece.ids for piece in pieces], length),
         "places": torch.from_numpy(np.concatenate([places for places, _ in answers])),
         "targets": torch.from_numpy(np.concatenate([targets for _, targets in answers])),
     }
@@ -59,10 +64,42 @@ def answer_tensors(
     longest = max(1, *(len(each) for each in members))
     tensors["members"] = _stacked(members, longest, int(ends[-1])).view(len(samples), -1, longest)
     if shared:
-        tensors["documents"] = _stacked([np.ones_like(row.ids) for row in rows], length, 0)
-        tensors["branches"] = _stacked([row.branches for row in rows], length, 0)
-        tensors["positions"] = _stacked([row.positions for row in rows], length, 0)
+        numbers = {index: number for row in rows for number, index in enumerate(row, start=1)}
+        documents = [np.full(size, numbers[index], dtype=np.int64) for index, size in enumerate(sizes)]
+        tensors["documents"] = _joined(rows, documents, length)
+        tensors["branches"] = _joined(rows, [piece.branches for piece in pieces], length)
+        tensors["positions"] = _joined(rows, [piece.positions for piece in pieces], length)
     return tensors
+
+
+def _packed(sizes: Sequence[int], length: int) -> list[list[int]]:
+    """Which pieces share a row of `length`: the longest first, each into the first row where it fits."""
+    rows: list[list[int]] = []
+    rooms: list[int] = []
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        row = next((row for row, room in enumerate(rooms) if room >= sizes[index]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            rooms.append(length)
+        rows[row].append(index)
+        rooms[row] -= sizes[index]
+    return rows
+
+
+def _starts(rows: Sequence[Sequence[int]], sizes: Sequence[int], length: int) -> dict[int, int]:
+    """Where each piece begins in the flattened rows."""
+    starts = {}
+    for number, row in enumerate(rows):
+        at = number * length
+        for index in row:
+            starts[index] = at
+            at += sizes[index]
+    return starts
+
+
+def _joined(rows: Sequence[Sequence[int]], arrays: Sequence[np.ndarray], length: int) -> torch.Tensor:
+    """int64 (rows, length): the arrays of each row one behind another, then zeros."""
+    return _stacked([np.concatenate([arrays[index] for index in row]) for row in rows], length, 0)
 
 
 def answer_sums(log_probs: torch.Tensor, members: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
