@@ -82,7 +82,7 @@ def test_every_public_thing_is_documented():
         parameters = re.findall(r"^        (\w[\w, ]*):", function.__doc__, re.MULTILINE)
         named = {word for line in parameters for word in line.split(", ")}
         assert set(function.__wrapped__.__code__.co_varnames[: function.__wrapped__.__code__.co_argcount]) <= named
-    for kind in (artel.Model, artel.Run, artel.RunPlan, artel.Answer, artel.Filled):
+    for kind in (artel.Model, artel.Run, artel.RunPlan, artel.Answer, artel.Entity, artel.Filled):
         assert kind.__doc__
         assert all(
             member.__doc__ for name, member in vars(kind).items() if not name.startswith("_") and callable(member)
@@ -225,7 +225,7 @@ def test_a_conversation_has_its_earlier_messages(with_marks):
             model.chat(wrong)
 
 
-@pytest.mark.parametrize("name", ["masked", "restoring", "span_qa", "chat", "dpo"])
+@pytest.mark.parametrize("name", ["masked", "restoring", "span_qa", "tokens", "chat", "dpo"])
 def test_each_objective_says_what_it_cannot(name):
     run = train(objective_run(Path("run.yaml").absolute(), name, train={"steps": 1, "batch": 8}))
     model = artel.open(run.folder)
@@ -236,8 +236,10 @@ def test_each_objective_says_what_it_cannot(name):
         "chat": lambda: model.chat("Where?", max_new_tokens=3, tell=silent),
         "answer": lambda: model.answer("where is Anna ?", "Anna is in the forest . " * 30),
         "fill": lambda: model.fill(text),
+        "entities": lambda: model.entities(["Anna Berg lives in New York.", " "]),
     }
-    able = {"masked": ["fill"], "restoring": ["fill"], "span_qa": ["answer"]}.get(name, ["generate", "stream", "chat"])
+    encoders = {"masked": ["fill"], "restoring": ["fill"], "span_qa": ["answer"], "tokens": ["entities"]}
+    able = encoders.get(name, ["generate", "stream", "chat"])
     for what, call in calls.items():
         if what not in able:
             with pytest.raises(artel.InputError, match=r"is a model for|it is a model for") as error:
@@ -248,6 +250,11 @@ def test_each_objective_says_what_it_cannot(name):
         if what == "fill":
             assert str(result) == result.text
             assert [len(mask) for mask in result.masks] == ([5] if name == "masked" else [])
+        elif what == "entities":
+            assert [entity.text for entity in result[0]] == [
+                "Anna Berg lives in New York."[entity.start : entity.end] for entity in result[0]
+            ]
+            assert result[1] == []
         elif what == "answer":
             assert result.text == ("Anna is in the forest . " * 30)[result.start : result.end]
             assert sum(result.classes.values()) == pytest.approx(1)

@@ -185,7 +185,7 @@ def test_a_checkpoint_is_a_model_of_its_step(trained):
     assert not all(before[name].equal(tensor) for name, tensor in final.items())
 
 
-@pytest.mark.parametrize("name", ["causal", "masked", "restoring", "span_qa", "chat", "dpo"])
+@pytest.mark.parametrize("name", ["causal", "masked", "restoring", "span_qa", "tokens", "chat", "dpo"])
 def test_the_python_of_a_card_runs(name, trained, tmp_path):
     """By transformers alone, on the folder in place of the repository; where artel has one answer, it is the same."""
     run = trained
@@ -203,6 +203,11 @@ def test_the_python_of_a_card_runs(name, trained, tmp_path):
     if name == "masked":
         best = artel.open(run).fill(opened.objective.prompt(None)).masks[0][0]
         assert f"{best[1]:.3f}" in written.getvalue()
+    if name == "tokens":
+        text = "Anna Karenina went to Moscow."
+        found = [(entity.start, entity.end, entity.label) for entity in artel.open(run).entities(text)]
+        rows = [line.split() for line in written.getvalue().splitlines()]
+        assert [(int(start), int(end), label) for start, end, label, *_ in rows] == found
     assert card.data.pipeline_tag == opened.objective.pipeline_tag != ""
     assert code(card, "bash").splitlines()[1] == opened.objective.command("novel", None)
 

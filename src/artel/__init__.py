@@ -17,6 +17,7 @@ _HOME = {
     "RunPlan": "artel.api",
     "Model": "artel.api",
     "Answer": "artel.api",
+    "Entity": "artel.api",
     "Filled": "artel.api",
     "Ranked": "artel.api",
     "RunConfig": "artel.config",

@@ -1,5 +1,6 @@
 from artel import config as config
 from artel.api import Answer as Answer
+from artel.api import Entity as Entity
 from artel.api import Filled as Filled
 from artel.api import Model as Model
 from artel.api import Ranked as Ranked

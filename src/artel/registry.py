@@ -80,6 +80,8 @@ FORMATS = Registry(
         "preference": "artel.text.formats.chat:PREFERENCE",
         "matches": "artel.text.formats.matches:MATCHES",
         "labels": "artel.text.formats.labels:LABELS",
+        "conll": "artel.text.formats.tagged.conll:CONLL",
+        "entities": "artel.text.formats.tagged.rows:ENTITY_ROWS",
         "dummy": "artel.text.formats.dummy:DUMMY",
     },
 )
@@ -95,6 +97,7 @@ OBJECTIVES = Registry(
         "rerank": "artel.objectives.rerank.objective:Rerank",
         "classification": "artel.objectives.classification.objective:Classification",
         "embedding": "artel.objectives.embedding.objective:Embedding",
+        "tokens": "artel.objectives.tokens.objective:Tokens",
     },
 )
 OPTIMIZERS = Registry(

@@ -18,6 +18,8 @@ OBJECTIVES = {
                 "span_qa": {"question": 16, "stride": 8, "heads": "five", "class_weights": "balanced",
                             "class_loss": "smooth", "balanced_sampling": True},
                 "data": {"block": 64, "sources": [{"format": "dummy", "kind": "questions", "documents": 200}]}},
+    "tokens": {"objective": "tokens", "model": "bert", "tokenizer": {"train": {"vocab": 380}},
+               "data": {"block": 48, "sources": [{"format": "dummy", "kind": "entities", "documents": 200}]}},
     "chat": {"objective": "chat", "model": "llama", "data": {"block": 96}},
     "dpo": {"objective": "preference", "model": "llama", "data": {"block": 96}, "tokenizer": {"train": {"vocab": 300}}},
     "kto": {"objective": "preference", "model": "llama", "data": {"block": 96}, "tokenizer": {"train": {"vocab": 300}},

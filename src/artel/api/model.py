@@ -1,4 +1,4 @@
-"""A trained model to use: write, chat, answer, fill masks, evaluate."""
+"""A trained model to use: write, chat, answer, mark names, fill masks, evaluate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from artel.api.process import Tell, leaves_process_unchanged, tell
 from artel.errors import InputError
@@ -38,6 +38,23 @@ class Answer:
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A name in a text, or a word with its tag."""
+
+    start: int
+    """Its first character, counted from 0."""
+    end: int
+    """The character behind its last."""
+    label: str
+    text: str
+    score: float
+    """The mean probability of its words' tags, 0 to 1."""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.label})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +222,24 @@ class Model:
             raise self._cannot("finds no answers in texts")
         found = self._reply(question, context, None).to_json or {}
         return Answer(found["answer"], found["start"], found["end"], found["score"], found["class"], found["classes"])
+
+    @overload
+    def entities(self, text: str) -> list[Entity]: ...
+
+    @overload
+    def entities(self, text: list[str]) -> list[list[Entity]]: ...
+
+    @leaves_process_unchanged()
+    def entities(self, text: str | list[str]) -> list[Entity] | list[list[Entity]]:
+        """The names in a text of any length, which is read in windows, in order; or of each of several texts.
+
+        Of a model that gives each word a tag they are the words.
+
+        Raises InputError for a model that did not learn to mark names or tag words.
+        """
+        answers = self._answers("entities", [text] if isinstance(text, str) else text, "marks nothing in texts")
+        found = [[Entity(**entity) for entity in answer["entities"]] for answer in answers]
+        return found[0] if isinstance(text, str) else found
 
     @leaves_process_unchanged()
     def fill(self, text: str) -> Filled:

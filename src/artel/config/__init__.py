@@ -23,6 +23,7 @@ from artel.config.schema.encoders import (
     EmbeddingPrompts,
     RerankConfig,
     RewardConfig,
+    TokensConfig,
 )
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig, SlurmConfig
@@ -70,6 +71,7 @@ __all__ = [
     "SpanQAConfig",
     "TokenizerConfig",
     "TokenizerTraining",
+    "TokensConfig",
     "TrainConfig",
     "ValidateConfig",
     "WrongRunFile",

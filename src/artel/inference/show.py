@@ -27,7 +27,7 @@ class TextPiece:
     learned: bool
     """Whether the tokens have targets."""
     target: str = ""
-    """The targets, where they differ from the input: the word under a mask."""
+    """The targets, where they differ from the input: the word under a mask, the label of a name."""
 
     def to_json(self) -> dict[str, Any]:
         return {"text": self.text, "learned": self.learned} | ({"target": self.target} if self.target else {})
@@ -107,6 +107,13 @@ class ReadSamples:
 def _shown(reading: Reading, number: int, origins: list[str], tokenizer: Tokenizer) -> ShownSample:
     more = f" and {len(origins) - 1} more" if len(origins) > 1 else ""
     ids, targets = reading.ids.tolist(), reading.targets.tolist()
+    count = sum(target != IGNORED for target in targets)
+    if reading.labels is not None:
+        labeled = groupby(zip(ids, reading.labels, strict=True), key=lambda pair: pair[1])
+        pieces = [
+            TextPiece(tokenizer.decode([token for token, _ in group]), bool(label), label) for label, group in labeled
+        ]
+        return ShownSample(number, f"{origins[0]}{more}", len(ids), count, pieces, reading.name)
     # Decode the tokens of a kind together: a character may be several tokens.
     kinds = groupby(
         zip(ids, targets, strict=True), key=lambda pair: "" if pair[1] == IGNORED else ("=", ">")[pair[0] != pair[1]]
@@ -115,5 +122,4 @@ def _shown(reading: Reading, number: int, origins: list[str], tokenizer: Tokeniz
     for kind, group in kinds:
         read, learned = zip(*group, strict=True)
         pieces.append(TextPiece(tokenizer.decode(read), bool(kind), tokenizer.decode(learned) if kind == ">" else ""))
-    count = sum(target != IGNORED for target in targets)
     return ShownSample(number, f"{origins[0]}{more}", len(ids), count, pieces, reading.name)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from artel.objectives.masked import Masked
     from artel.objectives.preference import PreferenceOptimization
     from artel.objectives.span_qa.objective import SpanQA
+    from artel.objectives.tokens.objective import Tokens
 
 _FILE_OF = {
     "Causal": "causal",
@@ -28,6 +29,7 @@ _FILE_OF = {
     "Masked": "masked",
     "PreferenceOptimization": "preference",
     "SpanQA": "span_qa.objective",
+    "Tokens": "tokens.objective",
     "fill_masks": "fill_mask",
 }
 
@@ -65,6 +67,7 @@ __all__ = [
     "Objective",
     "PreferenceOptimization",
     "SpanQA",
+    "Tokens",
     "fill_masks",
     "objective_of",
     "objective_type",

@@ -68,6 +68,8 @@ class Reading:
     """int64 (tokens,): the id to predict at each position; IGNORED if nothing is learned there."""
     name: str = ""
     """Which reading of the sample it is, if there are several: chosen, rejected."""
+    labels: list[str] | None = None
+    """What is learned at each position, where that is no token: the label of the name that a word belongs to, or ""."""
 
 
 @dataclass(frozen=True, slots=True)

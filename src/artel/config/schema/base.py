@@ -28,6 +28,14 @@ OneOrMore = BeforeValidator(_as_list, json_schema_input_type=str | list[str])
 """A text alone stands for a list of one."""
 
 
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+ColumnOrField = BeforeValidator(_as_text, json_schema_input_type=str | int)
+"""A column by its number, or a field by its name."""
+
+
 def number_if_it_is_one(value: object) -> object:
     if isinstance(value, str):
         try:

@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from artel.config.schema.base import Name, OneOrMore, Paths, Section, free, number_if_it_is_one, number_or_numbers
+from artel.config.schema.base import (
+    ColumnOrField,
+    Name,
+    OneOrMore,
+    Paths,
+    Section,
+    free,
+    number_if_it_is_one,
+    number_or_numbers,
+)
 from artel.config.schema.cleaning import CleanConfig, DedupConfig
 from artel.config.schema.decontamination import Decontaminate
 from artel.config.schema.quantities import Bytes, Count, Length, Number, Seed, Vocabulary, at_most
@@ -29,7 +38,8 @@ class SourceConfig(Section):
         "output; nq: Natural Questions; squad: SQuAD json; chat: conversations in json or jsonl; preference: prompts "
         "with a chosen and a rejected answer; matches: queries with texts that match them and texts that do not, pairs "
         "with a score, or groups of lines that say the same; labels: texts with labels in csv, jsonl or parquet, or "
-        "files in folders named by their labels; dummy: made up.",
+        "files in folders named by their labels; conll: words and their tags in columns; entities: json or jsonl with "
+        "spans of characters, or words with tags (doccano, Label Studio, spaCy, Hugging Face); dummy: made up.",
     )
     name: str = Field(default="", description="Name of this source in the ledger; by default the path.")
     license: str = free(
@@ -121,7 +131,27 @@ class SourceConfig(Section):
     fill: dict[str, str] = Field(
         default={}, description="chat, preference: what stands for {{name}} in the texts: {name: Artel, author: you}."
     )
-    kind: Literal["text", "questions"] = Field(default="text", description="dummy: what to make.")
+    words: Annotated[str, ColumnOrField] = Field(
+        default="",
+        description="conll: the column of the words, from 0 (the first; of .conllu files their FORM); entities: the "
+        "field with the list of words (tokens or words), where a row has no text.",
+    )
+    tags: Annotated[str, ColumnOrField] = Field(
+        default="",
+        description="conll: the column of the tags, from 0 (-1, the last; of .conllu files the part of speech); "
+        "entities: the field with the spans (entities, spans, labels or label), or with the tags of the words "
+        "(ner_tags, tags …).",
+    )
+    tag_names: list[str] = Field(
+        default=[],
+        description="entities: the names of tags that are numbers, in their order: [O, B-PER, I-PER]. Parquet files "
+        "of Hugging Face's datasets bring them along.",
+    )
+    kind: Literal["text", "questions", "entities", "words"] = Field(
+        default="text",
+        description="dummy: what to make (text, questions, entities). conll, entities: words, where each word has a "
+        "tag of its own (parts of speech); else the tags are of names (B-PER I-PER O).",
+    )
     documents: Annotated[Count, at_most(10**8, "nobody needs so much made-up text")] = Field(
         default=1000, ge=1, description="dummy: how many documents to make."
     )

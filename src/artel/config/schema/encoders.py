@@ -152,3 +152,39 @@ class EmbeddingConfig(Section):
     @classmethod
     def _longest_first(cls, dimensions: list[int]) -> list[int]:
         return sorted(set(dimensions), reverse=True)
+
+
+class TokensConfig(Section):
+    labels: Annotated[Literal["auto"] | list[str], BeforeValidator(_as_texts)] = Field(
+        default="auto",
+        description="What is marked: [ORG, PER]; auto: what the records have. Or all tags in the order of the head's "
+        "rows: [O, B-PER, I-PER]. A record with another label is rejected and listed.",
+    )
+    scheme: Literal["bio", "bilou", "words"] = Field(
+        default="bio",
+        description="Tags of the words of a name: bio (B- the first, I- the others); bilou (also L- the last, U- a "
+        "single one). words: each word has a label of its own (parts of speech), as where a source is of kind words.",
+    )
+    nested: Literal["outermost", "innermost"] = Field(
+        default="outermost",
+        description="Which of names that overlap is learned, and evaluated against; the others are counted in the "
+        "ledger.",
+    )
+    stride: Length | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens from one window of a long text to the next where it is judged (windows that are learned "
+        "do not overlap); half a window when null. A word is judged in the window where most stands around it.",
+    )
+    isolate_punctuation: bool = Field(
+        default=True,
+        description="Make each punctuation mark a token of its own, so that a name can end before it; false leaves "
+        "the tokenizer as it is.",
+    )
+
+    @field_validator("labels")
+    @classmethod
+    def _names(cls, value: str | list[str]) -> str | list[str]:
+        if isinstance(value, list) and (not value or len(set(value)) < len(value) or not all(map(str.strip, value))):
+            raise ValueError(f"{value} are no labels; write each once: [ORG, PER], or auto")
+        return value

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 
 from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, free
 from artel.config.schema.data import DataConfig, TokenizerConfig
-from artel.config.schema.encoders import ClassificationConfig, EmbeddingConfig, RerankConfig, RewardConfig
+from artel.config.schema.encoders import ClassificationConfig, EmbeddingConfig, RerankConfig, RewardConfig, TokensConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig
 from artel.config.schema.quantities import (
@@ -333,7 +333,7 @@ class RunConfig(Section):
         default="causal",
         description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
         "assistant's turns of conversations; the better of two answers; labels of texts, or a number; a score for an "
-        "answer, or for a query and a document; vectors of texts.",
+        "answer, or for a query and a document; vectors of texts; names in texts, or tags of words.",
     )
     masked: MaskedConfig = Field(default=MaskedConfig(), description="objective masked: what is hidden.")
     span_qa: SpanQAConfig = Field(
@@ -352,6 +352,9 @@ class RunConfig(Section):
     )
     embedding: EmbeddingConfig = Field(
         default=EmbeddingConfig(), description="objective embedding: the loss, what a text's vector is, prompts."
+    )
+    tokens: TokensConfig = Field(
+        default=TokensConfig(), description="objective tokens: labels of names or words, their tags, windows."
     )
     train: TrainConfig = Field(default=TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
     validate_: ValidateConfig = Field(

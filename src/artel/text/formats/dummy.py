@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 from artel.config import SourceConfig
+from artel.text.formats.dummy_entities import read_dummy_entities
 from artel.text.formats.dummy_questions import read_dummy_questions
 from artel.text.formats.format import Format
 from artel.text.reading.source_file import Items, SourceFile
@@ -40,7 +41,8 @@ def _sentence(chance: random.Random) -> str:
 
 
 def _read(file: SourceFile) -> Items:
-    return read_dummy_questions(file.source) if file.source.kind == "questions" else read_dummy(file.source)
+    return _READERS.get(file.source.kind, read_dummy)(file.source)
 
 
-DUMMY = Format(read=_read, yields=("text", "questions"), has_files=False)
+_READERS = {"text": read_dummy, "questions": read_dummy_questions, "entities": read_dummy_entities}
+DUMMY = Format(read=_read, yields=tuple(_READERS), has_files=False)

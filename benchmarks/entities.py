@@ -1,0 +1,311 @@
+"""Names in Russian news (factRuEval-2016's devset, 122 texts): artel beside transformers' Trainer, and plain baselines.
+
+    python benchmarks/entities.py DATA.jsonl MINILM_FOLDER [--seeds 0 1 2] [--out benchmarks/entities.md]
+
+The texts are split by documents, 98 to learn from and 24 to judge by, the same ones for everybody. Both contestants
+read the same windows with the same labels (the Trainer those of artel's store), see as many of them in as many steps,
+with the same optimizer and learning rates, and are judged by `artel evaluate`: f1 of whole names over whole documents.
+From scratch a small BERT with a tokenizer of these texts, else all-MiniLM-L6-v2 (English, so that it spells Russian
+words letter by letter). Each run is a process with one thread; speed is windows learned for each second of the
+processor, which other programs on the machine change little, without the first five steps. The Trainer is run as it
+comes (float32) and with bf16=True.
+
+Baselines: the commonest tag of a word, and logistic regression over the word, its ends and shape and those of its
+neighbours (a CRF without the chain), both on artel's words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CONTESTANTS = ("artel", "Trainer", "Trainer, bf16")
+BERT = {"model_type": "bert", "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "intermediate_size": 512}  # fmt: skip
+BEGINNINGS: dict[str, dict[str, Any]] = {
+    "from scratch": {"steps": 150, "batch": 16, "learning_rate": 1e-3},
+    "MiniLM": {"steps": 100, "batch": 8, "learning_rate": 5e-4},
+}
+_BLOCK, _UNCOUNTED = 256, 5
+_HELD_OUT = 24
+
+
+class Clock:
+    """Processor time at the end of each step."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def note(self, *_: Any) -> None:
+        self.times.append(time.process_time())
+
+    def rate(self, batch: int) -> float:
+        """Windows for each second of the processor, after the steps that are not counted."""
+        steps = len(self.times) - 1 - _UNCOUNTED
+        return steps * batch / (self.times[-1] - self.times[_UNCOUNTED])
+
+
+def run_file(folder: Path, beginning: str, minilm: str, seed: int) -> dict[str, Any]:
+    given = BEGINNINGS[beginning]
+    is_scratch = beginning == "from scratch"
+    source = {"path": str(folder / "train.jsonl"), "format": "entities"}
+    return {
+        "run": str(folder / f"run-{beginning}-{seed}"),
+        "seed": seed,
+        "data": {"sources": [source], "validation": str(folder / "validation.jsonl"), "block": _BLOCK},
+        "tokenizer": {"train": {"vocab": 4000}} if is_scratch else {},
+        "model": {"config": BERT} if is_scratch else {"from": minilm},
+        "objective": "tokens",
+        "train": {
+            **given,
+            "threads": 1,
+            "schedule": "linear",
+            "warmup": 0.1,
+            "weight_decay": 0.01,
+            "betas": [0.9, 0.999],
+        },
+        "validate": {"every": "never"},
+        "checkpoint": {"every": "never"},
+    }
+
+
+def train_artel(run: dict[str, Any]) -> tuple[Path, Clock]:
+    import artel
+
+    clock = Clock()
+    trained = artel.train(run, callbacks=[clock.note], tell=lambda *_: None)
+    return trained.folder / "model", clock
+
+
+def train_with_trainer(run: dict[str, Any], *, bf16: bool) -> tuple[Path, Clock]:
+    import torch
+    from transformers import (
+        AutoConfig,
+        AutoModelForTokenClassification,
+        DataCollatorForTokenClassification,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    import artel
+    from artel.objectives import objective_of
+
+    torch.set_num_threads(1)
+    prepared = artel.prepare(run, tell=lambda *_: None)
+    tokenizer, part = prepared.tokenizer(), prepared.open().train
+    objective = objective_of(prepared.run, tokenizer)
+    torch.manual_seed(run["seed"])
+    if "from" in run["model"]:
+        model = AutoModelForTokenClassification.from_pretrained(run["model"]["from"], **objective.head_config)
+    else:
+        values = dict(run["model"]["config"]) | objective.head_config | {"vocab_size": tokenizer.vocabulary}
+        config = AutoConfig.for_model(**values, pad_token_id=tokenizer.pad_id, max_position_embeddings=_BLOCK)
+        model = AutoModelForTokenClassification.from_config(config)
+    rows = []
+    for number in range(part.samples):
+        sample = part.sample(number)
+        labels = sample.flags.astype(int) - 1  # -1: no first token of a word
+        rows.append({"input_ids": sample.ids.tolist(), "labels": [-100 if label < 0 else label for label in labels]})
+    clock, train = Clock(), run["train"]
+
+    class Noted(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.note()
+
+    folder = Path(run["run"]).with_name(f"trainer-{Path(run['run']).name}-{'bf16' if bf16 else 'fp32'}")
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=train["steps"], per_device_train_batch_size=train["batch"],
+        learning_rate=train["learning_rate"], lr_scheduler_type="linear", warmup_steps=train["steps"] // 10,
+        weight_decay=train["weight_decay"], adam_beta2=0.999, max_grad_norm=1.0, seed=run["seed"], bf16=bf16,
+        use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True, logging_strategy="no",
+    )  # fmt: skip
+    collator = DataCollatorForTokenClassification(tokenizer.hf)
+    Trainer(model, arguments, train_dataset=rows, data_collator=collator, callbacks=[Noted()]).train()
+    model.save_pretrained(folder / "model")
+    tokenizer.save(folder / "model")
+    return folder / "model", clock
+
+
+def one(options: argparse.Namespace) -> dict[str, Any]:
+    """One run of a contestant: its figures on the held-out texts, and its speed."""
+    import artel
+
+    folder = Path(options.folder)
+    run = run_file(folder, options.beginning, options.minilm, options.seed)
+    if options.one == CONTESTANTS[0]:
+        model, clock = train_artel(run)
+    else:
+        model, clock = train_with_trainer(run, bf16=options.one == CONTESTANTS[2])
+    judged = artel.open(model).evaluate(
+        folder / "validation.jsonl", {"data.block": _BLOCK, "data.sources.0.format": "entities"}, tell=lambda *_: None
+    )
+    return {"figures": judged.figures, "rate": clock.rate(BEGINNINGS[options.beginning]["batch"])}
+
+
+# Baselines ---------------------------------------------------------------------------------
+
+
+def tagged_words(folder: Path, name: str) -> Iterator[tuple[list[str], list[str], Any]]:
+    """(words, tags in BIO, (gold spans, starts, ends)) of each text."""
+    import artel
+    from artel.config import RunConfig
+    from artel.objectives import objective_of
+    from artel.text import Document, Record, Tagged
+
+    run = run_file(folder, "from scratch", "", 0)
+    prepared = artel.prepare(run, tell=lambda *_: None)
+    objective = objective_of(prepared.run or RunConfig(), prepared.tokenizer())
+    for line in (folder / name).read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        spans = tuple((span["start"], span["end"], span["label"]) for span in row["entities"])
+        document = Document(Record(row["text"], "", "", Tagged(row["text"], spans)), "validation")
+        (made,) = objective.samples([document])
+        source = made.source
+        words = [row["text"][start:end] for start, end in zip(source["starts"], source["ends"], strict=True)]
+        tags = ["O"] * len(words)
+        for start, end, label in source["spans"]:
+            inside = [
+                at
+                for at, (a, b) in enumerate(zip(source["starts"], source["ends"], strict=True))
+                if a < end and b > start
+            ]
+            for at in inside:
+                tags[at] = f"{'B' if at == inside[0] else 'I'}-{label}"
+        yield words, tags, (source["spans"], source["starts"], source["ends"])
+
+
+def baselines(folder: Path) -> dict[str, dict[str, float]]:
+    from sklearn.feature_extraction import DictVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    train, held_out = list(tagged_words(folder, "train.jsonl")), list(tagged_words(folder, "validation.jsonl"))
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for words, tags, _ in train:
+        for word, tag in zip(words, tags, strict=True):
+            counts[word][tag] += 1
+    common = {word: count.most_common(1)[0][0] for word, count in counts.items()}
+    model = make_pipeline(DictVectorizer(), LogisticRegression(max_iter=200, C=3.0))
+    model.fit(
+        [each for words, _, _ in train for each in features(words)], [tag for _, tags, _ in train for tag in tags]
+    )
+    return {
+        "commonest tag of a word": judged(
+            held_out, [[common.get(word, "O") for word in words] for words, _, _ in held_out]
+        ),
+        "logistic regression": judged(held_out, [list(model.predict(features(words))) for words, _, _ in held_out]),
+    }
+
+
+def features(words: list[str]) -> list[dict[str, Any]]:
+    rows = []
+    for at in range(len(words)):
+        row: dict[str, Any] = {}
+        for by in (-2, -1, 0, 1, 2):
+            word = words[at + by] if 0 <= at + by < len(words) else ""
+            row |= {f"{by} word {word.lower()}": 1, f"{by} end {word[-3:]}": 1, f"{by} title {word.istitle()}": 1,
+                    f"{by} upper {word.isupper()}": 1, f"{by} mark {word.isalnum()}": 1}  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def judged(texts: list[Any], tags: list[list[str]]) -> dict[str, float]:
+    from artel.objectives.tokens.answers import found_in
+    from artel.objectives.tokens.scores import Scores
+
+    scores = Scores()
+    for (_, _, (spans, starts, ends)), own in zip(texts, tags, strict=True):
+        found = [(starts[a], ends[b - 1], label) for a, b, label in found_in(own, starts, ends, of_words=False)]
+        scores.add(spans, found)
+    return {**scores.micro(), "macro_f1": scores.macro_f1()}
+
+
+# The whole ---------------------------------------------------------------------------------
+
+
+def split(data: Path, folder: Path) -> None:
+    lines = data.read_text(encoding="utf-8").splitlines()
+    random.Random(0).shuffle(lines)
+    (folder / "validation.jsonl").write_text("\n".join(lines[:_HELD_OUT]) + "\n", encoding="utf-8")
+    (folder / "train.jsonl").write_text("\n".join(lines[_HELD_OUT:]) + "\n", encoding="utf-8")
+
+
+def started(options: argparse.Namespace, folder: Path, contestant: str, beginning: str, seed: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, str(options.data), str(options.minilm), "--one", contestant, "--beginning",
+               beginning, "--seed", str(seed), "--folder", str(folder)]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ARTEL_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    print(f"{beginning}, {contestant}, seed {seed}: f1 {result['figures']['f1']:.4f}, {result['rate']:.2f} windows/s",
+          file=sys.stderr)  # fmt: skip
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("minilm")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path)
+    for name in ("one", "beginning", "folder"):
+        parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(options)))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        split(options.data, folder)
+        os.environ["ARTEL_CACHE"] = str(folder / "cache")
+        lines = [
+            "| | | precision | recall | f1 | macro f1 | windows/s of processor time |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for baseline, figures in baselines(folder).items():
+            lines.append(row("", baseline, [figures], []))
+        for beginning in BEGINNINGS:
+            results: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTESTANTS}
+            for seed in options.seeds:  # in turns, so that a busy minute meets all
+                for contestant in CONTESTANTS:
+                    results[contestant].append(started(options, folder, contestant, beginning, seed))
+            for contestant, runs in results.items():
+                own = results[CONTESTANTS[0]]
+                ratios = [ours["rate"] / run["rate"] for ours, run in zip(own, runs, strict=True)]
+                lines.append(row(beginning, contestant, [run["figures"] for run in runs], ratios, runs))
+    text = "\n".join(lines)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+def row(beginning: str, name: str, figures: list[dict[str, float]], ratios: list[float], runs: Any = ()) -> str:
+    """A row of the table: means over the seeds, and the spread of f1."""
+    cells = [
+        f"{statistics.mean(each[key] for each in figures):.4f}" for key in ("precision", "recall", "f1", "macro_f1")
+    ]
+    if len(figures) > 1:
+        cells[2] += f" ({min(each['f1'] for each in figures):.4f} to {max(each['f1'] for each in figures):.4f})"
+    speed = ""
+    if ratios:
+        speed = f"{statistics.mean(run['rate'] for run in runs):.2f}"
+        speed += f"; artel {statistics.median(ratios):.2f} ×" if name != CONTESTANTS[0] else ""
+    return f"| {beginning} | {name} | {' | '.join(cells)} | {speed} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""From the tags of words to names in whole texts: of a split's documents, or of any texts that a model is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from artel.objectives.base import Batch, DocumentSamples
+from artel.objectives.tokens.labels import TagSet
+from artel.objectives.tokens.windows import DOCUMENT, NO_WORD, Windows
+from artel.text import Document, Record, Tagged
+from artel.text.tags import entities_of
+from artel.tokens import Rows, Sample, StoreSplit, evaluation_rows
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+_BATCH_TOKENS = 8192
+"""Of a forward pass over texts that a model is asked."""
+
+
+class Tagger(Protocol):
+    """What of the objective is needed to ask its model."""
+
+    tags: TagSet
+
+    def batch(self, rows: Rows) -> Batch: ...
+
+    def logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor: ...
+
+
+def predicted_tags(logits: torch.Tensor, places: torch.Tensor, shape: Sequence[int], columns: int) -> torch.Tensor:
+    """float32 (rows, columns): the likeliest tag at each of the `places` in flattened rows of `shape`, elsewhere 0."""
+    import torch.nn.functional as F
+
+    rows, length = shape
+    tags = logits.new_zeros(rows * length)
+    tags[places] = logits.argmax(dim=-1).float()
+    return F.pad(tags.view(rows, length)[:, :columns], (0, max(0, columns - length)))
+
+
+def judged_tags(outputs: np.ndarray, part: StoreSplit) -> dict[int, list[int]]:
+    """For each document of a split the tags of its words in order, by the outputs (samples, block) of its windows."""
+    owners = part.numbers()[: len(outputs), DOCUMENT].tolist()
+    tags: dict[int, list[int]] = {}
+    for number, owner in enumerate(owners):
+        flags = part.sample(number).flags
+        assert flags is not None
+        judged = outputs[number, : len(flags)][flags != NO_WORD]
+        tags.setdefault(owner, []).extend(judged.astype(np.int64).tolist())
+    return tags
+
+
+def found_in(
+    tags: Sequence[str], starts: Sequence[int], ends: Sequence[int], *, of_words: bool
+) -> list[tuple[int, int, str]]:
+    """(first word, word after the last, label) of each name, by the tags of the words and their characters.
+
+    Where each word has a tag, pieces of a word (a hyphen, an apostrophe) are one word if they have the same.
+    """
+    if not of_words:
+        return entities_of(tags)
+    found: list[tuple[int, int, str]] = []
+    for word, tag in enumerate(tags):
+        if found and found[-1][2] == tag and ends[word - 1] == starts[word]:
+            found[-1] = (found[-1][0], word + 1, tag)
+        else:
+            found.append((word, word + 1, tag))
+    return found
+
+
+def marked(tags: Sequence[str], *, of_words: bool) -> list[str]:
+    """For each token the label of its name, by the tags of words at their first tokens and "" elsewhere."""
+    words = [place for place, tag in enumerate(tags) if tag]
+    labels = [""] * len(tags)
+    names = [(word, word + 1, tags[place]) for word, place in enumerate(words)]
+    for first, end, label in names if of_words else entities_of([tags[place] for place in words]):
+        stop = words[end] if end < len(words) else words[end - 1] + 1
+        labels[words[first] : stop] = [label] * (stop - words[first])
+    return labels
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """Samples that are no store's."""
+
+    samples: list[Sample]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, index: int) -> Sample:
+        return self.samples[index]
+
+    def origins(self, index: int) -> list[str]:
+        return []
+
+
+def entities_in(objective: Tagger, model: PreTrainedModel, windows: Windows, texts: list[str]) -> list[dict[str, Any]]:
+    """The names of each text: {"entities": [{"start", "end", "label", "text", "score"}]}."""
+    records = [Record(text, f"text {number}", "", Tagged(text, ())) for number, text in enumerate(texts)]
+    made = list(windows.samples([Document(record, "validation") for record in records]))
+    documents = [each if isinstance(each, DocumentSamples) else None for each in made]  # a text without words has none
+    listed = [sample for document in documents if document for sample in document.samples]
+    judged = iter(_judge(objective, model, listed))
+    answers = []
+    for text, document in zip(texts, documents, strict=True):
+        pairs = [next(judged) for _ in document.samples] if document else []
+        answers.append({"entities": _entities(objective, text, document, pairs)})
+    return answers
+
+
+def _entities(
+    objective: Tagger, text: str, document: DocumentSamples | None, pairs: list[tuple[np.ndarray, np.ndarray]]
+) -> list[dict[str, Any]]:
+    if document is None or document.source is None:
+        return []
+    starts, ends = document.source["starts"], document.source["ends"]
+    tags = objective.tags.names(np.concatenate([ids for ids, _ in pairs]).tolist())
+    shares = np.concatenate([shares for _, shares in pairs])
+    return [
+        {
+            "start": starts[first],
+            "end": ends[end - 1],
+            "label": label,
+            "text": text[starts[first] : ends[end - 1]],
+            "score": float(shares[first:end].mean()),
+        }
+        for first, end, label in found_in(tags, starts, ends, of_words=objective.tags.of_words)
+    ]
+
+
+def _judge(objective: Tagger, model: PreTrainedModel, samples: list[Sample]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each sample the likeliest tags of its words, and their probabilities. Long ones are run first, together."""
+    import torch
+
+    judged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    order = sorted(range(len(samples)), key=lambda number: -len(samples[number].ids))
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        while order:
+            size = max(1, _BATCH_TOKENS // len(samples[order[0]].ids))
+            numbers, order = order[:size], order[size:]
+            rows = evaluation_rows(_Listed(samples), np.array(numbers), len(numbers))
+            shares = _probabilities(objective, model, objective.batch(rows))
+            best = zip(numbers, _by_row(rows, shares.argmax(axis=1)), _by_row(rows, shares.max(axis=1)), strict=True)
+            judged |= {number: (tags, share) for number, tags, share in best}
+    model.train(was_training)
+    return [judged[number] for number in range(len(samples))]
+
+
+def _probabilities(objective: Tagger, model: PreTrainedModel, batch: Batch) -> np.ndarray:
+    """float32 (words, tags)."""
+    shares: np.ndarray = objective.logits(model, batch.to(model.device)).softmax(dim=-1).cpu().numpy()
+    return shares
+
+
+def _by_row(rows: Rows, values: np.ndarray) -> list[np.ndarray]:
+    """What stands for the judged words of all rows, in order, by rows."""
+    assert rows.flags is not None
+    counts = [np.count_nonzero(flags[:length]) for flags, length in zip(rows.flags, rows.lengths, strict=True)]
+    return np.split(values, np.cumsum(counts)[:-1])

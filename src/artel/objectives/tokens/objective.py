@@ -1,0 +1,256 @@
+"""The objective: which words are learned, and the names in whole texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from artel.config import RunConfig
+from artel.errors import Problem
+from artel.models.targets import IGNORED
+from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
+from artel.objectives.tokens.answers import entities_in, found_in, judged_tags, marked, predicted_tags
+from artel.objectives.tokens.labels import TagSet, is_of_words, labels_of
+from artel.objectives.tokens.scores import Scores
+from artel.objectives.tokens.usage import bilou_usage, pipeline_usage, word_usage
+from artel.objectives.tokens.windows import DOCUMENT, NO_WORD, Windows
+from artel.text import Document, Dropped, Record, Rejected
+from artel.text.formats.tagged.spans import ENTITIES, WORDS
+from artel.text.tags import OUTSIDE, split_tag
+from artel.tokens import Rows, Samples, StoreSplit, Tokenizer, WholeSamples
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from artel.models.generate import Sampling
+
+_EXAMPLE = "Anna Karenina went to Moscow."
+_SHORTEST_WINDOW = 8
+
+
+class Tokens(Objective):
+    auto_class = "AutoModelForTokenClassification"
+    learns_from = (ENTITIES, WORDS)
+    verb = "tag"
+    does = "marks names in a text, or gives each word a tag"
+    pipeline_tag = "token-classification"
+    section = "tokens"
+    decided_by_records = ("labels",)
+    tasks = ("entities",)
+    continues = False
+    encoder = True
+    sums = ("loss", "targets", "right")
+    document_number = DOCUMENT
+    better: ClassVar[dict[str, Better]] = {
+        "loss": "lower",
+        "precision": "higher",
+        "recall": "higher",
+        "f1": "higher",
+        "macro_f1": "higher",
+        "accuracy": "higher",
+    }
+
+    def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(run, tokenizer)
+        if run.tokens.isolate_punctuation:
+            tokenizer.isolate_punctuation()
+        self.tags = TagSet.of_run(run)
+        self._windows = self._windows_of(run.data.block)
+        self.outputs = tuple(f"tag_{place}" for place in range(run.data.block))
+
+    def _windows_of(self, block: int) -> Windows:
+        config = self.run.tokens
+        return Windows(self.tokenizer, self.tags, block, config.stride, config.nested)
+
+    @classmethod
+    def decide(cls, run: RunConfig, records: Iterable[Record]) -> dict[str, Any]:
+        return {"labels": labels_of(records, of_words=is_of_words(run))}
+
+    @classmethod
+    def problems(cls, run: RunConfig) -> list[Problem]:
+        problems = super().problems(run)
+        config, block = run.tokens, run.data.block
+        room = block - 2  # [CLS] and [SEP]
+        if room < _SHORTEST_WINDOW:
+            what = f"{block} tokens leave no room for a text"
+            problems.append(Problem("data.block", what, f"write {_SHORTEST_WINDOW + 2} or more"))
+        elif config.stride is not None and config.stride > room:
+            what = f"{config.stride} is more than the {room} tokens of a window: text between windows would not be seen"
+            problems.append(Problem("tokens.stride", what, f"write {room // 2}, or leave it out"))
+        kinds = {source.yields for source in run.data.sources}
+        if config.scheme == "words" and ENTITIES in kinds:
+            what = "words gives each word a label, and the sources have names"
+            problems.append(Problem("tokens.scheme", what, "write kind: words in the source, or scheme: bio"))
+        if config.scheme == "bilou" and WORDS in kinds:
+            what = "bilou is for names of several words, and the sources have a tag for each word"
+            problems.append(Problem("tokens.scheme", what, "leave it out"))
+        if run.checkpoint.best in ("precision", "recall", "f1") and is_of_words(run):
+            what = f"{run.checkpoint.best} is of names, and here each word has a tag"
+            problems.append(Problem("checkpoint.best", what, "write accuracy or macro_f1"))
+        return problems
+
+    @classmethod
+    def store_settings(cls, run: RunConfig) -> Any:
+        return [run.data.block, cls.settings(run), is_of_words(run)]
+
+    @classmethod
+    def small_run(cls, block: int) -> dict[str, Any]:
+        return {"objective": "tokens", "data": {"sources": [{"format": "dummy", "documents": 300, "kind": "entities"}]}}
+
+    @classmethod
+    def run_values(cls, config: PreTrainedConfig, folder: str) -> dict[str, Any]:
+        """Its tags by its id2label, and the tokenizer as it is."""
+        tags = [str(config.id2label[number]) for number in range(config.num_labels)]
+        scheme = "bio" if OUTSIDE in tags else "words"
+        block = min(512, int(getattr(config, "max_position_embeddings", None) or 512))
+        section = {"labels": tags, "scheme": scheme, "isolate_punctuation": False}
+        return {"tokens": section, "data": {"block": block}}
+
+    @property
+    def head_config(self) -> dict[str, Any]:
+        names = dict(enumerate(self.tags.tags))
+        return {"num_labels": len(names), "id2label": names, "label2id": {name: at for at, name in names.items()}}
+
+    def command(self, run: str, samples: Samples | None) -> str:
+        return f'artel generate {run} --prompt "{_EXAMPLE}"'
+
+    def usage(self) -> str:
+        if self.tags.of_words:
+            return word_usage(_EXAMPLE)
+        is_bio = all(split_tag(tag)[0] in "BIO" for tag in self.tags.tags)
+        return pipeline_usage(_EXAMPLE) if is_bio else bilou_usage(_EXAMPLE)
+
+    # record -> samples
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        return self._windows.samples(documents)
+
+    # samples -> batch -> loss
+
+    def dataset(self, part: StoreSplit) -> WholeSamples:
+        return WholeSamples(part)
+
+    def batch(self, rows: Rows) -> Batch:
+        """`places` int64 (words,): the judged words' first tokens in the flattened rows; `targets` (words,) their tags.
+
+        A word without a tag has the target IGNORED.
+        """
+        import torch
+
+        assert rows.flags is not None
+        attended = np.arange(rows.ids.shape[1])[None, :] < rows.lengths[:, None]
+        flags = np.where(rows.valid[:, None] & attended, rows.flags, NO_WORD).astype(np.int64)
+        places = np.flatnonzero(flags != NO_WORD)
+        targets = flags.flatten()[places] - 1
+        targets[targets == len(self.tags.tags)] = IGNORED
+        tensors = {
+            "input_ids": torch.from_numpy(np.where(attended, rows.ids, self.tokenizer.pad_id)),
+            "places": torch.from_numpy(places),
+            "targets": torch.from_numpy(targets),
+        }
+        if not attended.all():
+            tensors["attention_mask"] = torch.from_numpy(attended.astype(np.int64))
+        tokens = int(rows.lengths[rows.valid].sum())
+        return Batch(tensors, targets=int((targets != IGNORED).sum()), tokens=tokens)
+
+    def readings(self, rows: Rows) -> list[Reading]:
+        assert rows.flags is not None
+        length = int(rows.lengths[0])
+        ids, flags = rows.ids[0, :length], rows.flags[0, :length].astype(np.int64)
+        is_word = (flags != NO_WORD) & (flags <= len(self.tags.tags))
+        targets = np.where(is_word, flags - 1, IGNORED)
+        labels = [self.tags.tags[target] if target != IGNORED else "" for target in targets.tolist()]
+        return [Reading(ids, targets, labels=marked(labels, of_words=self.tags.of_words))]
+
+    def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        return self._sums(self.logits(model, batch), batch)
+
+    def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The outputs are the likeliest tag of each token that is judged."""
+        logits = self.logits(model, batch)
+        ids = batch.tensors["input_ids"]
+        return self._sums(logits, batch), predicted_tags(logits, batch.tensors["places"], ids.shape, len(self.outputs))
+
+    def logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """float32 (words, tags): of each judged word's first token."""
+        names = ("input_ids", "attention_mask")
+        logits = model(**{name: batch.tensors[name] for name in names if name in batch.tensors}).logits
+        return logits.flatten(0, 1)[batch.tensors["places"]].float()
+
+    def _sums(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        import torch
+        import torch.nn.functional as F
+
+        targets = batch.tensors["targets"]
+        loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+        right = (logits.detach().argmax(dim=-1) == targets).sum().float()
+        return torch.stack([loss, torch.full_like(loss, batch.targets), right])
+
+    # figures
+
+    def metrics(self, totals: dict[str, float], outputs: np.ndarray, part: StoreSplit) -> dict[str, float]:
+        """Of names precision, recall and f1 over whole documents; `accuracy` is the share of words with the right tag.
+
+        Where each word has a tag, that of the data's words, by the first of the pieces that artel makes of one.
+        """
+        loss, scores = totals["loss"] / totals["targets"], self._scores(outputs, part)
+        if self.tags.of_words:
+            accuracy = scores.right.total() / max(1, scores.gold.total())
+            return {"loss": loss, "accuracy": accuracy, "macro_f1": scores.macro_f1()}
+        accuracy = totals["right"] / totals["targets"]
+        return {"loss": loss, **scores.micro(), "macro_f1": scores.macro_f1(), "accuracy": accuracy}
+
+    def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:
+        """The figures of each label, and their averages."""
+        scores = self._scores(outputs, part)
+        named = {"labels": scores.table(), "averages": scores.averages()}
+        return {
+            "tables": {title: [{"label": label, **row} for label, row in rows.items()] for title, rows in named.items()}
+        }
+
+    def _scores(self, outputs: np.ndarray, part: StoreSplit) -> Scores:
+        """Counts over the documents whose windows all have outputs."""
+        tags, scores = judged_tags(outputs, part), Scores()
+        for number, source in enumerate(part.sources()):
+            ids = tags.get(number, [])
+            if len(ids) < len(source["starts"]):
+                continue
+            names = self.tags.names(ids)
+            if self.tags.of_words:
+                pairs = [
+                    (label, names[word])
+                    for start, _, label in source["spans"]
+                    if (word := int(np.searchsorted(source["starts"], start))) < len(names)
+                ]
+                scores.add_tags([gold for gold, _ in pairs], [found for _, found in pairs])
+            else:
+                found = found_in(names, source["starts"], source["ends"], of_words=False)
+                spans = [(source["starts"][first], source["ends"][end - 1], label) for first, end, label in found]
+                scores.add(((start, end, label) for start, end, label in source["spans"]), spans)
+        return scores
+
+    # answers
+
+    def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
+        """For each text its names: {"entities": [{"start", "end", "label", "text", "score"}]}.
+
+        `score` is the mean probability of the words' tags. Where each word has a tag, the entities are the words.
+        """
+        from artel.models.loading.structure import position_limit
+
+        block = min(self.run.data.block, position_limit(model) or self.run.data.block)
+        return entities_in(self, model, self._windows_of(block), inputs)
+
+    def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
+        (answer,) = self.answers(model, "entities", [prompt])
+        pieces, at = [], 0
+        for entity in answer["entities"]:
+            pieces += [prompt[at : entity["start"]], f"[{entity['text']}]({entity['label']})"]
+            at = entity["end"]
+        return Reply(["".join([*pieces, prompt[at:]])], (), {"prompt": prompt, **answer})
+
+    def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+        yield from self.reply(model, prompt, "", sampling).pieces

@@ -1,0 +1,183 @@
+"""Texts with spans as windows of tokens, `[CLS] window [SEP]`, and a tag for each word.
+
+A word is a run of letters and digits, a punctuation mark, or a sign of Chinese, Japanese and other scripts that write
+no spaces; its first token has its tag, the others none (Devlin et al. 2019, section 5.3). Tokens are located by the
+tokenizer's offsets. Windows that are learned do not overlap; those that are judged do, and a word has its tag in the
+one where most stands around it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from artel.objectives.base import DocumentSamples
+from artel.objectives.span_qa.windows import window_starts
+from artel.objectives.tokens.labels import TagSet
+from artel.text import Document, Dropped, Rejected, Tagged
+from artel.tokens import Encoded, Sample, Tokenizer
+
+Span = tuple[int, int, str]
+
+DOCUMENT, WINDOW = range(2)  # the numbers of a sample: its document in its split, its first token in the document
+NO_WORD = 0
+"""The flag of a token that is not the first of a word, or is judged in another window; else one more than its tag, or,
+of a word without a tag, one more than all tags."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The words of a text: the first token of each and its characters, int64 (words,) each."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    def covering(self, start: int, end: int) -> tuple[int, int]:
+        """The first word with characters in [start, end), and the word after the last."""
+        return int(np.searchsorted(self.ends, start, side="right")), int(np.searchsorted(self.starts, end, side="left"))
+
+
+def words_of(text: str, encoded: Encoded) -> Words:
+    """The words of a text by its tokens, whose offsets may include white space around them."""
+    characters = np.array(list(text)) if text else np.empty(0, dtype="<U1")
+    is_space = np.char.isspace(characters) if text else np.empty(0, dtype=bool)
+    positions = np.arange(len(text))
+    following = np.minimum.accumulate(np.where(is_space, len(text), positions)[::-1])[::-1]
+    following = np.append(following, len(text))  # the first character at or after a place that is no white space
+    before = np.maximum.accumulate(np.where(is_space, 0, positions + 1))
+    before = np.insert(before, 0, 0)  # the end of the last character before a place that is none
+    starts, ends = following[encoded.starts], before[encoded.ends]
+    tokens = np.flatnonzero(starts < ends)
+    starts, ends = starts[tokens], ends[tokens]
+    reached = np.maximum.accumulate(np.insert(ends, 0, 0))[:-1]
+    begins = starts >= reached  # several tokens of one character have the same place
+    for token in np.flatnonzero((starts > 0) & (starts == reached)).tolist():
+        place = int(starts[token])
+        begins[token] = not (_is_letter(text[place - 1]) and _is_letter(text[place]))
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(tokens))[: len(first)] - 1
+    return Words(tokens[first], starts[first], np.maximum.accumulate(ends)[last])
+
+
+def _is_letter(character: str) -> bool:
+    """True for a letter or digit that continues a word; False for a sign that is a word by itself."""
+    if character < "\x80":
+        return character.isalnum()
+    category = unicodedata.category(character)
+    return category[0] in "MN" or (category[0] == "L" and not _stands_alone(character))
+
+
+# Han, Hiragana, Katakana and their like; Thai, Lao, Khmer and Burmese, which write no spaces either.
+_ALONE = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
+          (0x20000, 0x3FFFF))  # fmt: skip
+
+
+def _stands_alone(character: str) -> bool:
+    return any(first <= ord(character) <= last for first, last in _ALONE)
+
+
+class Windows:
+    def __init__(self, tokenizer: Tokenizer, tags: TagSet, block: int, stride: int | None, nested: str) -> None:
+        self.frame = tokenizer.frame()
+        self._tokenizer = tokenizer
+        self._tags = tags
+        self._room = block - self.frame.size
+        self._stride = min(stride or max(1, self._room // 2), self._room)
+        self._innermost = nested == "innermost"
+        self._unlabeled = len(tags.tags) + 1
+        self._flag_type = np.uint8 if self._unlabeled < 2**8 else np.uint64
+
+    def samples(self, documents: list[Document]) -> Iterator[DocumentSamples | Rejected | Dropped]:
+        fields = [document.record.fields for document in documents]
+        texts = [tagged.text for tagged in fields if isinstance(tagged, Tagged)]
+        for document, encoded in zip(documents, self._tokenizer.encode_with_offsets(texts), strict=True):
+            yield self._made(document, encoded)
+
+    def _made(self, document: Document, encoded: Encoded) -> DocumentSamples | Rejected:
+        record = document.record
+        assert isinstance(record.fields, Tagged)
+        text = record.fields.text
+        spans = record.fields.spans if self._tags.labels else ()  # before the records have decided the labels
+        words = words_of(text, encoded)
+        if len(words.tokens) == 0:
+            return Rejected(record.origin, "empty", "its text has no token that is a word", record.set_name)
+        unknown = next((span for span in spans if span[2] not in self._tags.labels), None)
+        if unknown is not None:
+            what = f"the span {unknown[0]} to {unknown[1]} is of {unknown[2]!r}, which is not in tokens.labels"
+            detail = f"{what}; mend it, or write it there"
+            return Rejected(record.origin, "unknown_label", detail, record.set_name)
+        flat = without_overlaps(spans, innermost=self._innermost)
+        flags, cut = self._flags(words, flat, len(encoded.ids))
+        counted = {"overlapping_left_out": len(spans) - len(flat), "cut_words": cut}
+        stride = self._room if document.split == "train" else self._stride
+        samples = list(self._windows(encoded.ids, words.tokens, flags, stride))
+        source: dict[str, Any] | None = None
+        if document.split == "validation":
+            source = {"text": text, "spans": flat, "starts": words.starts.tolist(), "ends": words.ends.tolist()}
+        return DocumentSamples(samples, source, {name: count for name, count in counted.items() if count})
+
+    def _flags(self, words: Words, spans: Iterable[Span], tokens: int) -> tuple[np.ndarray, int]:
+        """(the flags of all tokens; how many spans begin or end within a word, and are learned by whole words).
+
+        A span with none but words of another is not learned, and is counted too.
+        """
+        outside = self._tags.outside
+        tags = np.full(len(words.tokens), self._unlabeled if outside is None else outside + 1, self._flag_type)
+        free, cut = 0, 0
+        for start, end, label in spans:
+            first, stop = words.covering(start, end)
+            is_whole = first < stop and words.starts[first] == start and words.ends[stop - 1] == end
+            first = max(first, free)
+            cut += not is_whole
+            if first < stop:
+                tags[first:stop] = [number + 1 for number in self._tags.ids_of(label, stop - first)]
+                free = stop
+        flags = np.full(tokens, NO_WORD, self._flag_type)
+        flags[words.tokens] = tags
+        return flags, cut
+
+    def _windows(self, ids: np.ndarray, words: np.ndarray, flags: np.ndarray, stride: int) -> Iterator[Sample]:
+        starts = window_starts(len(ids), self._room, stride)
+        owners = window_of_words(words, np.array(starts), self._room, len(ids))
+        before, after = self.frame.before, self.frame.after
+        none = [np.full(len(special), NO_WORD, self._flag_type) for special in (before, after)]
+        for number, first in enumerate(starts):
+            window = slice(first, min(first + self._room, len(ids)))
+            own = np.full_like(flags, NO_WORD)
+            mine = words[owners == number]
+            own[mine] = flags[mine]
+            yield Sample(
+                np.concatenate([before, ids[window], after]).astype(np.int64),
+                np.concatenate([none[0], own[window], none[1]]),
+                (0, first),  # the store counts the documents
+            )
+
+
+def window_of_words(words: np.ndarray, starts: np.ndarray, room: int, tokens: int) -> np.ndarray:
+    """The number of the window in which each word is judged, int64 (words,): where most stands around its first token.
+
+    What counts is the shorter side. At the edges of the text nothing is missing. Of two alike the first has it.
+    """
+    if len(starts) == 1:
+        return np.zeros(len(words), dtype=np.int64)
+    far = np.int64(2**62)
+    ends = np.minimum(starts + room, tokens)
+    left = np.where(starts == 0, far, words[:, None] - starts)
+    right = np.where(ends == tokens, far, ends - 1 - words[:, None])
+    inside = (words[:, None] >= starts) & (words[:, None] < ends)
+    around: np.ndarray = np.where(inside, np.minimum(left, right), -1).argmax(axis=1)
+    return around
+
+
+def without_overlaps(spans: Iterable[Span], *, innermost: bool) -> list[Span]:
+    """Of spans that overlap the longest (innermost: the shortest), in order; of two alike the first."""
+    kept: list[Span] = []
+    for start, end, label in sorted(spans, key=lambda span: (span[1] - span[0]) * (1 if innermost else -1)):
+        if all(end <= other[0] or other[1] <= start for other in kept):
+            kept.append((start, end, label))
+    return sorted(kept)

@@ -1,0 +1,1 @@
+"""Texts in which names are marked, or each word has a tag: columns of CoNLL, and rows of JSON."""

@@ -1,0 +1,144 @@
+"""CoNLL's columns: a word a line with its tags, an empty line after a sentence, -DOCSTART- before a document.
+
+Tjong Kim Sang and De Meulder 2003 (the last column has the entities); the files of Universal Dependencies (.conllu),
+of which the part of speech is read unless `tags` names another column. A record is a sentence. Sentences of a document
+go into the same split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from artel.config import DataConfig, SourceConfig
+from artel.errors import Problem
+from artel.text.formats.format import Format
+from artel.text.formats.tagged.spans import ENTITIES, WORDS, tagged_record, tagged_words
+from artel.text.reading.file_names import file_name, with_compressed
+from artel.text.reading.source_file import SourceFile
+from artel.text.records import BadRecord, Record, Rejected
+
+_UNIVERSAL = with_compressed(".conllu")
+_DOCUMENT = "-DOCSTART-"
+_FORM, _UPOS, _MISC, _COLUMNS = 1, 3, 9, 10  # of Universal Dependencies: https://universaldependencies.org/format.html
+
+
+@dataclass(slots=True)
+class _Sentence:
+    """The lines of a sentence, or the first thing that is wrong with it."""
+
+    number: int
+    """Of its first line."""
+    rows: list[tuple[int, list[str]]] = field(default_factory=list)
+    """(line number, columns)."""
+    bad: tuple[int, BadRecord] | None = None
+
+
+def read_conll(file: SourceFile) -> Iterator[Record | Rejected]:
+    """Yield a record per sentence; its origin is the line of its first word."""
+    universal = file_name(file.origin).endswith(_UNIVERSAL)
+    document, group = False, ""
+    for sentence in _sentences(file, universal):
+        if sentence.bad is None and sentence.rows and sentence.rows[0][1][0] == _DOCUMENT:
+            document, group = True, ""
+            continue
+        place = f"{file.origin}:{sentence.number}"
+        try:
+            if sentence.bad is not None:
+                place = f"{file.origin}:{sentence.bad[0]}"
+                raise sentence.bad[1]
+            for number, row in sentence.rows:
+                place = f"{file.origin}:{number}"
+                _check_columns(row, sentence.rows[0][1], file.source)
+            place = f"{file.origin}:{sentence.number}"
+            record = _record(sentence, file, place, universal=universal)
+        except BadRecord as error:
+            yield file.reject(place, error)
+            continue
+        group = group or record.text
+        yield record._replace(group=group) if document else record
+
+
+def _record(sentence: _Sentence, file: SourceFile, place: str, *, universal: bool) -> Record:
+    source, rows = file.source, [row for _, row in sentence.rows]
+    word = _column(source.words, _FORM if universal else 0)
+    tag = _column(source.tags, _UPOS if universal else -1)
+    spaces = None
+    if universal and len(rows[0]) == _COLUMNS:
+        spaces = ["SpaceAfter=No" not in row[_MISC].split("|") for row in rows]
+    text, spans = tagged_words([row[word] for row in rows], [row[tag] for row in rows], source.yields, spaces)
+    return tagged_record(text, spans, place, file.set_name)
+
+
+def _column(setting: str, default: int) -> int:
+    return int(setting) if setting else default
+
+
+def _check_columns(row: list[str], first: list[str], source: SourceConfig) -> None:
+    if len(row) != len(first):
+        what = f"has {len(row)} columns, and the sentence began with {len(first)}"
+        raise BadRecord("unequal_columns", f"{what}; write the missing ones, or an empty line between sentences")
+    least = max(2, *(number + 1 if number >= 0 else -number for number in map(int, filter(None, _columns(source)))))
+    if len(row) < least:
+        what = f"has {len(row)} column{'s' * (len(row) > 1)} where {least} are needed: a word and its tag"
+        raise BadRecord("unequal_columns", f"{what}; separate them by spaces or tabs, or write words and tags: NUMBER")
+
+
+def _columns(source: SourceConfig) -> tuple[str, ...]:
+    return source.words, source.tags, "0"
+
+
+def _sentences(file: SourceFile, universal: bool) -> Iterator[_Sentence]:
+    sentence: _Sentence | None = None
+    for number, line in file.lines():
+        if not isinstance(line, BadRecord) and not line.strip():
+            if sentence is not None:
+                yield _without_comments(sentence)
+            sentence = None
+            continue
+        if isinstance(line, str) and universal and line.startswith("#"):
+            continue
+        sentence = sentence or _Sentence(number)
+        if isinstance(line, BadRecord):
+            sentence.bad = sentence.bad or (number, line)
+            continue
+        row = line.split("\t") if "\t" in line else [column for column in line.split(" ") if column]
+        if row and row[0] == _DOCUMENT and not sentence.rows:  # some files have no empty line after it
+            yield _Sentence(number, [(number, row)])
+            sentence = None
+        elif not (universal and ("-" in row[0] or "." in row[0])):  # a range of words, or a word that is not written
+            sentence.rows.append((number, row))
+    if sentence is not None:
+        yield _without_comments(sentence)
+
+
+def _without_comments(sentence: _Sentence) -> _Sentence:
+    """Without lines like `# id 5` at its head, which have other columns than its words."""
+    rows = sentence.rows
+    while len(rows) > 1 and rows[0][1][0].startswith("#") and len(rows[0][1]) != len(rows[-1][1]):
+        rows = rows[1:]
+    number = rows[0][0] if rows else sentence.number
+    return _Sentence(number, rows, sentence.bad)
+
+
+def _check(path: Path, source: SourceConfig, key: str, data: DataConfig) -> list[Problem]:
+    """A column must be a number; parts of speech are no names."""
+    problems = []
+    if file_name(str(path)).endswith(_UNIVERSAL) and not source.tags and source.yields != WORDS:
+        what = f"{path} is of Universal Dependencies, which give each word a tag"
+        problems.append(Problem(f"{key}.kind", what, "write kind: words, or tags: NUMBER of a column with names"))
+    return problems + [
+        Problem(f"{key}.{name}", f"{setting!r} is no column of conll", "write its number: 0 is the first, -1 the last")
+        for name, setting in (("words", source.words), ("tags", source.tags))
+        if setting and not setting.removeprefix("-").isdecimal()
+    ]
+
+
+CONLL = Format(
+    read=read_conll,
+    yields=(ENTITIES, WORDS),
+    suffixes=(*with_compressed(".conll", ".conllu", ".bio", ".iob"), ".txt", ".tsv"),
+    has_lines=lambda file: True,
+    check=_check,
+)

@@ -1,0 +1,352 @@
+"""Names in texts: spans come back from windows, the figures are seqeval's, folders open with transformers' pipeline."""
+
+import json
+import string
+
+import numpy as np
+import pytest
+import torch
+from seqeval.metrics import f1_score
+from transformers import (
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForTokenClassification,
+    BertTokenizerFast,
+    pipeline,
+)
+
+import artel
+from artel.config import RunConfig
+from artel.inference import open_model
+from artel.objectives import Tokens
+from artel.objectives.tokens.windows import NO_WORD
+from artel.text import Document, Ledger, Record, Tagged, read_documents
+from artel.text.tags import entities_of
+from artel.tokens import load_tokenizer
+from support.reading import rows_of
+from support.runs import artel as command
+from support.runs import metrics, write_run
+from support.serving import client_of, served_model
+
+BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}  # fmt: skip
+NAMES = {"objective": "tokens", "model": {"config": BERT}, "tokenizer": {"train": {"vocab": 380}},
+         "data": {"sources": [{"format": "dummy", "kind": "entities", "documents": 400}], "block": 64}}  # fmt: skip
+
+
+def silent(*_):
+    pass
+
+
+def objective(tokenizer, block=128, **tokens):
+    run = {"objective": "tokens", "data": {"block": block}, "tokens": tokens}
+    return Tokens(RunConfig.model_validate(run), tokenizer)
+
+
+def document(text, *spans, split="validation"):
+    return Document(Record(text, "a.jsonl:1", "set", Tagged(text, spans)), split)
+
+
+def tags_of(made, names):
+    """The tags of a text's words, put together from all its windows."""
+    flags = np.concatenate([sample.flags[sample.flags != NO_WORD] for sample in made.samples])
+    return [names[flag - 1] for flag in flags.tolist()]
+
+
+@pytest.fixture(scope="module")
+def roberta(shared_data):
+    return load_tokenizer(str(shared_data / "tokenizers" / "roberta-base"))
+
+
+@pytest.mark.parametrize("scheme", ["bio", "bilou"])
+@pytest.mark.parametrize("nested", ["outermost", "innermost"])
+def test_real_names_come_back_from_their_windows_character_for_character(shared_data, roberta, scheme, nested):
+    labels = ["LocOrg", "Location", "Org", "Person"]
+    tagging = objective(roberta, labels=labels, scheme=scheme, nested=nested)
+    data = RunConfig.model_validate({"data": {"validation": 0.0, "sources": [
+        {"path": str(shared_data / "encoders" / "factrueval_dev.jsonl"), "format": "entities"}]}}).data  # fmt: skip
+    documents = [Document(each.record, "validation") for each in read_documents(data, Ledger())]
+    left_out = count = 0
+    for each, made in zip(documents, tagging.samples(documents), strict=True):
+        assert len(made.samples) > 1
+        assert made.counted.get("cut_words", 0) == 0
+        left_out += made.counted.get("overlapping_left_out", 0)
+        starts, ends = made.source["starts"], made.source["ends"]
+        found = entities_of(tags_of(made, tagging.tags.tags))
+        spans = [(starts[first], ends[end - 1], label) for first, end, label in found]
+        assert spans == [tuple(span) for span in made.source["spans"]]
+        assert set(spans) <= set(each.record.fields.spans)
+        count += len(spans)
+    assert count + left_out == 2_608
+    assert left_out > 100
+
+
+def test_windows_that_are_learned_do_not_overlap_and_teach_each_word_once(roberta):
+    text = "Anna met Boris . " * 60
+    spans = [(at, at + 4, "PER") for at in range(0, len(text), 17)]
+    tagging = objective(roberta, block=40, labels=["PER"])
+    learned, judged = (
+        next(tagging.samples([document(text, *spans, split=split)])) for split in ("train", "validation")
+    )
+    room = 40 - 2
+    assert [sample.numbers[1] for sample in learned.samples] == list(range(0, room * len(learned.samples), room))
+    (encoded,) = roberta.encode_with_offsets([text])
+    assert sum(len(sample.ids) - 2 for sample in learned.samples) == len(encoded.ids)
+    assert len(judged.samples) > 1.8 * len(learned.samples)
+    assert tags_of(learned, tagging.tags.tags) == tags_of(judged, tagging.tags.tags) == ["B-PER", "O", "O", "O"] * 60
+
+
+def test_a_span_within_a_word_is_learned_by_the_whole_word_and_counted(roberta):
+    tagging = objective(roberta, labels=["LOC"])
+    made = next(tagging.samples([document("Moscowbased firms", (0, 6, "LOC"))]))
+    assert tags_of(made, tagging.tags.tags) == ["B-LOC", "O"]
+    assert made.counted == {"cut_words": 1}
+
+
+def test_what_was_not_accepted_stands_in_the_ledger_and_in_the_list(tmp_path):
+    rows = [{"text": f"Anna {number} met Boris in New York", "label": [[0, 4, "PER"]]} for number in range(300)]
+    rows[7]["label"].append([5, 6, "NUMBER"])
+    rows[8]["label"] = [[0, 8, "PER"], [0, 4, "PER"]]
+    run = write_run(tmp_path / "run.yaml", {}, **NAMES | {
+        "data": {"sources": [{"path": str(rows_of(tmp_path, rows)), "format": "entities"}], "block": 32},
+        "tokens": {"labels": ["PER"]}, "tokenizer": {"train": {"vocab": 300}}})  # fmt: skip
+    prepared = artel.prepare(run, tell=silent)
+    ledger = prepared.ledger()
+    assert ledger["documents"]["read"] == 300
+    assert ledger["documents"]["kept"] + sum(ledger["documents"]["dropped"].values()) == 300
+    assert ledger["changed"]["overlapping_left_out"] == 1
+    listed = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+    assert [(row["origin"].rpartition("/")[2], row["reason"]) for row in listed] == [("a.jsonl:8", "unknown_label")]
+
+
+def test_labels_that_are_none_and_tags_of_words_are_told_apart(tmp_path):
+    file = rows_of(tmp_path, [{"text": f"text {number}", "label": []} for number in range(20)])
+    run = write_run(
+        tmp_path / "none.yaml", {}, **NAMES | {"data": {"sources": [{"path": str(file), "format": "entities"}]}}
+    )
+    with pytest.raises(artel.InputError, match="no record has anything marked"):
+        artel.prepare(run, tell=silent)
+    words = [{"text": f"Мама {number}", "label": [[0, 4, "S"], [5, 5 + len(str(number)), "N"]]} for number in range(20)]
+    (tmp_path / "words").mkdir()
+    file = rows_of(tmp_path / "words", words)
+    run = write_run(
+        tmp_path / "all.yaml", {}, **NAMES | {"data": {"sources": [{"path": str(file), "format": "entities"}]}}
+    )
+    with pytest.raises(artel.InputError, match="every word of every record is marked"):
+        artel.prepare(run, tell=silent)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"tokens": {"stride": 63}}, "tokens.stride"),
+        ({"tokens": {"scheme": "words"}}, "tokens.scheme"),
+        ({"checkpoint": {"best": "perplexity"}}, "checkpoint.best"),
+        ({"data": {"block": 8}}, "data.block"),
+        ({"tokens": {"labels": []}}, "tokens.labels"),
+        ({"tokens": {"labels": ["A", "A"]}}, "tokens.labels"),
+        ({"data": {"sources": [{"format": "dummy"}]}}, "data.sources.0"),
+        ({"parallel": {"context": 2}}, "parallel.context"),
+    ],
+)
+def test_what_does_not_go_together_is_told_before_anything_is_read(tmp_path, changes, key):
+    run = write_run(tmp_path / "run.yaml", NAMES, **changes)
+    with pytest.raises(artel.InputError) as error:
+        artel.train(run, tell=silent)
+    assert len(error.value.problems) == 1, error.value
+    assert key in error.value.problems[0].where
+
+
+# a trained model
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that has learned names well enough for them to be found, in BIO."""
+    run = write_run(tmp_path_factory.mktemp("names") / "names.yaml", NAMES, checkpoint={"best": "f1"},
+                    train={"steps": 150, "batch": 16, "learning_rate": 3e-3})  # fmt: skip
+    artel.train(run, tell=silent)
+    return run.with_suffix("")
+
+
+def validation(run):
+    """(text, spans) of the documents that the run is judged by."""
+    store = artel.prepare(run, tell=silent).open()
+    return [(source["text"], [tuple(span) for span in source["spans"]]) for source in store.validation.sources()]
+
+
+def words_by_transformers(folder, text):
+    """(start, end, tag) of each word, by transformers alone: the tag of its first token."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForTokenClassification.from_pretrained(folder)
+    inputs = tokenizer(text, return_tensors="pt", return_offsets_mapping=True)
+    places = inputs.pop("offset_mapping")[0].tolist()
+    with torch.no_grad():
+        tags = model(**inputs).logits[0].argmax(dim=-1).tolist()
+    words = []
+    for (start, end), tag in zip(places, tags, strict=True):
+        start += len(text[start:end]) - len(text[start:end].lstrip())
+        if start == end:
+            continue
+        if words and words[-1][1] == start and text[start - 1].isalnum() and text[start].isalnum():
+            words[-1][1] = end
+        else:
+            words.append([start, end, model.config.id2label[tag]])
+    return words
+
+
+def test_the_figures_are_seqevals_on_what_transformers_alone_finds(trained):
+    figures = artel.open(trained).evaluate(tell=silent)
+    gold, guessed = [], []
+    for text, spans in validation(trained):
+        words = words_by_transformers(trained / "model", text)
+        tags = ["O"] * len(words)
+        for start, end, label in spans:
+            inside = [at for at, (first, last, _) in enumerate(words) if first < end and last > start]
+            tags[inside[0] : inside[-1] + 1] = [f"B-{label}", *[f"I-{label}"] * (len(inside) - 1)]
+        gold.append(tags)
+        guessed.append([tag for *_, tag in words])
+    assert figures.figures["f1"] == pytest.approx(f1_score(gold, guessed))
+    assert figures.figures["f1"] > 0.6
+    right = sum(a == b for one, other in zip(gold, guessed, strict=True) for a, b in zip(one, other, strict=True))
+    assert figures.figures["accuracy"] == pytest.approx(right / sum(map(len, gold)))
+    assert metrics(trained)[-1]["validation"]["f1"] == pytest.approx(figures.figures["f1"])
+    rows = {row["label"]: row for row in figures.details["tables"]["labels"]}
+    assert rows.keys() == {"LOC", "ORG", "PER"}
+    assert sum(row["support"] for row in rows.values()) == sum(len(spans) for _, spans in validation(trained))
+    assert (
+        json.loads((trained / "validation.json").read_text())["tables"]["labels"] == figures.details["tables"]["labels"]
+    )
+
+
+def test_the_folder_gives_the_same_logits_in_transformers(trained):
+    opened, model = open_model(str(trained)), AutoModelForTokenClassification.from_pretrained(trained / "model")
+    assert model.config.id2label == dict(enumerate(["O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER"]))
+    inputs = AutoTokenizer.from_pretrained(trained / "model")("Anna Berg lives in New York.", return_tensors="pt")
+    with torch.no_grad():
+        expected, actual = (each.eval()(**inputs).logits for each in (model, opened.model))
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+def test_names_are_found_in_a_text_of_any_length_and_of_many_at_once(trained):
+    model = artel.open(trained)
+    texts = [text for text, _ in validation(trained)]
+    alone = [model.entities(text) for text in texts]
+    together = model.entities(texts)
+    assert [[(each.start, each.end, each.label) for each in one] for one in together] == [
+        [(each.start, each.end, each.label) for each in one] for one in alone]  # fmt: skip
+    long = " ".join(texts)
+    found = model.entities(long)
+    assert all(long[each.start : each.end] == each.text for each in found)
+    spans, at = set(), 0
+    for text, gold in validation(trained):
+        spans |= {(at + start, at + end, label) for start, end, label in gold}
+        at += len(text) + 1
+    right = len(spans & {(each.start, each.end, each.label) for each in found})
+    assert 2 * right / (len(spans) + len(found)) > 0.6
+
+
+def test_the_commands_show_names(trained):
+    text = "Anna Berg lives in New York."
+    (prompt,) = [json.loads(command("generate", trained, "--prompt", text, "--json").stdout)]
+    expected = artel.open(trained).entities(text)
+    assert [(each["start"], each["end"], each["label"], each["text"]) for each in prompt["entities"]] == [
+        (each.start, each.end, each.label, each.text) for each in expected]  # fmt: skip
+    marked = text
+    for each in reversed(expected):
+        marked = f"{marked[: each.start]}[{each.text}]({each.label}){marked[each.end :]}"
+    assert command("generate", trained, "--prompt", text).stdout.strip() == marked
+    shown = command("data", "show", trained, "--count", "1").stdout
+    (source, *_) = read_documents(RunConfig.model_validate(NAMES).data, Ledger())
+    start, end, label = source.record.fields.spans[0]
+    assert f"{source.record.text[start:end]}→{label}⟧" in shown
+    assert json.loads(command("evaluate", trained, "--json").stdout)["models"][0]["details"]
+
+
+def test_the_server_answers_with_spans(trained):
+    with served_model(trained) as served, client_of(served) as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        assert "/v1/entities" in model["endpoints"]
+        texts = ["Anna Berg lives in New York.", ""]
+        data = client.post("/v1/entities", json={"input": texts}).json()["data"]
+        assert [row["index"] for row in data] == [0, 1]
+        expected = artel.open(trained).entities(texts)
+        assert [[(each["start"], each["end"], each["label"]) for each in row["entities"]] for row in data] == [
+            [(each.start, each.end, each.label) for each in found] for found in expected]  # fmt: skip
+        assert client.post("/v1/classify", json={"input": "x"}).status_code == 400
+
+
+# models of others
+
+
+def foreign(folder, tags):
+    """A BERT with WordPiece as the hub has them, its head as it was initialized."""
+    torch.manual_seed(0)
+    letters = [*string.ascii_lowercase, "vis", "and", "left", "sal"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{each}" for each in letters), *"(),.-"]
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(words))
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+    model = BertForTokenClassification(BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=len(tokenizer),
+        id2label=dict(enumerate(tags)), label2id={tag: at for at, tag in enumerate(tags)}, initializer_range=1.0,
+    ))  # fmt: skip
+    for each in (model, tokenizer):
+        each.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_model_of_others_gives_what_their_pipeline_gives(tmp_path):
+    folder = foreign(tmp_path / "ner", ["B-PER", "I-PER", "O", "B-LOC", "I-LOC"])
+    text = "Wolfgang Amadeus Mozart-Schikaneder visited (and left) Vienna, Prague and unputdownable Salzburg." * 3
+    expected = pipeline("token-classification", folder, aggregation_strategy="first")(text)
+    found = artel.open(folder).entities(text)
+    assert len(found) > 5
+    assert [(each.start, each.end, each.label) for each in found] == [
+        (each["start"], each["end"], each["entity_group"]) for each in expected]  # fmt: skip
+    assert [each.score for each in found] == pytest.approx([each["score"] for each in expected], abs=1e-5)
+
+
+def test_a_model_of_others_is_evaluated_in_the_order_of_its_tags(tmp_path):
+    folder = foreign(tmp_path / "ner", ["L-PER", "B-PER", "O", "U-PER", "I-PER"])
+    rows = rows_of(tmp_path, [{"text": "Anna Berg met Boris", "label": [[0, 9, "PER"], [14, 19, "PER"]]}])
+    result = artel.open(folder).evaluate(rows, {"data.sources.0.format": "entities"}, tell=silent)
+    assert result.details["tables"]["labels"][0]["support"] == 2
+
+
+def test_a_head_without_outside_gives_each_word_a_tag(tmp_path):
+    folder = foreign(tmp_path / "pos", ["NOUN", "VERB", "ADP"])
+    found = artel.open(folder).entities("Anna went to Moscow")
+    assert [each.text for each in found] == ["Anna", "went", "to", "Moscow"]
+    assert {each.label for each in found} <= {"NOUN", "VERB", "ADP"}
+
+
+# other schemes
+
+
+def test_bilou(tmp_path):
+    run = write_run(tmp_path / "bilou.yaml", NAMES, tokens={"scheme": "bilou"},
+                    train={"steps": 120, "batch": 16, "learning_rate": 3e-3})  # fmt: skip
+    trained = artel.train(run, tell=silent)
+    assert artel.open(trained.folder).evaluate(tell=silent).figures["f1"] > 0.5
+
+
+def test_parts_of_speech(tmp_path):
+    """A tag for each word, also of words that artel takes apart."""
+    rows = [{"tokens": ["The", kind, verb, "well-known", number, "."],
+             "upos": ["DET", "NOUN", "VERB", "ADJ", "NUM", "PUNCT"]}
+            for kind in ("miller", "baker", "sailor", "singer") for verb in ("sees", "hears", "meets", "calls")
+            for number in ("two", "three", "four", "five", "six")]  # fmt: skip
+    source = {"path": str(rows_of(tmp_path, rows)), "format": "entities", "kind": "words"}
+    run = write_run(tmp_path / "pos.yaml", NAMES | {"data": {"sources": [source], "block": 32, "validation": 0.2},
+                    "tokenizer": {"train": {"vocab": 310}}},
+                    train={"steps": 60, "batch": 16, "learning_rate": 3e-3},
+                    checkpoint={"best": "accuracy"})  # fmt: skip
+    trained = artel.train(run, tell=silent)
+    model = artel.open(trained.folder)
+    result = model.evaluate(tell=silent)
+    assert result.figures["accuracy"] > 0.9
+    assert {row["label"]: row["support"] for row in result.details["tables"]["labels"]}.keys() == {*rows[0]["upos"]}
+    found = model.entities("The miller sees well-known six .")
+    assert [str(each) for each in found] == [
+        "The (DET)", "miller (NOUN)", "sees (VERB)", "well-known (ADJ)", "six (NUM)", ". (PUNCT)"]  # fmt: skip

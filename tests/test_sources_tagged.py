@@ -1,0 +1,306 @@
+"""Texts with names, and words with tags: CoNLL's columns and rows of JSON; bad ones are told by file and line."""
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from artel.config import SourceConfig
+from artel.errors import InputError
+from artel.registry import FORMATS
+from artel.text import Dropped, Record, Rejected, Tagged
+from support.reading import checked, items, read, read_texts, rows_of, written
+
+REAL = Path(__file__).parents[2] / "shared" / "data" / "encoders" / "factrueval_dev.jsonl"
+TEXT = "Anna Karenina went to Moscow."
+SPANS = [(0, 13, "PER"), (22, 28, "LOC")]
+
+
+def conll(folder, content, name="a.conll", **source):
+    return read(FORMATS["conll"].read, written(folder, name, content), format="conll", **source)
+
+
+def entities(folder, *rows, **source):
+    return read(FORMATS["entities"].read, rows_of(folder, rows), format="entities", **source)
+
+
+def tagged(item):
+    """(text, spans) of a record."""
+    assert isinstance(item, Record), item
+    assert isinstance(item.fields, Tagged)
+    assert item.text == item.fields.text
+    return item.text, list(item.fields.spans)
+
+
+def named(item):
+    text, spans = tagged(item)
+    return [(text[start:end], label) for start, end, label in spans]
+
+
+def bad(found):
+    """(origin, reason) of what was rejected; each says what is wrong and what to do."""
+    rejected = [item for item in found if isinstance(item, Rejected)]
+    assert all("; " in item.detail for item in rejected), rejected
+    return [(item.origin, item.reason) for item in rejected]
+
+
+# CoNLL's columns
+
+
+CONLL_2003 = """-DOCSTART- -X- -X- O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+German JJ B-NP B-MISC
+call NN I-NP O
+. . O O
+
+Peter NNP B-NP B-PER
+Blackburn NNP I-NP I-PER
+
+-DOCSTART- -X- -X- O
+
+BRUSSELS NNP B-NP B-LOC
+"""
+
+
+def test_conll_2003_is_a_record_a_sentence(tmp_path):
+    first, second, third = conll(tmp_path, CONLL_2003)
+    assert tagged(first) == ("EU rejects German call .", [(0, 2, "ORG"), (11, 17, "MISC")])
+    assert named(second) == [("Peter Blackburn", "PER")]
+    assert [item.origin for item in (first, second, third)] == ["a.conll:3", "a.conll:9", "a.conll:14"]
+    assert first.group == second.group == first.text, "sentences of a document go into the same split"
+    assert third.group == third.text
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        "B-PER I-PER O B-LOC B-LOC",  # BIO (IOB2)
+        "I-PER I-PER O I-LOC B-LOC",  # IOB1: B- only between neighbours
+        "B-PER E-PER O S-LOC S-LOC",  # BIOES
+        "B-PER L-PER O U-LOC U-LOC",  # BILOU
+    ],
+)
+def test_every_scheme_gives_what_it_means(tmp_path, tags):
+    words = ["Anna", "Karenina", "left", "Moscow", "Petersburg"]
+    content = "\n".join(f"{word}\t{tag}" for word, tag in zip(words, tags.split(), strict=True))
+    (item,) = conll(tmp_path, content)
+    assert named(item) == [("Anna Karenina", "PER"), ("Moscow", "LOC"), ("Petersburg", "LOC")]
+
+
+def test_columns_are_told_by_number(tmp_path):
+    content = "1\tSchartau\tB-PER\tO\n2\tsagte\tO\tO\n"
+    (item,) = conll(tmp_path, content, words=1, tags=2)
+    assert tagged(item) == ("Schartau sagte", [(0, 8, "PER")])
+    (item,) = conll(tmp_path, CONLL_2003.split("\n\n")[2], tags=-3, kind="words")
+    assert tagged(item) == ("Peter Blackburn", [(0, 5, "NNP"), (6, 15, "NNP")])
+
+
+UNIVERSAL = """# sent_id = 1
+# text = Мама мыла раму.
+1\tМама\tмама\tNOUN\t_\t_\t2\tnsubj\t_\t_
+2\tмыла\tмыть\tVERB\t_\t_\t0\troot\t_\t_
+3-4\tраму\t_\t_\t_\t_\t_\t_\t_\t_
+3\tраму\tрама\tNOUN\t_\t_\t2\tobj\t_\tSpaceAfter=No
+3.1\tбы\tбы\tAUX\t_\t_\t_\t_\t_\t_
+4\t.\t.\tPUNCT\t_\t_\t2\tpunct\t_\t_
+"""
+
+
+def test_universal_dependencies_have_parts_of_speech_and_their_own_spaces(tmp_path):
+    (item,) = conll(tmp_path, UNIVERSAL, name="a.conllu", kind="words")
+    assert tagged(item) == ("Мама мыла раму.", [(0, 4, "NOUN"), (5, 9, "VERB"), (10, 14, "NOUN"), (14, 15, "PUNCT")])
+
+
+def test_comments_at_the_head_of_a_sentence_are_none_of_its_words(tmp_path):
+    (item,) = conll(tmp_path, "# id 5a7-f300\tdomain=en\nRome _ _ B-LOC\n# _ _ O\n")
+    assert tagged(item) == ("Rome #", [(0, 4, "LOC")])
+
+
+def test_an_odd_space_is_a_part_of_a_word(tmp_path):
+    (item,) = conll(tmp_path, "10\u00a0000 B-MONEY\nrubles I-MONEY\n")
+    assert named(item) == [("10\u00a0000 rubles", "MONEY")]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("Anna B-PER\nwent\n\nRome B-LOC\n", [("a.conll:2", "unequal_columns")]),
+        ("Anna NNP B-PER\nwent O\n\nRome NNP B-LOC\n", [("a.conll:2", "unequal_columns")]),
+        ("Anna\nwent\n\nRome B-LOC\n", [("a.conll:1", "unequal_columns")]),
+        ("\tB-PER\n\nRome\tB-LOC\n", [("a.conll:1", "empty_word")]),
+        ("Anna NOUN\nwent VERB\n\nRome B-LOC\n", [("a.conll:1", "no_prefix")]),
+    ],
+)
+def test_a_sentence_that_is_wrong_costs_itself(tmp_path, content, expected):
+    found = conll(tmp_path, content)
+    assert bad(found) == expected
+    assert named(found[-1]) == [("Rome", "LOC")]
+
+
+def test_a_column_is_a_number(tmp_path):
+    file = written(tmp_path, "a.conll", CONLL_2003)
+    with pytest.raises(InputError, match=r"'ner' is no column of conll"):
+        checked(file, format="conll", tags="ner")
+
+
+def test_parts_of_speech_of_universal_dependencies_are_no_names(tmp_path):
+    file = written(tmp_path, "a.conllu", UNIVERSAL)
+    with pytest.raises(InputError, match="write kind: words"):
+        checked(file, format="conll")
+    checked(file, format="conll", kind="words")
+
+
+# rows of JSON
+
+
+DOCCANO = [[0, 13, "PER"], [22, 28, "LOC"]]
+OBJECTS = [{"start": 0, "end": 13, "label": "PER"}, {"start": 22, "end": 28, "label": "LOC"}]
+OFFSETS = [{"id": 1, "label": "PER", "start_offset": 0, "end_offset": 13},
+           {"id": 2, "label": "LOC", "start_offset": 22, "end_offset": 28}]  # fmt: skip
+LABELS = [{"start": 0, "end": 13, "text": "Anna Karenina", "labels": ["PER"]},
+          {"start": 22, "end": 28, "text": "Moscow", "labels": ["LOC"]}]  # fmt: skip
+RESULT = [{"value": value, "from_name": "label", "to_name": "text", "type": "labels"} for value in LABELS]
+WORDS, TAGS = ["Anna", "Karenina", "went", "to", "Moscow."], ["B-PER", "I-PER", "O", "O", "B-LOC"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": TEXT, "label": DOCCANO},
+        {"id": 5, "text": TEXT, "labels": DOCCANO, "Comments": []},
+        {"text": TEXT, "entities": OFFSETS, "relations": []},
+        {"text": TEXT, "label": LABELS, "annotator": 1},  # Label Studio's JSON-MIN
+        {"id": 1, "data": {"text": TEXT}, "annotations": [{"result": RESULT, "was_cancelled": False}]},
+        {"id": 1, "data": {"body": TEXT}, "annotations": [{"result": [], "was_cancelled": True}, {"result": RESULT}]},
+        {"text": TEXT, "spans": OBJECTS, "tokens": [{"text": "Anna", "id": 0}], "answer": "accept"},  # Prodigy
+        [TEXT, {"entities": DOCCANO}],  # spaCy's training data
+        {"id": "book_1", "text": TEXT, "entities": OBJECTS},
+    ],
+)
+def test_spans_of_characters_in_every_form(tmp_path, row):
+    assert tagged(entities(tmp_path, row)[0]) == (TEXT, SPANS)
+
+
+def test_a_file_that_is_one_array(tmp_path):
+    rows = [{"id": 1, "data": {"text": TEXT}, "annotations": [{"result": RESULT}]}]
+    file = written(tmp_path, "export.json", json.dumps(rows))
+    (item,) = items(file, format="entities")
+    assert tagged(item) == (TEXT, SPANS)
+
+
+def test_fields_of_other_names(tmp_path):
+    (item,) = entities(tmp_path, {"body": TEXT, "marks": DOCCANO}, field="body", tags="marks")
+    assert tagged(item) == (TEXT, SPANS)
+
+
+@pytest.mark.parametrize("tags", [TAGS, [1, 2, 0, 0, 3]])
+def test_words_with_tags_as_hugging_face_has_them(tmp_path, tags):
+    names = ["O", "B-PER", "I-PER", "B-LOC"]
+    (item,) = entities(tmp_path, {"id": "0", "tokens": WORDS, "ner_tags": tags}, tag_names=names)
+    assert tagged(item) == (TEXT, [(0, 13, "PER"), (22, 29, "LOC")])
+
+
+def test_a_tag_for_each_word(tmp_path):
+    row = {"tokens": ["Мама", "спит"], "upos": ["NOUN", "VERB"], "ner_tags": ["O", "O"]}
+    (item,) = entities(tmp_path, row, kind="words")
+    assert named(item) == [("Мама", "NOUN"), ("спит", "VERB")]
+
+
+def test_parquet_of_datasets_brings_the_names_of_its_classes(tmp_path):
+    names = ["O", "B-PER", "I-PER", "B-LOC"]
+    about = {"info": {"features": {"ner_tags": {"feature": {"names": names, "_type": "ClassLabel"}, "_type": "List"}}}}
+    table = pyarrow.table({"tokens": [WORDS], "ner_tags": [[1, 2, 0, 0, 3]]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps(about)})
+    pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
+    (item,) = items(tmp_path / "train.parquet", format="entities")
+    assert named(item) == [("Anna Karenina", "PER"), ("Moscow.", "LOC")]
+
+
+def test_label_studio_counts_as_javascript_does(tmp_path):
+    text = "😀 Anna"
+    value = {"start": 3, "end": 7, "text": "Anna", "labels": ["PER"]}
+    row = {"data": {"text": text}, "annotations": [{"result": [{"value": value, "type": "labels"}]}]}
+    assert named(entities(tmp_path, row)[0]) == [("Anna", "PER")]
+
+
+def test_what_an_annotator_did_not_accept_is_dropped(tmp_path):
+    rows = [
+        {"text": TEXT, "spans": OBJECTS, "answer": "reject"},
+        {"text": TEXT, "spans": OBJECTS, "answer": "ignore"},
+        {"data": {"text": TEXT}, "annotations": []},
+    ]
+    found = entities(tmp_path, *rows)
+    assert [item.reason for item in found if isinstance(item, Dropped)] == [
+        "rejected_by_annotator", "ignored_by_annotator", "not_annotated"]  # fmt: skip
+
+
+def test_white_space_at_the_ends_of_a_span_is_none_of_it_and_a_span_counts_once(tmp_path):
+    row = {"text": TEXT, "label": [[0, 14, "PER"], [21, 28, "LOC"], [22, 28, "LOC"]]}
+    assert tagged(entities(tmp_path, row)[0]) == (TEXT, SPANS)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"text": TEXT, "label": [[0, 99, "PER"]]}, "span_outside"),
+        ({"text": TEXT, "label": [[-3, 4, "PER"]]}, "span_outside"),
+        ({"text": TEXT, "label": [[9, 4, "PER"]]}, "span_outside"),
+        ({"text": TEXT, "label": [[4, 4, "PER"]]}, "span_empty"),
+        ({"text": TEXT, "label": [[4, 5, "PER"]]}, "span_empty"),
+        ({"text": "Маи\u0306я", "label": [[0, 4, "PER"]]}, None),
+        ({"text": "Маи\u0306я", "label": [[0, 3, "PER"]]}, "span_cuts_character"),
+        ({"text": "a 👩\u200d🚀", "label": [[2, 3, "X"]]}, "span_cuts_character"),
+        ({"text": TEXT, "label": [[0, "4", "PER"]]}, "no_span"),
+        ({"text": TEXT, "label": [[0, 4.5, "PER"]]}, "no_span"),
+        ({"text": TEXT, "label": [{"start": 0, "label": "PER"}]}, "no_span"),
+        ({"text": TEXT, "label": ["PER"]}, "no_span"),
+        ({"text": TEXT, "label": [[0, 4, None]]}, "no_label"),
+        ({"text": TEXT, "label": [[0, 4, " "]]}, "no_label"),
+        ({"text": TEXT}, "no_field"),
+        ({"label": DOCCANO}, "no_text"),
+        ({"text": " ", "label": []}, "empty"),
+        ({"tokens": WORDS, "ner_tags": TAGS[:4]}, "unequal_columns"),
+        ({"tokens": WORDS, "ner_tags": [1, 2, 0, 0, 9]}, "no_label"),
+        ({"tokens": WORDS}, "no_field"),
+        ({"data": {"text": TEXT}, "annotations": [{"result": [{"value": LABELS[0] | {"start": 3, "end": 9}}]}]},
+         "span_outside"),
+        ("{", "bad_json"),
+    ],
+)  # fmt: skip
+def test_a_row_that_is_wrong_costs_itself(tmp_path, row, reason):
+    found = entities(tmp_path, row, {"text": TEXT, "label": DOCCANO})
+    assert bad(found) == ([] if reason is None else [("a.jsonl:1", reason)])
+    if reason is not None:
+        assert tagged(found[-1]) == (TEXT, SPANS)
+
+
+def test_too_many_bad_rows_stop_a_run_with_their_lines(tmp_path):
+    file = rows_of(tmp_path, [{"text": TEXT, "label": [[0, 99, "PER"]]}, {"text": TEXT, "label": DOCCANO}])
+    with pytest.raises(InputError, match=r"a.jsonl:1"):
+        read_texts(file, format="entities")
+
+
+def test_nested_spans_are_kept_as_they_are(tmp_path):
+    spans = [[0, 16, "ORG"], [10, 16, "LOC"]]
+    (item,) = entities(tmp_path, {"text": "Bank of   Moscow", "label": spans})
+    assert tagged(item)[1] == [(0, 16, "ORG"), (10, 16, "LOC")]
+
+
+def test_the_real_texts(tmp_path):
+    if not REAL.is_file():
+        pytest.skip(f"{REAL} is not there")
+    found = items(REAL, format="entities")
+    assert len(found) == 122
+    assert bad(found) == []
+    assert sum(len(item.fields.spans) for item in found) == 2_608
+    assert {label for item in found for *_, label in item.fields.spans} == {"Person", "Org", "LocOrg", "Location"}
+
+
+def test_a_source_of_names_and_one_of_words():
+    assert SourceConfig(path=["a"], format="conll").yields == "entities"
+    assert SourceConfig(path=["a"], format="conll", kind="words").yields == "words"
+    assert SourceConfig(format="dummy", kind="entities").yields == "entities"
