@@ -39,6 +39,7 @@ HERE = {
 NOT_HERE = {
     "chat-lora": "begins from a model of the hub, of 0.6 billion parameters",
     "chat-qlora": "begins from a model of the hub, of 8 billion parameters",
+    "distill-small": "learns from the model of another recipe, novel-small",
     "dpo": "begins from a model of the hub, of 0.6 billion parameters",
     "nanogpt-30m": "takes a tokenizer of the hub; 5,000 steps of 320 rows are for a GPU",
     "nq-bert": "Natural Questions and a model of the hub, on eight GPUs",
@@ -48,6 +49,7 @@ NOT_HERE = {
     "rerank": "begins from a model of the hub",
     "reward": "begins from a model of the hub, of 0.6 billion parameters",
     "rugpt35-13b-lora": "begins from a model of the hub, of 13 billion parameters",
+    "rugpt-distill": "its teacher is a model of the hub, of 0.8 billion parameters",
     "ruroberta-mlm": "begins from a model of the hub",
     "squad-ru": "begins from a model of the hub",
     "tolstoy-finetune": "begins from a model of the hub",

@@ -98,6 +98,7 @@ OBJECTIVES = Registry(
         "classification": "artel.objectives.classification.objective:Classification",
         "embedding": "artel.objectives.embedding.objective:Embedding",
         "tokens": "artel.objectives.tokens.objective:Tokens",
+        "distill": "artel.objectives.distill.objective:Distill",
     },
 )
 OPTIMIZERS = Registry(

@@ -318,6 +318,7 @@ _HUB: dict[str, Callable[[str], Make]] = {
     "openai-community/gpt2": gpt2,
     "ai-forever/rugpt3small_based_on_gpt2": gpt2,
     "ai-forever/ruGPT-3.5-13B": gpt2,
+    "ai-forever/rugpt3large_based_on_gpt2": gpt2,
     "google-bert/bert-base-uncased": bert,
     "DeepPavlov/rubert-base-cased": bert,
 }

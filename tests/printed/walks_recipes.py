@@ -7,6 +7,7 @@ from printed.walks import SMALL_GPT2, SMALL_MODERNBERT, STEPS, WINDOWS, Step, Wa
 
 _GPT2 = "model.config.model_type=gpt2"  # instead of one that artel chooses
 _MODERNBERT = f"{SMALL_MODERNBERT} tokenizer.train.vocab=400 data.block=96"
+_STUDENT = f"model.config.n_layer=1 model.config.n_embd=32 model.config.n_head=2 {STEPS}"
 _EXPERTS = (
     "model.config.num_hidden_layers=2 model.config.hidden_size=32 model.config.num_attention_heads=2 "
     "model.config.num_key_value_heads=2 model.config.head_dim=16 model.config.num_experts=4 "
@@ -45,6 +46,35 @@ RECIPES = (
         ),
         needs=(inputs.sentences, inputs.labeled("labeled.csv")),
         hub=("ai-forever/ruRoberta-large",),
+    ),
+    Walk(
+        "distillation",
+        (
+            Step("artel train novel-small data.sources.0.path=novel.txt", SMALL_GPT2, leaves="runs/novel-small/model"),
+            Step(
+                "artel train distill-small data.sources.0.path=novel.txt",
+                f"{_STUDENT} data.block=32",
+                leaves="runs/distill-small/model",
+            ),
+            Step("artel evaluate runs/distill-small", says="agreement"),
+            Step(
+                "artel train rugpt-distill 'data.sources.0.path=texts/*.txt'",
+                f"{_STUDENT} data.block=64",
+                leaves="runs/rugpt-distill/model",
+            ),
+            Step(
+                "artel train rugpt-distill 'data.sources.0.path=texts/*.txt' distill.top_k=null",
+                f"{_STUDENT} data.block=64 run=runs/beside",
+                leaves="runs/beside/model",
+            ),
+            Step(
+                "artel generate runs/novel-small --prompts questions.txt --out answers.jsonl",
+                "--max-new-tokens 4",
+                leaves="answers.jsonl",
+            ),
+        ),
+        needs=(inputs.novel(), inputs.texts, inputs.conversations),
+        hub=("ai-forever/rugpt3large_based_on_gpt2",),
     ),
     Walk("demo", (Step("artel train demo", f"{_GPT2} {SMALL_GPT2}", leaves="runs/demo/model"),)),
     Walk("demo-ru", (Step("artel train demo-ru", f"{_GPT2} {SMALL_GPT2}", leaves="runs/demo-ru/model"),)),

@@ -5,8 +5,13 @@ import random
 from functools import partial
 from pathlib import Path
 
+import torch
 import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from artel.config import TokenizerTraining
+from artel.tokens import train_tokenizer
+from artel.tokens.tokenizer.chat_template import CHATML_TOKENS
 from support.runs import write_run
 
 ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -39,6 +44,11 @@ OBJECTIVES = {
                 "embedding": {"loss": "triplet", "pooling": "last", "margin": 2.5}, "data": {"block": 24}},
     "cosent": {"objective": "embedding", "model": "bert", "tokenizer": {"train": {"vocab": 300}},
                "embedding": {"loss": "cosent"}, "data": {"block": 24}},
+    "distill": {"objective": "distill", "model": "llama", "tokenizer": {"train": None},
+                "data": {"block": 48, "packing": "best_fit"}, "distill": {"top_k": 8, "temperature": 2.0}},
+    "distill_beside": {"objective": "distill", "model": "llama", "tokenizer": {"train": None}, "data": {"block": 96},
+                       "distill": {"on": "chat", "loss": "js", "beta": 0.3, "top_k": None,
+                                   "hidden": {"layers": "even"}}},
 }  # fmt: skip
 OFF = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 NO_DROPOUT = {"roberta": OFF, "bert": OFF, "modernbert": {}, "llama": {}}
@@ -128,13 +138,29 @@ def matches(folder, scored=False):
     return written(folder / f"matches-{scored}.jsonl", rows, "matches")
 
 
+def teacher(folder):
+    """The folder of a teacher of random weights, wider apart than a new model's, with a tokenizer of its own."""
+    path = folder / "teacher"
+    if not path.exists():
+        texts = (f"What is after {word} in row {number}? After {word} comes {number}. system user assistant" for word
+                 in ("one", "two", "three") for number in range(100))  # fmt: skip
+        tokenizer = train_tokenizer(texts, TokenizerTraining(vocab=300, special=list(CHATML_TOKENS)), encoder=False)
+        tokenizer.save(path)
+        torch.manual_seed(0)
+        config = LlamaConfig(**{**ENCODER, "num_hidden_layers": 4}, vocab_size=tokenizer.vocabulary,
+                             initializer_range=0.2, tie_word_embeddings=False)  # fmt: skip
+        LlamaForCausalLM(config).save_pretrained(path)
+    return str(path)
+
+
 def written(file, rows, kind):
     if not file.exists():
         file.write_text("\n".join(map(json.dumps, rows)))
     return {"path": str(file), "format": kind}
 
 
-MADE = {"chat": conversations, "dpo": preferences, "kto": preferences, "labels_of_pairs": labels,
+MADE = {"distill_beside": conversations,
+        "chat": conversations, "dpo": preferences, "kto": preferences, "labels_of_pairs": labels,
         "several_labels": several_labels, "reward": judgements, "rerank": ranked, "embedding": matches,
         "triplet": matches, "cosent": partial(matches, scored=True)}  # fmt: skip
 
@@ -146,6 +172,8 @@ def objective_run(path, name, *, dropout=False, **changes):
     more = DROPOUT.get(model_type, {}) if dropout else NO_DROPOUT[model_type]
     if name in MADE:
         case["data"] = {**case["data"], "sources": [MADE[name](path.parent)]}
+    if "distill" in case:
+        case["distill"] = {**case["distill"], "teacher": teacher(path.parent)}
     run = write_run(path, **case, **changes)
     tree = yaml.safe_load(run.read_text())
     tree["model"] = {"config": {**ENCODER, "model_type": model_type, **more}}  # in place of the helpers' GPT-2

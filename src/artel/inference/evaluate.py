@@ -16,12 +16,15 @@ from artel.models.loading.check import check_positions
 from artel.models.loading.structure import position_limit
 from artel.models.quantization import compute_in
 from artel.notebooks import html_table
-from artel.objectives import objective_of, objective_type
+from artel.objectives import Objective, objective_of, objective_type
 from artel.parallel import DataParallel, World
 from artel.preparing import prepare
 from artel.registry import FORMATS
+from artel.tokens import TokenStore
+from artel.training import RunFolder
 from artel.training.evaluation import News, Validation, micro_batch_size
 from artel.training.reference_log_probs import reference_outputs
+from artel.training.teacher.teacher import set_teacher
 
 Tell = Callable[[str], None]
 # Tokens in a block where neither the run nor the data say: long enough that the first tokens, which have little
@@ -91,6 +94,8 @@ def evaluate(
         size, news = micro_batch_size(run, world), News(tell, "evaluating the model before training:")
         log_probs = reference_outputs(objective, store.validation, reference, world, size, news)
         objective.set_reference(log_probs.numpy(), validation=True)
+    if data is None:
+        with_teacher(objective, run, store, world, tell)
     started = time.monotonic()
     size, news = micro_batch_size(run, world), News(tell, f"evaluating {opened.name}:")
     figures, outputs = validation.evaluate(strategy, size, run.validate_.blocks, news)
@@ -106,6 +111,14 @@ def evaluate(
         objective.details(outputs, part),
         objective.predictions_file(outputs, part),
     )
+
+
+def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world: World, tell: Tell) -> None:
+    """Let an objective that has a teacher know it, if it is there still: else its figures are left out."""
+    try:
+        set_teacher(objective, run, store, world, RunFolder(Path(run.run)).teacher, True, tell)
+    except InputError as error:
+        tell(f"without the figures of the teacher: {error.problems[0].where}: {error.problems[0].what}")
 
 
 def _evaluation_run(opened: OpenedModel, data: str | None, overrides: Mapping[str, Any]) -> RunConfig:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
 from artel.models.targets import IGNORED
@@ -28,12 +29,21 @@ class VocabularyShard:
     first: int
     max_ids: int
     """The number of ids of a process. The last one may have fewer."""
+    vocabulary: int
+    """The number of ids of all processes together."""
 
     @classmethod
     def of(cls, weight: DTensor) -> VocabularyShard:
         mesh = weight.device_mesh
         max_ids = -(-weight.shape[0] // mesh.size())
-        return cls(mesh.get_group(), mesh.size(), mesh.get_local_rank() * max_ids, max_ids)
+        return cls(mesh.get_group(), mesh.size(), mesh.get_local_rank() * max_ids, max_ids, weight.shape[0])
+
+    def all_gather(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits of all ids, (count, vocabulary), from each process's own, (count, ids)."""
+        local = F.pad(logits, (0, self.max_ids - logits.shape[1])).contiguous()
+        parts = [torch.empty_like(local) for _ in range(self.size)]
+        dist.all_gather(parts, local, group=self.group)
+        return torch.cat(parts, dim=1)[:, : self.vocabulary]
 
     def all_reduce_max(self, scores: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The highest score of all processes and its id, from each process's highest, float32 (count,), and its id."""

@@ -108,7 +108,7 @@ def linear_cross_entropy(
     `chunk_bytes` of logits are in memory at a time, and at least 128 positions; by default 128 MiB on a CPU, 512 on a
     GPU.
     """
-    arguments = _arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
+    arguments = head_arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
     loss, guesses = _LinearCrossEntropy.apply(*arguments)
     return loss, guesses
 
@@ -129,12 +129,14 @@ def linear_log_probs(
     hidden for a factor of 1. Otherwise the backward pass computes the logits again, since the gradient of weight is a
     sum over positions.
     """
-    log_probs: torch.Tensor = _LinearLogProbs.apply(*_arguments(hidden, weight, bias, targets, compiled, chunk_bytes))
+    log_probs: torch.Tensor = _LinearLogProbs.apply(
+        *head_arguments(hidden, weight, bias, targets, compiled, chunk_bytes)
+    )
     return log_probs
 
 
 @dataclass(frozen=True, slots=True)
-class _Products:
+class Products:
     """How the head's products are computed."""
 
     dtype: torch.dtype
@@ -143,14 +145,14 @@ class _Products:
     chunk_bytes: int
 
 
-def _arguments(
+def head_arguments(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     compiled: bool,
     chunk_bytes: int | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, _Products]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Products]:
     """The arguments of the functions below; of DTensors the part that this process holds."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -160,7 +162,7 @@ def _arguments(
         bias = bias.to_local() if isinstance(bias, DTensor) else bias
     if not torch.is_grad_enabled():  # needs_input_grad tells of requires_grad alone
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    products = _Products(dtype, shard, compiled, chunk_bytes or _CHUNK_BYTES.get(device, 2**25))
+    products = Products(dtype, shard, compiled, chunk_bytes or _CHUNK_BYTES.get(device, 2**25))
     return hidden, weight, bias, targets, products
 
 
@@ -172,12 +174,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        products: _Products,
+        products: Products,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         loss = torch.zeros((), device=hidden.device)
         guesses = torch.empty_like(targets)
         with torch.autocast(hidden.device.type, enabled=False):  # everything is in the right precision already
-            head = _ChunkedHead(hidden, weight, bias, products, ctx.needs_input_grad[:3])
+            head = ChunkedHead(hidden, weight, bias, products, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
                 losses, guesses[chunk], grad_logits = head.losses(chunk, targets[chunk])
                 loss += losses.sum()
@@ -203,13 +205,13 @@ class _LinearLogProbs(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        products: _Products,
+        products: Products,
     ) -> torch.Tensor:
         needs_hidden, *needs_of_head = ctx.needs_input_grad[:3]
         ctx.computes_again = any(needs_of_head)
         log_probs = torch.empty(len(targets), device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
-            head = _ChunkedHead(hidden, weight, bias, products, (needs_hidden and not ctx.computes_again, False, False))
+            head = ChunkedHead(hidden, weight, bias, products, (needs_hidden and not ctx.computes_again, False, False))
             for chunk in head.chunks():
                 losses, _, grad_logits = head.losses(chunk, targets[chunk])
                 log_probs[chunk] = -losses
@@ -228,7 +230,7 @@ class _LinearLogProbs(torch.autograd.Function):
             return (ctx.grad_hidden * factors).to(ctx.grad_hidden.dtype), None, None, None, None
         hidden, weight, bias, targets = ctx.saved_tensors
         with torch.autocast(hidden.device.type, enabled=False):
-            head = _ChunkedHead(hidden, weight, bias, ctx.products, ctx.needs_input_grad[:3])
+            head = ChunkedHead(hidden, weight, bias, ctx.products, ctx.needs_input_grad[:3])
             for chunk in head.chunks():
                 _, _, grad_logits = head.losses(chunk, targets[chunk])
                 head.add(chunk, grad_logits.mul_(factors[chunk]))
@@ -236,18 +238,22 @@ class _LinearLogProbs(torch.autograd.Function):
             return *head.gradients(), None, None
 
 
-class _ChunkedHead:
-    """The head's products for some of the positions at a time, and the sums of its gradients."""
+class ChunkedHead:
+    """The head's products for some of the positions at a time, and the sums of its gradients.
+
+    `head_arguments` prepares what it is made of.
+    """
 
     def __init__(
         self,
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        products: _Products,
+        products: Products,
         needs: Sequence[bool],
     ) -> None:
         """`needs`: which gradients `add` computes, of hidden, weight and bias."""
+        self.needs_grad = any(needs)
         device, self._vocabulary, self._shard = hidden.device, weight.shape[0], products.shard
         self._needs_hidden, self._needs_weight, self._needs_bias = needs
         self._dtypes = hidden.dtype, weight.dtype
@@ -278,6 +284,18 @@ class _ChunkedHead:
     def losses(self, chunk: slice, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(loss of each position in nats, likeliest ids, gradient of their sum with respect to the logits)."""
         return self._cross_entropy(F.linear(self._inputs[chunk], self._matrix, self._bias), targets)
+
+    def logits(self, chunk: slice) -> torch.Tensor:
+        """A chunk's logits, float32 (count, vocabulary): those of all ids, also where processes share them."""
+        local = F.linear(self._inputs[chunk], self._matrix, self._bias)[:, : self._vocabulary].float()
+        return local if self._shard is None else self._shard.all_gather(local)
+
+    def add_whole(self, chunk: slice, grad_logits: torch.Tensor) -> None:
+        """Like `add`, with the gradient of what `logits` returns."""
+        if self._shard is not None:
+            grad_logits = grad_logits[:, self._shard.first :][:, : self._vocabulary]
+        rows = self._matrix.shape[0]
+        self.add(chunk, F.pad(grad_logits, (0, rows - self._vocabulary)).to(self._inputs.dtype))
 
     def add(self, chunk: slice, grad_logits: torch.Tensor) -> None:
         """Take the gradient with respect to a chunk's logits into the gradients that are needed."""

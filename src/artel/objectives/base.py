@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -95,6 +95,34 @@ class Reply:
     """What --json prints; the prompt and the text where this is None."""
 
 
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """A model that a loss learns from beside the data. It is not trained."""
+
+    model: str
+    """Its folder, or a hub id."""
+    settings: dict[str, Any] | None
+    """What its outputs depend on beside the store and its weights: they are computed before training and kept. None: it
+    stays in memory beside the model that is trained."""
+    bytes_per_target: int = 0
+    """Of the outputs that are kept."""
+
+
+class KeptOutputs(Protocol):
+    """A teacher's outputs for the samples of a split, as `outputs_to_keep` gave them."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    def read(self, sample: int) -> dict[str, np.ndarray]:
+        """The arrays of a sample of the objective's dataset, (targets of the sample, …) each."""
+        ...
+
+
+TeacherCall = Callable[[Callable[["PreTrainedModel"], "torch.Tensor"]], "torch.Tensor"]
+"""Calls a function with the teacher, whose weights are there as long as it runs; all ranks call it together."""
+
+
 class Objective(ABC):
     """What is learned. Other rooms ask for what it declares here; they never compare its name."""
 
@@ -106,6 +134,8 @@ class Objective(ABC):
     """What its models learn to do, in a word: write. `artel new` asks by it; its name where this is empty."""
     does: ClassVar[str] = ""
     """The same as a clause."""
+    is_offered: ClassVar[bool] = True
+    """False if `artel new` does not ask about it: it needs more than texts."""
     finetuning_rate: ClassVar[float] = 5e-5
     """Peak learning rate for all weights of a pretrained model; adapters take four times as much."""
     pipeline_tag: ClassVar[str] = ""
@@ -192,6 +222,13 @@ class Objective(ABC):
         of text is cut when it is read.
         """
         return [None if cls.packs_text else run.data.block, cls.settings(run)]
+
+    @classmethod
+    def default_tokenizer(cls, run: RunConfig) -> tuple[str, str] | None:
+        """The key that says where its tokenizer comes from, if neither `tokenizer` nor `model` does, and the folder or
+        hub id; None: one is trained.
+        """
+        return None
 
     @classmethod
     def fills_blocks(cls, run: RunConfig) -> bool:
@@ -334,6 +371,30 @@ class Objective(ABC):
 
     def set_reference(self, outputs: np.ndarray, *, validation: bool) -> None:  # noqa: B027  # if `needs_reference`
         """The outputs (samples, len(outputs)) of the model before training, on the training or validation split."""
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """The model that the loss learns from, if there is one."""
+        return None
+
+    def check_teacher(self, tokenizer: Tokenizer) -> None:  # noqa: B027  # if there is a `teacher`
+        """Raise InputError if a teacher with this tokenizer cannot teach."""
+
+    def set_teacher(self, call: TeacherCall, config: PreTrainedConfig) -> None:  # noqa: B027  # if it stays in memory
+        """How to call the teacher from now on, and what model it is."""
+
+    def outputs_to_keep(
+        self, model: PreTrainedModel, batch: Batch
+    ) -> tuple[torch.Tensor, np.ndarray, dict[str, np.ndarray]]:
+        """What a teacher says of a batch, and is kept of that.
+
+        (Its cross-entropy, targets and right guesses, float64 (3,); targets of each row, int64 (rows,); arrays
+        (targets, …), the rows' one after another.)
+        """
+        raise NotImplementedError
+
+    def set_kept(self, kept: KeptOutputs, *, validation: bool) -> None:  # noqa: B027  # if the `teacher` has settings
+        """The outputs that were kept for the training or validation split."""
 
     needs_global_statistics: bool = False
     """True if the loss depends on sums over the whole global batch."""

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 class Causal(NextTokenTexts):
     auto_class = "AutoModelForCausalLM"
-    learns_from = ("text",)
+    learns_from: ClassVar[tuple[str, ...]] = ("text",)
     verb = "write"
     does = "continues a text, one token after another"
     pipeline_tag = "text-generation"
     generates = True
     causal = True
-    sums = BALANCED_SUMS
+    sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
     better: ClassVar[dict[str, Better]] = {
         "loss": "lower",
         "perplexity": "lower",

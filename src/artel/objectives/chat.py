@@ -58,7 +58,7 @@ class Chat(Objective):
     is_per_token = True
     packs_samples = True
     continues = False
-    sums = BALANCED_SUMS
+    sums: ClassVar[tuple[str, ...]] = BALANCED_SUMS
     better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:

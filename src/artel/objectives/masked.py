@@ -41,7 +41,7 @@ class Masked(Texts):
     causal = False
     continues = False
     encoder = True
-    sums = SUMS
+    sums: ClassVar[tuple[str, ...]] = SUMS
     better: ClassVar[dict[str, Better]] = {"loss": "lower", "perplexity": "lower", "accuracy": "higher"}
 
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from artel.objectives.base import Batch
@@ -45,16 +46,23 @@ def balanced_token_sums(model: PreTrainedModel, inputs: dict[str, Any], batch: B
     evaluation. The gradient of the first is that of both together, while its value stays that of the tokens. Where rows
     have padding the batch says so: `real`, bool (rows, length).
     """
+    return with_balance(model, batch, lambda: token_sums(model, inputs, batch))
+
+
+def with_balance(model: PreTrainedModel, batch: Batch, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The sums that `compute` gives by calling the model once, and the balance loss of experts after the last of them,
+    whose gradient the first then has, too: see `balanced_token_sums`.
+    """
     import torch
 
     from artel.models.router_aux_loss import router_aux_loss_of
 
     balance = router_aux_loss_of(model)
     if balance is None or not model.training:
-        sums = token_sums(model, inputs, batch)
+        sums = compute()
         return torch.cat([sums, sums.new_zeros(1)])
     with balance.recording() as logits:
-        sums = token_sums(model, inputs, batch)
+        sums = compute()
     aux_loss = balance.loss(logits, batch.tensors["targets"], batch.tensors.get("real"))[None]
     return torch.cat([sums[:1] + (aux_loss - aux_loss.detach()), sums[1:], aux_loss.detach()])
 

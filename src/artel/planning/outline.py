@@ -17,7 +17,7 @@ from artel.models.loading.heads import freeze_unused
 from artel.models.loading.model_folder import is_in_hub_cache
 from artel.models.loading.request import ModelRequest
 from artel.models.loading.structure import from_scratch, pretrained_structure
-from artel.preparing import has_store, tokenizer_name
+from artel.preparing import has_store, tokenizer_name, tokenizer_place
 from artel.tokens import Tokenizer, load_tokenizer
 
 _FEW = 1000  # ids of a tokenizer of which nothing is known: some models cannot be built with a handful
@@ -37,14 +37,13 @@ def tokenizer_here(run: RunConfig) -> Tokenizer | None:
 
     Raises InputError.
     """
-    name = tokenizer_name(run)
+    where, name = tokenizer_place(run)
     if name is None or run.data.from_store or has_store(run):
         return None
     if not run.tokenizer.from_ and not Path(name).is_dir():
         return None  # a hub's, or a model that is not there
     if not Path(name).exists() and not name.startswith((".", "/", "~")):
         return None
-    where = "tokenizer.from" if run.tokenizer.from_ else "model.from"
     return load_tokenizer(name, where, runs_code=name == run.model.trust_remote_code)
 
 

@@ -29,6 +29,7 @@ from artel.preparing.lists import LISTS, copy_lists
 from artel.preparing.making import Check, make_store
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
 from artel.preparing.progress import Tell, reporting
+from artel.preparing.run_tokenizer import check_tokenizer_folder
 from artel.preparing.settle import as_begun, decided_before, settle
 from artel.preparing.store_key import settings_digest, store_key
 from artel.storage import (
@@ -127,6 +128,7 @@ def prepare(
     try:
         with reporting(tell, lambda: "looking at the sources"):
             check_text(run.data, tell)
+            check_tokenizer_folder(run)
             key = store_key(run)
     except InputError as error:
         return _without_texts(as_begun(run), error, tell, verify)

@@ -19,9 +19,29 @@ from artel.tokens import Tokenizer, load_tokenizer, train_tokenizer
 
 def tokenizer_name(run: RunConfig) -> str | None:
     """The folder or hub id of the tokenizer; None if it is trained."""
+    return tokenizer_place(run)[1]
+
+
+def tokenizer_place(run: RunConfig) -> tuple[str, str | None]:
+    """The key that says where the tokenizer comes from, and the folder or hub id; None if it is trained."""
     if run.tokenizer.train is not None:
-        return None
-    return run.tokenizer.from_ or run.model.from_
+        return "tokenizer.train", None
+    if run.tokenizer.from_:
+        return "tokenizer.from", run.tokenizer.from_
+    if run.model.from_:
+        return "model.from", run.model.from_
+    from artel.objectives import objective_type
+
+    return objective_type(run).default_tokenizer(run) or ("tokenizer.train", None)
+
+
+def check_tokenizer_folder(run: RunConfig) -> None:
+    """Raise InputError where the tokenizer is to be loaded from a folder that is not there."""
+    key, name = tokenizer_place(run)
+    if name is None or Path(name).exists():
+        return
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name that a hub could have
+        raise InputError.at(key, f"there is no folder {name}", "give a folder with a tokenizer, or a hub id")
 
 
 def tokenizer_files(run: RunConfig) -> list[Any]:
@@ -59,9 +79,8 @@ def run_tokenizer(workspace: Workspace, tell: Tell, keep_rejected: Callable[[Pat
 
 def _new_tokenizer(workspace: Workspace, encoder: bool, special: list[str], rejected: Path, tell: Tell) -> Tokenizer:
     run = workspace.run
-    name = tokenizer_name(run)
+    key, name = tokenizer_place(run)
     if name is not None:
-        key = "tokenizer.from" if run.tokenizer.from_ else "model.from"
         return load_tokenizer(name, key, runs_code=name == run.model.trust_remote_code)
     from artel.config import TokenizerTraining
 

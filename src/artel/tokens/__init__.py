@@ -1,6 +1,14 @@
 """Tokenizers, the token store, the order of samples, batches. Knows no model."""
 
-from artel.tokens.sampling.batches import Rows, Samples, evaluation_rows, micro_batches, one_row, step_numbers
+from artel.tokens.sampling.batches import (
+    Rows,
+    Samples,
+    evaluation_rows,
+    micro_batches,
+    one_row,
+    step_numbers,
+    training_rows,
+)
 from artel.tokens.sampling.blocks import TokenBlocks, WholeSamples
 from artel.tokens.sampling.order import BalancedOrder, Order
 from artel.tokens.sampling.packing import PackedSamples
@@ -31,4 +39,5 @@ __all__ = [
     "one_row",
     "step_numbers",
     "train_tokenizer",
+    "training_rows",
 ]

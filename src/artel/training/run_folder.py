@@ -84,6 +84,11 @@ class RunFolder:
         return self.path / "before-training.safetensors"
 
     @property
+    def teacher(self) -> Path:
+        """Where the outputs of the run's teacher are kept."""
+        return self.path / "teacher.json"
+
+    @property
     def micro_batches(self) -> Path:
         """What was found to fit into memory, so that a run goes on bit for bit as it began."""
         return self.path / "micro_batches"
@@ -201,6 +206,7 @@ class RunFolder:
                 self.starts,
                 self.result,
                 self.before,
+                self.teacher,
                 self.plan,
             )
             for path in (*folders, *of_trackers, *files):

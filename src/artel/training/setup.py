@@ -36,6 +36,7 @@ from artel.training.run import Run
 from artel.training.run_folder import RunFolder
 from artel.training.schedule import Length, run_length, warmup_steps
 from artel.training.starts import note_start
+from artel.training.teacher.teacher import set_teacher
 
 _KEEPS_APART = ("data.packing", "parallel.exchange")
 """Keys at which a model, or its parallel strategy, is said not to keep packed samples apart."""
@@ -94,11 +95,12 @@ def _open_run(
         if world.first:
             fetch_newest(folder.checkpoints, config, tell)
         world.barrier()
+    resumes = bool(list_checkpoints(folder.checkpoints))
+    set_teacher(objective, config, store, world, folder.teacher, resumes, tell)
     tell("loading the model")
     model = set_up_model(config, tokenizer, objective, samples, world, length.steps, tell)
     strategy, optimizer = model.strategy, model.optimizer
     items = CheckpointItems(optimizer, callbacks)
-    resumes = bool(list_checkpoints(folder.checkpoints))
     set_reference(objective, store, strategy, world, model.batch_plan.size, folder.before, resumes, tell)
     progress = load_checkpoint(folder.checkpoints, items, tell) or Progress(store=store.digest)
     check_same_store(progress, store.digest)

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 
 from artel.config.schema.base import Name, OneOrMore, OnOrOff, Section, free
 from artel.config.schema.data import DataConfig, TokenizerConfig
+from artel.config.schema.distill import DistillConfig
 from artel.config.schema.encoders import ClassificationConfig, EmbeddingConfig, RerankConfig, RewardConfig, TokensConfig
 from artel.config.schema.objectives import ChatConfig, MaskedConfig, PreferenceConfig, SpanQAConfig
 from artel.config.schema.prepare import PrepareConfig
@@ -333,7 +334,8 @@ class RunConfig(Section):
         default="causal",
         description="What is learned: the next token; masked tokens (or pairs); answers within documents; the "
         "assistant's turns of conversations; the better of two answers; labels of texts, or a number; a score for an "
-        "answer, or for a query and a document; vectors of texts; names in texts, or tags of words.",
+        "answer, or for a query and a document; vectors of texts; names in texts, or tags of words; "
+        "what a teacher says.",
     )
     masked: MaskedConfig = Field(default=MaskedConfig(), description="objective masked: what is hidden.")
     span_qa: SpanQAConfig = Field(
@@ -355,6 +357,9 @@ class RunConfig(Section):
     )
     tokens: TokensConfig = Field(
         default=TokensConfig(), description="objective tokens: labels of names or words, their tags, windows."
+    )
+    distill: DistillConfig = Field(
+        default=DistillConfig(), description="objective distill: the teacher, and what is learned of it."
     )
     train: TrainConfig = Field(default=TrainConfig(), description="Length, batch, optimizer, schedule, precision.")
     validate_: ValidateConfig = Field(

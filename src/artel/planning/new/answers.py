@@ -32,7 +32,8 @@ class Answers:
 
 def objectives_for(look: Look) -> dict[str, type[Objective]]:
     """The objectives that learn from what the text holds, by name."""
-    return {name: OBJECTIVES[name] for name in OBJECTIVES.names if set(OBJECTIVES[name].learns_from) & look.kinds}
+    kinds = {name: OBJECTIVES[name] for name in OBJECTIVES.names if OBJECTIVES[name].is_offered}
+    return {name: kind for name, kind in kinds.items() if set(kind.learns_from) & look.kinds}
 
 
 def read_objective(answer: str, look: Look) -> str:
@@ -41,6 +42,9 @@ def read_objective(answer: str, look: Look) -> str:
     words = {word: name for name, objective in fitting.items() for word in (name, objective.verb) if word}
     if answer in words:
         return words[answer]
+    if answer in OBJECTIVES and not OBJECTIVES[answer].is_offered:
+        what = f"{answer} needs more than texts, and is not asked about here"
+        raise InputError.at("--learn", what, f"begin with a recipe: artel recipes lists those of objective {answer}")
     shown = ", ".join(objective.verb or name for name, objective in fitting.items())
     known = {word for name in OBJECTIVES.names for word in (name, OBJECTIVES[name].verb)}
     what = f"{answer!r} is nothing to learn"

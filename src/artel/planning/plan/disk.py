@@ -15,7 +15,9 @@ from artel.training.checkpoint.retention import checkpoint_bytes
 def disk_bytes(
     run: RunConfig, model: PreTrainedModel, data: PlannedData, length: PlannedLength | None
 ) -> dict[str, int]:
-    """Bytes by what they are: `checkpoints` that are kept at a time with one being written, `model`, `store`."""
+    """Bytes by what they are: `checkpoints` that are kept at a time with one being written, `model`, `store`; and what
+    a `teacher` says, if that is kept, as if every token were a target.
+    """
     one = checkpoint_bytes(model, run.train, 1)
     kept = run.checkpoint.keep + (run.checkpoint.best is not None) + 1
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
@@ -25,4 +27,11 @@ def disk_bytes(
         sizes["store"] = sum(file.stat().st_size for file in data.store.folder.rglob("*") if file.is_file())
     elif length is not None and length.epoch_tokens is not None:
         sizes["store"] = round(length.epoch_tokens) * np.dtype(token_type(data.tokenizer.vocabulary)).itemsize
+    teacher = data.objective.teacher
+    if teacher is not None and teacher.settings is not None:
+        tokens = data.store.train.tokens + data.store.validation.tokens if data.store is not None else 0
+        if not tokens and length is not None and length.epoch_tokens is not None:
+            tokens = round(length.epoch_tokens)
+        if tokens:
+            sizes["teacher"] = tokens * teacher.bytes_per_target
     return sizes

@@ -78,6 +78,11 @@ def evaluation_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
     return _rows(samples, indices, np.full(len(indices), -1), size)
 
 
+def training_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
+    """At most `size` training samples as a micro-batch of the first epoch."""
+    return _rows(samples, indices, np.zeros(len(indices)), size)
+
+
 def one_row(sample: Sample) -> Rows:
     """A micro-batch of one sample."""
     one = np.ones(1, dtype=np.int64)

@@ -30,7 +30,7 @@ from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.objectives import Batch, Objective
 from artel.registry import OBJECTIVES
 from artel.storage import cache_folder, write_file
-from artel.tokens import Samples, WholeSamples, evaluation_rows
+from artel.tokens import Samples, WholeSamples, training_rows
 from artel.training.memory.cpu_allocator import KEPT_SHARE
 
 Attempt = Callable[[int, Recompute], None]
@@ -199,7 +199,7 @@ def longest_sample(objective: Objective, samples: Samples) -> tuple[int, int]:
 
 def repeat_sample(objective: Objective, samples: Samples, index: int, rows: int) -> Batch:
     """A micro-batch of so many rows, each of them the same sample."""
-    return objective.batch(evaluation_rows(samples, np.full(rows, index), rows))
+    return objective.batch(training_rows(samples, np.full(rows, index), rows))
 
 
 def cache_key(

@@ -1,0 +1,1 @@
+"""Distillation: a student learns the distributions of a teacher."""

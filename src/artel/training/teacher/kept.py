@@ -1,0 +1,161 @@
+"""A teacher's outputs for every sample of a store, kept on disk before a student trains.
+
+    STORE.teachers/KEY/manifest.json               the key's inputs, shards, their checksums and its own
+    STORE.teachers/KEY/train/00000.safetensors     the outputs of some samples, in their order
+    STORE.teachers/KEY/validation/…                the same
+
+A shard holds `counts`, uint32 (samples,): the targets of each; and arrays (targets, …) of all of them, one sample
+after another. Samples are those of the objective's dataset, a block or a conversation each.
+
+A shard appears when it is whole (`write_file`). The folder is `KEY.parts` until all of them are there, and then has a
+manifest and is renamed. So who starts again after a kill computes only what is missing.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from artel.errors import InputError
+from artel.storage import checksum, write_file
+
+_SHARD_BYTES = 64 * 2**20
+_FEWEST_SHARDS = 32
+"""Of a split with so many samples: each rank has a share, and a kill costs a small part of the work."""
+_COUNTS = "counts"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Some samples of a split, one after another."""
+
+    split: str
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}/{self.number:05d}.safetensors"
+
+    @property
+    def samples(self) -> np.ndarray:
+        return np.arange(self.start, self.stop)
+
+
+def shards_of(split: str, samples: int, sample_bytes: int) -> list[Shard]:
+    """The shards of a split of so many samples, each of at most `sample_bytes`: the same for any number of ranks."""
+    size = max(1, min(_SHARD_BYTES // max(1, sample_bytes), -(-samples // _FEWEST_SHARDS)))
+    starts = range(0, samples, size)
+    return [Shard(split, number, start, min(start + size, samples)) for number, start in enumerate(starts)]
+
+
+def write_shard(
+    folder: Path, shard: Shard, counts: np.ndarray, arrays: dict[str, np.ndarray], about: dict[str, Any]
+) -> None:
+    """Write a shard, whole or not at all. `about` are facts about it as plain values."""
+    content = {_COUNTS: counts.astype(np.uint32), **{name: np.ascontiguousarray(each) for name, each in arrays.items()}}
+    write_file(folder / shard.name, save(content, metadata={"about": orjson.dumps(about).decode()}))
+
+
+def read_about(folder: Path, shard: Shard) -> dict[str, Any]:
+    """What `write_shard` was told about a shard."""
+    with safe_open(folder / shard.name, framework="np") as file:
+        return orjson.loads((file.metadata() or {})["about"])
+
+
+def write_manifest(folder: Path, about: dict[str, Any], shards: list[Shard]) -> None:
+    """Write the manifest of a folder whose shards are all there."""
+    facts = {
+        shard.name: {
+            "samples": shard.stop - shard.start,
+            "bytes": (folder / shard.name).stat().st_size,
+            "xxh3_128": checksum(folder / shard.name),
+        }
+        for shard in shards
+    }
+    manifest = {**about, "shards": facts}
+    manifest["checksum"] = _own_checksum(manifest)
+    write_file(folder / "manifest.json", orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Raises ValueError or OSError for one that is damaged."""
+    manifest = orjson.loads((folder / "manifest.json").read_bytes())
+    if not isinstance(manifest, dict) or manifest.get("checksum") != _own_checksum(manifest):
+        raise ValueError("does not have the checksum it was written with")
+    return manifest
+
+
+def damaged_shards(folder: Path) -> list[str]:
+    """The names of shards that are missing or not as they were written. Reads them all."""
+    facts = read_manifest(folder)["shards"]
+    return [name for name, fact in facts.items() if not _is_as_written(folder / name, fact)]
+
+
+def _is_as_written(file: Path, fact: dict[str, Any]) -> bool:
+    try:
+        return file.stat().st_size == fact["bytes"] and checksum(file) == fact["xxh3_128"]
+    except OSError:
+        return False
+
+
+def _own_checksum(manifest: dict[str, Any]) -> str:
+    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS))
+
+
+class KeptSplit:
+    """The outputs for the samples of one split, memory-mapped."""
+
+    def __init__(self, folder: Path, split: str) -> None:
+        self.folder = folder
+        self._files = [
+            (name, fact) for name, fact in read_manifest(folder)["shards"].items() if name.startswith(f"{split}/")
+        ]
+        sizes = [fact["samples"] for _, fact in self._files]
+        self._firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
+        self._open: dict[int, tuple[Any, np.ndarray]] = {}
+        for name, fact in self._files:
+            if not (folder / name).is_file() or (folder / name).stat().st_size != fact["bytes"]:
+                raise _damaged(folder / name, "is missing or has another size than was written")
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def read(self, sample: int) -> dict[str, np.ndarray]:
+        """The arrays of a sample, (targets of the sample, …) each."""
+        shard = bisect.bisect_right(self._firsts, sample) - 1
+        try:
+            if shard not in self._open:
+                self._open[shard] = _opened(self.folder / self._files[shard][0])
+            file, starts = self._open[shard]
+            start, stop = starts[sample - self._firsts[shard] :][:2]
+            return {name: file.get_slice(name)[int(start) : int(stop)] for name in _names(file)}
+        except (OSError, SafetensorError) as error:
+            raise _damaged(self.folder / self._files[shard][0], str(error)) from None
+
+
+def _opened(path: Path) -> tuple[Any, np.ndarray]:
+    """A shard, and where the targets of each sample start in it, int64 (samples + 1,)."""
+    file = safe_open(path, framework="np")
+    counts = file.get_tensor(_COUNTS).astype(np.int64)
+    return file, np.concatenate([[0], np.cumsum(counts)])
+
+
+def _names(file: Any) -> Iterator[str]:
+    return (name for name in file.keys() if name != _COUNTS)  # noqa: SIM118  # not a mapping
+
+
+def _damaged(file: Path, what: str) -> InputError:
+    fix = f"remove {file.parent.parent}: the teacher is asked again, where it is still there"
+    return InputError.at(str(file), f"{what}", fix)

@@ -1,0 +1,128 @@
+"""The teacher of a run: whole on each of its processes or, where the student is not, sharded over all of them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from artel.config import ModelConfig, RunConfig
+from artel.config.schema.run import ParallelConfig
+from artel.errors import InputError
+from artel.models.adapters import read_adapter
+from artel.models.attention import preferred_kernels
+from artel.models.attention_switch import use_for_training
+from artel.models.device import autocast_dtype, pick_precision
+from artel.models.loading.build import build_model, load_model, must_load_whole
+from artel.models.loading.materialize import materialize
+from artel.models.loading.model_folder import is_quantized
+from artel.models.output_head import output_head
+from artel.models.quantization import compute_in
+from artel.objectives import Objective
+from artel.parallel import World, plan_parallelism
+from artel.storage import checksum
+from artel.tokens import load_tokenizer
+
+T = TypeVar("T")
+_READ_WITH_A_MODEL = ("*.safetensors", "pytorch_model*.bin", "config.json", "adapter_config.json")
+
+
+@dataclass(slots=True)
+class TeacherModel:
+    """A teacher that answers."""
+
+    call: Callable[[Callable[[PreTrainedModel], torch.Tensor]], torch.Tensor]
+    """Calls a function with the model, whose weights are there as long as it runs; all ranks call it together."""
+    config: PreTrainedConfig
+    precision: str
+    is_sharded: bool
+
+    def ask(self, work: Callable[[PreTrainedModel], torch.Tensor], device: torch.device) -> torch.Tensor:
+        """What `work` returns for the model, without gradients and in the run's precision."""
+        dtype = autocast_dtype(self.precision)
+        with torch.no_grad(), preferred_kernels(device), torch.autocast(device.type, dtype, enabled=dtype is not None):
+            return self.call(work)
+
+
+def load_teacher(name: str, config: RunConfig, objective: Objective, world: World) -> TeacherModel:
+    """The model of a folder or hub id, as the teacher of a run. Raises InputError.
+
+    Each process has it whole where each has the student whole. Else all processes share its weights (fully_shard),
+    whatever else splits the student.
+    """
+    tokenizer = load_tokenizer(name, f"{objective.section}.teacher")
+    objective.check_teacher(tokenizer)
+    model_config = ModelConfig.model_validate({"from": name})
+    request = objective.model_request(model_config, config.data.block, config.seed)
+    # fp8 is for training.
+    requested = "auto" if config.train.precision == "fp8" else config.train.precision
+    precision = pick_precision(requested, world.device)
+    shards = world.size > 1 and not plan_parallelism(config, world.size, world.on_host).whole_matrices
+    parallel = ParallelConfig(data="fsdp") if shards else ParallelConfig()
+    on_meta = shards and read_adapter(name) is None and must_load_whole(model_config) is None
+    load_weights = None
+    if on_meta:
+        built = build_model(request, tokenizer, on_meta=True)
+        if built.new_modules:
+            what = f"{name} lacks the weights of {', '.join(built.new_modules)}"
+            raise InputError.at(f"{objective.section}.teacher", what, "give a model that has all of its weights")
+        assert built.weights is not None
+        model, load_weights = built.model, partial(materialize, weights=built.weights)
+    else:
+        model = load_model(request, tokenizer, merge=True)
+    model.requires_grad_(False)
+    use_for_training(model)
+    if not shards:
+        _make_ready(model, precision, world.device)
+        objective.check(model)
+        output_head(model)
+        return TeacherModel(lambda work: work(model), model.config, precision, False)
+    if not on_meta:
+        model.to(world.device)
+    plan = plan_parallelism(config.model_copy(update={"parallel": parallel}), world.size, world.on_host)
+    strategy = plan.parallelize(model, objective, world, precision, load_weights=load_weights, tell=lambda _: None)
+    model.eval()
+    strategy.with_full_model(objective.check)
+    strategy.with_full_model(output_head)
+    return TeacherModel(strategy.with_full_model, model.config, precision, True)
+
+
+def _make_ready(model: PreTrainedModel, precision: str, device: torch.device) -> None:
+    """Weights that are not trained are held in what they are multiplied in."""
+    compute_in(model, precision)
+    dtype = autocast_dtype(precision)
+    if dtype is not None and not is_quantized(model.config):
+        model.to(dtype)
+    model.to(device)
+    model.eval()
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what a model that nobody holds any more took."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def weights_digest(name: str, key: str) -> str:
+    """What tells a model's weights from others: checksums of its files, or the commit of a hub's model.
+
+    Raises InputError, at `key`, where there is no such folder.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        files = sorted(file for pattern in _READ_WITH_A_MODEL for file in folder.glob(pattern))
+        return " ".join(f"{file.name}:{checksum(file)}" for file in files)
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        raise InputError.at(key, f"there is no folder {name}", "give a run, a model folder or a hub id") from None
+    return Path(cached).parent.name if isinstance(cached, str) else name

@@ -1,0 +1,249 @@
+"""A run's teacher, before the student is there: asked once for all samples, or kept in memory beside the student.
+
+What the teacher says of the samples is kept beside the store under a key of the store, the teacher's weights and the
+objective's settings. All ranks compute it, each its shards; then the teacher's memory is given back. A run that resumes
+goes on with what it began with: the teacher need not be there any more.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+import torch
+import torch.distributed as dist
+import xxhash
+from transformers import PreTrainedModel
+
+from artel.config import RunConfig
+from artel.errors import InputError, WorkError
+from artel.objectives import Objective
+from artel.objectives.base import Teacher
+from artel.parallel import World
+from artel.storage import lock, write_file
+from artel.tokens import Samples, TokenStore, evaluation_rows
+from artel.training.evaluation import News, micro_batch_size
+from artel.training.heartbeat import heartbeat
+from artel.training.teacher.kept import (
+    KeptSplit,
+    Shard,
+    damaged_shards,
+    read_about,
+    read_manifest,
+    shards_of,
+    write_manifest,
+    write_shard,
+)
+from artel.training.teacher.model import TeacherModel, load_teacher, release_memory, weights_digest
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+_FORMAT = 1
+_SPLITS = {"train": False, "validation": True}
+
+
+def set_teacher(
+    objective: Objective, config: RunConfig, store: TokenStore, world: World, note: Path, resumes: bool, tell: Tell
+) -> None:
+    """Give an objective that has a teacher the teacher, or what it said of the store's samples.
+
+    `note` is the file of the run that says where that is kept; a run that `resumes` goes by it. All ranks call it.
+    Raises InputError, WorkError.
+    """
+    teacher = objective.teacher
+    if teacher is None:
+        return
+    if teacher.settings is None:
+        tell(f"loading the teacher {teacher.model}, which stays in memory")
+        model = load_teacher(teacher.model, config, objective, world)
+        objective.set_teacher(model.call, model.config)
+        return
+    folder = _kept_outputs(objective, teacher, config, store, world, note if resumes else None, tell)
+    if world.first and not (resumes and note.is_file()):
+        write_file(note, orjson.dumps({"outputs": str(folder)}))
+    for name, is_validation in _SPLITS.items():
+        objective.set_kept(KeptSplit(folder, name), validation=is_validation)
+
+
+def _kept_outputs(
+    objective: Objective,
+    teacher: Teacher,
+    config: RunConfig,
+    store: TokenStore,
+    world: World,
+    note: Path | None,
+    tell: Tell,
+) -> Path:
+    """The folder with the teacher's outputs, found or made."""
+
+    def find() -> str:
+        known = None if note is None else _noted(note, store)
+        if known is not None:
+            _mend(known, tell)
+            return str(known)
+        inputs = {
+            "format": _FORMAT,
+            "store": store.digest,
+            "teacher": weights_digest(teacher.model, f"{objective.section}.teacher"),
+            "settings": teacher.settings,
+        }
+        key = xxhash.xxh3_128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
+        folder = store.folder.resolve().with_name(f"{store.folder.name}.teachers") / key
+        _mend(folder, tell)
+        return str(folder)
+
+    folder = Path(_on_first(world, find))
+    if not _on_first(world, folder.is_dir):
+        _compute(objective, teacher, config, store, world, folder, tell)
+    if not folder.is_dir():
+        what = f"{folder} is not there for rank {world.rank}: the outputs of a teacher are shared by all processes"
+        raise WorkError.at("data.store", what, "name a folder of a disk that all hosts have")
+    return folder
+
+
+def _noted(note: Path, store: TokenStore) -> Path | None:
+    """Where a run's outputs are kept, if they are, and are of its store."""
+    try:
+        folder = Path(orjson.loads(note.read_bytes())["outputs"])
+        return folder if read_manifest(folder)["store"] == store.digest else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _mend(folder: Path, tell: Tell) -> None:
+    """Take damaged shards out of a folder that is whole by its name, and its name with them: they are made again."""
+    if not folder.is_dir():
+        return
+    try:
+        damaged = damaged_shards(folder)
+    except (OSError, ValueError):  # of the manifest: nothing tells which shards are as they were written
+        damaged = ["manifest.json", *(str(file.relative_to(folder)) for file in folder.glob("*/*.safetensors"))]
+    if not damaged:
+        return
+    tell(f"{folder / damaged[0]} is not as it was written: the teacher is asked again")
+    for name in damaged:
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(_parts(folder), ignore_errors=True)
+    folder.rename(_parts(folder))
+
+
+def _parts(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.parts")
+
+
+def _compute(
+    objective: Objective,
+    teacher: Teacher,
+    config: RunConfig,
+    store: TokenStore,
+    world: World,
+    folder: Path,
+    tell: Tell,
+) -> None:
+    """Ask the teacher for what is missing of a folder; it then has its name."""
+    splits = {"train": store.train, "validation": store.validation}
+    datasets = {name: objective.dataset(part) for name, part in splits.items()}
+    longest = config.data.block * teacher.bytes_per_target
+    shards = [shard for name in _SPLITS for shard in shards_of(name, len(datasets[name]), longest)]
+    parts = _parts(folder)
+    if world.first:
+        parts.mkdir(parents=True, exist_ok=True)
+    waiting = f"waiting for another run that asks the same teacher: {parts}"
+    held = lock(folder.with_name(f"{folder.name}.lock"), lambda: tell(waiting))
+    _on_first(world, held.__enter__)
+    try:
+        if _on_first(world, folder.is_dir):  # the other run has done it
+            return
+        missing = _on_first(world, lambda: [shard for shard in shards if not (parts / shard.name).is_file()])
+        tell(f"loading the teacher {teacher.model}")
+        model = load_teacher(teacher.model, config, objective, world)
+        news = News(tell, "asking the teacher:")
+        done = len(shards) - len(missing)
+        if done:
+            tell(f"asking the teacher: {done:,} of {len(shards):,} shards were there")
+        for start in range(0, len(missing), world.size):
+            news(start / len(missing))
+            _round(objective, model, config, datasets, missing[start : start + world.size], world, parts)
+        del model
+        release_memory(world.device)
+        _on_first(world, lambda: _finish(folder, parts, shards, store, teacher, tell))
+    finally:
+        if world.first:
+            held.__exit__(None, None, None)
+
+
+def _round(
+    objective: Objective,
+    model: TeacherModel,
+    config: RunConfig,
+    datasets: dict[str, Samples],
+    shards: list[Shard],
+    world: World,
+    folder: Path,
+) -> None:
+    """One shard for each rank. Where ranks share the teacher's weights, all run equally many batches."""
+    shard = shards[world.rank] if world.rank < len(shards) else None
+    size = micro_batch_size(config, world)
+    longest = max(-(-len(each.samples) // size) for each in shards)
+    started = time.monotonic()
+    counts: list[np.ndarray] = []
+    arrays: dict[str, list[np.ndarray]] = {}
+    samples = datasets[(shard or shards[0]).split]
+    indices = np.empty(0, dtype=np.int64) if shard is None else shard.samples
+
+    def work(teacher: PreTrainedModel) -> torch.Tensor:
+        sums = torch.zeros(3, dtype=torch.float64)
+        for number in range(longest if model.is_sharded else -(-len(indices) // size)):
+            rows = evaluation_rows(samples, indices[number * size : (number + 1) * size], size)
+            of_batch, of_rows, kept = objective.outputs_to_keep(teacher, objective.batch(rows).to(world.device))
+            sums += of_batch
+            counts.append(of_rows[rows.valid])
+            for name, array in kept.items():
+                arrays.setdefault(name, []).append(array)
+            heartbeat("a batch of the teacher")
+        return sums
+
+    sums = model.ask(work, world.device)
+    if shard is not None:
+        about = {"sums": sums.tolist(), "seconds": time.monotonic() - started}
+        joined = {name: np.concatenate(pieces) for name, pieces in arrays.items()}
+        write_shard(folder, shard, np.concatenate(counts), joined, about)
+    world.barrier()
+
+
+def _finish(folder: Path, parts: Path, shards: list[Shard], store: TokenStore, teacher: Teacher, tell: Tell) -> None:
+    """Give a folder with all shards its manifest and its name, and say what it holds."""
+    about: dict[str, Any] = {"format": _FORMAT, "store": store.digest, "teacher": teacher.model}
+    about |= {"settings": teacher.settings, "seconds": 0.0}
+    for name in _SPLITS:
+        facts = [read_about(parts, shard) for shard in shards if shard.split == name]
+        loss, targets, right = np.sum([[0.0, 0.0, 0.0], *(each["sums"] for each in facts)], axis=0).tolist()
+        about["seconds"] += sum(each["seconds"] for each in facts)
+        if targets:
+            figures = {"cross_entropy": loss / targets, "accuracy": right / targets}
+            about[name] = {"targets": int(targets), **figures}
+            tell(f"the teacher on {name}: cross-entropy {loss / targets:.4f}, accuracy {right / targets:.4f}")
+    write_manifest(parts, about, shards)
+    parts.rename(folder)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    tell(f"the teacher's outputs are in {folder}: {size / 2**20:,.1f} MiB")
+
+
+def _on_first(world: World, work: Callable[[], T]) -> T:
+    """What `work` returns on the first rank, on all ranks; an error of artel's is raised on all."""
+    results: list[Any] = [None, None]
+    if world.first:
+        try:
+            results[0] = work()
+        except (InputError, WorkError) as error:
+            results[1] = error
+    if world.size > 1:
+        dist.broadcast_object_list(results, device=torch.device("cpu"))
+    if results[1] is not None:
+        raise results[1]
+    return results[0]
