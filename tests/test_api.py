@@ -225,7 +225,7 @@ def test_a_conversation_has_its_earlier_messages(with_marks):
             model.chat(wrong)
 
 
-@pytest.mark.parametrize("name", ["masked", "restoring", "span_qa", "tokens", "chat", "dpo"])
+@pytest.mark.parametrize("name", ["masked", "restoring", "span_qa", "tokens", "reward", "rerank", "chat", "dpo"])
 def test_each_objective_says_what_it_cannot(name):
     run = train(objective_run(Path("run.yaml").absolute(), name, train={"steps": 1, "batch": 8}))
     model = artel.open(run.folder)
@@ -236,9 +236,12 @@ def test_each_objective_says_what_it_cannot(name):
         "chat": lambda: model.chat("Where?", max_new_tokens=3, tell=silent),
         "answer": lambda: model.answer("where is Anna ?", "Anna is in the forest . " * 30),
         "fill": lambda: model.fill(text),
+        "score": lambda: model.score("Where is Anna?", ["Anna is in the forest.", "No."]),
+        "rerank": lambda: model.rerank("Where is Anna?", ["Anna is in the forest.", "No."]),
         "entities": lambda: model.entities(["Anna Berg lives in New York.", " "]),
     }
-    encoders = {"masked": ["fill"], "restoring": ["fill"], "span_qa": ["answer"], "tokens": ["entities"]}
+    encoders = {"masked": ["fill"], "restoring": ["fill"], "span_qa": ["answer"], "tokens": ["entities"],
+                "reward": ["score"], "rerank": ["score", "rerank"]}  # fmt: skip
     able = encoders.get(name, ["generate", "stream", "chat"])
     for what, call in calls.items():
         if what not in able:
@@ -255,6 +258,10 @@ def test_each_objective_says_what_it_cannot(name):
                 "Anna Berg lives in New York."[entity.start : entity.end] for entity in result[0]
             ]
             assert result[1] == []
+        elif what == "score":
+            assert len(result) == 2
+        elif what == "rerank":
+            assert {one.document for one in result} == {"Anna is in the forest.", "No."}
         elif what == "answer":
             assert result.text == ("Anna is in the forest . " * 30)[result.start : result.end]
             assert sum(result.classes.values()) == pytest.approx(1)

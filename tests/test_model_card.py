@@ -185,7 +185,9 @@ def test_a_checkpoint_is_a_model_of_its_step(trained):
     assert not all(before[name].equal(tensor) for name, tensor in final.items())
 
 
-@pytest.mark.parametrize("name", ["causal", "masked", "restoring", "span_qa", "tokens", "chat", "dpo"])
+@pytest.mark.parametrize(
+    "name", ["causal", "masked", "restoring", "span_qa", "tokens", "chat", "dpo", "reward", "rerank"]
+)
 def test_the_python_of_a_card_runs(name, trained, tmp_path):
     """By transformers alone, on the folder in place of the repository; where artel has one answer, it is the same."""
     run = trained
@@ -208,6 +210,9 @@ def test_the_python_of_a_card_runs(name, trained, tmp_path):
         found = [(entity.start, entity.end, entity.label) for entity in artel.open(run).entities(text)]
         rows = [line.split() for line in written.getvalue().splitlines()]
         assert [(int(start), int(end), label) for start, end, label, *_ in rows] == found
+    if name in ("reward", "rerank"):
+        texts = re.findall(r'"([^"]+[.?])"', code(card, "python"))  # the prompt and the answer, or query and document
+        assert float(written.getvalue()) == pytest.approx(artel.open(run).score(*texts)[0], abs=1e-5)
     assert card.data.pipeline_tag == opened.objective.pipeline_tag != ""
     assert code(card, "bash").splitlines()[1] == opened.objective.command("novel", None)
 
