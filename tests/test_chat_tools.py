@@ -119,6 +119,17 @@ def open_session(folder):
     return closing(ChatSession(open_model(str(folder)), settings, "", print, tuple(TOOLS)))
 
 
+def test_a_file_of_functions_is_a_module_like_others(tmp_path):
+    (tmp_path / "helper.py").write_text("DEGREES = -3\n")
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom helper import DEGREES\n"
+    (tmp_path / "tools.py").write_text(
+        f"{head}@dataclass\nclass Place:\n    name: str\n{MODULE.replace('-3', 'DEGREES')}"
+    )
+    functions = read_functions(str(tmp_path / "tools.py"))
+    assert functions.result(ToolCall("weather", {"city": "Omsk"})) == "-3"
+    assert str(tmp_path) not in sys.path
+
+
 def test_what_a_function_raises_is_told_to_the_model(tmp_path):
     (tmp_path / "functions.py").write_text(MODULE)
     functions = read_functions(str(tmp_path / "functions.py"))

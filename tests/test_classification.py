@@ -8,12 +8,19 @@ import orjson
 import pytest
 import torch
 from sklearn.metrics import f1_score
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    pipeline,
+)
 
 import artel
-from artel.config import load_run
+from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
 from artel.preparing import prepare
+from artel.tokens import train_tokenizer
 from support.labels import DECODER, ROWS, label_run, one_label, several_labels, write_rows
 from support.runs import metrics as metric_lines
 from support.serving import client_of, served_model
@@ -44,6 +51,10 @@ def test_whole_numbers_are_labels_in_their_order(tmp_path):
     rows = [{"text": row["text"], "label": number % 12} for number, row in enumerate(one_label(60))]
     decided = prepared(tmp_path / "run.yaml", rows).run.classification
     assert (decided.kind, decided.labels) == ("single", [str(number) for number in range(12)])
+    as_floats = [row | {"label": f"{row['label'] % 2}.0"} for row in rows]  # a column of pandas with gaps
+    assert prepared(tmp_path / "floats.yaml", as_floats).run.classification.labels == ["0.0", "1.0"]
+    odd = [row | {"label": "²³"[row["label"] % 2]} for row in rows]
+    assert prepared(tmp_path / "odd.yaml", odd).run.classification.labels == ["²", "³"]
     as_number = prepared(tmp_path / "number.yaml", rows, classification={"kind": "number"})
     assert as_number.run.classification.kind == "number"
     sample = as_number.open().train.sample(0)
@@ -61,6 +72,8 @@ def test_whole_numbers_are_labels_in_their_order(tmp_path):
      (one_label(40), {"classification": {"loss": "focal", "smoothing": 0.1}}, "leave one out"),
      (one_label(40), {"classification": {"labels": [True, False]}}, "write labels in quotes"),
      (one_label(40), {"data": {"block": 6}}, "leaves no room"),
+     (one_label(40), {"classification": {"labels": ["x"]}}, "fewer than two labels"),
+     (one_label(40), {"classification": {"kind": "multi", "labels": []}}, "labels: is empty"),
      (one_label(40), {"data": {"validation": {"fraction": 0.2, "by": "chapter"}}}, "only plain texts have chapters")],
 )  # fmt: skip
 def test_what_cannot_be_learned_is_refused_before_training(tmp_path, rows, changes, message):
@@ -248,6 +261,17 @@ def test_a_model_is_evaluated_on_other_rows_and_refuses_labels_it_does_not_know(
     write_rows(Path("test.jsonl"), [{"text": text, "label": "war"} for text in TEXTS])
     with pytest.raises(InputError, match="'war' is none of the run's"):
         artel.open(folder).evaluate("test.jsonl", tell=lambda _: None)
+
+
+def test_a_model_of_others_reads_as_much_as_it_has_positions(tmp_path):
+    tokenizer = train_tokenizer(
+        iter(["words of one kind and another"] * 50), TokenizerTraining(vocab=270), encoder=True
+    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=tokenizer.vocabulary, max_position_embeddings=24, num_labels=3, **sizes)
+    BertForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    assert artel.open(tmp_path).classify("words of one kind " * 50)["truncated"]
 
 
 def test_a_server_labels_texts_and_pairs():

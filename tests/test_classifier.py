@@ -93,6 +93,7 @@ def test_the_command_says_what_each_threshold_keeps(tmp_path, monkeypatch):
     [
         (lambda: Path("prose", "classifier.json").unlink(), "classifier.json cannot be read: No such file"),
         (lambda: Path("prose", "classifier.json").write_text("{}"), "is not that of a classifier"),
+        (lambda: Path("prose", "classifier.json").write_text('{"reads": 1}'), "is not that of a classifier"),
         (lambda: Path("prose", "classifier.safetensors").write_bytes(b"no tensors"), "is no classifier"),
         (lambda: Path("prose", "classifier.json").write_text('{"reads": {"version": 0}}'), "train it again"),
     ],

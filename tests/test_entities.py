@@ -127,6 +127,14 @@ def test_labels_that_are_none_and_tags_of_words_are_told_apart(tmp_path):
     )
     with pytest.raises(artel.InputError, match="no record has anything marked"):
         artel.prepare(run, tell=silent)
+    outside = [{"text": f"Мама {number} дома", "label": [[0, 4, "O"]]} for number in range(20)]
+    (tmp_path / "outside").mkdir()
+    file = rows_of(tmp_path / "outside", outside)
+    run = write_run(
+        tmp_path / "outside.yaml", {}, **NAMES | {"data": {"sources": [{"path": str(file), "format": "entities"}]}}
+    )
+    with pytest.raises(artel.InputError, match="names have the label 'O'"):
+        artel.prepare(run, tell=silent)
     words = [{"text": f"Мама {number}", "label": [[0, 4, "S"], [5, 5 + len(str(number)), "N"]]} for number in range(20)]
     (tmp_path / "words").mkdir()
     file = rows_of(tmp_path / "words", words)

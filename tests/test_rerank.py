@@ -10,12 +10,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 import artel
 from artel.config import RunConfig, TokenizerTraining
+from artel.errors import InputError
 from artel.objectives import DocumentSamples
 from artel.objectives.rerank.negatives import DrawnNegatives
 from artel.objectives.rerank.objective import Rerank
 from artel.objectives.rerank.ranking import correlation, ndcg, ranking_figures, ranks
 from artel.text import Document, Match, Record, Rejected
-from artel.tokens import StoreWriter, TokenStore, micro_batches, train_tokenizer
+from artel.tokens import StoreWriter, TokenStore, evaluation_rows, micro_batches, train_tokenizer
 from support.objectives import objective_run, written
 from support.serving import client_of, served_model
 
@@ -116,6 +117,16 @@ def pairs_in(objective, part, rows, columns):
     ]
 
 
+def test_a_batch_of_padding_has_the_shape_of_the_others(tokenizer, tmp_path):
+    """Each rank of a validation runs as many rows, also one that has no sample left: else the others wait for it."""
+    objective = ranking(tokenizer, negatives=1, candidates=3)
+    samples = objective.dataset(stored(objective, tmp_path / "store"))
+    full, none = (objective.batch(evaluation_rows(samples, np.arange(count), 2)).tensors["there"] for count in (2, 0))
+    assert full.shape == none.shape == (2, 3)
+    assert full.any()
+    assert not none.any()
+
+
 @pytest.mark.parametrize("loss", ["pointwise", "listwise"])
 def test_losses_by_hand(tokenizer, tmp_path, loss):
     """Each query with each of its documents alone, as transformers' tokenizer pairs them."""
@@ -212,6 +223,9 @@ def test_the_folder_gives_other_libraries_the_same_scores():
     assert [one.score for one in ranked] == sorted((one.score for one in ranked), reverse=True)
     assert {one.index: one.score for one in ranked} == pytest.approx(dict(enumerate(expected)), abs=1e-5)
     assert model.rerank(QUERY, DOCUMENTS, top_n=1) == ranked[:1]
+    assert [one.document for one in model.rerank(QUERY, DOCUMENTS[0])] == DOCUMENTS[:1]
+    with pytest.raises(InputError, match="is a conversation"):
+        model.score([{"role": "user", "content": QUERY}], DOCUMENTS)
     with pytest.raises(artel.InputError, match=r"has .* tokens, more than"):
         model.rerank(QUERY * 20, DOCUMENTS)
     with served_model(folder) as served, client_of(served) as client:

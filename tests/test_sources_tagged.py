@@ -268,6 +268,7 @@ def test_white_space_at_the_ends_of_a_span_is_none_of_it_and_a_span_counts_once(
         ({"tokens": WORDS}, "no_field"),
         ({"data": {"text": TEXT}, "annotations": [{"result": [{"value": LABELS[0] | {"start": 3, "end": 9}}]}]},
          "span_outside"),
+        ({"text": TEXT, "label": DOCCANO, "answer": ["accept"]}, None),  # of others: Prodigy's is a word
         ("{", "bad_json"),
     ],
 )  # fmt: skip

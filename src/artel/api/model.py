@@ -299,6 +299,7 @@ class Model:
 
         Raises InputError for a model that does not rank, and for a query that is too long.
         """
+        documents = [documents] if isinstance(documents, str) else documents
         scored = self._answers("rerank", [(query, document) for document in documents], "ranks no documents")
         ranked = [
             Ranked(index, document, float(answer["score"]))
@@ -306,10 +307,11 @@ class Model:
         ]
         return sorted(ranked, key=lambda one: -one.score)[:top_n]
 
+    @leaves_process_unchanged()
     def embed(
-        self, texts: Sequence[str], *, kind: Literal["", "query", "document"] = "", dimensions: int | None = None
+        self, texts: str | Sequence[str], *, kind: Literal["", "query", "document"] = "", dimensions: int | None = None
     ) -> np.ndarray:
-        """The vector of each text, float32 (texts, size): near one another where texts match.
+        """The vector of each text, float32 (texts, size), or (size,) of one text: near one another where texts match.
 
         Args:
             texts: what is read of each is as long as `data.block` of the run.
@@ -320,9 +322,11 @@ class Model:
         """
         import numpy as np
 
-        inputs = [{"text": text, "input_type": kind, "dimensions": dimensions} for text in texts]
+        listed = [texts] if isinstance(texts, str) else texts
+        inputs = [{"text": text, "input_type": kind, "dimensions": dimensions} for text in listed]
         answers = self._answers("embed", inputs, "gives texts no vectors")
-        return np.array([answer["embedding"] for answer in answers], dtype=np.float32)
+        vectors = np.array([answer["embedding"] for answer in answers], dtype=np.float32)
+        return vectors[0] if isinstance(texts, str) else vectors
 
     @leaves_process_unchanged(with_torch=True)
     def evaluate(

@@ -385,7 +385,8 @@ def _exchanges(messages: list[dict[str, Any]], name: str) -> list[Exchange]:
                 exchanges.append(Exchange("", results=tuple(results)))
                 results = []
             try:
-                calls = tuple(map(call_of, message.get("tool_calls") or ()))
+                listed = message.get("tool_calls") or []
+                calls = tuple(map(call_of, listed if isinstance(listed, list) else [listed]))
             except BadRecord as error:
                 raise InputError.at("load", f"{name}: a call {error.detail}", "give a file that /save wrote") from None
             exchanges[-1].answer, exchanges[-1].finished, exchanges[-1].calls = message["content"], True, calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -94,10 +95,14 @@ def _imported(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"artel_tools_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
+    folder = str(path.parent.absolute())
+    sys.path.insert(0, folder)  # it may import its neighbours, as `python FILE` lets it
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's code
         what = f"cannot be run: {type(error).__name__}: {error}"
         raise InputError.at(str(path), what, f"try it: python {path.name}") from None
+    finally:
+        sys.path.remove(folder)
     return module

@@ -15,6 +15,7 @@ from artel.models.device import pick_precision
 from artel.models.loading.build import build_model, load_model
 from artel.models.loading.missing_weights import check_finite
 from artel.models.loading.model_folder import is_in_hub_cache, read_config
+from artel.models.loading.structure import position_limit
 from artel.models.quantization import compute_in
 from artel.objectives import Objective, objective_of
 from artel.preparing import Prepared, prepare
@@ -135,8 +136,19 @@ def _open_folder(name: str, folder: str, run: RunConfig | None) -> OpenedModel:
     if adapter is not None:
         compute_in(model, pick_precision("auto", model.device))
     check_finite(model, name)
+    if run is None:
+        objective = _within_positions(objective, model)
     objective.read_model_files(Path(folder))
     return OpenedModel(name, folder, model, tokenizer, objective, run)
+
+
+def _within_positions(objective: Objective, model: PreTrainedModel) -> Objective:
+    """The objective with `data.block` no longer than the model's positions, of which no run told."""
+    run, limit = objective.run, position_limit(model)
+    if limit is None or limit >= run.data.block:
+        return objective
+    data = run.data.model_copy(update={"block": limit})
+    return objective_of(run.model_copy(update={"data": data}), objective.tokenizer)
 
 
 def objective_of_folder(folder: str, run: RunConfig | None, tokenizer: Tokenizer) -> Objective:

@@ -21,7 +21,7 @@ from artel.text.decontamination.index import benchmark_fingerprint
 from artel.text.dedup.shingles import SHINGLE_VERSION
 from artel.tokens.store.manifest import FORMAT
 
-_LABELS = ("second", "label", "separator")
+_LATER = ("second", "label", "separator", "words", "tags", "tag_names")
 """Keys of a source that came later than the first stores."""
 
 
@@ -47,7 +47,7 @@ def _settings(run: RunConfig) -> dict[str, Any]:
     for section, key in ((data, "decontaminate"), (data["clean"], "pii"), (data["clean"], "classifier")):
         if section[key] is None:  # stores that were made before there was such a key are found
             del section[key]
-    for source, key in product(data["sources"], _LABELS):
+    for source, key in product(data["sources"], _LATER):
         if source[key] == SourceConfig.model_fields[key].default:
             del source[key]
     modules = [FORMATS.module_of(source.format) for source in run.data.sources]

@@ -6,6 +6,7 @@ over texts. A sample is a text, or two, with its target.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -83,7 +84,7 @@ class Classification(Objective):
             texts += 1
             all_one &= len(fields.labels) == 1
             all_numbers &= fields.number is not None
-            has_fraction |= fields.number is not None and not fields.labels[0].lstrip("+-").isdigit()
+            has_fraction |= fields.number is not None and not fields.number.is_integer()
         kind, labels = run.classification.kind, run.classification.labels
         if kind == "auto":
             several = not all_one or any(source.separator or len(source.label) > 1 for source in run.data.sources)
@@ -111,7 +112,9 @@ class Classification(Objective):
         if run.data.block < _SHORTEST_BLOCK:
             what = f"{run.data.block} leaves no room between the special tokens"
             problems.append(Problem("data.block", what, f"write {_SHORTEST_BLOCK} or more"))
-        if config.kind == "single" and config.labels != "auto" and len(config.labels) < 2:
+        if config.kind == "multi" and not config.labels:
+            problems.append(Problem("classification.labels", "is empty", "write the labels, or auto"))
+        if config.kind in ("single", "auto") and config.labels != "auto" and len(config.labels) < 2:
             problems.append(Problem("classification.labels", "has fewer than two labels", "write all of them, or auto"))
         return problems
 
@@ -326,7 +329,7 @@ def _checked_labels(counts: Counter[str], texts: int, kind: str) -> list[str]:
     """All labels in order. Raises InputError where they cannot be learned."""
     key = "classification.labels"
     labels = sorted(counts)
-    if all(label.lstrip("+-").isdigit() for label in labels):
+    if all(re.fullmatch("[+-]?[0-9]+", label) for label in labels):
         labels.sort(key=int)
     if len(labels) < 2 and not (kind == "multi" and labels):
         what = f"all {texts:,} texts have the label {labels[0]!r}" if labels else "no text has a label"

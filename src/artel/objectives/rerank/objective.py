@@ -278,6 +278,9 @@ class Rerank(Objective):
         The end of a long document is cut off, as in training. Raises InputError for a query that is too long.
         """
         texts = [text for pair in inputs for text in pair]
+        if not all(isinstance(text, str) for text in texts):
+            fix = "give two texts; conversations are for models of objective reward"
+            raise InputError.at("query", "is a conversation, and a reranker reads a query and a document", fix)
         encoded = list(self.tokenizer.encode(texts)) if texts else []
         queries, documents = encoded[::2], encoded[1::2]
         longest = self._writer.longest_query

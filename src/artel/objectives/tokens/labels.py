@@ -80,7 +80,8 @@ def is_of_words(run: RunConfig) -> bool:
 def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
     """The labels of records, in alphabetical order.
 
-    Raises InputError where there are none, and where names cover every word: then these are tags of words.
+    Raises InputError where there are none, where names have the label O, and where they cover every word: then these
+    are tags of words.
     """
     labels: set[str] = set()
     is_covered = True
@@ -91,6 +92,9 @@ def labels_of(records: Iterable[Record], *, of_words: bool) -> list[str]:
     if not labels:
         fix = "check the format and the tags of the sources, or write tokens: {labels: […]}"
         raise InputError.at("tokens.labels", "no record has anything marked", fix)
+    if OUTSIDE in labels and not of_words:
+        what = "names have the label 'O', which is the tag of what is no name"
+        raise InputError.at("tokens.labels", what, "give them another label")
     if is_covered and not of_words:
         what = f"every word of every record is marked ({', '.join(sorted(labels)[:5])} …), as tags of words are"
         fix = "write kind: words in the source, where each word has a tag; or the labels: tokens: {labels: […]}"

@@ -114,6 +114,8 @@ def _load(folder: str, file: str, changed: int) -> Classifier:
         raise InputError.at(_KEY, what, "train it again: artel data classifier")
     try:
         tensors = load(_bytes(folder, WEIGHTS))
+        if tensors["weights"].shape != (1 << BUCKET_BITS,):
+            raise KeyError(f"weights of shape {tensors['weights'].shape}")
         return Classifier(tensors["weights"], float(tensors["bias"][0]))
     except (SafetensorError, KeyError, IndexError) as error:
         raise InputError.at(_KEY, f"{folder}/{WEIGHTS} is no classifier: {error}", _fix()) from None
@@ -122,7 +124,9 @@ def _load(folder: str, file: str, changed: int) -> Classifier:
 def _about(folder: str) -> dict[str, Any]:
     try:
         about = json.loads(_bytes(folder, ABOUT))
-        return about if isinstance(about["reads"], dict) else {}
+        if not isinstance(about["reads"], dict):
+            raise TypeError("reads")
+        return about
     except (ValueError, KeyError, TypeError):
         raise InputError.at(_KEY, f"{folder}/{ABOUT} is not that of a classifier", _fix()) from None
 

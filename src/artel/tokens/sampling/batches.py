@@ -75,12 +75,12 @@ def micro_batches(
 
 def evaluation_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
     """At most `size` samples as one validation micro-batch of `size` rows: another shape would compile again."""
-    return _rows(samples, indices, np.full(len(indices), -1), size)
+    return _rows(samples, indices, np.full(size, -1), size)
 
 
 def training_rows(samples: Samples, indices: np.ndarray, size: int) -> Rows:
     """At most `size` training samples as a micro-batch of the first epoch."""
-    return _rows(samples, indices, np.zeros(len(indices)), size)
+    return _rows(samples, indices, np.zeros(size), size)
 
 
 def one_row(sample: Sample) -> Rows:
@@ -114,7 +114,7 @@ def _rows(samples: Samples, indices: np.ndarray, epochs: np.ndarray, size: int) 
         lengths=np.array(sizes, dtype=np.int64),
         valid=np.arange(size) < len(indices),
         indices=padded_indices,
-        epochs=np.concatenate([epochs, np.zeros(missing)]).astype(np.int64),
+        epochs=epochs.astype(np.int64),
         flags=flags,
         numbers=np.array([sample.numbers for sample in batch], dtype=np.int64),
     )

@@ -48,6 +48,8 @@ def read_conll(file: SourceFile) -> Iterator[Record | Rejected]:
             if sentence.bad is not None:
                 place = f"{file.origin}:{sentence.bad[0]}"
                 raise sentence.bad[1]
+            if not sentence.rows:
+                raise BadRecord("no_words", "the sentence has no word of its own; write one, or leave it out")
             for number, row in sentence.rows:
                 place = f"{file.origin}:{number}"
                 _check_columns(row, sentence.rows[0][1], file.source)

@@ -52,8 +52,9 @@ class _RowReader:
         if isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], dict):
             row = {source.field: row[0], **row[1]}  # spaCy's training data
         entry = object_of(row)
-        if entry.get("answer") in _ANSWERS:
-            return Dropped(_ANSWERS[entry["answer"]], set_name)
+        answer = entry.get("answer")
+        if isinstance(answer, str) and answer in _ANSWERS:
+            return Dropped(_ANSWERS[answer], set_name)
         if is_task(entry):
             text, spans = annotated_spans(entry, source.field)
             if spans is None:
