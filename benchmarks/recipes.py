@@ -42,6 +42,7 @@ NOT_HERE = {
     "distill-small": "learns from the model of another recipe, novel-small",
     "dpo": "begins from a model of the hub, of 0.6 billion parameters",
     "nanogpt-30m": "takes a tokenizer of the hub; 5,000 steps of 320 rows are for a GPU",
+    "ner-ru": "begins from a model of the hub",
     "nq-bert": "Natural Questions and a model of the hub, on eight GPUs",
     "pile": "The Pile, on eight GPUs",
     "pile-125m": "The Pile, on eight GPUs",

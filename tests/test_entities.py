@@ -1,7 +1,9 @@
 """Names in texts: spans come back from windows, the figures are seqeval's, folders open with transformers' pipeline."""
 
 import json
+import re
 import string
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +35,9 @@ BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_at
         "intermediate_size": 128, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}  # fmt: skip
 NAMES = {"objective": "tokens", "model": {"config": BERT}, "tokenizer": {"train": {"vocab": 380}},
          "data": {"sources": [{"format": "dummy", "kind": "entities", "documents": 400}], "block": 64}}  # fmt: skip
+
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def silent(*_):
@@ -252,6 +257,15 @@ def test_names_are_found_in_a_text_of_any_length_and_of_many_at_once(trained):
         at += len(text) + 1
     right = len(spans & {(each.start, each.end, each.label) for each in found})
     assert 2 * right / (len(spans) + len(found)) > 0.6
+
+
+@pytest.mark.parametrize("page", ["docs/entities.md", "docs/ru/entities.md"])
+def test_the_python_of_the_page_prints_what_the_command_finds(page, trained, capsys):
+    """The printed name of the run stands for a run that is there."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    exec(block.replace("runs/ner-ru", str(trained)).replace("Анна Каренина приехала в Москву.", "Anna is in Oslo."), {})
+    found = artel.open(trained).entities("Anna is in Oslo.")
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == [each.label for each in found]
 
 
 def test_the_commands_show_names(trained):

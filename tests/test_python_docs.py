@@ -15,6 +15,8 @@ RUN_HERE = ["README.md", "docs/python.md"]
 RUN_ELSEWHERE = {
     "docs/chat.md": "test_chat_tools.py",  # functions that a model may call
     "docs/ru/chat.md": "test_chat_tools.py",
+    "docs/entities.md": "test_entities.py",
+    "docs/ru/entities.md": "test_entities.py",
     "docs/extending.md": "test_extending.py",  # each block with the run file beside it
     "docs/serve.md": "test_serve_clients.py",
     "docs/ru/serve.md": "test_serve_clients.py",

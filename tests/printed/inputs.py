@@ -241,6 +241,41 @@ def matches(folder: Path) -> None:
     (folder / "matches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def names(folder: Path) -> None:
+    """Texts with names: names.jsonl, train.conll and dev.conll; ru.conllu has parts of speech."""
+    draw = random.Random(0)
+    rows, sentences, parts = [], [], []
+    for number in range(160):
+        person, place = draw.choice(("Анна Каренина", "Пьер", "Левин")), draw.choice(("Москву", "Нижний Новгород"))
+        words = [str(number), "раз", *person.split(), "едет", "в", *place.split(), "."]
+        tags = ["O", "O", *_bio(person, "PER"), "O", "O", *_bio(place, "LOC"), "O"]
+        rows.append({"tokens": words, "tags": tags})
+        sentences.append("".join(f"{word} {tag}\n" for word, tag in zip(words, tags, strict=True)))
+        upos = [
+            "NUM",
+            "NOUN",
+            *["PROPN"] * len(person.split()),
+            "VERB",
+            "ADP",
+            *["PROPN"] * len(place.split()),
+            "PUNCT",
+        ]
+        lines = (f"{at}\t{word}\t_\t{tag}" for at, (word, tag) in enumerate(zip(words, upos, strict=True), 1))
+        parts.append("".join(line + 6 * "\t_" + "\n" for line in lines))
+    written = {
+        "names.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows),
+        "train.conll": "\n".join(sentences[:120]),
+        "dev.conll": "\n".join(sentences[120:]),
+        "ru.conllu": "\n".join(parts),
+    }
+    for name, content in written.items():
+        (folder / name).write_text(content, "utf-8")
+
+
+def _bio(name: str, label: str) -> list[str]:
+    return [f"{'I' if at else 'B'}-{label}" for at in range(len(name.split()))]
+
+
 def run_yaml(**changes: Any) -> Make:
     """A run file `run.yaml` of a user's own: a small GPT-2 on made-up documents, and nothing that is not needed."""
 

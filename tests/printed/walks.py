@@ -250,6 +250,33 @@ README = (
         needs=(inputs.matches, inputs.squad("train.json"), inputs.bert()),
     ),
     Walk(
+        "names and tags",
+        (
+            Step(
+                "artel train ner-ru data.sources.0.path=names.jsonl model.from=FOLDER",
+                SHORT,
+                leaves="runs/ner-ru/model",
+            ),
+            Step('artel generate runs/ner-ru --prompt "Анна Каренина приехала в Москву."'),
+            Step('artel generate runs/ner-ru --prompt "Анна Каренина приехала в Москву." --json', says='"entities"'),
+            Step("artel evaluate runs/ner-ru", says="macro f1"),
+            Step("artel data show runs/ner-ru --count 1", says="→PER⟧"),
+            Step(
+                "artel train ner-ru data.sources.0.path=train.conll data.sources.0.format=conll "
+                "data.validation=dev.conll model.from=FOLDER",
+                f"{SHORT} run=runs/conll",
+                leaves="runs/conll/model",
+            ),
+            Step(
+                "artel train ner-ru data.sources.0.path=ru.conllu data.sources.0.format=conll "
+                "data.sources.0.kind=words checkpoint.best=accuracy model.from=FOLDER",
+                f"{SHORT} run=runs/words",
+                leaves="runs/words/model",
+            ),
+        ),
+        needs=(inputs.names, inputs.bert()),
+    ),
+    Walk(
         "evaluating models",
         (
             Step("artel evaluate runs/tolstoy runs/tolstoy-finetune --data novel.txt", says="runs/tolstoy-finetune"),
