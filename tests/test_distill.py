@@ -334,3 +334,14 @@ def test_the_plan_counts_what_is_kept(tmp_path):
     done = artel("plan", run, "--json")
     assert done.returncode == 0, done.stderr
     assert "teacher" in json.loads(done.stdout)["disk_gib"]
+    done = artel("plan", run, "distill.top_k=null")
+    assert done.returncode == 0, done.stderr
+    assert "not counted: the teacher, which stays in memory" in done.stdout
+
+
+def test_new_leads_to_a_recipe(tmp_path):
+    (tmp_path / "text.txt").write_text("A text.\n" * 50)
+    answers = ("--text", tmp_path / "text.txt", "--learn", "distill", "--from", "scratch", "--time", "5min")
+    done = artel("new", tmp_path / "run.yaml", *answers)
+    assert done.returncode == 2
+    assert "distill needs more than texts" in done.stderr

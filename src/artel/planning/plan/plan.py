@@ -14,6 +14,7 @@ from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.models.compile import OFF, compile_choice
 from artel.models.device import pick_precision
 from artel.models.quantization import count as count_weights
+from artel.objectives import Objective
 from artel.parallel import World
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.hardware import Hardware
@@ -267,12 +268,22 @@ def _planned(
         host,
         hardware.host_memory_bytes,
         disk_bytes(run, model, data, length),
-        data.note,
+        data.note + _left_out(data.objective),
         run.train.batch * data.row_tokens,
         _step_time(run, hardware, ranks, model, world_size, on_host, count),
         length,
         run.train.budget,
     )
+
+
+def _left_out(objective: Objective) -> str:
+    """What of a teacher the plan does not count, in words; empty without one."""
+    teacher = objective.teacher
+    if teacher is None:
+        return ""
+    if teacher.settings is None:
+        return "; not counted: the teacher, which stays in memory and reads each batch first"
+    return "; not counted: the time in which the teacher reads all samples, before the first step"
 
 
 def _step_time(
