@@ -133,8 +133,8 @@ def test_labels_that_are_none_and_tags_of_words_are_told_apart(tmp_path):
     with pytest.raises(artel.InputError, match="no record has anything marked"):
         artel.prepare(run, tell=silent)
     outside = [{"text": f"Мама {number} дома", "label": [[0, 4, "O"]]} for number in range(20)]
-    (tmp_path / "outside").mkdir()
-    file = rows_of(tmp_path / "outside", outside)
+    (tmp_path / "with-o").mkdir()
+    file = rows_of(tmp_path / "with-o", outside)
     run = write_run(
         tmp_path / "outside.yaml", {}, **NAMES | {"data": {"sources": [{"path": str(file), "format": "entities"}]}}
     )
