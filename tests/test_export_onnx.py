@@ -1,5 +1,7 @@
 """artel export --to onnx: a graph that says what the model says, for any batch and length."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ import transformers
 from artel.config import TokenizerTraining
 from artel.errors import InputError
 from artel.inference import export
+from artel.objectives.embedding.folder import read_folder
 from artel.tokens import train_tokenizer
 
 ENCODERS = {
@@ -61,3 +64,21 @@ def test_a_model_that_writes_is_refused_before_it_is_loaded(tmp_path, tokenizer)
     with pytest.raises(InputError, match="writes token by token"):
         export(str(tmp_path / "model"), tmp_path / "out", to="onnx", tell=lambda text: None)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", [None, "onnx"])
+def test_what_other_libraries_read_goes_along(tmp_path, tokenizer, to):
+    """Pooling of sentence-transformers lies in a folder of its own."""
+    pytest.importorskip("onnxruntime")
+    source, out = tmp_path / "model", tmp_path / "out"
+    saved(source, tokenizer, "BertModel")
+    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"},
+               {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]  # fmt: skip
+    (source / "modules.json").write_text(json.dumps(modules))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    (source / "thresholds.json").write_text('{"a": 0.5}')
+    export(str(source), out, to=to, tell=lambda text: None)
+    assert read_folder(str(out))["embedding"]["pooling"] == "cls"
+    assert (out / "thresholds.json").read_text() == '{"a": 0.5}'
+    assert (out / "model.safetensors").exists() is (to is None)

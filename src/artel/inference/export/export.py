@@ -24,6 +24,7 @@ from artel.models.loading.build import load_model
 from artel.models.loading.check import check_whole
 from artel.models.loading.model_folder import check_folder, is_sharded_checkpoint, read_config
 from artel.models.loading.save import write_model
+from artel.models.text_vectors import module_folders
 from artel.preparing import prepare, refuse_overlaps
 from artel.storage import check_new, new_folder
 from artel.tokens import load_tokenizer
@@ -128,7 +129,7 @@ def _source(name: str) -> tuple[Path | OpenedModel | AssembledModel, RunConfig |
 
 
 def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> Path:
-    """Write the source as files in `folder`. The files of a model folder are copied, without its subfolders."""
+    """Write the source as files in `folder`: of a model folder its files, and the folders that modules.json names."""
     folder.mkdir(exist_ok=True)
     if not isinstance(source, Path):
         weights = source.weights if isinstance(source, AssembledModel) else None
@@ -140,6 +141,8 @@ def _write_source(source: Path | OpenedModel | AssembledModel, folder: Path) -> 
     for file in source.iterdir():
         if file.is_file():
             shutil.copy2(file, folder)
+    for name in module_folders(source):
+        shutil.copytree(source / name, folder / name)
     return folder
 
 
@@ -150,6 +153,7 @@ def _merge(folder: Path, run: RunConfig | None, into: Path) -> dict[str, str]:
     tokenizer = load_tokenizer(str(folder))
     objective = objective_of_folder(str(folder), run, tokenizer)
     request = objective.model_request(ModelConfig.model_validate({"from": str(folder)}))
+    objective.read_model_files(folder)
     merged = load_model(request, tokenizer, merge=True)
     config, _ = read_config(adapter.base)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32

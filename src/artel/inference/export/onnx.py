@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from artel.errors import InputError, WorkError, missing_extra
 from artel.inference.export.exporter import ExportOptions
 from artel.models.loading.model_folder import read_config
+from artel.models.text_vectors import module_folders
 from artel.tokens import Tokenizer, load_tokenizer
 
 _TEXTS = ("A crew who pool their labour.", "Артель", "One, two, three, four, five, six, seven, eight.")
@@ -47,6 +49,17 @@ class OnnxExporter:
         _compare(folder / "model.onnx", inputs, expected)
         encoder.config.save_pretrained(str(folder))
         tokenizer.save(folder)
+        _copy_others(model, folder)
+
+
+def _copy_others(model: Path, folder: Path) -> None:
+    """Copy what else belongs to a model: thresholds of labels, what sentence-transformers reads; never weights."""
+    for file in model.iterdir():
+        is_text = file.is_file() and file.suffix in (".json", ".txt") and ".index." not in file.name
+        if is_text and not (folder / file.name).exists():
+            shutil.copy2(file, folder)
+    for name in module_folders(model):
+        shutil.copytree(model / name, folder / name)
 
 
 def _open(folder: Path) -> PreTrainedModel:

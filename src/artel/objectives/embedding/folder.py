@@ -12,6 +12,7 @@ from typing import Any
 
 from artel.config import EmbeddingConfig
 from artel.errors import InputError
+from artel.models.text_vectors import folder_of
 
 _MODULES = "modules.json"
 _POOLING = "1_Pooling"
@@ -55,7 +56,7 @@ def folder_files(config: EmbeddingConfig, size: int, block: int) -> dict[str, by
 
 def read_folder(folder: str) -> dict[str, Any]:
     """Keys of a run file that such a folder stands for. Raises InputError for what artel cannot do."""
-    path = Path(folder)
+    path = folder_of(folder)
     modules = _read(path / _MODULES)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
     if kinds[:2] != list(_KINDS[:2]) or kinds[2:] not in ([], ["Normalize"]):
