@@ -24,7 +24,7 @@ from artel.tokens import TokenStore
 from artel.training import RunFolder
 from artel.training.evaluation import News, Validation, micro_batch_size
 from artel.training.reference_log_probs import reference_outputs
-from artel.training.teacher.teacher import set_teacher
+from artel.training.teacher.teacher import set_kept_outputs, set_teacher
 
 Tell = Callable[[str], None]
 # Tokens in a block where neither the run nor the data say: long enough that the first tokens, which have little
@@ -114,9 +114,19 @@ def evaluate(
 
 
 def with_teacher(objective: Objective, run: RunConfig, store: TokenStore, world: World, tell: Tell) -> None:
-    """Let an objective that has a teacher know it, if it is there still: else its figures are left out."""
+    """Let an objective that has a teacher know it, or what it said; without either its figures are left out.
+
+    It is not asked again for what it said in training: that can take hours and much of a disk.
+    """
+    teacher, note = objective.teacher, RunFolder(Path(run.run)).teacher
+    if teacher is None:
+        return
+    if teacher.settings is not None:
+        if not set_kept_outputs(objective, store, note):
+            tell("without the figures of the teacher: what it said is not kept any more")
+        return
     try:
-        set_teacher(objective, run, store, world, RunFolder(Path(run.run)).teacher, True, tell)
+        set_teacher(objective, run, store, world, note, True, tell)
     except InputError as error:
         tell(f"without the figures of the teacher: {error.problems[0].where}: {error.problems[0].what}")
 

@@ -62,9 +62,7 @@ def load_teacher(name: str, config: RunConfig, objective: Objective, world: Worl
     objective.check_teacher(tokenizer)
     model_config = ModelConfig.model_validate({"from": name})
     request = objective.model_request(model_config, config.data.block, config.seed)
-    # fp8 is for training.
-    requested = "auto" if config.train.precision == "fp8" else config.train.precision
-    precision = pick_precision(requested, world.device)
+    precision = teacher_precision(config, world.device)
     shards = world.size > 1 and not plan_parallelism(config, world.size, world.on_host).whole_matrices
     parallel = ParallelConfig(data="fsdp") if shards else ParallelConfig()
     on_meta = shards and read_adapter(name) is None and must_load_whole(model_config) is None
@@ -112,6 +110,11 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def teacher_precision(config: RunConfig, device: torch.device) -> str:
+    """What a run's teacher computes in: as the student, but for fp8, which is for training."""
+    return pick_precision("auto" if config.train.precision == "fp8" else config.train.precision, device)
+
+
 def weights_digest(name: str, key: str) -> str:
     """What tells a model's weights from others: checksums of its files, or the commit of a hub's model.
 
@@ -120,7 +123,9 @@ def weights_digest(name: str, key: str) -> str:
     folder = Path(name)
     if folder.is_dir():
         files = sorted(file for pattern in _READ_WITH_A_MODEL for file in folder.glob(pattern))
-        return " ".join(f"{file.name}:{checksum(file)}" for file in files)
+        own = " ".join(f"{file.name}:{checksum(file)}" for file in files)
+        adapter = read_adapter(name)
+        return own if adapter is None else f"{own} over {weights_digest(adapter.base, key)}"
     try:
         cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,12 +40,25 @@ from artel.training.teacher.kept import (
     write_manifest,
     write_shard,
 )
-from artel.training.teacher.model import TeacherModel, load_teacher, release_memory, weights_digest
+from artel.training.teacher.model import TeacherModel, load_teacher, release_memory, teacher_precision, weights_digest
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
 _FORMAT = 1
 _SPLITS = {"train": False, "validation": True}
+
+
+def set_kept_outputs(objective: Objective, store: TokenStore, note: Path) -> bool:
+    """Give an objective what a run's teacher said of its store's samples; False where that is not kept any more.
+
+    `note` is the file of the run that says where. Nothing is computed, and checksums are not compared.
+    """
+    folder = _noted(note, store)
+    if folder is None:
+        return False
+    for name, is_validation in _SPLITS.items():
+        objective.set_kept(KeptSplit(folder, name), validation=is_validation)
+    return True
 
 
 def set_teacher(
@@ -91,6 +105,7 @@ def _kept_outputs(
             "store": store.digest,
             "teacher": weights_digest(teacher.model, f"{objective.section}.teacher"),
             "settings": teacher.settings,
+            "precision": teacher_precision(config, world.device),
         }
         key = xxhash.xxh3_128_hexdigest(orjson.dumps(inputs, option=orjson.OPT_SORT_KEYS))
         folder = store.folder.resolve().with_name(f"{store.folder.name}.teachers") / key
@@ -117,6 +132,11 @@ def _noted(note: Path, store: TokenStore) -> Path | None:
 
 def _mend(folder: Path, tell: Tell) -> None:
     """Take damaged shards out of a folder that is whole by its name, and its name with them: they are made again."""
+    with _locked(folder, tell):
+        _mend_locked(folder, tell)
+
+
+def _mend_locked(folder: Path, tell: Tell) -> None:
     if not folder.is_dir():
         return
     try:
@@ -130,6 +150,13 @@ def _mend(folder: Path, tell: Tell) -> None:
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(_parts(folder), ignore_errors=True)
     folder.rename(_parts(folder))
+
+
+def _locked(folder: Path, tell: Tell) -> AbstractContextManager[object]:
+    """Held by who changes a folder of outputs: runs on one store may have the same teacher."""
+    waiting = f"waiting for another run that asks the same teacher: {folder}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return lock(folder.with_name(f"{folder.name}.lock"), lambda: tell(waiting))
 
 
 def _parts(folder: Path) -> Path:
@@ -153,8 +180,7 @@ def _compute(
     parts = _parts(folder)
     if world.first:
         parts.mkdir(parents=True, exist_ok=True)
-    waiting = f"waiting for another run that asks the same teacher: {parts}"
-    held = lock(folder.with_name(f"{folder.name}.lock"), lambda: tell(waiting))
+    held = _locked(folder, tell)
     _on_first(world, held.__enter__)
     try:
         if _on_first(world, folder.is_dir):  # the other run has done it
