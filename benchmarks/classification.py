@@ -1,0 +1,266 @@
+"""Whose paragraph is it? Six authors, their books' last chapters held out: artel, transformers' Trainer, and tf-idf.
+
+    python benchmarks/classification.py --data ../shared/data/literature --minilm FOLDER [--seeds 3] [--out FILE.md]
+
+Of each book every paragraph of 40 characters or more is a text and its author the label; at most --most of each author,
+evenly spread. The first 85 % of a book is learned, the rest is held out. Two models are trained: a small one from
+scratch with a tokenizer of its own, and all-MiniLM-L6-v2 (an English encoder, which sees Russian letter by letter).
+artel and Trainer get the same paragraphs, tokens, steps, batch, learning rate and weights to begin with; batches come in
+an order of their own. Examples/s are of processor time (`time.process_time`) in training steps, the first ones left
+out, so that a busy machine does not show. Everything is written below --work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+BOOKS = {"Толстой": "anna_karenina", "Достоевский": "crime_and_punishment", "Пушкин": "eugene_onegin",
+         "Тургенев": "fathers_and_sons", "Лермонтов": "a_hero_of_our_time", "Гончаров": "oblomov"}  # fmt: skip
+SHORTEST, HELD_OUT = 40, 0.15
+LEFT_OUT = 5  # steps before the clock starts
+SCRATCH = {"model_type": "bert", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+           "intermediate_size": 512}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and how it is trained."""
+
+    name: str
+    model: dict
+    tokenizer: dict
+    block: int
+    steps: int
+    rate: float
+    batch: int = 32
+
+
+@dataclass(frozen=True)
+class Result:
+    accuracy: float
+    macro_f1: float
+    examples_per_second: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of books, a paragraph a line")
+    parser.add_argument("--minilm", type=Path, help="all-MiniLM-L6-v2; without it from scratch alone")
+    parser.add_argument("--work", type=Path, default=Path("runs/classification"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--most", type=int, default=1000, help="paragraphs of each author")
+    parser.add_argument("--steps", type=int, help="of each case; by default as many as it needs")
+    parser.add_argument("--out", type=Path, help="write the table there")
+    parser.add_argument("--one", nargs=3, metavar=("CASE", "CONTESTANT", "SEED"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    cases = [Case("from scratch", {"config": SCRATCH}, {"train": {"vocab": 8192}}, 128, 400, 5e-4)]
+    if asked.minilm:
+        cases.append(Case("MiniLM", {"from": str(asked.minilm)}, {}, 256, 120, 1e-4))
+    if asked.steps:
+        cases = [Case(**{**case.__dict__, "steps": asked.steps}) for case in cases]
+    if asked.one:
+        name, contestant, seed = asked.one
+        result = CONTESTANTS[contestant](next(case for case in cases if case.name == name), asked.work, int(seed))
+        print(json.dumps(result.__dict__))
+        return
+    asked.work.mkdir(parents=True, exist_ok=True)
+    counts = write_paragraphs(asked.data, asked.work, asked.most)
+    lines = [f"{counts['train']:,} paragraphs are learned, {counts['heldout']:,} held out.", "",
+             "| model | contestant | accuracy | macro F1 | examples/s of a processor |", "|---|---|---|---|---|"]  # fmt: skip
+    lines.append(table_row("none", "tf-idf and logistic regression", [baseline(asked.work)]))
+    for case in cases:
+        found = {name: [] for name in CONTESTANTS}
+        for seed, name in itertools.product(range(asked.seeds), CONTESTANTS):
+            found[name].append(in_process(case, name, seed))
+            print(f"{case.name}, {name}, seed {seed}: {found[name][-1]}", file=sys.stderr)
+        speeds = {name: statistics.mean(result.examples_per_second for result in found[name]) for name in found}
+        lines += [table_row(case.name, name, found[name], speeds["artel"]) for name in found]
+    text = "\n".join(lines)
+    print(text)
+    if asked.out:
+        asked.out.write_text(f"{text}\n", encoding="utf-8")
+
+
+def in_process(case: Case, contestant: str, seed: int) -> Result:
+    """Each training in a process of its own, with one thread: nothing of one is left for the next."""
+    command = [sys.executable, *sys.argv, "--one", case.name, contestant, str(seed)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Result(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def table_row(model: str, contestant: str, results: list[Result], artel: float | None = None) -> str:
+    def figure(name: str) -> str:
+        values = [getattr(result, name) for result in results]
+        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+        return f"{statistics.mean(values):.3f}{spread}"
+
+    speed = statistics.mean(result.examples_per_second for result in results)
+    ratio = f" (artel: {artel / speed:.2f} times)" if artel and speed and contestant != "artel" else ""
+    shown = f"{speed:.1f}{ratio}" if speed else ""
+    return f"| {model} | {contestant} | {figure('accuracy')} | {figure('macro_f1')} | {shown} |"
+
+
+def write_paragraphs(data: Path, work: Path, most: int) -> dict[str, int]:
+    """Write train/AUTHOR/BOOK.txt and heldout/AUTHOR/BOOK.txt, a paragraph a line; returns how many."""
+    counts = {"train": 0, "heldout": 0}
+    for part in counts:
+        shutil.rmtree(work / part, ignore_errors=True)
+    for author, book in BOOKS.items():
+        lines = (data / f"{book}.txt").read_text(encoding="utf-8").splitlines()
+        paragraphs = [line.strip() for line in lines if len(line.strip()) >= SHORTEST]
+        cut = round(len(paragraphs) * (1 - HELD_OUT))
+        for part, chosen in (("train", paragraphs[:cut]), ("heldout", paragraphs[cut:])):
+            wanted = min(len(chosen), round(most * (HELD_OUT if part == "heldout" else 1 - HELD_OUT)))
+            spread = [chosen[number * len(chosen) // wanted] for number in range(wanted)]
+            file = work / part / author / f"{book}.txt"
+            file.parent.mkdir(parents=True)
+            file.write_text("\n".join(spread), encoding="utf-8")
+            counts[part] += wanted
+    return counts
+
+
+def paragraphs_of(work: Path, part: str) -> tuple[list[str], list[str]]:
+    """(texts, authors)."""
+    files = sorted((work / part).rglob("*.txt"))
+    rows = [(line, file.parent.name) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [text for text, _ in rows], [author for _, author in rows]
+
+
+def scores(gold: list[str], predicted: list[str]) -> tuple[float, float]:
+    from sklearn.metrics import accuracy_score, f1_score
+
+    return float(accuracy_score(gold, predicted)), float(f1_score(gold, predicted, average="macro"))
+
+
+def baseline(work: Path) -> Result:
+    """Words and pairs of words, weighed by tf-idf, and logistic regression with scikit-learn's defaults."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    model = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LogisticRegression(max_iter=1000))
+    model.fit(*paragraphs_of(work, "train"))
+    texts, gold = paragraphs_of(work, "heldout")
+    return Result(*scores(gold, list(model.predict(texts))), 0.0)
+
+
+class Clock:
+    """Processor time of training steps, the first ones left out."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._times: list[float] = []
+
+    def step(self) -> None:
+        self._times.append(time.process_time())
+
+    @property
+    def examples_per_second(self) -> float:
+        times = self._times[LEFT_OUT:]
+        return self._batch * (len(times) - 1) / (times[-1] - times[0])
+
+
+def run_of(case: Case, work: Path, seed: int) -> dict:
+    return {
+        "run": str(work / f"artel-{case.name.replace(' ', '-')}-{seed}"),
+        "seed": seed,
+        "data": {"sources": [{"path": str(work / "train"), "format": "labels", "document": "line"}],
+                 "validation": str(work / "heldout"), "block": case.block, "store": str(work / "stores")},
+        "tokenizer": case.tokenizer, "model": case.model, "objective": "classification",
+        "train": {"steps": case.steps, "batch": case.batch, "learning_rate": case.rate, "schedule": "linear",
+                  "warmup": 0.1, "weight_decay": 0.01, "threads": 1},
+        "validate": {"every": "never"}, "checkpoint": {"every": "never"}, "track": ["jsonl"],
+    }  # fmt: skip
+
+
+def train_artel(case: Case, work: Path, seed: int) -> Result:
+    import artel
+
+    clock = Clock(case.batch)
+    run = artel.train(run_of(case, work, seed), callbacks=[lambda run: clock.step()], tell=lambda text: None)
+    texts, gold = paragraphs_of(work, "heldout")
+    answers = artel.open(run.folder).classify(texts)
+    return Result(*scores(gold, [answer["label"] for answer in answers]), clock.examples_per_second)
+
+
+def train_trainer(case: Case, work: Path, seed: int, *, bf16: bool) -> Result:
+    """As transformers' guide to text classification has it: rows padded to the longest of their batch."""
+    import torch
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    import artel
+
+    torch.set_num_threads(1)
+    # artel's untrained model and tokenizer: the same weights to begin with.
+    begin = work / f"begin-{case.name.replace(' ', '-')}-{seed}"
+    begin_model(case, work, seed, begin)
+    model, tokenizer = (kind.from_pretrained(begin) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
+    numbers = model.config.label2id
+    clock = Clock(case.batch)
+
+    def rows(part: str) -> list[dict]:
+        texts, authors = paragraphs_of(work, part)
+        encoded = tokenizer(texts, truncation=True, max_length=case.block)
+        return [
+            {**{name: values[row] for name, values in encoded.items()}, "labels": numbers[author]}
+            for row, author in enumerate(authors)
+        ]
+
+    class Steps(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            clock.step()
+
+    arguments = TrainingArguments(
+        output_dir=str(work / "trainer"), seed=seed, max_steps=case.steps, per_device_train_batch_size=case.batch,
+        per_device_eval_batch_size=case.batch, learning_rate=case.rate, lr_scheduler_type="linear",
+        warmup_steps=round(0.1 * case.steps), weight_decay=0.01, use_cpu=True, bf16=bf16, save_strategy="no",
+        report_to="none", disable_tqdm=True, logging_strategy="no",
+    )  # fmt: skip
+    collator = DataCollatorWithPadding(tokenizer)
+    trainer = Trainer(model, arguments, collator, train_dataset=rows("train"), callbacks=[Steps()])
+    trainer.train()
+    predicted = trainer.predict(rows("heldout")).predictions.argmax(axis=1)
+    _, gold = paragraphs_of(work, "heldout")
+    return Result(*scores(gold, [model.config.id2label[int(number)] for number in predicted]),
+                  clock.examples_per_second)  # fmt: skip
+
+
+def begin_model(case: Case, work: Path, seed: int, folder: Path) -> None:
+    """Write the model of artel's run before its first step."""
+    from artel.config import load_run
+    from artel.inference import open_untrained
+
+    file = work / f"begin-{seed}.json"
+    file.write_text(json.dumps(run_of(case, work, seed)), encoding="utf-8")
+    opened = open_untrained(load_run(str(file)), lambda text: None)
+    opened.model.save_pretrained(folder)
+    opened.tokenizer.save(folder)
+
+
+CONTESTANTS = {
+    "artel": train_artel,
+    "Trainer": lambda *case: train_trainer(*case, bf16=False),
+    "Trainer, bf16": lambda *case: train_trainer(*case, bf16=True),
+}
+
+if __name__ == "__main__":
+    np.random.seed(0)  # noqa: NPY002
+    main()
