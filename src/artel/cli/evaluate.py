@@ -46,6 +46,7 @@ def evaluate(
     from artel.inference import open_model
     from artel.launching import check_worker, choose_interface_of_process
     from artel.parallel import join_world
+    from artel.reports.details import detail_lines, read_details
     from artel.storage import check_new
 
     if not models:
@@ -64,6 +65,9 @@ def evaluate(
         if predictions is not None and world.first:
             _write_predictions(results[0], predictions)
     tell(*_table(results))
+    for result in results:
+        if result.details:
+            tell(*([f"{result.model}:"] if len(results) > 1 else []), *detail_lines(read_details(result.details)))
     if as_json:
         print_json({"models": [result.to_json() for result in results]})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,6 +47,7 @@ def report(
 
 
 def _in_terminal(folder: str) -> dict[str, Any]:
+    from artel.reports.details import detail_lines, read_details
     from artel.reports.report import curve, read_curves
     from artel.training.run_folder import RunFolder
 
@@ -55,7 +57,18 @@ def _in_terminal(folder: str) -> dict[str, Any]:
         figures = curves.newest_validation.items()
         shown = " · ".join(f"{name} {'NaN' if value is None else f'{value:.4f}'}" for name, value in figures)
         tell(f"validation: {shown}")
-    return {"steps": curves.step, **curves.validation_line}
+    details = _details(RunFolder(Path(folder)).validation)
+    tell(*detail_lines(read_details(details)))
+    return {"steps": curves.step, **curves.validation_line, **({"details": details} if details else {})}
+
+
+def _details(file: Path) -> dict[str, Any]:
+    """The content of RUN/validation.json; empty where there is none that can be read."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _compared(folders: list[str]) -> dict[str, Any]:

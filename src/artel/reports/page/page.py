@@ -23,6 +23,7 @@ from markupsafe import Markup
 import artel
 from artel.errors import missing_extra
 from artel.reports.page import charts, run_file
+from artel.reports.page.details import details_view
 from artel.reports.page.language import Language
 from artel.reports.page.views import table, view
 from artel.reports.run_data import RunData
@@ -32,6 +33,7 @@ COLORS = {
     "dark": ["#58b4dc", "#e0935f", "#9cc46c", "#b78fd6", "#dcb04a", "#e07fa5", "#6cc0b0", "#b8a690"],
 }
 _SECTIONS = {
+    "details": "details",
     "samples": "samples",
     "text": "text",
     "time": "profile",
@@ -116,7 +118,7 @@ class _Report:
         self.names = _names(runs)
         colors = COLORS["light"]
         self._views = [
-            view(run, number, name, colors[number % len(colors)], words)
+            view(run, number, name, colors[number % len(colors)], words) | {"details": details_view(run, words)}
             for number, (run, name) in enumerate(zip(runs, self.names, strict=True))
         ]
         self._charts = charts.charts(runs, self.names, words)

@@ -1,0 +1,117 @@
+"""What the figures of a validation leave out (`Objective.details`): tables, and matrices of labels.
+
+They come from a file, which may hold anything: what is no table and no matrix is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_MOST_LABELS = 25
+"""Of a matrix that is drawn; of a larger one the commonest confusions are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Counts of rows by two labels: the true one down, the predicted one across."""
+
+    labels: list[str]
+    counts: list[list[int]]
+
+    @property
+    def is_small(self) -> bool:
+        return len(self.labels) <= _MOST_LABELS
+
+    def confusions(self) -> list[tuple[str, str, int]]:
+        """(true label, predicted one, how often) of the commonest confusions."""
+        found = [
+            (true, predicted, count)
+            for true, row in zip(self.labels, self.counts, strict=True)
+            for predicted, count in zip(self.labels, row, strict=True)
+            if true != predicted and count
+        ]
+        return sorted(found, key=lambda item: -item[2])[:_MOST_LABELS]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By title, rows of values by column."""
+    matrices: dict[str, Matrix] = field(default_factory=dict)
+    """By title."""
+
+    def __bool__(self) -> bool:
+        return bool(self.tables or self.matrices)
+
+
+def read_details(content: Any) -> Details:
+    """The tables and matrices of a file's content."""
+    if not isinstance(content, dict):
+        return Details()
+    tables = {title: rows for title, rows in _entries(content.get("tables")) if _is_table(rows)}
+    matrices = {
+        title: Matrix(list(map(str, value["labels"])), value["counts"])
+        for title, value in _entries(content.get("matrices"))
+        if _is_matrix(value)
+    }
+    return Details(tables, matrices)
+
+
+def columns_of(rows: list[dict[str, Any]]) -> list[str]:
+    """The columns of a table, also those that only some rows have."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def detail_lines(details: Details) -> Iterator[str]:
+    """The tables and matrices in characters."""
+    for title, rows in details.tables.items():
+        columns = columns_of(rows)
+        yield f"{title}:"
+        yield from _aligned([columns, *([_shown(row.get(name, "")) for name in columns] for row in rows)])
+    for title, matrix in details.matrices.items():
+        if matrix.is_small:
+            yield f"{title} (true ones down, predicted ones across):"
+            rows_shown = zip(matrix.labels, matrix.counts, strict=True)
+            yield from _aligned([["", *matrix.labels], *([label, *map(str, row)] for label, row in rows_shown)])
+        else:
+            yield f"{title}, the commonest confusions:"
+            yield from _aligned([["true", "predicted", "count"], *(list(map(str, row)) for row in matrix.confusions())])
+
+
+def _aligned(rows: list[list[str]]) -> Iterator[str]:
+    """Rows with their columns in line: the first to the left, the others to the right."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for row in rows:
+        first, *others = (
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(["", first, *others]).rstrip()
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _entries(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _is_table(rows: Any) -> bool:
+    return isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) for row in rows)
+
+
+def _is_matrix(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    labels, counts = value.get("labels"), value.get("counts")
+    if not isinstance(labels, list) or not labels or not isinstance(counts, list):
+        return False
+    rows = [row for row in counts if isinstance(row, list) and len(row) == len(labels)]
+    return len(rows) == len(counts) == len(labels) and all(isinstance(count, int) for row in rows for count in row)
