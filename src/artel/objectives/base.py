@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
 from artel.models.text_vectors import pools_texts
+from artel.objectives.length_groups import LengthGroup
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore
@@ -42,10 +43,22 @@ class Batch:
     tensors: dict[str, torch.Tensor]
     targets: int
     tokens: int
+    groups: tuple[LengthGroup, ...] = ()
+    """Rows that are computed by themselves, without the padding of longer ones; empty where all are together."""
+
+    @property
+    def positions(self) -> int:
+        """What is computed: tokens and padding."""
+        if self.groups:
+            return sum(group.positions for group in self.groups)
+        return self.tensors["input_ids"].numel()
 
     def to(self, device: torch.device) -> Batch:
-        tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors.items()}
-        return Batch(tensors, self.targets, self.tokens)
+        return self.mapped(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The same with each tensor changed."""
+        return replace(self, tensors={name: change(tensor) for name, tensor in self.tensors.items()})
 
 
 @dataclass(frozen=True, slots=True)

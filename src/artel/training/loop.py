@@ -109,7 +109,7 @@ def synchronize(run: Run, batches: list[Batch], stop: bool) -> None:
     times = run.times() if run.world.first else (0.0, 0.0, 0.0)
     counts = [0.0, 0.0, 0.0]
     if run.strategy.is_reporting_rank:
-        each = [(batch.targets, batch.tokens, batch.tensors["input_ids"].numel()) for batch in batches]
+        each = [(batch.targets, batch.tokens, batch.positions) for batch in batches]
         counts = [float(sum(numbers)) for numbers in zip(*each, strict=True)]
     run.targets, tokens, positions, stops, *agreed = run.strategy.all_reduce_sum([*counts, float(stop), *times])
     run.follow(*agreed)

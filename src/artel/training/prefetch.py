@@ -162,10 +162,7 @@ def _finish(work: _Work, thread: threading.Thread) -> None:
 
 def pinned(batches: list[Batch]) -> list[Batch]:
     """The batches in memory that a GPU can read by itself."""
-    return [
-        Batch({name: tensor.pin_memory() for name, tensor in batch.tensors.items()}, batch.targets, batch.tokens)
-        for batch in batches
-    ]
+    return [batch.mapped(lambda tensor: tensor.pin_memory()) for batch in batches]
 
 
 @contextmanager

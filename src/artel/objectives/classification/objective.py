@@ -21,6 +21,7 @@ from artel.models.targets import IGNORED
 from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
 from artel.objectives.classification.framing import Framing
 from artel.objectives.classification.kinds import KINDS, Kind, Undecided, Unfit
+from artel.objectives.length_groups import by_length
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Labeled, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -61,6 +62,7 @@ class Classification(Objective):
         self._kind = _kind_of(run)
         self._framing = Framing(tokenizer, run.data.block)
         self.outputs = self._kind.outputs
+        self._in_stages = run.parallel.pipeline > 1
         best = run.checkpoint.best
         if best is not None and best not in self._kind.better and not self.undecided(run):
             fix = f"write one of: {', '.join(self._kind.better)}; or null"
@@ -186,15 +188,18 @@ class Classification(Objective):
     def batch(self, rows: Rows) -> Batch:
         import torch
 
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        order, groups = by_length(rows.lengths, self.run.data.block, device)
         places = np.arange(rows.ids.shape[1])[None, :]
-        attended = places < rows.lengths[:, None]
+        attended = places < rows.lengths[order, None]
         tensors = {
-            "input_ids": np.where(attended, rows.ids, self.tokenizer.pad_id),
+            "input_ids": np.where(attended, rows.ids[order], self.tokenizer.pad_id),
             "attention_mask": attended.astype(np.int64),
-            "target": self._kind.target(rows.numbers[:, _TARGET:]),
-            "valid": rows.valid,
+            "target": self._kind.target(rows.numbers[order, _TARGET:]),
+            "valid": rows.valid[order],
+            "places": np.argsort(order),  # where each row of the micro-batch is, which are now by length
         }
-        begins = rows.numbers[:, _BEGINS, None]
+        begins = rows.numbers[order, _BEGINS, None]
         if begins.any() and self._framing.pair.second_type:
             is_second = (begins > 0) & (places >= begins) & attended
             tensors["token_type_ids"] = is_second * self._framing.pair.second_type
@@ -202,6 +207,7 @@ class Classification(Objective):
             {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()},
             targets=int(rows.valid.sum()),
             tokens=int(rows.lengths[rows.valid].sum()),
+            groups=() if self._in_stages else groups,
         )
 
     def readings(self, rows: Rows) -> list[Reading]:
@@ -219,7 +225,7 @@ class Classification(Objective):
         logits = self._logits(model, batch)
         loss = self._kind.loss(logits, batch.tensors["target"])
         loss = torch.where(batch.tensors["valid"], loss, 0.0).sum()
-        return torch.stack([loss, torch.full_like(loss, batch.targets)]), logits
+        return torch.stack([loss, torch.full_like(loss, batch.targets)]), logits[batch.tensors["places"]]
 
     # figures
 
@@ -301,19 +307,27 @@ class Classification(Objective):
         was_training = model.training
         model.eval()
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            logits = self._logits(model, batch.to(model.device)).double().cpu().numpy()
+            logits = self.evaluate_batch(model, batch.to(model.device))[1]
         model.train(was_training)
-        return np.asarray(logits)
+        return logits.double().cpu().numpy()
 
     def _logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (rows, outputs)."""
+        """float32 (rows, outputs), in the order of the batch's tensors."""
+        import torch
+
         if getattr(model.config, "pad_token_id", None) is None:
             # Models that write look for the last token that is no padding, and some do not know theirs.
             model.config.pad_token_id = self.tokenizer.pad_id
         names = ("input_ids", "attention_mask", "token_type_ids")
-        output = model(**{name: batch.tensors[name] for name in names if name in batch.tensors})
-        logits: torch.Tensor = output.logits.float()
-        return logits
+        inputs = {name: batch.tensors[name] for name in names if name in batch.tensors}
+        if not batch.groups:
+            logits: torch.Tensor = model(**inputs).logits.float()
+            return logits
+        parts = (
+            model(**{name: tensor[group.first : group.last, : group.length] for name, tensor in inputs.items()}).logits
+            for group in batch.groups
+        )
+        return torch.cat([part.float() for part in parts])
 
 
 def _kind_of(run: RunConfig) -> Kind:
