@@ -27,7 +27,7 @@ BOOKS = {"Толстой": "anna_karenina", "Достоевский": "crime_and
          "Тургенев": "fathers_and_sons", "Лермонтов": "a_hero_of_our_time", "Гончаров": "oblomov"}  # fmt: skip
 SHORTEST, HELD_OUT = 40, 0.15
 LEFT_OUT = 5  # steps before the clock starts
-SCRATCH = {"model_type": "bert", "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+SCRATCH = {"model_type": "bert", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
            "intermediate_size": 512}  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the table there")
     parser.add_argument("--one", nargs=3, metavar=("CASE", "CONTESTANT", "SEED"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    cases = [Case("from scratch", {"config": SCRATCH}, {"train": {"vocab": 8192}}, 128, 200, 1e-3)]
+    cases = [Case("from scratch", {"config": SCRATCH}, {"train": {"vocab": 8192}}, 128, 300, 1e-3)]
     if asked.minilm:
         cases.append(Case("MiniLM", {"from": str(asked.minilm)}, {}, 96, 60, 2e-4, batch=16))
     if asked.steps:

@@ -1,6 +1,7 @@
 """Labels of texts, several labels, numbers, pairs: what records decide, the split, bad rows, and models in use."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from support.labels import DECODER, ROWS, label_run, one_label, several_labels, 
 from support.runs import metrics as metric_lines
 from support.serving import client_of, served_model
 
+ROOT = Path(__file__).resolve().parents[1]
 TEXTS = ["ball team goal win", "soup bread", "the court and the judge " * 30]
 
 
@@ -272,6 +274,16 @@ def test_a_model_of_others_reads_as_much_as_it_has_positions(tmp_path):
     BertForSequenceClassification(config).save_pretrained(tmp_path)
     tokenizer.save(tmp_path)
     assert artel.open(tmp_path).classify("words of one kind " * 50)["truncated"]
+
+
+@pytest.mark.parametrize("page", ["docs/classification.md", "docs/ru/classification.md"])
+def test_the_python_of_the_page(page):
+    trained("pairs", run="runs/classify-ru")
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    *lines, last = block.strip().splitlines()
+    names: dict = {}
+    exec("\n".join(lines), names)
+    assert {answer["label"] for answer in eval(last, names)} <= {"same", "other"}
 
 
 def test_a_server_labels_texts_and_pairs():

@@ -17,6 +17,8 @@ RUN_ELSEWHERE = {
     "docs/ru/chat.md": "test_chat_tools.py",
     "docs/entities.md": "test_entities.py",
     "docs/ru/entities.md": "test_entities.py",
+    "docs/classification.md": "test_classification.py",
+    "docs/ru/classification.md": "test_classification.py",
     "docs/extending.md": "test_extending.py",  # each block with the run file beside it
     "docs/serve.md": "test_serve_clients.py",
     "docs/ru/serve.md": "test_serve_clients.py",

@@ -276,6 +276,21 @@ def _bio(name: str, label: str) -> list[str]:
     return [f"{'I' if at else 'B'}-{label}" for at in range(len(name.split()))]
 
 
+def reviews(folder: Path) -> None:
+    """reviews.csv and test.csv with a label each, topics.jsonl with several, pairs.csv of texts with a label."""
+    chance = random.Random(4)
+    labels = ("хорошо", "плохо", "никак")
+    for name, seed in (("reviews.csv", 30), ("test.csv", 31)):
+        rows = [f'"{line}",{labels[number % 3]}' for number, line in enumerate(_sentences(seed, 120))]
+        (folder / name).write_text("text,label\n" + "\n".join(rows) + "\n", "utf-8")
+    topics = [{"text": line, "label": chance.sample(labels, number % 3)} for number, line in enumerate(story(32))]
+    lines = [json.dumps(row, ensure_ascii=False) for row in topics]
+    (folder / "topics.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    pairs = [f'"{one}","{other}",{labels[number % 2]}' for number, (one, other) in
+             enumerate(zip(_sentences(33, 120), _sentences(34, 120), strict=True))]  # fmt: skip
+    (folder / "pairs.csv").write_text("text,other,label\n" + "\n".join(pairs) + "\n", "utf-8")
+
+
 def run_yaml(**changes: Any) -> Make:
     """A run file `run.yaml` of a user's own: a small GPT-2 on made-up documents, and nothing that is not needed."""
 

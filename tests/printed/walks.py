@@ -203,6 +203,37 @@ README = (
         needs=(inputs.preferences, inputs.chat_model()),
     ),
     Walk(
+        "classification",
+        (
+            Step(
+                "artel train classify-ru data.sources.0.path=reviews.csv model.from=FOLDER",
+                SHORT,
+                leaves="runs/classify-ru/model",
+            ),
+            Step(
+                "artel train classify-ru data.sources.0.path=reviews.csv model.from=runs/ruroberta-mlm/model",
+                f"{SHORT} run=runs/after-masked",
+                leaves="runs/after-masked/model",
+            ),
+            Step(
+                "artel train classify-ru data.sources.0.path=topics.jsonl model.from=FOLDER "
+                "checkpoint.best=tuned_macro_f1",
+                f"{SHORT} run=runs/topics",
+                leaves="runs/topics/model/thresholds.json",
+            ),
+            Step(
+                "artel train classify-ru data.sources.0.path=pairs.csv data.sources.0.second=other model.from=FOLDER",
+                f"{SHORT} run=runs/pairs",
+                leaves="runs/pairs/model",
+            ),
+            Step('artel generate runs/classify-ru --prompt "Прекрасный фильм, смотрел два раза."', says="хорошо"),
+            Step("artel evaluate runs/classify-ru --data test.csv", says="macro f1"),
+            Step("artel report runs/classify-ru", says="true labels and predicted ones"),
+        ),
+        needs=(inputs.reviews, inputs.texts, inputs.roberta()),
+        before=(f"artel train ruroberta-mlm 'data.sources.0.path=texts/*.txt' model.from=FOLDER {SHORT}",),
+    ),
+    Walk(
         "rewards",
         (
             Step(
