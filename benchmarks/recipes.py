@@ -47,6 +47,7 @@ NOT_HERE = {
     "pile": "The Pile, on eight GPUs",
     "pile-125m": "The Pile, on eight GPUs",
     "pile-235b": "The Pile, on 256 GPUs",
+    "embed-ru": "begins from a model of the hub",
     "rerank": "begins from a model of the hub",
     "reward": "begins from a model of the hub, of 0.6 billion parameters",
     "rugpt35-13b-lora": "begins from a model of the hub, of 13 billion parameters",

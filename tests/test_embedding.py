@@ -1,6 +1,7 @@
 """Vectors of texts: the loss of a global batch against its definition, figures, the folder, what is refused."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 import yaml
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
+import artel as api
 from artel.config import EmbeddingConfig
 from artel.errors import InputError
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
@@ -174,8 +176,6 @@ def test_a_run_learns_and_says_what_is_found(trained):
 
 def test_sentence_transformers_gives_the_same_vectors(trained):
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    import artel as api
-
     texts = ["What is one?", "two is what it is, and it is longer", "the answer"]
     theirs = sentence_transformers.SentenceTransformer(str(trained / "model"), device="cpu")
     ours = api.open(trained)
@@ -216,7 +216,39 @@ def test_what_does_not_fit_is_refused(tmp_path, changes, said):
 
 
 def test_an_unknown_kind_is_refused(trained):
-    import artel as api
-
     with pytest.raises(InputError, match="write query or document"):
         api.open(trained).embed(["a"], kind="paragraph")
+
+
+def test_mined_negatives_are_near_and_no_positives(trained, tmp_path):
+    rows = [{"query": f"What is {word}?", "pos": [f"{word} is what it is"]} for word in ("one", "two", "three", "four")]
+    rows.append({"query": "What is one?", "pos": ["the answer to 1 is one"], "neg": ["one is not"]})
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    more = tmp_path / "more.txt"
+    more.write_text("six is what it is\nseven is not\n")
+    done = artel(
+        "data", "mine", trained, data, "out.jsonl", "--negatives", 3, "--margin", 0, "--corpus", more, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    mined = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    result = json.loads(done.stdout)
+    assert (result["queries"], result["documents"]) == (4, 8)
+    assert result["negatives"] == sum(len(row["neg"]) for row in mined) - 1
+    assert mined[0]["pos"] == ["one is what it is", "the answer to 1 is one"]
+    assert mined[0]["neg"][0] == "one is not"
+    model = api.open(trained)
+    for row in mined:
+        assert not set(row["neg"]) & {*row["pos"], row["query"]}
+        query = model.embed([row["query"]], kind="query")[0]
+        limit = (model.embed(row["pos"], kind="document") @ query).min()
+        found = row["neg"][1:] if row is mined[0] else row["neg"]
+        if found:
+            assert (model.embed(found, kind="document") @ query <= limit + 1e-6).all()
+    again = artel("data", "mine", trained, data, "out.jsonl")
+    assert again.returncode == 2
+    assert "is not written over" in again.stderr
+    scored = tmp_path / "scored.jsonl"
+    scored.write_text('{"sentence1": "a", "sentence2": "b", "score": 1}')
+    done = artel("data", "mine", trained, scored, "other.jsonl")
+    assert (done.returncode, "is a pair with a score" in done.stderr) == (2, True)

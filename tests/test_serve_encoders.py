@@ -54,6 +54,8 @@ def test_masks_are_filled_and_embeddings_are_means_of_length_one():
         same = client.post("/v1/embeddings", json={"input": ids, "encoding_format": "base64"}).json()
         packed = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in same["data"]]
         np.testing.assert_allclose(packed, vectors, atol=1e-6)
+        response = client.post("/v1/embeddings", json={"input": TEXTS, "dimensions": 16})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "dimensions")
         for wrong in ("long " * 2000, [10**6]):
             response = client.post("/v1/embeddings", json={"input": wrong})
             assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
@@ -84,3 +86,22 @@ def test_questions_are_answered_from_a_document():
             assert context[answer["start"] : answer["end"]] == expected.text
         assert answer["kind"] in expected.classes
         assert client.post("/v1/fill-mask", json={"input": "x"}).status_code == 400
+
+
+def test_vectors_that_were_learned_with_prompts_and_lengths():
+    with trained("embedding") as (folder, client):
+        (model,) = client.get("/v1/models").json()["data"]
+        assert model["endpoints"] == ["/v1/embeddings"]
+        texts = TEXTS[:2]  # the third is longer than the model reads
+        body = {"input": texts, "input_type": "query", "dimensions": 16}
+        response = client.post("/v1/embeddings", json=body).json()
+        vectors = np.array([entry["embedding"] for entry in response["data"]])
+        np.testing.assert_allclose(vectors, artel.open(folder).embed(texts, kind="query", dimensions=16), atol=1e-6)
+        ids = AutoTokenizer.from_pretrained(folder)(texts)["input_ids"]
+        assert response["usage"]["prompt_tokens"] == sum(map(len, ids))
+        same = client.post("/v1/embeddings", json={"input": ids, "encoding_format": "base64"}).json()
+        packed = np.array([np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in same["data"]])
+        np.testing.assert_allclose(packed, artel.open(folder).embed(texts), atol=1e-6)
+        for wrong, param in [({"dimensions": 99}, "dimensions"), ({"input": TEXTS}, "input")]:
+            response = client.post("/v1/embeddings", json={"input": texts, **wrong})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -263,6 +263,25 @@ README = (
         before=(f"artel train chat-lora data.sources.0.path=conversations.jsonl model.from=FOLDER {STEPS}",),
     ),
     Walk(
+        "embeddings",
+        (
+            Step(
+                "artel train embed-ru data.sources.0.path=matches.jsonl model.from=FOLDER",
+                f"{SHORT} embedding.matryoshka=[32,16]",
+                leaves="runs/embed-ru/model/modules.json",
+            ),
+            Step('artel generate runs/embed-ru --prompt "Where is Anna?" --json', says="embedding"),
+            Step("artel evaluate runs/embed-ru", says="ndcg"),
+            Step("artel data mine runs/embed-ru matches.jsonl hard.jsonl --negatives 4", leaves="hard.jsonl"),
+            Step(
+                "artel train embed-ru data.sources.0.path=train.json model.from=FOLDER",
+                f"{SHORT} embedding.matryoshka=[32,16] run=runs/questions",
+                leaves="runs/questions/model",
+            ),
+        ),
+        needs=(inputs.matches, inputs.squad("train.json"), inputs.bert()),
+    ),
+    Walk(
         "reranking",
         (
             Step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -137,6 +138,41 @@ def import_(
         result = {"documents": documents, "tokens": tokens, "bytes": ledger["bytes"], "changed": changed}
         timing = {"seconds": imported.seconds, "tokens_per_second": rate}
         print_json({**result, "store": str(imported.folder), **timing})
+
+
+@app.command("mine")
+def mine_negatives(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a model folder or a hub id that embeds texts.")],
+    matches: Annotated[str, typer.Argument(metavar="DATA", help="A file of matches (data.sources.format: matches).")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file of JSON lines to write; it is not there yet.")],
+    negatives: Annotated[int, typer.Option(min=1, help="At most so many for each query, the nearest ones.")] = 4,
+    margin: Annotated[
+        float, typer.Option(min=0.0, help="A negative's cosine is at least so much below that of a positive.")
+    ] = 0.05,
+    corpus: Annotated[
+        str | None, typer.Option(metavar="FILE", help="More documents: a text a line, or JSON lines.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find hard negatives: documents that a model takes for answers to a query, though the data name others.
+
+    All documents of DATA are looked through, and those of --corpus. OUT is DATA with them, for another run of objective
+    embedding.
+
+    Example: artel data mine runs/embed-ru questions.jsonl questions-hard.jsonl --negatives 4
+    """
+    from artel.inference import open_model
+    from artel.inference.mine import mine
+
+    quiet_libraries()
+    mined = mine(open_model(model), matches, out, negatives=negatives, margin=margin, corpus=corpus, tell=tell)
+    tell(
+        f"{mined.negatives:,} negatives for {mined.queries:,} queries, from {mined.documents:,} documents; "
+        f"{mined.without:,} queries have none",
+        str(out),
+    )
+    if as_json:
+        print_json({"out": str(out), **asdict(mined)})
 
 
 @app.command("classifier")

@@ -21,21 +21,16 @@ _ROWS = 16
 
 
 def embeddings(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
-    """The mean of the last layer over a text's tokens, of length 1 (Reimers and Gurevych 2019). Raises ApiError."""
-    hf = served.opened.tokenizer.hf
+    """The vector of each text, by the objective of a model that learned vectors; else the mean of the last layer over a
+    text's tokens, of length 1 (Reimers and Gurevych 2019). Raises ApiError.
+    """
     given = body.input if isinstance(body.input, list) else [body.input]
     texts: list[Any] = [given] if isinstance(given[0], int) else given
-    rows = [hf(text)["input_ids"] if isinstance(text, str) else text for text in texts]
     vocabulary = served.opened.model.get_input_embeddings().weight.shape[0]
-    for number, row in enumerate(rows):
-        if not 0 < len(row) <= served.context:
-            raise ApiError(
-                400, f"text {number} has {len(row):,} tokens; the model takes 1 to {served.context:,}", "input"
-            )
-        if max(row) >= vocabulary:
-            raise ApiError(400, f"text {number}: the model has no embedding for id {max(row)}", "input")
-    vectors = [vector for at in range(0, len(rows), _ROWS) for vector in _vectors(served, rows[at : at + _ROWS])]
-    tokens = sum(map(len, rows))
+    for number, text in enumerate(texts):
+        if not isinstance(text, str) and max(text) >= vocabulary:
+            raise ApiError(400, f"text {number}: the model has no embedding for id {max(text)}", "input")
+    vectors, tokens = (_learned if served.can("embed") else _means)(served, texts, body)
     return {
         "object": "list",
         "model": served.name,
@@ -45,6 +40,40 @@ def embeddings(served: ServedModel, body: EmbeddingRequest) -> dict[str, Any]:
         ],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
+
+
+def _learned(served: ServedModel, texts: list[Any], body: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
+    """(vectors, tokens) of a model that learned vectors."""
+    kind = (body.input_type or "").removeprefix("search_")
+    inputs = [{"text": text, "input_type": kind, "dimensions": body.dimensions} for text in texts]
+    opened = served.opened
+    try:
+        answers = opened.objective.answers(opened.model, "embed", inputs)
+    except InputError as error:
+        (problem,) = error.problems
+        raise ApiError(400, problem.what, problem.where) from None
+    for number, answer in enumerate(answers):
+        if answer["truncated"]:
+            what = f"text {number} has over {answer['tokens']:,} tokens, which is what the model takes"
+            raise ApiError(400, what, "input")
+    vectors = [np.array(answer["embedding"], dtype=np.float32) for answer in answers]
+    return vectors, sum(answer["tokens"] for answer in answers)
+
+
+def _means(served: ServedModel, texts: list[Any], body: EmbeddingRequest) -> tuple[list[np.ndarray], int]:
+    """(vectors, tokens) of another encoder."""
+    for name in ("dimensions", "input_type"):
+        if getattr(body, name) is not None:
+            raise ApiError(400, f"{name} is for models that learned it (objective embedding)", name)
+    hf = served.opened.tokenizer.hf
+    rows = [hf(text)["input_ids"] if isinstance(text, str) else text for text in texts]
+    for number, row in enumerate(rows):
+        if not 0 < len(row) <= served.context:
+            raise ApiError(
+                400, f"text {number} has {len(row):,} tokens; the model takes 1 to {served.context:,}", "input"
+            )
+    vectors = [vector for at in range(0, len(rows), _ROWS) for vector in _vectors(served, rows[at : at + _ROWS])]
+    return vectors, sum(map(len, rows))
 
 
 @torch.no_grad()

@@ -154,7 +154,8 @@ class EmbeddingRequest(Body):
         | Annotated[list[Ids], Field(min_length=1, max_length=256)]
     )
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: None = None
+    dimensions: int | None = Field(default=None, ge=1)
+    input_type: Literal["query", "document", "search_query", "search_document"] | None = None
     user: str | None = None
 
 

@@ -326,18 +326,35 @@ class Embedding(Objective):
         `kind`: query or document, for the prompt of each; none when empty. `dimensions`: the first so many numbers of
         each vector. Raises InputError.
         """
+        return self.embed_ids(model, [row for row, _ in self._rows(texts, kind)], dimensions=dimensions)
+
+    def _rows(self, texts: Sequence[Any], kind: str) -> list[tuple[np.ndarray, bool]]:
+        """Each text as the model reads it, int64 (tokens,), and whether it was cut. Raises InputError."""
+        encoded = iter(self._encoded([text for text in texts if isinstance(text, str)], kind))
+        rows: list[tuple[np.ndarray, bool]] = []
+        for text in texts:
+            if isinstance(text, str):
+                ids = next(encoded)
+                row = self._reader.framed(ids)
+                rows.append((row, len(row) < len(ids) + self._reader.frame.size))
+            else:
+                block = self.run.data.block
+                rows.append((np.array(text[:block], dtype=np.int64), len(text) > block))
+        return rows
+
+    def _encoded(self, texts: Sequence[str], kind: str) -> list[np.ndarray]:
+        """The ids of each text behind the prompt of its kind, without special tokens, int64. Raises InputError."""
         prompts = self._config.prompts
         prompt = {"query": prompts.query, "document": prompts.document, "": ""}.get(kind)
         if prompt is None:
             raise InputError.at(
                 "input_type", f"{kind!r} is no kind of text", "write query or document, or leave it out"
             )
-        encoded = self.tokenizer.encode([prompt + text for text in texts])
-        rows = [self._reader.framed(ids) for ids in encoded]
-        for number, row in enumerate(rows):
-            if not len(row):
+        encoded = list(self.tokenizer.encode([prompt + text for text in texts]))
+        for number, ids in enumerate(encoded):
+            if not len(ids):
                 raise InputError.at("input", f"text {number} has no token", "give a text with words in it")
-        return self.embed_ids(model, rows, dimensions=dimensions)
+        return encoded
 
     def embed_ids(
         self, model: PreTrainedModel, rows: Sequence[np.ndarray], *, dimensions: int | None = None
@@ -347,7 +364,8 @@ class Embedding(Objective):
 
         size = model.config.get_text_config().hidden_size
         if dimensions is not None and not 0 < dimensions <= size:
-            raise InputError.at("dimensions", f"{dimensions} of {size} numbers", f"write a number from 1 to {size}")
+            what = f"a vector has {size} numbers, and {dimensions} are asked for"
+            raise InputError.at("dimensions", what, f"write a number from 1 to {size}")
         result = np.empty((len(rows), dimensions or size), dtype=np.float32)
         was_training = model.training
         model.eval()
@@ -365,13 +383,19 @@ class Embedding(Objective):
         return result
 
     def answers(self, model: PreTrainedModel, task: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Of a text, or of {"text", "input_type", "dimensions"}: {"embedding": […]}."""
-        asked: list[dict[str, Any]] = [{"text": each} if isinstance(each, str) else each for each in inputs]
+        """Of a text, or of {"text", "input_type", "dimensions"}: {"embedding", "tokens", "truncated"}.
+
+        A text may be given as ids, with its special tokens.
+        """
+        asked: list[dict[str, Any]] = [each if isinstance(each, dict) else {"text": each} for each in inputs]
         result = []
         for (kind, dimensions), alike in groupby(asked, lambda each: (each.get("input_type"), each.get("dimensions"))):
-            texts = [each["text"] for each in alike]
-            found = self.embed(model, texts, kind=kind or "", dimensions=dimensions)
-            result += [{"embedding": vector.tolist()} for vector in found]
+            rows = self._rows([each["text"] for each in alike], kind or "")
+            found = self.embed_ids(model, [row for row, _ in rows], dimensions=dimensions)
+            result += [
+                {"embedding": vector.tolist(), "tokens": len(row), "truncated": is_cut}
+                for vector, (row, is_cut) in zip(found, rows, strict=True)
+            ]
         return result
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:

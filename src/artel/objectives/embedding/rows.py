@@ -18,7 +18,7 @@ Pooling = Literal["mean", "cls", "last"]
 
 _ROUND = 16
 _PACKED = 2048
-"""Tokens of a row that several texts share; more where a text is longer."""
+"""Tokens of a row that several texts share, about."""
 _PROBE = 4  # tokens that a model is tried with
 
 
@@ -26,17 +26,13 @@ def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     """Rows that texts share, each text whole: the tensors of `padded_rows`, and `positions` (rows, length), those of
     tokens in their text, from 0.
     """
-    longest = max(map(len, texts))
-    limit = max(_PACKED, longest)
-    filled: list[int] = []
+    filled = [0] * max(1, round(sum(map(len, texts)) / _PACKED))
     places: list[tuple[int, int]] = [(0, 0)] * len(texts)
-    for number in sorted(range(len(texts)), key=lambda number: -len(texts[number])):  # first fit, longest first
-        size = len(texts[number])
-        row = next((row for row, used in enumerate(filled) if used + size <= limit), len(filled))
-        if row == len(filled):
-            filled.append(0)
+    for number in sorted(range(len(texts)), key=lambda number: -len(texts[number])):  # the longest first
+        row = filled.index(min(filled))  # into the row with most room
         places[number] = (row, filled[row])
-        filled[row] += size
+        filled[row] += len(texts[number])
+    filled = [used for used in filled if used]
     return _tensors(texts, places, -(-max(filled) // _ROUND) * _ROUND, packed=True)
 
 
