@@ -49,8 +49,29 @@ TUTORIALS = (
                 SHORT,
                 leaves="runs/further/model",
             ),
+            Step(
+                "artel train classify-ru data.sources.0.path=reviews.csv model.from=runs/further/model",
+                SHORT,
+                leaves="runs/classify-ru/model",
+            ),
+            Step(
+                "artel train ner-ru data.sources.0.path=names.jsonl model.from=runs/further/model",
+                SHORT,
+                leaves="runs/ner-ru/model",
+            ),
+            Step(
+                "artel train embed-ru data.sources.0.path=matches.jsonl model.from=runs/further/model",
+                SHORT,
+                leaves="runs/embed-ru/model/modules.json",
+            ),
+            Step('artel generate runs/classify-ru --prompt "Прекрасный фильм, смотрел два раза."'),
+            Step('artel generate runs/ner-ru --prompt "Анна приехала в Москву."'),
+            Step("artel export runs/classify-ru exported-labels --to onnx", leaves="exported-labels/model.onnx"),
         ),
-        needs=(inputs.texts, inputs.written("docs/tutorials/masked.md", "masked.yaml")),
+        needs=(
+            inputs.texts, inputs.reviews, inputs.names, inputs.matches,
+            inputs.written("docs/tutorials/masked.md", "masked.yaml"),
+        ),
         hub=("ai-forever/ruRoberta-large",),
     ),
     Walk(
