@@ -9,9 +9,12 @@ import torch
 
 from artel.cli.main import main
 from artel.config import run_from
+from artel.errors import InputError
 from artel.models.attention_switch import use_for_training
 from artel.models.loading.materialize import WeightSource, materialize
 from artel.parallel import World, plan_parallelism
+from artel.planning.hardware import find_hardware
+from artel.planning.plan import make_plan
 from artel.planning.plan.batches import planned_data
 from artel.planning.plan.fake_run import trace_steps
 from artel.planning.plan.length import PlannedLength, planned_length
@@ -111,6 +114,12 @@ def test_a_sequence_that_processes_share():
         peaks(traced(LLAMA, 2, {"data": "fsdp", "context": 2}))[0],
     )
     assert 0 < shared[ACTIVATIONS] < 0.7 * whole[ACTIVATIONS]
+
+
+def test_a_layout_that_training_refuses_is_not_planned():
+    values = {"objective": "masked", "model": {"config": {"model_type": "xlm"}}, "parallel": {"tensor": 2}}
+    with pytest.raises(InputError, match=r"parallel\.tensor"):
+        make_plan(run_from(merged(TINY, values), {}, {}), find_hardware("h100-80gb:2"))
 
 
 @pytest.mark.parametrize("parallel", [{"data": "fsdp"}, {"tensor": 4}, {"pipeline": 2, "data": "fsdp"}], ids=str)

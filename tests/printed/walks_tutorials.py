@@ -69,7 +69,10 @@ TUTORIALS = (
             Step("artel export runs/classify-ru exported-labels --to onnx", leaves="exported-labels/model.onnx"),
         ),
         needs=(
-            inputs.texts, inputs.reviews, inputs.names, inputs.matches,
+            inputs.texts,
+            inputs.reviews,
+            inputs.names,
+            inputs.matches,
             inputs.written("docs/tutorials/masked.md", "masked.yaml"),
         ),
         hub=("ai-forever/ruRoberta-large",),

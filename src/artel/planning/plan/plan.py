@@ -14,7 +14,7 @@ from artel.models.activation_checkpointing import NotSelective, Recompute
 from artel.models.compile import OFF, compile_choice
 from artel.models.device import pick_precision
 from artel.models.quantization import count as count_weights
-from artel.objectives import Objective
+from artel.objectives import Objective, objective_type
 from artel.parallel import World
 from artel.parallel.mesh import read_parallel_dims
 from artel.planning.hardware import Hardware
@@ -35,6 +35,7 @@ from artel.planning.plan.models import ModelOutline
 from artel.planning.plan.rank_memory import CHECKPOINT, RankMemory, is_sharded, rank_memory
 from artel.planning.rates import read_rates
 from artel.training.memory.micro_batch import enough_rows, sizes_to_try
+from artel.training.model_setup import check_layout
 
 GIB = 2**30
 TIGHT = 0.9
@@ -172,6 +173,7 @@ def make_plan(
         what = "DeepSpeed shares out weights in its own way, which is not planned yet"
         raise InputError.at("parallel.deepspeed", what, "plan it as parallel.data: fsdp, which holds about as much")
     dims = read_parallel_dims(run.parallel, world_size, on_host)
+    check_layout(run, objective_type(run).auto_class, world_size, on_host)
     data, length = text or planned_text(run)
     outline = ModelOutline.of(run, data.objective, data.tokenizer)
     precision = planned_precision(run, hardware)
