@@ -204,6 +204,7 @@ def test_the_commands_know_it(trained):
     [
         ({"embedding": {"loss": "cosine", "symmetric": True}}, "embedding.symmetric"),
         ({"train": {"batch": 1}}, "write 32 or more"),
+        ({"embedding": {"loss": "triplet", "symmetric": False, "negatives": 0}}, "write 1 or more"),
         ({"validate": {"prompts": ["a"]}}, "validate.prompts"),
         ({"embedding": {"matryoshka": [64]}}, "64 is more than the 32 numbers"),
         ({"embedding": {"loss": "cosine", "symmetric": False}}, "it has no score"),

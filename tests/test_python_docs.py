@@ -19,6 +19,10 @@ RUN_ELSEWHERE = {
     "docs/ru/entities.md": "test_entities.py",
     "docs/classification.md": "test_classification.py",
     "docs/ru/classification.md": "test_classification.py",
+    **dict.fromkeys(
+        [f"docs/{language}{page}.md" for page in ("rewards", "reranking", "embeddings") for language in ("", "ru/")],
+        "test_python_of_scores.py",
+    ),
     "docs/extending.md": "test_extending.py",  # each block with the run file beside it
     "docs/serve.md": "test_serve_clients.py",
     "docs/ru/serve.md": "test_serve_clients.py",

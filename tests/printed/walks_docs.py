@@ -91,11 +91,11 @@ DOCS = (
         "docs/text.md",
         (
             Step("artel data show run.yaml", says="sample 0"),
+            Step("artel data import corpus.bin STORE --tokenizer FOLDER", leaves="STORE/manifest.json"),
+            Step("artel config explain data", says="data.sources.0.path"),
             Step(
                 "artel data classifier good.txt bad.txt classifiers/prose", leaves="classifiers/prose/classifier.json"
             ),
-            Step("artel data import corpus.bin STORE --tokenizer FOLDER", leaves="STORE/manifest.json"),
-            Step("artel config explain data", says="data.sources.0.path"),
             Step("artel data show STORE --document 7", says="sample 7"),
             Step("artel data verify STORE", says="whole"),
         ),

@@ -50,9 +50,9 @@ RECIPES = (
     Walk(
         "distillation",
         (
-            Step("artel train novel-small data.sources.0.path=novel.txt", SMALL_GPT2, leaves="runs/novel-small/model"),
+            Step("artel train novel-small data.sources.0.path=book.txt", SMALL_GPT2, leaves="runs/novel-small/model"),
             Step(
-                "artel train distill-small data.sources.0.path=novel.txt",
+                "artel train distill-small data.sources.0.path=book.txt",
                 f"{_STUDENT} data.block=32",
                 leaves="runs/distill-small/model",
             ),
@@ -73,7 +73,7 @@ RECIPES = (
                 leaves="answers.jsonl",
             ),
         ),
-        needs=(inputs.novel(), inputs.texts, inputs.conversations),
+        needs=(inputs.novel("book.txt"), inputs.texts, inputs.conversations),
         hub=("ai-forever/rugpt3large_based_on_gpt2",),
     ),
     Walk("demo", (Step("artel train demo", f"{_GPT2} {SMALL_GPT2}", leaves="runs/demo/model"),)),

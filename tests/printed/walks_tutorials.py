@@ -64,7 +64,7 @@ TUTORIALS = (
                 SHORT,
                 leaves="runs/embed-ru/model/modules.json",
             ),
-            Step('artel generate runs/classify-ru --prompt "Прекрасный фильм, смотрел два раза."'),
+            Step('artel generate runs/classify-ru --prompt "Скучно, ушли до конца."'),
             Step('artel generate runs/ner-ru --prompt "Анна приехала в Москву."'),
             Step("artel export runs/classify-ru exported-labels --to onnx", leaves="exported-labels/model.onnx"),
         ),

@@ -92,6 +92,9 @@ class Embedding(Objective):
         if config.loss == "in_batch_negatives" and run.train.batch == 1:
             what = "1: no other query's document is in the batch to tell the right one from"
             problems.append(Problem("train.batch", what, "write 32 or more"))
+        if config.loss == "triplet" and config.negatives == 0:
+            what = "0: a triplet is a query, what matches it, and what does not"
+            problems.append(Problem("embedding.negatives", what, "write 1 or more"))
         if run.validate_.prompts:
             what = "a vector shows nothing to a reader"
             problems.append(Problem("validate.prompts", what, "leave them out; validation says what is found"))
