@@ -270,9 +270,9 @@ class Embedding(Objective):
         """The size of the corpus, and the figures of shorter vectors (`embedding.matryoshka`)."""
         found = ValidatedTexts.of(outputs, part)
         sizes = [size for size in self._config.matryoshka if size < outputs.shape[1]]
-        shorter = {str(size): self._figures(found, found.vectors[:, :size]) for size in sizes}
+        shorter = [{"dimensions": str(size), **self._figures(found, found.vectors[:, :size])} for size in sizes]
         counts = {"queries": int((found.roles == QUERY).sum()), "documents": len(found.documents)}
-        return counts | ({"dimensions": shorter} if shorter else {})
+        return {"tables": {"Corpus": [counts], **({"Shorter vectors": shorter} if shorter else {})}}
 
     def _figures(self, found: ValidatedTexts, outputs: np.ndarray) -> dict[str, float]:
         if not len(outputs):
