@@ -132,7 +132,7 @@ def test_trackers_are_those_of_the_registry():
 
 
 def test_what_is_refused_for_its_objective_is_no_objective():
-    assert not {"reward", "distill", "diffusion", "ppo", "grpo", "plm", "permutation"} & set(OBJECTIVES.names)
+    assert not {"diffusion", "ppo", "grpo", "plm", "permutation"} & set(OBJECTIVES.names)
 
 
 def test_lists_of_values_in_texts_are_those_of_the_schema():

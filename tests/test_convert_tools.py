@@ -285,7 +285,7 @@ def test_what_becomes_of_a_model_from_scratch():
         ("base_model: m\nrl: grpo\ndatasets: [{path: a, type: b}]\n", "old:2: rl: .grpo. is nothing that artel"),
         ("base_model: m\nreward_model: true\ndatasets: [{path: a, type: b}]\n", "trains a reward model"),
         ("base_model: m\nsequence_len: 8\n", "names no text"),
-        ("model_name_or_path: m\nstage: rm\ndo_train: true\ndataset: a\n", "rm is nothing that artel learns"),
+        ("model_name_or_path: m\nstage: rm\ndo_train: true\ndataset: a\n", "which is not carried over: write"),
         ("model_name_or_path: m\ntemplate: qwen\nexport_dir: out\n", "merges an adapter and trains nothing"),
         ("model_name_or_path: m\ntemplate: qwen\ninfer_backend: vllm\n", "nothing is trained"),
         ("model: m\nmodel_class: llm\ntrain_dataset: a.yaml\n", "version 1, which is not read"),

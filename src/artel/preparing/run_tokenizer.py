@@ -41,7 +41,7 @@ def check_tokenizer_folder(run: RunConfig) -> None:
     if name is None or Path(name).exists():
         return
     if name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name that a hub could have
-        raise InputError.at(key, f"there is no folder {name}", "give a folder with a tokenizer, or a hub id")
+        raise InputError.at(key, f"{name} is not a folder", "give a folder with a tokenizer, or a hub id")
 
 
 def tokenizer_files(run: RunConfig) -> list[Any]:

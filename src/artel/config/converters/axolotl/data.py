@@ -72,7 +72,7 @@ def _objective(old: YamlKeys) -> tuple[str, str]:
     for key, what in _OTHER_OBJECTIVES.items():
         if old.raw(key) is True or old.below(key):
             place = key if old.has(key) else old.below(key)[0]
-            old.refuse(place, f"trains {what}, which artel does not; its objectives are {known}")
+            old.refuse(place, f"trains {what}; artel's objectives are {known}")
     if old.has("pretraining_dataset") or old.below("pretraining_dataset"):
         for key in old.below("datasets"):
             old.leave(key, "pretraining_dataset is given, and axolotl takes that")
@@ -82,9 +82,9 @@ def _objective(old: YamlKeys) -> tuple[str, str]:
 
 
 _OTHER_OBJECTIVES = {
-    "reward_model": "a reward model",
-    "process_reward_model": "a reward model",
-    "diffusion": "a diffusion model of texts",
+    "reward_model": "a reward model, which is not carried over: write objective: reward yourself",
+    "process_reward_model": "a reward model of single steps, which artel does not",
+    "diffusion": "a diffusion model of texts, which artel does not",
 }
 
 

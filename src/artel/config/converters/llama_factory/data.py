@@ -33,7 +33,9 @@ def _carry_objective(old: YamlKeys) -> str:
     objective = _OBJECTIVES.get(stage)
     if objective is None:
         known = ", ".join(OBJECTIVES.names)
-        if stage is not None:
+        if stage == "rm":
+            old.refuse("stage", "rm trains a reward model, which is not carried over: write objective: reward yourself")
+        elif stage is not None:
             old.refuse(
                 "stage", f"{stage} is nothing that artel learns; write pt, sft, dpo or kto (objectives: {known})"
             )
