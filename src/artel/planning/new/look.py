@@ -69,7 +69,8 @@ def _formats(paths: list[str], inputs: list[Input]) -> Iterator[tuple[str, str]]
     """(format, kind of record): what the suffix stands for, then those that find their fields in it.
 
     Any file is plain text, or a page without tags, also one of conversations: that counts only where nothing else does.
-    Plain text is by folder, too, where it lies in several.
+    Plain text is by folder, too, where it lies in several. Lines with blank ones between them may be groups of texts
+    that match, and may be a novel: such files are both.
     """
     auto = _data(paths, FORMATS.names[0]).sources[0]
     is_plain = all(format_of(auto, entry.address).is_plain_text for entry in inputs)
@@ -79,7 +80,8 @@ def _formats(paths: list[str], inputs: list[Input]) -> Iterator[tuple[str, str]]
     reads_all = [name for name in names if FORMATS[name].is_plain_text or FORMATS[name].is_pages]
     telling = [name for name in names if name not in (*by_folder, *reads_all)]
     by_suffix = [name for name in names if FORMATS[name].goes_by_suffix]
-    for name in telling or [*by_suffix, *(by_folder if in_folders else ())]:
+    plain = [*by_suffix, *(by_folder if in_folders else ())]
+    for name in [*plain, *telling] if is_plain else telling or plain:
         yield name, SourceConfig.model_validate({"path": paths, "format": name}).yields
 
 
