@@ -46,13 +46,6 @@ class Batch:
     groups: tuple[LengthGroup, ...] = ()
     """Rows that are computed by themselves, without the padding of longer ones; empty where all are together."""
 
-    @property
-    def positions(self) -> int:
-        """What is computed: tokens and padding."""
-        if self.groups:
-            return sum(group.positions for group in self.groups)
-        return self.tensors["input_ids"].numel()
-
     def to(self, device: torch.device) -> Batch:
         return self.mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
