@@ -177,7 +177,7 @@ def test_what_a_text_holds_is_found_by_its_records(texts):
     for kind, file in texts.items():
         look = look_at([file])
         assert kind in look.kinds
-        assert look.kinds == {"text"} or "text" not in look.kinds or kind == "labels"  # its rows are texts as well
+        assert look.kinds == {"text"} or "text" not in look.kinds or kind in ("labels", "entities")  # texts as well
     Path("chapters.txt").write_text("\n\n".join("one line\nand another" for _ in range(40)))
     assert look_at(["chapters.txt"]).kinds == {"text", "matches"}  # and never groups of texts alone
     for label in ("good", "bad"):
