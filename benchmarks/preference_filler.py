@@ -18,6 +18,7 @@ from artel.config import run_from
 from artel.objectives import objective_of
 from artel.objectives.answer_rows import Answer, answer_tensors
 from artel.preparing import prepare
+from artel.tokens import Sample
 
 
 def main() -> None:
@@ -38,8 +39,9 @@ def main() -> None:
         print(f"| {size} | {shares[0]:.1%} | {shares[1]:.1%} | {_filler(together, shared=True):.1%} |")
 
 
-def _answers(sample) -> list[Answer]:  # type: ignore[no-untyped-def]
+def _answers(sample: Sample) -> list[Answer]:
     ends = np.cumsum(sample.numbers)
+    assert sample.flags is not None
     spans = [slice(end - length, end) for end, length in zip(ends, sample.numbers, strict=True)]
     return [Answer(sample.ids[span], sample.flags[span]) for span in spans]
 

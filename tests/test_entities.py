@@ -2,7 +2,6 @@
 
 import json
 import re
-import string
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +13,21 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForTokenClassification,
-    BertTokenizerFast,
     pipeline,
 )
 
 import artel
-from artel.config import RunConfig
+from artel.config import RunConfig, TokenizerTraining
 from artel.inference import open_model
 from artel.objectives import Tokens
 from artel.objectives.tokens.windows import NO_WORD
 from artel.text import Document, Ledger, Record, Tagged, read_documents
 from artel.text.tags import entities_of
-from artel.tokens import load_tokenizer
+from artel.tokens import load_tokenizer, train_tokenizer
 from support.reading import rows_of
 from support.runs import artel as command
 from support.runs import metrics, write_run
+from support.saved_models import word_pieces
 from support.serving import client_of, served_model
 
 BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -298,23 +297,27 @@ def test_the_server_answers_with_spans(trained):
         assert client.post("/v1/classify", json={"input": "x"}).status_code == 400
 
 
+def test_a_card_takes_the_pipeline_only_where_that_finds_the_words(roberta, tmp_path):
+    """A small byte-level vocabulary has spaces as tokens of their own, which the pipeline takes for words."""
+    names = {"labels": ["PER", "LOC"]}
+    small = train_tokenizer(iter(["a small text of few words"] * 50), TokenizerTraining(vocab=270), encoder=True)
+    word_pieces(tmp_path)
+    for tokenizer, has_pipeline in ((small, False), (roberta, True), (load_tokenizer(str(tmp_path)), True)):
+        assert ("pipeline(" in objective(tokenizer, **names).usage()) is has_pipeline
+
+
 # models of others
 
 
 def foreign(folder, tags):
     """A BERT with WordPiece as the hub has them, its head as it was initialized."""
     torch.manual_seed(0)
-    letters = [*string.ascii_lowercase, "vis", "and", "left", "sal"]
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{each}" for each in letters), *"(),.-"]
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(words))
-    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+    tokenizer = word_pieces(folder)
     model = BertForTokenClassification(BertConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=len(tokenizer),
         id2label=dict(enumerate(tags)), label2id={tag: at for at, tag in enumerate(tags)}, initializer_range=1.0,
     ))  # fmt: skip
-    for each in (model, tokenizer):
-        each.save_pretrained(folder)
+    model.save_pretrained(folder)
     return str(folder)
 
 

@@ -1,12 +1,13 @@
 """Small models, saved and from scratch, that are built without their weights and filled afterwards."""
 
 import json
+import string
 import tempfile
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import BertTokenizerFast, GPT2Config, GPT2LMHeadModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from artel.config import ModelConfig
 
@@ -30,6 +31,17 @@ def gpt2(kind=GPT2LMHeadModel, vocabulary=300, **more):
     torch.manual_seed(0)
     return kind(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=vocabulary, n_positions=64,
                            bos_token_id=0, eos_token_id=0, **more))  # fmt: skip
+
+
+def word_pieces(folder):
+    """A WordPiece tokenizer with every Latin letter, and a few pieces of words, saved into a folder."""
+    letters = [*string.ascii_letters, "vis", "and", "left", "sal"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{each}" for each in letters), *"(),.-"]
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(words))
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    return tokenizer
 
 
 def as_binary(model, folder):

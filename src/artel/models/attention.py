@@ -162,6 +162,8 @@ def _attend_documents(
             if name:
                 starts.setdefault(tokens, []).append(start)
             start += tokens
+    if not starts:  # padding alone
+        return torch.zeros_like(query)
     states = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
     places, outputs = [], []
     for tokens, firsts in starts.items():

@@ -70,8 +70,8 @@ class Texts:
         import torch
 
         first, last, _ = part.indices(len(self.keys))
-        wanted = torch.tensor(roles, device=self.keys.device)
-        return torch.isin(self.keys[first:last, _ROLE], wanted).nonzero()[:, 0] + first
+        kinds = torch.tensor(roles, device=self.keys.device)
+        return torch.isin(self.keys[first:last, _ROLE], kinds).nonzero()[:, 0] + first
 
     def matches(self, queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
         """bool (queries, documents): documents that are no negatives, as positives of the same query or its own text.
@@ -118,14 +118,14 @@ def _in_batch(texts: Texts, vectors: torch.Tensor, config: EmbeddingConfig, part
     return loss
 
 
-def _choice(logits: torch.Tensor, candidates: torch.Tensor, wanted: torch.Tensor, match: torch.Tensor) -> torch.Tensor:
-    """The cross-entropy of each of `wanted` among the candidates, but for the other ones that `match` as well.
+def _choice(logits: torch.Tensor, candidates: torch.Tensor, targets: torch.Tensor, match: torch.Tensor) -> torch.Tensor:
+    """The cross-entropy of each of `targets` among the candidates, but for the other ones that `match` as well.
 
-    logits and match: (wanted, candidates).
+    logits and match: (targets, candidates).
     """
     import torch
 
-    own = torch.searchsorted(candidates, wanted)
+    own = torch.searchsorted(candidates, targets)
     others = match.scatter(1, own[:, None], False)
     return torch.nn.functional.cross_entropy(logits.masked_fill(others, -torch.inf), own, reduction="sum")
 

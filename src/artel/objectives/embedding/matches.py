@@ -108,7 +108,7 @@ def choose(ids: np.ndarray, flags: np.ndarray, most: int, key: str) -> Chosen:
     texts = np.split(ids, starts[1:])
     roles = flags[starts]
     positives, negatives = (
-        [text for text, role in zip(texts, roles, strict=True) if role == wanted] for wanted in (POSITIVE, NEGATIVE)
+        [text for text, role in zip(texts, roles, strict=True) if role == kind] for kind in (POSITIVE, NEGATIVE)
     )
     first, kept = 0, list(range(len(negatives)))
     if len(positives) > 1 or len(negatives) > most:

@@ -52,6 +52,7 @@ class PairWriter:
         record = document.record
         query, count = ids[0], 1 + len(match.positives)
         positives, negatives = ids[1:count], [one for one in ids[count:] if len(one)]
+        without_token = len(ids) - count - len(negatives)
         if not positives:
             detail = "no document of it matches the query; name one, or leave it out"
             return Rejected(record.origin, "no_positive", detail, record.set_name)
@@ -68,8 +69,9 @@ class PairWriter:
         room = self._block - self._frame.size - len(query)
         cut = sum(len(one) > room for one in (*positives, *negatives))
         counted = {"truncated": cut} if cut else {}
-        if len(negatives) > MOST_NEGATIVES:
-            counted["negatives_left_out"] = len(negatives) - MOST_NEGATIVES
+        left_out = without_token + max(0, len(negatives) - MOST_NEGATIVES)
+        if left_out:
+            counted["negatives_left_out"] = left_out
         kept = [one[: self._block] for one in negatives[:MOST_NEGATIVES]]
         numbers = _hash(match.query), _bits(match.score or 0.0), int(match.score is not None)
         samples = []

@@ -14,7 +14,7 @@ from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Rea
 from artel.objectives.tokens.answers import entities_in, found_in, judged_tags, marked, predicted_tags
 from artel.objectives.tokens.labels import TagSet, is_of_words, labels_of
 from artel.objectives.tokens.scores import Scores
-from artel.objectives.tokens.usage import bilou_usage, pipeline_usage, word_usage
+from artel.objectives.tokens.usage import bilou_usage, bio_usage, pipeline_usage, word_usage
 from artel.objectives.tokens.windows import DOCUMENT, NO_WORD, Windows
 from artel.text import Document, Dropped, Record, Rejected
 from artel.text.formats.tagged.spans import ENTITIES, WORDS
@@ -120,8 +120,16 @@ class Tokens(Objective):
     def usage(self) -> str:
         if self.tags.of_words:
             return word_usage(_EXAMPLE)
-        is_bio = all(split_tag(tag)[0] in "BIO" for tag in self.tags.tags)
-        return pipeline_usage(_EXAMPLE) if is_bio else bilou_usage(_EXAMPLE)
+        if not all(split_tag(tag)[0] in "BIO" for tag in self.tags.tags):
+            return bilou_usage(_EXAMPLE)
+        return pipeline_usage(_EXAMPLE) if self._pipeline_finds_words() else bio_usage(_EXAMPLE)
+
+    def _pipeline_finds_words(self) -> bool:
+        """False if a space is a token of its own in the example, as in small byte-level vocabularies: transformers'
+        pipeline takes it for a word, and gives its tag to the word behind it.
+        """
+        offsets = self.tokenizer.hf(_EXAMPLE, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+        return all(_EXAMPLE[start:end].strip() for start, end in offsets)
 
     # record -> samples
 

@@ -18,6 +18,11 @@ def pipeline_usage(text: str) -> str:
     )
 
 
+def bio_usage(text: str) -> str:
+    """For tags in BIO, where the pipeline does not find the words: the tag of each token."""
+    return _by_tokens(text, "    # B- begins a name, and I- continues it. A word has the tag of its first token.")
+
+
 def bilou_usage(text: str) -> str:
     """For tags that the pipeline does not put together: the tag of each token."""
     return _by_tokens(text, "    # B- begins a name, I- and L- continue and end it, U- is a name of one word.")
