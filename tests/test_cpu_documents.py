@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from artel.models.attention import AttentionOptions, attend
 from artel.models.cpu import attention
 from artel.models.cpu.documents import document_attention
 
@@ -115,3 +116,20 @@ def test_what_documents_do_not_see_is_not_multiplied():
     name = "aten::_scaled_dot_product_flash_attention_for_cpu"
     lengths = [event.input_shapes[0][2] for event in recorded.events() if event.name == name]
     assert sorted(lengths) == sorted(sum(LENGTHS, ()))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_with_dropout_documents_of_one_length_are_together(causal):
+    """A probability so small that nothing is dropped: then it is what each document is without."""
+    torch.manual_seed(0)
+    states = [torch.randn(2, 2, 12, 8, requires_grad=True) for _ in range(3)]
+    numbers = torch.tensor([[1] * 4 + [2] * 4 + [3] * 3 + [0], [1] * 3 + [0] * 9])
+    outputs, gradients = [], []
+    for dropout in (0.0, 1e-12):
+        output = attend(*states, AttentionOptions(numbers[:, None, None], causal, None, dropout, None))
+        outputs.append(output)
+        gradients.append(torch.autograd.grad((output * torch.arange(8.0)).sum(), states))
+    torch.testing.assert_close(outputs[1], outputs[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    nothing = AttentionOptions(torch.zeros_like(numbers)[:, None, None], causal, None, 1e-12, None)
+    assert not attend(*states, nothing).any()

@@ -76,6 +76,7 @@ def test_a_record_has_a_sample_for_each_document_that_matches(tokenizer):
     assert [len(made_of(objective, match).samples) for match in MATCHES] == [1, 1, 2, 1]
     cut = made_of(ranking(tokenizer, block=32), Match("one?", ("the first is one " * 20,), ("two " * 60, "no")))
     assert cut.counted == {"truncated": 2}
+    assert made_of(objective, Match("one?", ("the first is one",), ("", "no"))).counted == {"negatives_left_out": 1}
     for match, reason in (
         (Match("one?"), "no_positive"),
         (Match("", ("one",)), "empty"),
