@@ -22,7 +22,7 @@ from artel.models.activation_checkpointing import recompute
 from artel.models.compile import repeated_layers
 from artel.models.experts import experts_of
 from artel.models.router_aux_loss import attach_loss, router_aux_loss_of
-from artel.objectives.base import Batch
+from artel.objectives.batch import Batch
 from artel.objectives.causal import Causal
 from artel.objectives.chat import shifted
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums

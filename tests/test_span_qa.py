@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForQuestionAnswering, AutoTokenizer
 from artel.config import DataConfig, Overrides, RunConfig, SourceConfig
 from artel.inference import open_model
 from artel.objectives import SpanQA
-from artel.objectives.base import DocumentSamples
+from artel.objectives.batch import DocumentSamples
 from artel.objectives.span_qa.answers import CLASSES, average_precision, exact_match, trimmed, word_f1
 from artel.objectives.span_qa.heads import best_spans
 from artel.objectives.span_qa.windows import window_starts

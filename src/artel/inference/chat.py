@@ -19,7 +19,7 @@ from artel.inference.engine.one import write_text
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
-from artel.objectives.base import Beginning
+from artel.objectives.replies import Beginning
 from artel.storage import check_new, check_regular, user_path, write_file
 from artel.text import Message, ToolCall, Tools
 from artel.text.calls.objects import call_of

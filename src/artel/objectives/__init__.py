@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from artel.config import RunConfig
-from artel.objectives.base import Batch, DocumentSamples, Objective
+from artel.objectives.base import Objective
+from artel.objectives.batch import Batch, DocumentSamples
 from artel.registry import OBJECTIVES
 from artel.tokens import Tokenizer
 

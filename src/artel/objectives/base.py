@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from artel.config import ModelConfig, RunConfig
 from artel.errors import Problem
 from artel.models.text_vectors import pools_texts
-from artel.objectives.length_groups import LengthGroup
+from artel.objectives.batch import Batch, DocumentSamples
+from artel.objectives.replies import Beginning, Reading, Reply
+from artel.objectives.teachers import KeptOutputs, Teacher, TeacherCall
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Record, Rejected
-from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore
+from artel.tokens import BalancedOrder, Order, Rows, Samples, StoreSplit, Tokenizer, TokenStore
 
 if TYPE_CHECKING:  # objectives prepare text too, and these take seconds to import
     import torch
@@ -31,102 +32,6 @@ Better = Literal["higher", "lower"]
 
 _PROMPT_WORDS, _PROMPT_TOKENS = 4, 100
 """Of a prompt that is taken from the training text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One micro-batch: named tensors, the number of targets that the loss is summed over, and of input tokens.
-
-    Padding is in neither count.
-    """
-
-    tensors: dict[str, torch.Tensor]
-    targets: int
-    tokens: int
-    groups: tuple[LengthGroup, ...] = ()
-    """Rows that are computed by themselves, without the padding of longer ones; empty where all are together."""
-
-    def to(self, device: torch.device) -> Batch:
-        return self.mapped(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        """The same with each tensor changed."""
-        return replace(self, tensors={name: change(tensor) for name, tensor in self.tensors.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentSamples:
-    """What a document becomes: samples, and what its answers are evaluated against, stored beside them."""
-
-    samples: list[Sample]
-    source: dict[str, Any] | None = None
-    counted: dict[str, int] = field(default_factory=dict)
-    """Counts for the ledger: {"truncated": 1}."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a model reads in training, token for token, and what it learns from it."""
-
-    ids: np.ndarray
-    """int64 (tokens,)."""
-    targets: np.ndarray
-    """int64 (tokens,): the id to predict at each position; IGNORED if nothing is learned there."""
-    name: str = ""
-    """Which reading of the sample it is, if there are several: chosen, rejected."""
-    labels: list[str] | None = None
-    """What is learned at each position, where that is no token: the label of the name that a word belongs to, or ""."""
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """What a model continues at a prompt, token by token."""
-
-    ids: list[int]
-    end: TurnEnd
-    """What ends the text."""
-    special_tokens: bool = False
-    """Whether they are written out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a model makes of a prompt."""
-
-    pieces: Iterable[str]
-    """The text, as it is written."""
-    notes: tuple[str, ...] = ()
-    """Lines for people, after the text."""
-    to_json: dict[str, Any] | None = None
-    """What --json prints; the prompt and the text where this is None."""
-
-
-@dataclass(frozen=True, slots=True)
-class Teacher:
-    """A model that a loss learns from beside the data. It is not trained."""
-
-    model: str
-    """Its folder, or a hub id."""
-    settings: dict[str, Any] | None
-    """What its outputs depend on beside the store and its weights: they are computed before training and kept. None: it
-    stays in memory beside the model that is trained."""
-    bytes_per_target: int = 0
-    """Of the outputs that are kept."""
-
-
-class KeptOutputs(Protocol):
-    """A teacher's outputs for the samples of a split, as `outputs_to_keep` gave them."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    def read(self, sample: int) -> dict[str, np.ndarray]:
-        """The arrays of a sample of the objective's dataset, (targets of the sample, …) each."""
-        ...
-
-
-TeacherCall = Callable[[Callable[["PreTrainedModel"], "torch.Tensor"]], "torch.Tensor"]
-"""Calls a function with the teacher, whose weights are there as long as it runs; all ranks call it together."""
 
 
 class Objective(ABC):

@@ -18,13 +18,15 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Beginning, Better, DocumentSamples, Objective, Reading
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.collate import predicted, target_tensors
 from artel.objectives.conversation.assistant_mask import Turns
 from artel.objectives.conversation.frame import Difference, Unfit, WrittenOut
 from artel.objectives.conversation.template_check import check_targets, difference_notes, end_notes
 from artel.objectives.packed import check_packed, packed_batch, packed_problems, packed_readings
 from artel.objectives.per_token import BALANCED_SUMS, balanced_token_sums, inputs_of, token_metrics
+from artel.objectives.replies import Beginning, Reading
 from artel.objectives.usage import generation_usage, in_python
 from artel.storage import user_path
 from artel.text import Conversation, Document, Dropped, Message, Rejected, Tools

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Reading
+from artel.objectives.batch import Batch
+from artel.objectives.replies import Reading
 from artel.objectives.texts import Texts
 from artel.tokens import Rows
 from artel.tokens.sampling.blocks import document_numbers, may_be_predicted

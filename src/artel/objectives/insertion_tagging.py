@@ -14,9 +14,11 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.comma_rules import comma_places
 from artel.objectives.per_token import SUMS, token_metrics
+from artel.objectives.replies import Reading
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Pair, Rejected
 from artel.tokens import Encoded, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples

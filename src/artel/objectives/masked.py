@@ -16,9 +16,11 @@ import xxhash
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, Objective, Reading, Reply
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch
 from artel.objectives.collate import document_tensors, target_tensors
 from artel.objectives.per_token import SUMS, inputs_of, token_metrics, token_sums
+from artel.objectives.replies import Reading, Reply
 from artel.objectives.texts import Texts
 from artel.objectives.usage import in_python
 from artel.tokens import Rows, Samples, StoreSplit, TokenBlocks, Tokenizer

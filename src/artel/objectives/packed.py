@@ -9,8 +9,9 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Reading
+from artel.objectives.batch import Batch
 from artel.objectives.collate import document_tensors, predicted, target_tensors
+from artel.objectives.replies import Reading
 from artel.tokens import Rows
 from artel.tokens.sampling.packing import own_flags, sample_numbers
 

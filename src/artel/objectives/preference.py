@@ -19,10 +19,12 @@ from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
 from artel.objectives.answer_rows import Answer, answer_sums, answer_tensors
-from artel.objectives.base import Batch, Beginning, Better, DocumentSamples, Objective, Reading
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.chat import Chat, ConversationWriter, template_file, template_problems
 from artel.objectives.collate import predicted
 from artel.objectives.conversation.frame import Unfit
+from artel.objectives.replies import Beginning, Reading
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from artel.config import RunConfig
 from artel.errors import Problem
-from artel.objectives.base import DocumentSamples, Objective
+from artel.objectives.base import Objective
+from artel.objectives.batch import DocumentSamples
 from artel.text import Document
 from artel.tokens import Sample, StoreSplit, TokenBlocks, Tokenizer
 from artel.tokens.sampling.packing import PackedBlocks

@@ -14,7 +14,7 @@ from artel.inference.engine.many import write_texts
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
-from artel.objectives.base import Beginning
+from artel.objectives.replies import Beginning
 from artel.tokens.tokenizer.chat_template import TemplateRefuses, prompt_ids
 
 Tell = Callable[[str], None]

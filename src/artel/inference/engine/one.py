@@ -9,7 +9,7 @@ from artel.inference.engine.engine import Engine, EngineError, FinishReason, Gen
 from artel.models.generate import Sampling
 from artel.models.sampler import Sampler, Token
 from artel.models.text_stream import TextStream
-from artel.objectives.base import Beginning
+from artel.objectives.replies import Beginning
 from artel.tokens import Tokenizer
 
 

@@ -18,10 +18,12 @@ import orjson
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.classification.framing import Framing
 from artel.objectives.classification.kinds import KINDS, Kind, Undecided, Unfit
 from artel.objectives.length_groups import by_length
+from artel.objectives.replies import Reading, Reply
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Labeled, Record, Rejected
 from artel.tokens import BalancedOrder, Order, Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples

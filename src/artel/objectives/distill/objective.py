@@ -23,12 +23,14 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem, WorkError
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, KeptOutputs, Objective, Teacher, TeacherCall
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch
 from artel.objectives.causal import Causal
 from artel.objectives.chat import Chat
 from artel.objectives.distill.teacher import KEY, check_widths, teacher_model, teacher_problems, tokenizer_problems
 from artel.objectives.masked import Masked
 from artel.objectives.per_token import inputs_of, with_balance
+from artel.objectives.teachers import KeptOutputs, Teacher, TeacherCall
 from artel.tokens import Rows, StoreSplit, Tokenizer
 from artel.tokens.store.shards import token_type
 

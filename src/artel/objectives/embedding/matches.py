@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from artel.config import EmbeddingConfig
-from artel.objectives.base import DocumentSamples
+from artel.objectives.batch import DocumentSamples
 from artel.text import Document, Match, Rejected
 from artel.tokens import Sample, Tokenizer
 

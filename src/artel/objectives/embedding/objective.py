@@ -16,7 +16,8 @@ from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.models.text_vectors import pools_texts
-from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.embedding.folder import folder_files, read_folder
 from artel.objectives.embedding.losses import KEYS, MatchKeys, Texts, loss_sum, match_keys
 from artel.objectives.embedding.matches import (
@@ -34,6 +35,7 @@ from artel.objectives.embedding.matches import (
 from artel.objectives.embedding.retrieval import DEPTH, retrieval_figures, spearman, unit
 from artel.objectives.embedding.rows import keeps_texts_apart, packed_rows, padded_rows, sees_before_alone, vectors
 from artel.objectives.embedding.validated import ValidatedTexts
+from artel.objectives.replies import Reading, Reply
 from artel.objectives.usage import in_python
 from artel.text import Document, Rejected
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer, WholeSamples

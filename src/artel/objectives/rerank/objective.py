@@ -17,7 +17,9 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch, DocumentSamples
+from artel.objectives.replies import Reading, Reply
 from artel.objectives.rerank.negatives import DrawnNegatives
 from artel.objectives.rerank.pairs import COLUMNS, HAS_SCORE, QUERY, PairWriter, parts_of, scores_in
 from artel.objectives.rerank.ranking import correlation, ranking_figures, ranks

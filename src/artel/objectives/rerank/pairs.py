@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import xxhash
 
-from artel.objectives.base import DocumentSamples
+from artel.objectives.batch import DocumentSamples
 from artel.text import Document, Dropped, Match, Rejected
 from artel.tokens import Sample, Tokenizer
 

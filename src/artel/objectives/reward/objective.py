@@ -21,9 +21,11 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.chat import Chat, template_file, template_problems
 from artel.objectives.conversation.frame import Unfit
+from artel.objectives.replies import Reading, Reply
 from artel.objectives.reward.conversations import ConversationReader, Prompt
 from artel.objectives.scoring.calibration import calibration_bins, calibration_error
 from artel.objectives.scoring.folders import gives_a_score, reads_conversations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from artel.objectives.base import Batch
+from artel.objectives.batch import Batch
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from artel.config import SpanQAConfig
-from artel.objectives.base import Batch
+from artel.objectives.batch import Batch
 from artel.objectives.span_qa.windows import UNKNOWN
 
 if TYPE_CHECKING:

@@ -10,7 +10,9 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch, DocumentSamples
+from artel.objectives.replies import Reading, Reply
 from artel.objectives.span_qa.answers import CLASSES, Prediction, nq_predictions, predict, score, squad_predictions
 from artel.objectives.span_qa.heads import best_spans, run_heads
 from artel.objectives.span_qa.losses import WindowLoss

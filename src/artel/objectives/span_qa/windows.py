@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from artel.config import SpanQAConfig
-from artel.objectives.base import DocumentSamples
+from artel.objectives.batch import DocumentSamples
 from artel.objectives.span_qa.answers import CLASSES, trimmed
 from artel.text import Document, Dropped, Question, Rejected
 from artel.tokens import Encoded, Sample, Tokenizer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from artel.objectives.base import Batch, DocumentSamples
+from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.tokens.labels import TagSet
 from artel.objectives.tokens.windows import DOCUMENT, NO_WORD, Windows
 from artel.text import Document, Record, Tagged

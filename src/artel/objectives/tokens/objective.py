@@ -10,7 +10,9 @@ import numpy as np
 from artel.config import RunConfig
 from artel.errors import Problem
 from artel.models.targets import IGNORED
-from artel.objectives.base import Batch, Better, DocumentSamples, Objective, Reading, Reply
+from artel.objectives.base import Better, Objective
+from artel.objectives.batch import Batch, DocumentSamples
+from artel.objectives.replies import Reading, Reply
 from artel.objectives.tokens.answers import entities_in, found_in, judged_tags, marked, predicted_tags
 from artel.objectives.tokens.labels import TagSet, is_of_words, labels_of
 from artel.objectives.tokens.scores import Scores

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from artel.objectives.base import DocumentSamples
+from artel.objectives.batch import DocumentSamples
 from artel.objectives.span_qa.windows import window_starts
 from artel.objectives.tokens.labels import TagSet
 from artel.text import Document, Dropped, Rejected, Tagged

@@ -1,0 +1,49 @@
+"""What a model reads of a sample, where it begins to write, and what it makes of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from artel.tokens.tokenizer.chat_template import TurnEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a model reads in training, token for token, and what it learns from it."""
+
+    ids: np.ndarray
+    """int64 (tokens,)."""
+    targets: np.ndarray
+    """int64 (tokens,): the id to predict at each position; IGNORED if nothing is learned there."""
+    name: str = ""
+    """Which reading of the sample it is, if there are several: chosen, rejected."""
+    labels: list[str] | None = None
+    """What is learned at each position, where that is no token: the label of the name that a word belongs to, or ""."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a model continues at a prompt, token by token."""
+
+    ids: list[int]
+    end: TurnEnd
+    """What ends the text."""
+    special_tokens: bool = False
+    """Whether they are written out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model makes of a prompt."""
+
+    pieces: Iterable[str]
+    """The text, as it is written."""
+    notes: tuple[str, ...] = ()
+    """Lines for people, after the text."""
+    to_json: dict[str, Any] | None = None
+    """What --json prints; the prompt and the text where this is None."""
