@@ -15,10 +15,10 @@ from artel.objectives.classification.metrics import (
     best_thresholds,
     number_figures,
     several_figures,
-    sigmoid,
     single_figures,
     softmax,
 )
+from artel.objectives.statistics import sigmoid
 from artel.text import Labeled
 
 LABELS = ["a", "b", "c", "d"]

@@ -14,7 +14,8 @@ from artel.config import EmbeddingConfig
 from artel.errors import InputError
 from artel.objectives.embedding.losses import MatchKeys, Texts, loss_sum, match_keys
 from artel.objectives.embedding.matches import choose
-from artel.objectives.embedding.retrieval import nearest, retrieval_figures, spearman
+from artel.objectives.embedding.retrieval import nearest, retrieval_figures
+from artel.objectives.statistics import spearman
 from support.objectives import objective_run
 from support.runs import artel
 

@@ -14,7 +14,8 @@ from artel.errors import InputError
 from artel.objectives import DocumentSamples
 from artel.objectives.rerank.negatives import DrawnNegatives
 from artel.objectives.rerank.objective import Rerank
-from artel.objectives.rerank.ranking import correlation, ndcg, ranking_figures, ranks
+from artel.objectives.rerank.ranking import ndcg, ranking_figures, ranks
+from artel.objectives.statistics import spearman
 from artel.text import Document, Match, Record, Rejected
 from artel.tokens import StoreWriter, TokenStore, evaluation_rows, micro_batches, train_tokenizer
 from support.objectives import objective_run, written
@@ -202,8 +203,8 @@ def test_figures_are_those_of_scikit_learn():
         assert ndcg(found) == pytest.approx(metrics.ndcg_score([matches], [scores], k=10))
         average_rank = metrics.label_ranking_average_precision_score([matches], [scores])
         assert ranking_figures([found[:1]])["mrr"] >= average_rank / len(found)
-    assert correlation(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 2.0])) == pytest.approx(0.8660254)
-    assert correlation(np.ones(3), np.arange(3.0)) == 0.0
+    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 2.0])) == pytest.approx(0.8660254)
+    assert spearman(np.ones(3), np.arange(3.0)) == 0.0
 
 
 def test_the_folder_gives_other_libraries_the_same_scores():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
-
 
 def folder_of(name: str) -> Path:
     """The folder of a model: itself, or, of a hub id, the snapshot in the hub's cache if there is one."""
     if Path(name).is_dir():
         return Path(name)
+    from huggingface_hub import try_to_load_from_cache  # takes a while to import, and most models are folders
+    from huggingface_hub.errors import HFValidationError
+
     try:
         found = try_to_load_from_cache(name, "modules.json")
     except HFValidationError:  # no name that a model of the hub can have

@@ -22,10 +22,10 @@ from artel.objectives.classification.metrics import (
     roc_auc,
     scores_of_labels,
     several_figures,
-    sigmoid,
     single_figures,
     softmax,
 )
+from artel.objectives.statistics import sigmoid
 from artel.text import Labeled
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from artel.objectives.statistics import mean_ranks, pearson, spearman
+
 HALF = 0.5
 """The threshold of a probability where none was chosen."""
 
@@ -17,12 +19,6 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities (rows, labels), which add up to 1 in each row."""
     raised = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities: np.ndarray = raised / raised.sum(axis=1, keepdims=True)
-    return probabilities
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """A probability for each logit by itself; no overflow for large ones."""
-    probabilities: np.ndarray = 0.5 * (1 + np.tanh(0.5 * logits))
     return probabilities
 
 
@@ -55,16 +51,8 @@ def roc_auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     positives, negatives = int(positive.sum()), int((~positive).sum())
     if not positives or not negatives:
         return None
-    above = float(ranks(scores)[positive].sum()) - positives * (positives + 1) / 2
+    above = float(mean_ranks(scores)[positive].sum()) - positives * (positives + 1) / 2
     return above / (positives * negatives)
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks (rows,) from 1; equal values share their mean rank."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    shared: np.ndarray = (last - (counts - 1) / 2)[inverse]
-    return shared
 
 
 def single_figures(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
@@ -109,8 +97,8 @@ def number_figures(predicted: np.ndarray, gold: np.ndarray) -> dict[str, float]:
     spread = float(((gold - gold.mean()) ** 2).sum())
     if spread > 0:
         figures["r2"] = 1 - float((errors**2).sum()) / spread
-        figures["pearson"] = _correlation(predicted, gold)
-        figures["spearman"] = _correlation(ranks(predicted), ranks(gold))
+        figures["pearson"] = pearson(predicted, gold)
+        figures["spearman"] = spearman(predicted, gold)
     return figures
 
 
@@ -146,12 +134,6 @@ def _macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
 def _mean_auc(areas: list[float | None]) -> dict[str, float]:
     known = [area for area in areas if area is not None]
     return {"auc": float(np.mean(known))} if known else {}
-
-
-def _correlation(one: np.ndarray, other: np.ndarray) -> float:
-    one, other = one - one.mean(), other - other.mean()
-    spread = float(one @ one) * float(other @ other)
-    return float(one @ other) / spread**0.5 if spread > 0 else 0.0
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -32,10 +32,11 @@ from artel.objectives.embedding.matches import (
     choose,
     text_hash,
 )
-from artel.objectives.embedding.retrieval import DEPTH, retrieval_figures, spearman, unit
+from artel.objectives.embedding.retrieval import DEPTH, retrieval_figures, unit
 from artel.objectives.embedding.rows import keeps_texts_apart, packed_rows, padded_rows, sees_before_alone, vectors
 from artel.objectives.embedding.validated import ValidatedTexts
 from artel.objectives.replies import Reading, Reply
+from artel.objectives.statistics import spearman
 from artel.objectives.usage import in_python
 from artel.text import Document, Rejected
 from artel.tokens import Rows, Samples, StoreSplit, Tokenizer, WholeSamples

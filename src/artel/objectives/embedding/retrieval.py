@@ -55,20 +55,6 @@ def nearest(queries: np.ndarray, corpus: np.ndarray, count: int, left_out: Mappi
     return found
 
 
-def spearman(one: np.ndarray, other: np.ndarray) -> float:
-    """The correlation of the ranks of two lists of numbers, equal ones at their mean rank; 0 where one is constant."""
-    ranks = [_ranks(np.asarray(values, dtype=np.float64)) for values in (one, other)]
-    first, second = (values - values.mean() for values in ranks)
-    scale = float(np.sqrt((first**2).sum() * (second**2).sum()))
-    return float((first * second).sum() / scale) if scale else 0.0
-
-
 def unit(vectors: np.ndarray) -> np.ndarray:
     """The same directions, (vectors, size), with the length 1."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[places]

@@ -22,10 +22,10 @@ from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.rerank.negatives import DrawnNegatives
 from artel.objectives.rerank.pairs import COLUMNS, HAS_SCORE, QUERY, PairWriter, parts_of, scores_in
-from artel.objectives.rerank.ranking import correlation, ranking_figures, ranks
-from artel.objectives.scoring.calibration import sigmoid
+from artel.objectives.rerank.ranking import ranking_figures, ranks
 from artel.objectives.scoring.folders import gives_a_score, names_its_problem, reads_conversations
 from artel.objectives.scoring.rows import row_scores, rows_in_group, score_tensors, scores_of
+from artel.objectives.statistics import sigmoid, spearman
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Match, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, TokenStore, WholeSamples
@@ -256,7 +256,7 @@ class Rerank(Objective):
         true = scores_in(part.numbers()[: len(outputs)])
         scored = ~np.isnan(true)
         if scored.sum() > 1:
-            figures["correlation"] = correlation(outputs[scored, 0], true[scored])
+            figures["correlation"] = spearman(outputs[scored, 0], true[scored])
         return figures
 
     def details(self, outputs: np.ndarray, part: StoreSplit) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Figures of an order of documents, and of scores beside true ones."""
+"""Figures of an order of documents."""
 
 from __future__ import annotations
 
@@ -32,17 +32,3 @@ def ranking_figures(all_ranks: list[np.ndarray]) -> dict[str, float]:
         "ndcg": float(np.mean([ndcg(found) for found in all_ranks])),
         "accuracy": float((first == 1).mean()),
     }
-
-
-def correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Spearman's: the correlation of ranks, equal values having the mean of theirs; 0 where one side does not vary."""
-    left, right = _mean_ranks(one), _mean_ranks(other)
-    if not left.std() or not right.std():
-        return 0.0
-    return float(np.corrcoef(left, right)[0, 1])
-
-
-def _mean_ranks(values: np.ndarray) -> np.ndarray:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[inverse]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from artel.objectives.statistics import sigmoid
+
 _BINS = 10
-
-
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-logits)), without overflow."""
-    return np.exp(-np.logaddexp(0.0, -logits))
 
 
 def calibration_bins(logits: np.ndarray, truth: np.ndarray) -> list[dict[str, float]]:
