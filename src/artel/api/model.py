@@ -204,7 +204,7 @@ class Model:
         Raises InputError for a model that does not write, and for a conversation that its template refuses.
         """
         from artel.inference import ChatSession, ChatSettings
-        from artel.inference.chat import Exchange
+        from artel.inference.chat_exchanges import Exchange
 
         system_message, pairs, message = _conversation(messages)
         settings = ChatSettings(len(pairs), max_new_tokens, repetition_penalty, temperature, top_p, top_k, seed)

@@ -18,7 +18,7 @@ from artel.launching.quiet_libraries import quiet_libraries
 from artel.storage import check_regular
 
 if TYPE_CHECKING:
-    from artel.inference.chat import Exchange
+    from artel.inference.chat_exchanges import Exchange
 
 
 def chat(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
@@ -14,17 +13,16 @@ from typing import Any
 
 from artel.config.schema.quantities import read_count, read_number
 from artel.errors import InputError, Problem, WorkError
+from artel.inference.chat_exchanges import Exchange, exchanges_of, from_a_message, read_conversation
 from artel.inference.engine.engine import Engine, EngineError, FinishReason, SequentialEngine, make_engine
 from artel.inference.engine.one import write_text
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit
 from artel.objectives.replies import Beginning
-from artel.storage import check_new, check_regular, user_path, write_file
+from artel.storage import check_new, user_path, write_file
 from artel.text import Message, ToolCall, Tools
-from artel.text.calls.objects import call_of
 from artel.text.calls.reader import CallReader
-from artel.text.records import BadRecord
 from artel.tokens.tokenizer.chat_template import CHATML, TemplateRefuses, prompt_ids
 from artel.tokens.tokenizer.template_tools import ToolStyle, tool_style
 
@@ -80,20 +78,6 @@ class ChatSettings:
         except (ValueError, OverflowError) as error:
             raise InputError.at(name, str(error)) from None
         return replace(self, **{name: number})
-
-
-@dataclass(slots=True)
-class Exchange:
-    """A message, or what called functions returned, and its answer so far."""
-
-    message: str
-    answer: str = ""
-    finished: bool = False
-    """Whether the model ended the answer itself."""
-    calls: tuple[ToolCall, ...] = ()
-    """The functions that the answer calls after its text."""
-    results: tuple[str, ...] = ()
-    """In place of a message: what the calls of the answer before returned, in their order."""
 
 
 class ChatSession:
@@ -202,10 +186,10 @@ class ChatSession:
         Its system message, or none, becomes that of this one. `save` replaces the file then.
         """
         file = user_path(path, "load").absolute()
-        fields = _read_conversation(file, path)
+        fields = read_conversation(file, path)
         messages = fields["messages"]
         self.system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
-        self.exchanges = _exchanges(messages, path)
+        self.exchanges = exchanges_of(messages, path)
         self._written = len(self.exchanges)
         if fields.keys() <= {"messages", "tools"}:
             self._saved.add(file)
@@ -277,16 +261,16 @@ class ChatSession:
 
     def _prompt(self, exchange: Exchange, before: list[Exchange]) -> list[int]:
         """The prompt's ids: as many of the last exchanges as leave room for an answer. Raises InputError."""
-        history = _from_a_message(before[-self.settings.history :] if self.settings.history else [])
+        history = from_a_message(before[-self.settings.history :] if self.settings.history else [])
         if exchange.results and not history:  # what is answered belongs to the message that asked for it
-            history = _from_a_message(before, last=True)
+            history = from_a_message(before, last=True)
         ids = self._ids([*history, exchange])
         if self._window is None:
             return ids
         # Reserve room for an answer, but at most half of the window: a small model would have no history otherwise.
         room = max(self._window - self.settings.new_tokens, self._window // 2)
         available = len(history)
-        while len(ids) > room and (shorter := _from_a_message(history[1:])) != history:
+        while len(ids) > room and (shorter := from_a_message(history[1:])) != history:
             if exchange.results and not shorter:
                 break
             history = shorter
@@ -346,58 +330,3 @@ class _ChatEngine:
                 return make_engine(opened.model, opened.tokenizer, 1, self._room)
         self._room = tokens
         return SequentialEngine(opened.model, opened.tokenizer, "")
-
-
-def _read_conversation(file: Path, name: str) -> dict[str, Any]:
-    """The fields of a file of one conversation: a system message or none, then messages and their answers."""
-    fix = "give a file that /save wrote"
-    check_regular(file)
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-        fields = json.loads(lines[0]) if len(lines) == 1 else None
-    except OSError as error:
-        raise InputError.at("load", f"{name} cannot be read: {error.strerror}", fix) from None
-    except (ValueError, RecursionError):
-        raise InputError.at("load", f"{name} is no JSON", fix) from None
-    if not isinstance(fields, dict):
-        raise InputError.at("load", f"{name} has {len(lines):,} lines, not one conversation", fix)
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not all(map(_is_message, messages)):
-        raise InputError.at("load", f"{name} has no messages with role and content", fix)
-    roles = [message["role"] for message in messages]
-    turns = roles[1:] if roles[:1] == ["system"] else roles
-    if re.fullmatch("(user assistant (tool (tool )*assistant )*)+", "".join(f"{role} " for role in turns)) is None:
-        raise InputError.at("load", f"{name}: its messages are not those of user and assistant by turns", fix)
-    return fields
-
-
-def _exchanges(messages: list[dict[str, Any]], name: str) -> list[Exchange]:
-    """The exchanges of messages whose roles `_read_conversation` has checked. Raises InputError for a wrong call."""
-    exchanges: list[Exchange] = []
-    results: list[str] = []
-    for message in messages:
-        if message["role"] == "user":
-            exchanges.append(Exchange(message["content"]))
-        elif message["role"] == "tool":
-            results.append(message["content"])
-        else:
-            if results:
-                exchanges.append(Exchange("", results=tuple(results)))
-                results = []
-            try:
-                listed = message.get("tool_calls") or []
-                calls = tuple(map(call_of, listed if isinstance(listed, list) else [listed]))
-            except BadRecord as error:
-                raise InputError.at("load", f"{name}: a call {error.detail}", "give a file that /save wrote") from None
-            exchanges[-1].answer, exchanges[-1].finished, exchanges[-1].calls = message["content"], True, calls
-    return exchanges
-
-
-def _from_a_message(exchanges: list[Exchange], last: bool = False) -> list[Exchange]:
-    """The exchanges from the first that begins with a message, not with results; or from the `last` such one."""
-    starts = [number for number, exchange in enumerate(exchanges) if not exchange.results]
-    return exchanges[starts[-1 if last else 0] :] if starts else []
-
-
-def _is_message(message: object) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
