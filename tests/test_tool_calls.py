@@ -10,7 +10,7 @@ import pytest
 
 from artel.config import RunConfig, TokenizerTraining
 from artel.errors import InputError
-from artel.inference.serve.tool_calls import ToolCalls
+from artel.inference.serve.calls.read import ToolCalls, whole_calls
 from artel.objectives import Chat, DocumentSamples
 from artel.text import Document, Record, Rejected, ToolCall
 from artel.text.calls.reader import CallReader, read_calls
@@ -398,6 +398,6 @@ def test_calls_are_read_back(text, rest, calls):
 def test_the_servers_answers_have_openais_calls():
     calls = ToolCalls(TOOLS)
     text = calls.add("I look.<tool_call>") + calls.add(F_AS_JSON + "</tool_c") + calls.add("all>") + calls.rest()
-    (call,) = calls.calls
+    (call,) = whole_calls(calls.updates())
     assert (text, call["type"], call["id"][:5]) == ("I look.", "function", "call_")
     assert call["function"] == {"name": "f", "arguments": '{"a": "5", "n": 5}'}  # arguments are text there, once

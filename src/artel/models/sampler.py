@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 _MIN_TEMPERATURE = 1e-6  # below it counts as 0: logits divided by less leave the range of float32
@@ -114,13 +115,13 @@ class Sampler:
         """The logits with -inf for what the grammar does not allow."""
         if self._matcher is None:
             return logits
-        from llguidance.torch import allocate_token_bitmask, apply_token_bitmask_inplace, fill_next_token_bitmask
+        from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-        mask = allocate_token_bitmask(1, len(logits))
-        fill_next_token_bitmask(self._matcher, mask, 0)
-        rows = logits.unsqueeze(0)
-        apply_token_bitmask_inplace(rows, mask)
-        return rows[0]
+        words = allocate_token_bitmask(1, len(logits))
+        fill_next_token_bitmask(self._matcher, words, 0)
+        # Its own function for tensors compiles a kernel at first: seconds, and it needs a compiler.
+        allowed = np.unpackbits(words[0].view(np.uint8), count=len(logits), bitorder="little").astype(bool)
+        return logits.masked_fill(torch.from_numpy(~allowed), -torch.inf)
 
     def _sampled(self, scores: torch.Tensor) -> int:
         options = self._options

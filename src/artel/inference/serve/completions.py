@@ -9,6 +9,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,8 @@ from artel.inference.serve.answers import (
     stop_texts,
     write,
 )
+from artel.inference.serve.calls.read import CallUpdates, ToolCalls, whole_calls
+from artel.inference.serve.calls.request import Forced, force_calls
 from artel.inference.serve.chat_prompt import chat_ids, chat_tools
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.metrics import Metrics
@@ -30,11 +33,9 @@ from artel.inference.serve.schema import (
     CompletionRequest,
     JsonFormat,
     JsonSchemaFormat,
-    NamedTool,
     SamplingBody,
 )
 from artel.inference.serve.served import ServedModel
-from artel.inference.serve.tool_calls import ToolCalls
 from artel.models.generate import check_embedded
 from artel.models.sampler import Token
 from artel.tokens.tokenizer.chat_template import TurnEnd
@@ -183,6 +184,17 @@ class Completions(Answering):
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What came of an answer since the last one."""
+
+    text: str
+    calls: list[dict[str, Any]]
+    """What is new of its calls, as a stream has it."""
+    tokens: list[Token]
+    finish_reason: str | None
+
+
 class ChatCompletions(Answering):
     """Answers to a conversation."""
 
@@ -192,11 +204,10 @@ class ChatCompletions(Answering):
         super().__init__(served, body, metrics, seconds)
         self._request = body
         self._tools = chat_tools(body)
+        self._forced: Forced | None = None
 
     async def prepare(self) -> None:
         served, body = self._served, self._request
-        if isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required":
-            raise ApiError(400, "the model cannot be forced to call a tool: write auto or none", "tool_choice")
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "needs logprobs: true", "top_logprobs")
         options = options_of(body, served, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
@@ -207,6 +218,9 @@ class ChatCompletions(Answering):
             make_matcher = await served.work(lambda: served.grammars.matcher(schema))
         ids = await served.work(lambda: chat_ids(served, body))
         end = TurnEnd(served.turn_end.ids, (*served.turn_end.texts, *stop_texts(body)))
+        self._forced = await served.work(lambda: force_calls(served, body))
+        if self._forced is not None:  # the grammar ends the answer, and no text within arguments does
+            make_matcher, end = self._forced.make_matcher, TurnEnd(served.turn_end.ids)
         most = body.max_completion_tokens or body.max_tokens
         # Some models begin a call with a control token: [TOOL_CALLS], <|python_tag|>.
         with_marks = bool(self._tools)
@@ -215,33 +229,57 @@ class ChatCompletions(Answering):
         )
 
     async def choice(self, index: int) -> dict[str, Any]:
-        text, tokens, finish = await self._whole_answer(index)
-        message: dict[str, Any] = {"role": "assistant", "content": text.strip(), "refusal": None}
-        if self._tools:
-            calls = ToolCalls(self._tools)
-            text = calls.add(text) + calls.rest()
-            message["content"] = text.strip() or (None if calls.calls else "")
-            if calls.calls:
-                message["tool_calls"] = calls.calls
-                finish = "tool_calls" if finish == "stop" else finish
+        text, finish = "", None
+        updates: list[dict[str, Any]] = []
+        tokens: list[Token] = []
+        async for said in self._said(index):
+            text += said.text
+            updates += said.calls
+            tokens += said.tokens
+            finish = said.finish_reason
+        calls = whole_calls(updates)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text.strip() or (None if calls else ""),
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = calls
         return {"index": index, "message": message, "logprobs": self._logprobs(tokens), "finish_reason": finish}
 
     async def parts(self, index: int) -> AsyncGenerator[dict[str, Any], None]:
-        yield self._part(index, {"role": "assistant", "content": "", "refusal": None}, None, [])
-        calls, sent, begun = ToolCalls(self._tools), 0, False
-        async for delta in self._deltas(index):
-            text = calls.add(delta.text) if self._tools else delta.text
-            if self._tools and delta.finish_reason is not None:
-                text += calls.rest()
-            text = text if begun else text.lstrip()  # white space before an answer belongs to the template
+        content = "" if self._forced is None else None
+        yield self._part(index, {"role": "assistant", "content": content, "refusal": None}, None, [])
+        begun = False
+        async for said in self._said(index):
+            text = said.text if begun else said.text.lstrip()  # white space before an answer belongs to the template
             begun = begun or bool(text)
             fields: dict[str, Any] = {"content": text} if text else {}
-            if new := calls.calls[sent:]:
-                fields["tool_calls"] = [{"index": sent + number} | call for number, call in enumerate(new)]
-                sent += len(new)
-            finish = "tool_calls" if sent and delta.finish_reason == "stop" else delta.finish_reason
-            if fields or finish or delta.tokens:
-                yield self._part(index, fields, finish, delta.tokens)
+            if said.calls:
+                fields["tool_calls"] = said.calls
+            if fields or said.finish_reason or said.tokens:
+                yield self._part(index, fields, said.finish_reason, said.tokens)
+
+    async def _said(self, index: int) -> AsyncGenerator[_Said, None]:
+        """An answer as it is written, its calls apart."""
+        reader = self._reader()
+        async with aclosing(self._deltas(index)) as deltas:
+            async for delta in deltas:
+                text = delta.text
+                finish: str | None = delta.finish_reason
+                if reader is not None:
+                    text = reader.add(text) + (reader.rest() if finish is not None else "")
+                    if reader.count and (reader.is_full or finish == "stop"):
+                        finish = "tool_calls"
+                yield _Said(text, [] if reader is None else reader.updates(), delta.tokens, finish)
+                if finish is not None:
+                    return
+
+    def _reader(self) -> CallUpdates | None:
+        if self._forced is not None:
+            return self._forced.reader()
+        one_alone = self._request.parallel_tool_calls is False
+        return ToolCalls(self._tools, 1 if one_alone else None) if self._tools else None
 
     def _part(self, index: int, delta: dict[str, Any], finish: str | None, tokens: list[Token]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": finish}

@@ -24,15 +24,28 @@ class Grammars:
         """A maker of matchers, one for each answer; None for any JSON object. Raises ApiError for a wrong schema."""
         from llguidance import LLMatcher
 
+        return self._maker(
+            lambda: LLMatcher.grammar_from_json_schema(json.dumps(schema or _ANY_OBJECT)), "response_format"
+        )
+
+    def lark_matcher(self, grammar: str, param: str) -> Callable[[], Any]:
+        """The same for a grammar of Lark's with schemas within. Raises ApiError, of the key `param`."""
+        from llguidance import LLMatcher
+
+        return self._maker(lambda: LLMatcher.grammar_from_lark(grammar), param)
+
+    def _maker(self, make_grammar: Callable[[], str], param: str) -> Callable[[], Any]:
+        from llguidance import LLMatcher
+
         if self._made is None:
             self._made = self._make()
         try:
-            grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema or _ANY_OBJECT))
+            grammar = make_grammar()
             wrong = LLMatcher.validate_grammar(grammar, self._made)
         except ValueError as error:
             wrong = str(error)
         if wrong:
-            raise ApiError(400, f"the schema cannot be used: {wrong.splitlines()[0][:300]}", "response_format")
+            raise ApiError(400, f"the schema cannot be used: {wrong.splitlines()[0][:300]}", param)
         return lambda: LLMatcher(self._made, grammar)
 
 

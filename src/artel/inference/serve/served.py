@@ -17,6 +17,7 @@ from artel.inference.open import OpenedModel, end_ids
 from artel.inference.serve.grammar import Grammars
 from artel.models.loading.structure import position_limit
 from artel.tokens.tokenizer.chat_template import TurnEnd
+from artel.tokens.tokenizer.template_calls import CallForm, call_form
 from artel.tokens.tokenizer.template_tools import tool_style
 
 Result = TypeVar("Result")
@@ -69,6 +70,15 @@ class ServedModel:
         self.turn_end = opened.turn_end(self.template)
         self.text_end = TurnEnd(frozenset(end_ids(opened.model) | {opened.tokenizer.end_id}))
         self.grammars = Grammars(opened.tokenizer, self.turn_end.ids)
+        self._call_form: list[CallForm | None] = []
+
+    @property
+    def call_form(self) -> CallForm | None:
+        """The form in which calls are forced, tried when it is first asked for; None if they cannot be."""
+        if not self._call_form and self.tool_style is not None:
+            form = call_form(self.opened.tokenizer, self.template, self.tool_style, self.turn_end)
+            self._call_form.append(form)
+        return self._call_form[0] if self._call_form else None
 
     @property
     def generates(self) -> bool:

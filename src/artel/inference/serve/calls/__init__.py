@@ -1,0 +1,1 @@
+"""Calls of tools in answers: read as the model writes them, or forced by a grammar."""

@@ -1,0 +1,229 @@
+"""Calls that a request demands: of every form of template that can be forced, and through OpenAI's client."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import openai
+import pytest
+import torch
+
+from artel.inference.serve.calls.forced import CannotForce, call_grammar, forced_calls
+from artel.inference.serve.calls.read import whole_calls
+from artel.inference.serve.grammar import Grammars
+from artel.models.sampler import Sampler, SamplingOptions
+from artel.models.text_stream import TextStream
+from artel.text.calls.reader import read_calls
+from artel.tokens.tokenizer.chat_template import turn_end
+from artel.tokens.tokenizer.template_calls import call_form
+from artel.tokens.tokenizer.template_tools import tool_style
+from support.chat_models import MARKS, llama, saved, trained_tokenizer, user
+from support.chat_templates import FAMILIES
+from support.serving import client_of, served_model
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 1, "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"enum": ["C", "F"]},
+        "part": {"type": "string", "enum": ["day", "night"]},
+        "hours": {"type": "array", "items": {"$ref": "#/$defs/hour"}, "maxItems": 3},
+        "exact": {"type": "boolean"},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"hour": {"type": "integer", "minimum": 0, "maximum": 23}},
+}
+SCHEMAS = {"get": WEATHER, "get_time": {"type": "object", "properties": {}, "additionalProperties": False}}
+
+
+def tool(name, parameters=None):
+    function = {"name": name, "description": "What it does."} | ({"parameters": parameters} if parameters else {})
+    return {"type": "function", "function": function}
+
+
+TOOLS = (tool("get", WEATHER), tool("get_time"))
+CANNOT = {"gemma4", "gigachat3"}
+"""gemma4: no JSON and no tags; gigachat3: a call begins with what ends an answer."""
+
+
+def form_of(family):
+    tokenizer = family.tokenizer()
+    style, end = tool_style(tokenizer, family.template), turn_end(tokenizer, family.template)
+    return tokenizer, end, call_form(tokenizer, family.template, style, end)
+
+
+def written(tokenizer, end, form, tools, seed, *, several=False):
+    """What random logits, which seldom end, make of a grammar: the pieces of an answer's text."""
+    grammar = call_grammar(form, tools, tokenizer, several=several)
+    matcher = Grammars(tokenizer, end.ids).lark_matcher(grammar, "tools")()
+    sampler = Sampler(
+        SamplingOptions(seed=seed, logit_bias=dict.fromkeys(end.ids, -1.0)), [], tokenizer.vocabulary, matcher
+    )
+    stream = TextStream(tokenizer, [], (), special_tokens=True)
+    random = torch.Generator().manual_seed(seed)
+    for _ in range(2000):
+        token = sampler.choose(torch.randn(tokenizer.vocabulary, generator=random)).id
+        if token in end.ids and sampler.is_over:
+            break
+        yield stream.add(token).text
+        if sampler.is_over:
+            break
+    assert sampler.is_over
+    yield stream.rest()
+
+
+def assert_called(calls, names=SCHEMAS):
+    for call in calls:
+        function = call["function"]
+        assert function["name"] in names
+        jsonschema.validate(json.loads(function["arguments"]), SCHEMAS[function["name"]])
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.calls and family.describes])
+def test_whatever_the_weights_the_answer_is_calls_in_the_form_of_the_template(name):
+    tokenizer, end, form = form_of(FAMILIES[name])
+    if name in CANNOT:
+        assert form is None
+        return
+    counts, called = set(), set()
+    for seed in range(5):
+        reader, pieces = forced_calls(form, TOOLS), list(written(tokenizer, end, form, TOOLS, seed, several=True))
+        assert "".join(reader.add(piece) for piece in pieces) + reader.rest() == ""
+        calls = whole_calls(reader.updates())
+        assert_called(calls)
+        counts.add(len(calls))
+        called |= {call["function"]["name"] for call in calls}
+        # And it reads as what a model of that family writes by itself.
+        _, read = read_calls("".join(pieces), TOOLS)
+        if name not in ("llama4", "gpt_oss"):  # a mark before no mark; the channel is read in another order
+            assert [(call.name, call.arguments) for call in read] == [
+                (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls
+            ]
+    assert called == {*SCHEMAS}
+    assert (max(counts) > 1) == (form.between is not None)
+
+
+def test_one_call_alone_where_no_more_are_wanted():
+    tokenizer, end, form = form_of(FAMILIES["qwen2_5"])
+    for seed in range(4):
+        assert "".join(written(tokenizer, end, form, TOOLS, seed)).count("<tool_call>") == 1
+
+
+def test_arguments_may_hold_the_marks_of_the_form():
+    _, _, form = form_of(FAMILIES["qwen2_5"])
+    arguments = json.dumps({"city": '</tool_call> \\"} {', "days": 3})
+    text = f"{form.opens}get{form.named}{arguments}{form.between}get_time{form.named}{{}}{form.closes}"
+    for size in (1, 3, len(text)):
+        reader = forced_calls(form, TOOLS)
+        for at in range(0, len(text), size):
+            reader.add(text[at : at + size])
+        first, second = whole_calls(reader.updates())
+        assert (first["function"]["arguments"], second["function"]["arguments"]) == (arguments, "{}")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "what"),
+    [
+        ({"type": "array"}, "'array'"),
+        ({"properties": {"a": {"type": "string", "pattern": "x+"}}}, "f: a: a pattern"),
+        ({"properties": {"a b": {}}}, "'a b'"),
+        ({"anyOf": []}, "'anyOf'"),
+    ],
+)
+def test_what_tags_have_no_place_for_is_refused(parameters, what):
+    tokenizer, _, form = form_of(FAMILIES["qwen3_5"])
+    with pytest.raises(CannotForce, match=what):
+        call_grammar(form, (tool("f", parameters),), tokenizer, several=False)
+
+
+# Through the server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    tokenizer = trained_tokenizer(MARKS)
+    return saved(tmp_path_factory.mktemp("served") / "tiny", llama(tokenizer, max_position_embeddings=4096), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def http(folder):
+    with served_model(folder, context=2048) as served, client_of(served) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(http):
+    return openai.OpenAI(base_url="http://localhost/v1", api_key="-", http_client=http, max_retries=0)
+
+
+QUESTION = {"model": "tiny", "messages": user("How warm is it?"), "tools": list(TOOLS), "seed": 1}
+NAMED = {"type": "function", "function": {"name": "get"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_openais_client_gets_calls_whole_and_streamed(client, choice):
+    wanted = QUESTION | {"tool_choice": choice, "n": 2}
+    whole = client.chat.completions.create(**wanted)
+    names = SCHEMAS if choice == "required" else {"get"}
+    for answer in whole.choices:
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+        assert_called([call.model_dump() for call in answer.message.tool_calls], names)
+        assert choice == "required" or len(answer.message.tool_calls) == 1
+    with client.chat.completions.stream(**wanted) as stream:
+        events = list(stream)
+        streamed = stream.get_final_completion()
+    said = [[call.function for call in answer.message.tool_calls] for answer in whole.choices]
+    for answer, functions in zip(streamed.choices, said, strict=True):
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+        assert [call.function.arguments for call in answer.message.tool_calls] == [one.arguments for one in functions]
+    pieces = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
+    assert len(pieces) > sum(map(len, said))  # arguments come as they are written
+
+
+def test_one_call_alone_is_one(client):
+    for seed in range(4):
+        alone = client.chat.completions.create(**QUESTION | {
+            "tool_choice": "required", "parallel_tool_calls": False, "seed": seed
+        })  # fmt: skip
+        assert len(alone.choices[0].message.tool_calls) == 1
+        assert alone.choices[0].finish_reason == "tool_calls"
+
+
+def test_an_answer_that_is_cut_off_says_so(client):
+    cut = client.chat.completions.create(**QUESTION | {"tool_choice": NAMED, "max_tokens": 20})
+    assert cut.choices[0].finish_reason == "length"
+    assert cut.usage.completion_tokens == 20
+
+
+def test_a_stop_text_within_arguments_does_not_end_a_call(client):
+    free = client.chat.completions.create(**QUESTION | {"tool_choice": NAMED}).choices[0]
+    kept = client.chat.completions.create(**QUESTION | {"tool_choice": NAMED, "stop": ["city", "}"]}).choices[0]
+    assert kept.message.tool_calls[0].function == free.message.tool_calls[0].function
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"tools": []}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": [tool("f", {"type": "object", "properties": {"a": {"type": "nothing"}}})]}, "tools"),
+        ({"tools": [tool("f", {"type": "array"})]}, "tools"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(client, changes, param):
+    with pytest.raises(openai.BadRequestError) as error:
+        client.chat.completions.create(**QUESTION | {"tool_choice": "required"} | changes)
+    assert error.value.body["param"] == param
+
+
+def test_a_template_whose_calls_cannot_be_forced_is_refused_by_name(tmp_path):
+    family = FAMILIES["gemma4"]
+    tokenizer = family.tokenizer()
+    folder = saved(tmp_path / "gemma", llama(tokenizer, max_position_embeddings=4096), tokenizer)
+    with served_model(folder) as served, client_of(served) as client:
+        response = client.post("/v1/chat/completions", json=QUESTION | {"tool_choice": "required"})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice"), response.text
+        assert "write auto or none" in response.json()["error"]["message"]
