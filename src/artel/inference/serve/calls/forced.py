@@ -21,7 +21,18 @@ _MOST_CALLS = 16
 """Of an answer: small models may never end by themselves."""
 _WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as templates write it, which the model has learned."""
-_IN_TAGS = {"type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions"}
+_PLAIN = {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "title",
+    "description",
+    "$defs",
+    "definitions",
+    "$schema",
+}
+"""Keys of parameters that are nothing but a list of arguments."""
 
 
 class CannotForce(Exception):
@@ -58,7 +69,9 @@ def _object_schema(function: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if schema.get("type", "object") != "object":
         raise CannotForce(f"{function['name']}: parameters of the type {schema['type']!r}; write object")
-    return {"type": "object"} | schema
+    # Few schemas say that there are no other arguments, and a weak model invents some.
+    closed = schema.keys() <= _PLAIN and "properties" in schema
+    return {"type": "object"} | ({"additionalProperties": False} if closed else {}) | schema
 
 
 def _json(schema: Any) -> str:
@@ -85,7 +98,7 @@ class _Texts:
 
 def _tagged(rule: str, name: str, schema: dict[str, Any], tags: ArgumentTags, texts: _Texts) -> Iterator[str]:
     """The rules of arguments in tags, in the order of the schema; those that are not required may be left out."""
-    if unknown := sorted(schema.keys() - _IN_TAGS):
+    if unknown := sorted(schema.keys() - _PLAIN):
         raise CannotForce(f"{name}: {unknown[0]!r} of its parameters, which the model writes in tags")
     required = schema.get("required", [])
     properties = schema.get("properties", {}) | {key: {} for key in required if key not in schema.get("properties", {})}
