@@ -1,8 +1,8 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 and make:
 #   make demo    makes a model of a novel that comes with artel, lets it write, and draws a report; LANGUAGE=ru: a Russian one
-#   make test    lint, types, the import rule, and the tests of one process: a few minutes on two cores
+#   make test    lint, types, the import rule, and the quick tests of one process: six minutes on two cores
 # More tests:
-#   make test-ci     those of several processes that CI runs after `make test`: parity, resuming, launchers, kills
+#   make test-ci     what CI runs after `make test`: the slow tests of one process; of several: parity, resuming, launchers, kills
 #   make test-all    every test: also those that take a minute or more each, and those of Slurm, Ray and two hosts
 PYTHON ?= python3
 VENV   := .venv
@@ -50,7 +50,7 @@ test: lint
 	$(PYTEST)
 
 test-ci: setup
-	$(PYTEST) -m "ci and not long"
+	$(PYTEST) -m "(ci or slow and not processes) and not long"
 
 test-all: lint
 	$(PYTEST) -m ""

@@ -247,6 +247,7 @@ def test_names_that_the_model_has_not_are_told_with_those_it_has(base, model, wh
     assert what in str(raised.value)
 
 
+@pytest.mark.slow
 def test_wrong_adapters_are_refused_before_any_text_is_read(base, tmp_path):
     run = write_tuning(tmp_path / "run.yaml", base, model={"lora": {"target": ["c_attn", "q_proj"]}})
     done = artel("train", run)
@@ -279,6 +280,7 @@ def test_a_missing_extra_is_told_with_its_remedy(base, tmp_path, package, model,
     assert not (tmp_path / "stores").exists()
 
 
+@pytest.mark.slow
 def test_an_adapter_is_no_model_to_start_from_and_needs_its_base(base, tokenizer, tmp_path):
     moved = tmp_path / "base"
     moved.symlink_to(base)

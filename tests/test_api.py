@@ -92,6 +92,7 @@ def test_every_public_thing_is_documented():
 # Running ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_run_as_a_path_a_recipe_keys_and_an_object():
     file = write_run(Path("tiny.yaml").absolute(), TEXT_ALONE, run="runs/tiny")
     keys = text_alone(data={"store": Path(file.parent, "stores")})
@@ -225,6 +226,7 @@ def test_a_conversation_has_its_earlier_messages(with_marks):
             model.chat(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["masked", "restoring", "span_qa", "tokens", "reward", "rerank", "chat", "dpo"])
 def test_each_objective_says_what_it_cannot(name):
     run = train(objective_run(Path("run.yaml").absolute(), name, train={"steps": 1, "batch": 8}))
@@ -334,6 +336,7 @@ def state() -> dict:
     }
 
 
+@pytest.mark.slow
 def test_nothing_of_the_process_is_changed(trained):
     torch.manual_seed(5)
     model = artel.open(trained.folder)
@@ -385,6 +388,7 @@ def test_without_torch_imported_before_too():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_call_resumes():
     def stop(run) -> None:
         if run.step == 3:

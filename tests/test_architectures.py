@@ -25,6 +25,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRAINED)
 def test_three_steps_by_the_loop_open_with_transformers(kind, tmp_path):
     run = write_run(tmp_path / "run.yaml", model={"config": {"model_type": kind, **TRAINED[kind]}}, train={"steps": 3})

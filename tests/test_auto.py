@@ -164,6 +164,7 @@ def test_auto_and_a_model_of_ones_own_exclude_each_other():
     assert run.model.config == {"model_type": "gpt2"}
 
 
+@pytest.mark.slow
 def test_a_plan_makes_the_choice_from_a_sample_of_the_text():
     run = auto_run("1h", data=text_of_words())
     choice = choose_for_plan(run, find_hardware("h100-80gb:8"), 2)
@@ -177,6 +178,7 @@ def text_of_words() -> dict[str, Any]:
     return {"sources": [{"path": "text.txt"}]}
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 def test_only_the_gpus_that_train_count():
     run = auto_run("1h", data=text_of_words())
@@ -184,6 +186,7 @@ def test_only_the_gpus_that_train_count():
     assert one_of_eight == choose_for_plan(run, find_hardware("h100-80gb:1"), None)
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 def test_nproc_counts_the_processes_of_a_node():
     run = auto_run("1h", data=text_of_words())
@@ -192,6 +195,7 @@ def test_nproc_counts_the_processes_of_a_node():
     assert choose_for_plan(run, three, None).run.train.batch % 3 == 0
 
 
+@pytest.mark.slow
 def test_a_gpu_whose_speed_is_not_known_is_refused_and_its_plan_says_so():
     run = auto_run("1h", data=text_of_words())
     unlisted = replace(find_hardware("h100-80gb:1"), name="Tesla K80", peak_flops={})

@@ -282,6 +282,7 @@ def test_several_problems_are_reported_together():
         assert part in done.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_model_is_told_with_the_wrong_text_before_any_is_read():
     config = {"model_type": "gpt2", "n_layr": 2}
     run = write_run(Path("run.yaml"), data={"sources": [{"path": "nowhere.txt"}]}, model={"config": config})

@@ -166,6 +166,7 @@ def test_a_spike_is_found_once_enough_steps_are_known(place):
     assert not equal(bad.weights[9], bad.weights[10])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("did", ["skip", "rewind"])
 def test_a_run_that_is_killed_ends_bit_equal(place, did):
     """What a spike is measured by comes back with the checkpoint of step 24, so that the spike of step 26 is found."""

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from artel.config import load_run
@@ -27,6 +28,7 @@ PLAN = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_fit_is_refused_before_it_begins(tmp_path, monkeypatch):
     """Its weights are small, so that only the plan knows: the activations of a micro-batch exceed the memory."""
     monkeypatch.chdir(tmp_path)
@@ -94,6 +96,7 @@ def test_a_text_of_less_than_a_block_is_refused_as_such(tmp_path, monkeypatch):
     assert "less than a block" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_refused_restart_keeps_the_earlier_run_and_a_plan_is_of_all_processes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"steps": 2}

@@ -101,6 +101,7 @@ def test_wrong_options_are_told_together(tmp_path):
         measure_prepare(settings, lambda _: None)
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_for_a_seed_and_has_copies():
     texts = list(documents(3_000_000, seed=7))
     assert texts == list(documents(3_000_000, seed=7))
@@ -180,6 +181,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are seen in /proc, which Linux has")
 @pytest.mark.parametrize("kind", ["waits", "leaves"])
 def test_all_processes_of_a_command_are_counted(tmp_path, kind):

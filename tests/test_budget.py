@@ -52,6 +52,7 @@ def three_times_slower(after: float) -> Pace:
     return lambda now: 0.5 if now < after else 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pace",
     [steady, three_times_slower(50.0), three_times_slower(87.0), lambda now: 1.5 if now < 50 else 0.5],
@@ -84,6 +85,7 @@ def stopped(tmp_path: Path) -> RunConfig:
     return run
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_time_that_is_left(stopped: RunConfig) -> None:
     machine = Machine(steady, starts_at=5000.0)
     result = trained(stopped, machine)
@@ -93,6 +95,7 @@ def test_a_stopped_run_goes_on_with_the_time_that_is_left(stopped: RunConfig) ->
     assert machine.rates[0] == max(machine.rates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pace", "stops_after"), [(steady, 175), (three_times_slower(85.0), 172)], ids=["steady", "slower just before"]
 )
@@ -124,6 +127,7 @@ def test_a_disk_that_takes_no_checkpoint_ends_the_run_when_its_end_is_measured(t
     assert len(machine.rates) == 2
 
 
+@pytest.mark.slow
 def test_what_is_complete_stays_so_after_a_kill_at_its_end(stopped: RunConfig) -> None:
     """A run killed while its final model was written does no further step."""
     steps = trained(stopped, Machine(steady))["steps"]
@@ -133,6 +137,7 @@ def test_what_is_complete_stays_so_after_a_kill_at_its_end(stopped: RunConfig) -
     assert again.rates == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "refused"), [("200s", None), ("60s", None), ("35s", "learning rate"), ("20s", "has taken")]
 )
@@ -244,6 +249,7 @@ def test_a_short_budget_is_not_spent_on_compiling() -> None:
     assert compile_choice("auto", torch.device("cuda"), None, 120.0).value == "layers"
 
 
+@pytest.mark.slow
 def test_what_is_shown_and_written_of_a_run_without_known_steps(tmp_path: Path) -> None:
     """The budget is more than any machine needs; the rate is too small to change a weight, so patience soon ends it."""
     train = {"steps": None, "budget": "30min", "learning_rate": 1e-30}

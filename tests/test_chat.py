@@ -162,6 +162,7 @@ def test_what_a_template_cannot_write_is_rejected_with_its_line(tokenizer, tmp_p
     assert "leaves out what the system says" in one(chat(tokenizer, tmp_path, lost), system).detail
 
 
+@pytest.mark.slow
 def test_a_row_of_a_megabyte_is_read_and_counted(tokenizer, tmp_path):
     giant = document(("user", "a"), ("assistant", "word " * 200_000))
     assert one(chat(tokenizer, tmp_path, block=1024), giant) == Dropped("longer_than_block")

@@ -177,6 +177,7 @@ def chosen_run(folder, **changes):
     return file
 
 
+@pytest.mark.slow
 def test_what_auto_chooses_is_said_kept_and_resumed(tmp_path):
     file = chosen_run(tmp_path)
     planned = with_planned_packing(load_run(str(file)))
@@ -203,6 +204,7 @@ def test_what_auto_chooses_is_said_kept_and_resumed(tmp_path):
     assert "the run cannot become one of 64 steps: its learning rate went" in longer.stderr  # by its schedule alone
 
 
+@pytest.mark.slow
 def test_where_the_model_turns_out_not_to_obey_nothing_is_packed(tmp_path):
     model = {"config": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4}}
     file = chosen_run(tmp_path, model=model)

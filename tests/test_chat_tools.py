@@ -78,6 +78,7 @@ def chat_here(monkeypatch, capsys, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_results_are_typed_in_and_the_conversation_is_saved_and_loaded(calling, chat_here, tmp_path):
     lines = ["Is it cold?", "-3", "/save talk.jsonl", "/reset", "/load talk.jsonl", "/retry"]
     done = chat_here(calling, "--tools", "functions.json", *OPTIONS, typed="\n".join(lines))

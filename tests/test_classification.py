@@ -162,6 +162,7 @@ def outputs(answer):
     return answer.get("probabilities", {"LABEL_0": answer.get("number")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_transformers_opens_the_folder_and_says_the_same(name):
     folder = trained(name).folder
@@ -254,6 +255,7 @@ def test_models_that_write_learn_labels_too():
     assert answer["probabilities"] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_is_evaluated_on_other_rows_and_refuses_labels_it_does_not_know():
     folder = trained("single").folder
     write_rows(Path("test.jsonl"), [{"text": text, "label": "law"} for text in TEXTS])

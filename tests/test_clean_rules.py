@@ -327,6 +327,7 @@ def test_every_unit_of_the_texts_is_still_there_once(unit, texts):
     assert {piece for piece in there if piece} <= set(result)
 
 
+@pytest.mark.slow
 def test_novels_and_code_stay(shared_data, capsys):
     """Measured of 18,450 paragraphs: 36 by symbols (rows of dots), 9 by digits (dates), at most 8 by any other rule.
 

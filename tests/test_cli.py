@@ -50,6 +50,7 @@ def test_prepare_twice_tokenises_once(tmp_path):
     assert lines[1] == "False False"  # a store that is found needs neither, which is what keeps it under 2 s
 
 
+@pytest.mark.slow
 def test_generate_before_and_after_training(tmp_path):
     run = write_run(tmp_path / "run.yaml")
     noise = artel("generate", run, "--untrained", "--prompt", "The", "--max-new-tokens", 5, "--json")

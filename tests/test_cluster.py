@@ -38,6 +38,7 @@ def expected(texts, tmp_path_factory):
     return tree(prepare(every_stage(texts, tmp_path_factory.mktemp("one"), workers=1)).folder)
 
 
+@pytest.mark.slow
 def test_two_processes_here(tmp_path, texts, expected):
     assert tree(prepare(every_stage(texts, tmp_path, workers=2)).folder) == expected
 

@@ -125,6 +125,7 @@ OBJECTIVES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_run_says_what_it_does_and_ends_with_a_command_that_works(tmp_path, objective):
     changes, verb = OBJECTIVES[objective]

@@ -105,6 +105,7 @@ def test_a_loss_of_logits_in_chunks_is_that_of_whole_logits():
         assert torch.allclose(one, 2 * other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["distill", "distill_beside"])
 def test_the_loss_is_that_of_whole_logits(tmp_path, case):
     """alpha x cross-entropy + (1 - alpha) x T² x divergence + hidden states, with transformers and PyTorch alone."""
@@ -156,6 +157,7 @@ def test_the_loss_is_that_of_whole_logits(tmp_path, case):
     assert sums["targets"] == sums["taught"] == len(labels) == batch.targets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 def test_what_is_kept_is_found_by_sample_in_every_epoch(tmp_path, packing):
     """Kept logits of a block are those of the teacher reading that block: whichever the epoch, order or row."""
@@ -226,6 +228,7 @@ def test_killed_while_it_asks_the_teacher_it_asks_for_the_rest_alone(tmp_path):
     assert max(abs(figures[step][0] - again[step][0]) for step in figures) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_is_computed_again_and_the_teacher_may_be_gone(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "distill")
     done = artel("train", run)
@@ -258,6 +261,7 @@ def test_a_damaged_shard_is_computed_again_and_the_teacher_may_be_gone(tmp_path)
     assert figures["cross_entropy"] == pytest.approx(last["cross_entropy"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_masked_models_learn_from_a_teacher_in_memory(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "masked", train={"steps": 2})
     assert artel("train", run).returncode == 0
@@ -328,6 +332,7 @@ def test_a_run_that_is_not_finished_teaches_nobody(tmp_path):
     assert "is a run whose model is not finished" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_plan_counts_what_is_kept(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "distill")
     assert artel("prepare", run).returncode == 0

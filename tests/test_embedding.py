@@ -167,6 +167,7 @@ def trained(tmp_path_factory):
     return run.with_suffix("")
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_says_what_is_found(trained):
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     figures = next(line["validation"] for line in reversed(lines) if "validation" in line)

@@ -108,6 +108,7 @@ def test_a_span_within_a_word_is_learned_by_the_whole_word_and_counted(roberta):
     assert made.counted == {"cut_words": 1}
 
 
+@pytest.mark.slow
 def test_what_was_not_accepted_stands_in_the_ledger_and_in_the_list(tmp_path):
     rows = [{"text": f"Anna {number} met Boris in New York", "label": [[0, 4, "PER"]]} for number in range(300)]
     rows[7]["label"].append([5, 6, "NUMBER"])
@@ -207,6 +208,7 @@ def words_by_transformers(folder, text):
     return words
 
 
+@pytest.mark.slow
 def test_the_figures_are_seqevals_on_what_transformers_alone_finds(trained):
     figures = artel.open(trained).evaluate(tell=silent)
     gold, guessed = [], []
@@ -267,6 +269,7 @@ def test_the_python_of_the_page_prints_what_the_command_finds(page, trained, cap
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == [each.label for each in found]
 
 
+@pytest.mark.slow
 def test_the_commands_show_names(trained):
     text = "Anna Berg lives in New York."
     (prompt,) = [json.loads(command("generate", trained, "--prompt", text, "--json").stdout)]
@@ -349,6 +352,7 @@ def test_a_head_without_outside_gives_each_word_a_tag(tmp_path):
 # other schemes
 
 
+@pytest.mark.slow
 def test_bilou(tmp_path):
     run = write_run(tmp_path / "bilou.yaml", NAMES, tokens={"scheme": "bilou"},
                     train={"steps": 120, "batch": 16, "learning_rate": 3e-3})  # fmt: skip
@@ -356,6 +360,7 @@ def test_bilou(tmp_path):
     assert artel.open(trained.folder).evaluate(tell=silent).figures["f1"] > 0.5
 
 
+@pytest.mark.slow
 def test_parts_of_speech(tmp_path):
     """A tag for each word, also of words that artel takes apart."""
     rows = [{"tokens": ["The", kind, verb, "well-known", number, "."],

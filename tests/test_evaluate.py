@@ -23,6 +23,7 @@ def trained(tmp_path_factory):
     return [run.with_suffix("") for run in runs]
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side_on_their_validation_parts(trained):
     done = artel("evaluate", *trained, "--json")
     assert done.returncode == 0, done.stderr
@@ -94,6 +95,7 @@ def test_tasks_of_the_harness_run_on_files_of_your_own(trained, tmp_path):
     assert "the harness knows no 'cuonting'" in unknown.stderr
 
 
+@pytest.mark.slow
 def test_what_cannot_be_judged_is_said(trained, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     cases = [

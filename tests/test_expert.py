@@ -127,6 +127,7 @@ def test_balance_is_that_of_transformers_for_one_row_and_one_layer() -> None:
     assert difference(gradients(model), wanted_gradients) < 1e-5
 
 
+@pytest.mark.slow
 def test_balance_of_what_is_computed_again_or_compiled_or_judged() -> None:
     batches = [batch_of(range(4), 12), batch_of(range(4, 8), 12)]
     whole, expected = alone(model_of("qwen3_moe", mlp_only_layers=[]), batches)

@@ -108,6 +108,7 @@ def test_merged_weights_have_the_dtype_of_the_base(tokenizer, tmp_path):
     assert (expected - logits(merged.float())).abs().max() < 0.02 * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_a_run_from_training_to_a_merged_folder(tokenizer, tmp_path):
     """Through the command line: an adapter run exported as it is and merged, with the chat template; then again."""
     tokenizer.hf.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -37,6 +37,7 @@ def saved(folder, tokenizer, architecture):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ENCODERS)
 def test_the_graph_says_what_the_model_says(tmp_path, tokenizer, architecture):
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -66,6 +67,7 @@ def test_a_model_that_writes_is_refused_before_it_is_loaded(tmp_path, tokenizer)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [None, "onnx"])
 def test_what_other_libraries_read_goes_along(tmp_path, tokenizer, to):
     """Pooling of sentence-transformers lies in a folder of its own."""

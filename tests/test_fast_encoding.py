@@ -371,6 +371,7 @@ def _in_a_fork(tokenizer, answers):
     answers.put((ids_of(tokenizer, [LINE * 100] * 300), tokenizer.encoder))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc, which only Linux has")
 def test_a_worker_process_encodes_in_one_thread():
     context = multiprocessing.get_context("spawn")

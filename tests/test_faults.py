@@ -71,6 +71,7 @@ def without_overrides():
     assert libc.capset(header, held) == 0
 
 
+@pytest.mark.slow
 def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, without_overrides):
     def assert_refused(*parts) -> None:
         status, said = run_artel(monkeypatch, capfd, "train", file)
@@ -108,6 +109,7 @@ def test_what_may_not_be_read_or_written_is_told(tmp_path, monkeypatch, capfd, w
 # Texts that are gone
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_its_texts_are_gone(tmp_path, monkeypatch, capfd):
     file, text = text_run(tmp_path)
     assert run_artel(monkeypatch, capfd, "train", file)[0] == 0
@@ -137,6 +139,7 @@ def test_a_run_goes_on_when_its_texts_are_gone(tmp_path, monkeypatch, capfd):
 # Clocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [4_102_444_800, 0], ids=["2100", "1970"])
 def test_a_clock_that_was_set_back_changes_nothing(tmp_path, monkeypatch, capfd, when):
     """Files that are of the future, or of long ago: what is whole is taken, what is new is found by its number."""

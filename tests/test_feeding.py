@@ -146,6 +146,7 @@ def test_never_closed_python_ends_all_the_same(ending, code):
     assert "terminate called" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_who_waits_for_a_batch():
     waits = "import _thread, threading; threading.Timer(0.5, _thread.interrupt_main).start()\nahead.take(1)"
     command = [sys.executable, "-c", FORGOTTEN.replace("0.01", "2.0 if step else 0") % waits]

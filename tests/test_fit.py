@@ -51,6 +51,7 @@ def check_lines(run, advice):
         assert bool(result_differences(run, pasted)) == (each in advice.different)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config", [LLAMA, pytest.param(MOE, marks=pytest.mark.long)], ids=lambda config: config["model_type"]
 )
@@ -65,6 +66,7 @@ def test_what_is_advised_can_be_pasted_and_is_no_slower_than_what_was_asked(conf
     assert seconds[0] < own.step.seconds.mid
 
 
+@pytest.mark.slow
 def test_the_run_as_it_is_stays_where_nothing_is_faster():
     run = run_of(LLAMA, train={"micro_batch": 64})
     own, advice, told = advised(run, find_hardware("h100-80gb:1"))
@@ -128,6 +130,7 @@ def test_adapters_are_another_training(tmp_path):
     assert any("train.precision=fp16" in each.words for each in advice.different)  # it has no bf16
 
 
+@pytest.mark.slow
 def test_processes_of_this_machine():
     run = run_of(LLAMA)
     own, advice, _ = advised(run, find_hardware("cpu:2"))
@@ -161,6 +164,7 @@ def test_the_235_billion_question():
     assert other.hardware.world_size < 64
 
 
+@pytest.mark.slow
 def test_the_command_prints_lines_to_paste(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(merged(TINY, {"model": {"config": LLAMA}})))

@@ -3,11 +3,14 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from fuzz import run_cases, targets
 
 
+@pytest.mark.slow
 def test_damaged_inputs_are_read_or_refused_with_a_word(tmp_path):
     (tmp_path / "made").mkdir()
     made = targets(tmp_path / "made")

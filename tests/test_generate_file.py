@@ -66,6 +66,7 @@ def results(file: str | Path) -> list[dict]:
     return [json.loads(line) for line in Path(file).read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("kind", ["plain", "lora"])
 def test_texts_of_fifty_prompts_are_those_of_each_alone(kind, temperature, request):

@@ -62,6 +62,7 @@ def test_kept_within_the_block_and_given_back_after_it():
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not LARGE_PAGES.is_file() or "[never]" in LARGE_PAGES.read_text(), reason="this kernel has no large pages"
 )
@@ -78,6 +79,7 @@ def test_address_space_that_is_limited_is_not_taken_ahead():
     assert free["left"] < 1 << 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_who_has_tuned_the_library_is_left_alone(name):
     result = measured(**{name: "glibc.malloc.mmap_max=65536" if name == "GLIBC_TUNABLES" else "65536"})

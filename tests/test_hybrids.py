@@ -159,6 +159,7 @@ CONFIGS = {config.model_type: config for config in HYBRIDS}
 NOT_GIVEN = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "mamba2", "granitemoehybrid"])
 def test_the_loop_packs_them(model_type, tmp_path):
     """The losses of two steps, and the gradient between, are those of the pieces of documents, each alone."""

@@ -321,6 +321,7 @@ def test_a_run_file_is_not_taken_for_impruvers():
         convert("model: {from: m}\ntokenizer: {from: m}\ntrain: {}\n", "run.yaml")
 
 
+@pytest.mark.slow
 def test_a_converted_configuration_trains(shared_data, tmp_path):
     """From impruver's YAML to a trained model, by the commands that its users would type."""
     old = tmp_path / "old.yaml"

@@ -22,6 +22,7 @@ def mistakes(tree) -> list[str]:
     return [".".join(map(str, error.absolute_path)) for error in VALIDATOR.iter_errors(tree)]
 
 
+@pytest.mark.slow
 def test_it_is_a_schema_and_the_command_prints_it():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert json.loads(artel("config", "schema").stdout) == SCHEMA

@@ -28,6 +28,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and ".lock" not in path.name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "steps", "longer", "kept"),
     [("constant", 6, 12, 6), ("wsd", 10, 20, 4), ("constant", 12, 6, 4)],
@@ -89,6 +90,7 @@ def test_a_validation_at_the_end_alone_does_not_count_toward_patience(tmp_path):
     assert counts == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_schedule_that_has_run_out_is_refused_with_a_command_that_trains_on(tmp_path):
     run = write_run(tmp_path / "a run.yaml", train={**SHORT, "steps": None, "epochs": 0.2})
     assert artel("train", run).returncode == 0

@@ -137,6 +137,7 @@ def test_from_scratch_it_learns_and_the_folder_fills_masks_in_transformers(tmp_p
     assert sample["text"] == "Count: one, two, three, four."
 
 
+@pytest.mark.slow
 def test_a_folder_of_2019_loads_trains_and_is_written_back(shared_data, tmp_path):
     """config.json without a model type, vocab.json, merges.txt and pytorch_model.bin, as RoBERTa came out."""
     folder = tmp_path / "pretrained"

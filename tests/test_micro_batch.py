@@ -375,6 +375,7 @@ def train_with_little_memory():
     return report
 
 
+@pytest.mark.slow
 def test_memory_that_really_runs_out(cache):
     """What is found trains, with its optimizer; twice as much does not; it is remembered, and nothing stays behind."""
     results = call_forked(train_with_little_memory, ARTEL_CACHE=str(cache), RUN_FOLDER=str(cache / "run"))

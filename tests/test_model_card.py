@@ -186,6 +186,7 @@ def test_a_checkpoint_is_a_model_of_its_step(trained):
     assert not all(before[name].equal(tensor) for name, tensor in final.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["causal", "masked", "restoring", "span_qa", "tokens", "chat", "dpo", "reward", "rerank"]
 )

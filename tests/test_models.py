@@ -54,6 +54,7 @@ def test_a_larger_tokenizer_grows_the_model_in_the_open(tokenizer, tmp_path):
     assert "70 new ones were added" in built.notes[0]
 
 
+@pytest.mark.slow
 def test_fine_tuning_from_a_folder_with_the_gpt2_tokenizer(shared_data, tmp_path):
     """A folder as people have it (vocab.json, merges.txt, weights) trains, and the result opens again."""
     folder = tmp_path / "pretrained"

@@ -108,6 +108,7 @@ def test_the_articles_pairs_are_found_and_nothing_else(shared_data, read):
     assert len(later) / len(dropped) >= 0.95
 
 
+@pytest.mark.slow
 def test_the_editions_of_a_novel_are_one(shared_data, read):
     names = ["anna_karenina.txt", "anna_karenina.other_edition.txt", "anna_karenina.cp1251.txt", "oblomov.txt"]
     documents, ledger = read(sources=[{"path": [str(shared_data / "literature" / name) for name in names]}])

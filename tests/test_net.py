@@ -130,6 +130,7 @@ def test_a_result_that_cannot_be_written_is_not_lost_in_silence(words, shell, sa
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.slow
 def test_closed_streams_and_readers_that_go_away(tmp_path):
     """A stream that is closed is not the next file that is opened."""
     file = write_run(tmp_path / "run.yaml", TEXT_ALONE)
@@ -145,6 +146,7 @@ def test_closed_streams_and_readers_that_go_away(tmp_path):
     assert "BrokenPipe" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_environment_of_ascii_alone(tmp_path):
     ascii_alone = {"PYTHONUTF8": "0", "LC_ALL": "C"}
     done = subprocess.run(
@@ -165,6 +167,7 @@ def test_an_environment_of_ascii_alone(tmp_path):
     assert not any(words in done.stderr for words in ("Traceback", "fault of artel")), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "limits", "says"),
     [

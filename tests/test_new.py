@@ -84,6 +84,7 @@ def written(given: Given) -> RunConfig:
     return load_run("run.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [name for name in OBJECTIVES.names if OBJECTIVES[name].is_offered])
 @pytest.mark.parametrize("start", ["scratch", "pretrained"])
 def test_the_file_of_every_answer_passes_check_and_plan(texts, pretrained, objective, start):

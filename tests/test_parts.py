@@ -121,6 +121,7 @@ def test_a_killed_prepare_goes_on_and_ends_the_same(tmp_path, everything):
     assert tree(prepare(run).folder) == expected
 
 
+@pytest.mark.slow
 def test_a_process_prepares_twice(tmp_path, everything):
     """As in a notebook; rensa's threads of the first time would be waited for in the second."""
     first = prepare(everything(tmp_path / "one", prepare={"workers": 1}))
@@ -161,6 +162,7 @@ def test_a_worker_that_is_killed_is_told(tmp_path):
     assert prepare(run).open().train.documents == 120
 
 
+@pytest.mark.slow
 def test_weights_by_set_over_the_pile(tmp_path, shared_data):
     """Every document of weight 2.5 comes two or three times, and the sums are right."""
     files = sorted((shared_data / "pile").glob("*.jsonl.zst"))
@@ -194,6 +196,7 @@ def test_weights_by_set_over_the_pile(tmp_path, shared_data):
         stored(tmp_path, data={"sources": [source | {"weight": {"Books": 2}}]})
 
 
+@pytest.mark.slow
 def test_budgets_are_kept_to(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(f"a document of number {number}" for number in range(1000)))
     source = {"path": str(tmp_path / "a.txt"), "document": "line"}
@@ -253,6 +256,7 @@ def test_from_s3_to_s3(tmp_path, bucket, s3_server, monkeypatch):
     assert any("the listing of" in line for line in messages)  # a line of life may stand before it
 
 
+@pytest.mark.slow
 def test_a_store_that_may_not_be_written_is_told_first(tmp_path, bucket):
     (tmp_path / "a.txt").write_text("some text")
     data = {"sources": [{"path": str(tmp_path / "a.txt")}], "store": "s3://missing/stores"}

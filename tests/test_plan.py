@@ -84,6 +84,7 @@ def test_what_is_traced_without_memory_is_what_a_real_step_holds(config):
     assert [sum(peak.values()) for peak in peaks(traced(config))] == pytest.approx(expected, rel=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "how", "layout"),
     [
@@ -108,6 +109,7 @@ def test_a_few_layers_tell_of_all(config, how, layout):
         assert of_few[OPTIMIZER] == pytest.approx(of_all[OPTIMIZER], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_sequence_that_processes_share():
     whole, shared = (
         peaks(traced(LLAMA, 2, {"data": "fsdp"}))[0],
@@ -122,6 +124,7 @@ def test_a_layout_that_training_refuses_is_not_planned():
         make_plan(run_from(merged(TINY, values), {}, {}), find_hardware("h100-80gb:2"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [{"data": "fsdp"}, {"tensor": 4}, {"pipeline": 2, "data": "fsdp"}], ids=str)
 def test_ranks_share_weights_and_state(parallel):
     config = LLAMA | {"num_hidden_layers": 4}
@@ -130,6 +133,7 @@ def test_ranks_share_weights_and_state(parallel):
     assert shared[OPTIMIZER] < 0.5 * whole[OPTIMIZER]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [{"expert": 2}, {"data": "fsdp", "expert": 4}], ids=str)
 def test_experts_get_equal_shares_of_the_tokens(parallel):
     """Which experts are chosen is not known before the run."""
@@ -157,6 +161,7 @@ def test_a_jump_of_the_heap_is_not_multiplied_by_the_layers():
     assert _extended(fewer, more, (1, 2), 30) == [{"weights": 30, "activations": 2, "allocator": 24}]
 
 
+@pytest.mark.slow
 def test_one_process_may_shard():
     """With `offload` a model on one GPU has its weights and state in host memory."""
     alone, sharded = peaks(traced(LLAMA))[-1], peaks(traced(LLAMA, 1, {"data": "fsdp"}))[-1]
@@ -183,6 +188,7 @@ def test_layers_of_several_kinds_recur():
     assert _recurring("aaab") in ((3, 1), (0, 4))
 
 
+@pytest.mark.slow
 def test_the_command_says_whether_it_fits(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("word " * 1000)
@@ -247,6 +253,7 @@ def test_the_length_of_a_run_is_that_of_its_store(tmp_path):
     assert estimated.tokens == pytest.approx(exact.tokens, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_large_text_tells_its_length(tmp_path):
     lines = [f"{n * 7919 % 100_003} ships went over the sea, and {n % 977} came back." for n in range(60_000)]
     (tmp_path / "large.txt").write_text("\n".join(lines))

@@ -69,6 +69,7 @@ def fullest(trace: Trace) -> dict[str, int]:
     return bytes_by_kind(trace.live.events, *trace.phases[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("quantize", "bytes_a_weight"), [("int8", 1.0), ("nf4", 0.5)])
 def test_steps_over_quantized_weights_hold_as_many_bytes_less(
     folder: Path, quantize: str, bytes_a_weight: float
@@ -80,6 +81,7 @@ def test_steps_over_quantized_weights_hold_as_many_bytes_less(
     assert plain.kept_bytes == small.kept_bytes  # a checkpoint has the adapter alone
 
 
+@pytest.mark.slow
 def test_under_int8_recomputing_spares_little(folder: Path) -> None:
     """bitsandbytes keeps the inputs of 8-bit layers where checkpointing does not see them."""
     kept = {kind: fullest(traced(folder, kind, "full"))[ACTIVATIONS] for kind in KINDS}

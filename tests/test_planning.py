@@ -107,6 +107,7 @@ def test_every_verb_says_the_same_of_a_wrong_run(name, tmp_path, capfd, monkeypa
     assert [name for name in written if not name.startswith(".")] == ["run.yaml"]  # locks, and the mark of the folder
 
 
+@pytest.mark.slow
 def test_a_right_run_passes_and_so_does_one_for_a_cluster(tmp_path, monkeypatch):
     """One that is wrong for this machine alone is right where another trains it."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

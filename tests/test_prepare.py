@@ -34,6 +34,7 @@ tokenizer: {{train: {{vocab: 1000, sample: 1M}}}}
     return file
 
 
+@pytest.mark.slow
 def test_the_decoded_store_equals_the_cleaned_documents(novels):
     """All of literature/ and html/, in UTF-8, windows-1251 and koi8-r: character for character, in order."""
     run = load_run(str(novels))
@@ -56,6 +57,7 @@ def test_the_decoded_store_equals_the_cleaned_documents(novels):
     assert not prepare(run).made
 
 
+@pytest.mark.slow
 def test_a_changed_file_or_rule_makes_another_store():
     def made(*overrides):
         return prepare(load_run("novel-small", Overrides.parse(["data.store=stores", *base, *overrides]))).made
@@ -151,6 +153,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_that_says_nothing_of_training_needs_no_process_beside():
     Path("a.txt").write_text("".join(f"line {number} of the text\n" for number in range(50)))
     Path("run.yaml").write_text(json.dumps(PLAIN))

@@ -101,6 +101,7 @@ def products_once_in_a_while(file):
     return [each["dur"] / 1e3 for each in products if any(first <= each["ts"] < last for first, last in ranges)]
 
 
+@pytest.mark.slow
 def test_a_validation_within_is_told_apart(tmp_path, watched):
     changes = {"train": {"steps": 12}, "checkpoint": {"every": "never"}}
     alone = write_run(tmp_path / "alone.yaml", **changes, validate={"every": "never"})
@@ -167,6 +168,7 @@ def test_of_two_processes_the_first_writes_and_names_what_they_say(tmp_path):
     assert all(kinds[kind] > 0 for kind in TRAINING), kinds
 
 
+@pytest.mark.slow
 def test_compiled_layers_are_told_by_what_they_call(tmp_path):
     changes = {"train": {"steps": 9, "compile": "on"}, "model": {"config": {"n_layer": 1}}}
     file = write_run(tmp_path / "run.yaml", **changes, validate={"every": "never"})

@@ -117,6 +117,7 @@ def cot_row(number):
     return {"conversations": [{"from": role, "value": value} for role, value in said]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "data_set"),
     [(fc_row, {"split": "train"}), (cot_row, {"converter": "impruver.conversations_to_messages"})],

@@ -189,6 +189,7 @@ def compiled(config, how, backend):
     return step(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, GPT2, FalconConfig(**SIZES)], ids=lambda config: config.model_type)
 def test_inside_of_compiled_layers_each_mode_keeps_what_it_says(config):
     """By the partitioner that decides what is kept, without the time that C++ takes to compile."""

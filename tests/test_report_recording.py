@@ -16,6 +16,7 @@ from artel.training.run_folder import RunFolder
 from support.runs import artel, metrics, write_run
 
 
+@pytest.mark.slow
 def test_a_run_and_its_second_start(tmp_path):
     run = write_run(tmp_path / "run.yaml", train={"steps": 4, "schedule": "constant"}, checkpoint={"every": 2})
     for more in ([], ["train.steps=6"]):
@@ -40,6 +41,7 @@ def test_a_run_and_its_second_start(tmp_path):
     assert [start.step for start in read_run(tmp_path / "run").starts] == [0]
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_run_repeats_it(tmp_path):
     """By the command that the report prints."""
     run = write_run(tmp_path / "run.yaml")

@@ -257,6 +257,7 @@ def test_a_store_without_anything_else_to_draw_is_refused(tmp_path):
         artel.train(run, {"data.sources": [source], "tokenizer.train.vocab": 270}, tell=lambda _: None)
 
 
+@pytest.mark.slow
 def test_bad_rows_are_listed_by_their_lines(tmp_path):
     run = objective_run(tmp_path / "run.yaml", "rerank")
     good = [{"query": f"Where is {number}?", "positive": f"It is at {number}, or was there."} for number in range(60)]

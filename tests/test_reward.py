@@ -222,6 +222,7 @@ def test_the_folder_gives_transformers_the_same_scores(architecture):
         alone.score(PROMPT, "long " * 2000)
 
 
+@pytest.mark.slow
 def test_an_adapter_brings_its_head(tmp_path):
     from peft import PeftModel
 
@@ -290,6 +291,7 @@ def generate(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_the_best_of_several_answers(generate):
     writer = trained("chat").rename("writer")
     reward = trained().rename("reward")

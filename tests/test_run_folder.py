@@ -143,6 +143,7 @@ def test_every_name_of_a_run_s_folder_is_on_the_list():
     assert names <= set(NAMES)
 
 
+@pytest.mark.slow
 def test_runs_of_before_the_mark_go_on(artel):
     file = run_file(run="run")
     assert artel("train", file)[0] == 0
@@ -164,6 +165,7 @@ def test_runs_of_before_the_mark_go_on(artel):
     assert artel("train", file, "--restart")[0] == 0
 
 
+@pytest.mark.slow
 def test_checkpoints_on_another_disk(artel, tmp_path):
     """A link is followed; begun anew, only checkpoints go from where it points, and the link stays."""
     there = tmp_path / "there"
@@ -205,6 +207,7 @@ def test_what_is_named_as_output_is_not_written_over(artel, place):
         assert contents(Path()) == before
 
 
+@pytest.mark.slow
 def test_a_damaged_result_or_mark_is_told(artel):
     file = run_file(run="run")
     assert artel("train", file)[0] == 0

@@ -16,6 +16,7 @@ from support.runs import write_run
 class Killed(Exception): ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "dies"), [("never", 1), (1, 1), (1, 3)])
 def test_samples_of_each_step_stand_once_also_where_a_killed_run_begins_again(every, dies):
     """The first are written before the first step, by the untrained model."""

@@ -46,6 +46,7 @@ def steps(folder: Path) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in list_checkpoints(folder)]
 
 
+@pytest.mark.slow
 def test_written_beside_training_is_what_is_written_while_it_waits(tmp_path):
     threads = []
 
@@ -105,6 +106,7 @@ def test_the_newest_of_a_run_that_fell_back_stays(tmp_path):
     assert 20 in steps(folder)
 
 
+@pytest.mark.slow
 def test_a_commit_that_a_kill_cut_short_is_finished(tmp_path):
     """Killed when the last checkpoint had its name, and before `latest` and `best` pointed to it."""
     file = write_run(tmp_path / "run.yaml", checkpoint={"every": 2, "keep": 2}, train={"steps": 6})
@@ -266,6 +268,7 @@ def test_a_run_goes_on_without_a_damaged_copy_of_the_best(tmp_path, bucket):
     assert not (tmp_path / "run" / "checkpoints" / "step-000000002").exists()
 
 
+@pytest.mark.slow
 def test_a_place_for_copies_that_fails_does_not_stop_a_run(tmp_path, bucket):
     file = write_run(tmp_path / "run.yaml", checkpoint={"every": 2, "copy_to": "s3://texts/one"}, train={"steps": 5})
 

@@ -143,6 +143,7 @@ def test_what_is_no_adapter_is_refused(folder, tmp_path, wrong):
     assert error.value.problems[0].where == "--adapter"
 
 
+@pytest.mark.slow
 def test_more_than_the_cache_holds_is_set_aside_and_written_to_its_end(folder):
     """Eight answers that fill the context, where the cache has room for two."""
     with served_model(folder, requests=8, context=256) as served, client_of(served) as client:
@@ -288,6 +289,7 @@ SCHEMA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_schema_holds_for_a_model_that_knows_no_json(client, seed):
     wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from starlette.testclient import TestClient
 from transformers import AutoModel, AutoTokenizer
@@ -28,6 +29,7 @@ def trained(name: str) -> Iterator[tuple[Path, TestClient]]:
         yield folder / "model", client
 
 
+@pytest.mark.slow
 def test_masks_are_filled_and_embeddings_are_means_of_length_one():
     with trained("masked") as (folder, client):
         (model,) = client.get("/v1/models").json()["data"]
@@ -69,6 +71,7 @@ def embedded(folder: Path, text: str) -> np.ndarray:
     return (mean / mean.norm()).numpy()
 
 
+@pytest.mark.slow
 def test_a_model_of_commas_offers_no_masks():
     with trained("restoring") as (_, client):
         (model,) = client.get("/v1/models").json()["data"]
@@ -76,6 +79,7 @@ def test_a_model_of_commas_offers_no_masks():
         assert client.post("/v1/fill-mask", json={"input": "He said that"}).status_code == 400
 
 
+@pytest.mark.slow
 def test_questions_are_answered_from_a_document():
     with trained("span_qa") as (folder, client):
         question, context = "where is Anna ?", "Anna is in the forest . " * 20
@@ -88,6 +92,7 @@ def test_questions_are_answered_from_a_document():
         assert client.post("/v1/fill-mask", json={"input": "x"}).status_code == 400
 
 
+@pytest.mark.slow
 def test_vectors_that_were_learned_with_prompts_and_lengths():
     with trained("embedding") as (folder, client):
         (model,) = client.get("/v1/models").json()["data"]

@@ -66,6 +66,7 @@ def test_hidden_tokens_stand_beside_what_they_hide(tmp_path):
     assert hidden == "<s>one two three</s>four fiv</s>"
 
 
+@pytest.mark.slow
 def test_conversations_preferences_pairs_and_questions(tmp_path):
     chat = {"objective": "chat", "model": GPT2, "data": {"block": 300, "sources": [
         {"path": str(rows_of(tmp_path, [TALK], "talk.jsonl")), "format": "chat"}]}}  # fmt: skip
@@ -91,6 +92,7 @@ def test_conversations_preferences_pairs_and_questions(tmp_path):
     assert reading.name == "short"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["run", "store"])
 def test_the_command(tmp_path, what):
     sections = {"model": GPT2, "data": lines(tmp_path, block=8, validation=0.4)}

@@ -55,6 +55,7 @@ def test_every_metric_of_an_objective_has_its_definition():
             assert f"`{metric}`" in page, f"docs/metrics.md does not define {metric} of {name}"
 
 
+@pytest.mark.slow
 def test_no_link_is_dead(site):
     trees = {path: LexborHTMLParser(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
     anchors = {path: {node.id for node in tree.css("[id]")} for path, tree in trees.items()}

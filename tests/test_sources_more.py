@@ -176,6 +176,7 @@ def test_a_table_says_what_to_write(tmp_path):
         checked(tmp_path / "a.csv.gz", format="csv")
 
 
+@pytest.mark.slow
 def test_hostile_tables(tmp_path):
     file = tmp_path / "a.csv"
     file.write_bytes(b"text\none\nt\0wo\n")

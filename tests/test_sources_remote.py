@@ -26,6 +26,7 @@ pytest_plugins = ["support.services"]
 # S3
 
 
+@pytest.mark.slow
 def test_s3_objects_and_globs_are_read_as_files_are(bucket, tmp_path):
     bucket.put_object(Bucket="texts", Key="a/deep/3.parquet", Body=sample_parquet())
     cut = LINES[:2000].rfind(b"\n") + 1

@@ -170,6 +170,7 @@ def trained(tmp_path_factory):
     return run.with_suffix("")
 
 
+@pytest.mark.slow
 def test_five_heads_learn_are_saved_and_open_again(trained):
     by_step = losses(trained)
     assert by_step[30][0] < by_step[1][0]
@@ -201,6 +202,7 @@ def test_evaluate_repeats_the_validation_and_writes_official_predictions(trained
     assert all(name.startswith("dummy-") for name in answers)
 
 
+@pytest.mark.slow
 def test_evaluate_a_question_model_on_squad_and_nq_files(trained, shared_data, tmp_path):
     """Files of another language and form, all of them judged; NQ's predictions are counted in its words."""
     file = tmp_path / "nq.json"
@@ -271,6 +273,7 @@ def test_the_five_losses_are_what_they_are_said_to_be(trained, class_loss):
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_early_stopping_keeps_the_best_model(tmp_path):
     """At a ruinous learning rate nothing improves: the run ends after `patience` validations, its model the best."""
     run = write_run(tmp_path / "run.yaml", **QUESTIONS, validate={"every": 2, "patience": 2},

@@ -73,6 +73,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     server.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/page", "/moved", "/flaky", "/страница с пробелом?и=да#часть"])
 def test_a_page_is_fetched_once_with_its_header(site: Site, tmp_path: Path, path: str) -> None:
     fetched = fetch(site.address + path, tmp_path)

@@ -51,6 +51,7 @@ def same(one: Path, other: Path) -> bool:
     return facts(one) == facts(other) and (one / "manifest.json").read_bytes() == (other / "manifest.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_folder_goes_there_and_back(bucket, store, tmp_path):
     pushed = push_folder(store, "s3://texts/stores/1/")
     assert pushed == [name for name, _, _ in facts(store)] + ["manifest.json"]
@@ -84,6 +85,7 @@ push_folder(Path(sys.argv[1]), sys.argv[2])""".strip()
 PULL = PUSH.replace("push_folder(Path(sys.argv[1]), sys.argv[2])", "pull_folder(sys.argv[1], Path(sys.argv[2]))")
 
 
+@pytest.mark.slow
 def test_a_killed_push_leaves_no_manifest_and_the_next_skips_what_went(bucket, relay, store):
     relay.hold_after(up=50 << 20)  # within the parts of the second large file
     killed_when_held(relay, PUSH, store, "s3://texts/store")
@@ -131,6 +133,7 @@ def test_a_folder_without_a_manifest_is_not_pushed(bucket, small):
     assert keys(bucket) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

@@ -180,6 +180,7 @@ def test_a_killed_process_has_its_bytes_kept(parts: Parts, tmp_path: Path) -> No
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_damaged_part_is_not_gone_on_with(parts: Parts, tmp_path: Path) -> None:
     parts.manners = ["cut", "drip"]
     with pytest.raises(WorkError):
@@ -192,12 +193,14 @@ def test_a_damaged_part_is_not_gone_on_with(parts: Parts, tmp_path: Path) -> Non
     assert parts.ranges == [None]
 
 
+@pytest.mark.slow
 def test_a_server_that_drips_is_given_up(parts: Parts, tmp_path: Path) -> None:
     parts.manners = ["drip"]
     with pytest.raises(WorkError, match=r"only \d+ bytes came in .* seconds, three times"):
         fetch(parts.url, tmp_path, timeout=0.5)
 
 
+@pytest.mark.slow
 def test_headers_that_drip_are_given_up_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     done = threading.Event()
@@ -219,6 +222,7 @@ def test_headers_that_drip_are_given_up_too(tmp_path: Path, monkeypatch: pytest.
         done.set()
 
 
+@pytest.mark.slow
 def test_silence_after_a_few_bytes_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     begun = b"HTTP/1.1 200 OK\r\nX: "

@@ -70,6 +70,7 @@ def test_templates_in_use_pass_and_what_refuses_is_refused_where_it_is_used(toke
         render(tokenizer, BOMBS["calls itself"][0], [{"role": "user", "content": "a"}], False)
 
 
+@pytest.mark.slow
 def test_a_conversation_that_sets_a_template_off_ends(tokenizer, monkeypatch):
     """What the trial's words do not set off: the exception comes within the template, and nothing comes later."""
     template = "{% if 'now' in messages[0].content %}" + ENDLESS + "{% endif %}fine"

@@ -27,6 +27,7 @@ from artel.tokens import (
 TEXT = "Все счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. " * 20
 
 
+@pytest.mark.slow
 @given(samples=st.integers(1, 3000), seed=st.integers(0, 2**40))
 @settings(max_examples=60)
 def test_every_epoch_is_a_permutation(samples, seed):

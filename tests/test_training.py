@@ -133,6 +133,7 @@ def test_ctrl_c_on_two_processes_saves_and_exits_130(tmp_path):
     assert (run.with_suffix("") / "checkpoints" / "latest").resolve().name == f"step-{step:09d}"
 
 
+@pytest.mark.slow
 def test_the_saved_model_is_the_trained_one(tmp_path):
     """RUN/model opens with transformers and gives artel's own logits; validation figures hang together."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -163,6 +164,7 @@ def test_the_saved_model_is_the_trained_one(tmp_path):
     assert json.loads(again.stdout) == result
 
 
+@pytest.mark.slow
 def test_a_changed_run_file_is_refused_with_the_difference(tmp_path):
     run = write_run(tmp_path / "run.yaml")
     assert artel("train", run).returncode == 0
@@ -187,6 +189,7 @@ def test_nan_stops_the_run_and_names_step_and_documents(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(tmp_path):
     run = write_run(tmp_path / "run.yaml", checkpoint={"every": 2})
     assert artel("train", run).returncode == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
+from typing import Any
 
 from typer.main import get_command
 
@@ -45,10 +47,16 @@ def extra_of(text: str) -> str | None:
     return (match[1] or "") if match else None
 
 
+@cache
+def _command() -> Any:
+    """`artel` with all its verbs, whose making takes a sixth of a second."""
+    return get_command(app)
+
+
 def _is_mention(text: str) -> bool:
     """A verb named in a sentence, perhaps with an option: both exist, and it needs more to be a command."""
     program, *rest = text.split()
-    command = get_command(app)
+    command = _command()
     while rest and hasattr(command, "commands") and rest[0] in command.commands:
         command, rest = command.commands[rest[0]], rest[1:]
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
