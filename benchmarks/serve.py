@@ -3,8 +3,9 @@
     python benchmarks/serve.py FOLDER --out benchmarks/serve.md
 
 Each client asks again as soon as it is answered, by OpenAI's client, streaming; servers take turns. For each server and
-number of clients: tokens a second of all clients, the median and the 95th percentile of the time to the first token,
-what was answered and what was not, and the most memory that the server had.
+number of clients: tokens a second of all clients, tokens for each second of the processor that the server had (which
+other work on the machine changes less), the median and the 95th percentile of the time to the first token, what was
+answered and what was not, and the most memory that the server had.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Figures:
 
     seconds: float = 0.0
     tokens: int = 0
+    processor: float = 0.0
+    """Seconds that the server had of it."""
     first: list[float] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)
 
@@ -47,8 +50,9 @@ class Figures:
         p95 = first[min(len(first) - 1, int(0.95 * len(first)))] if first else float("nan")
         p50 = statistics.median(first) if first else float("nan")
         statuses = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items()))
-        rate = self.tokens / self.seconds
-        return f"| {server} | {clients} | {rate:,.1f} | {p50:.2f} | {p95:.2f} | {statuses} | {memory:.2f} |"
+        rate, per_second = self.tokens / self.seconds, self.tokens / self.processor
+        figures = f"{rate:,.1f} | {per_second:,.1f} | {p50:.2f} | {p95:.2f} | {statuses} | {memory:.2f}"
+        return f"| {server} | {clients} | {figures} |"
 
 
 async def client(api: openai.AsyncOpenAI, model: str, number: int, end: float, figures: Figures) -> None:
@@ -117,6 +121,12 @@ def memory_gib(process: subprocess.Popen) -> float:
     return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 2**20
 
 
+def processor_seconds(process: subprocess.Popen) -> float:
+    """What the server had of the processor so far."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
@@ -155,12 +165,15 @@ def main() -> None:
                 url = f"http://127.0.0.1:{port}"
                 asyncio.run(load(url, model, 1, 5))  # what is made at the first request is not measured
                 for clients in options.clients:
+                    before = processor_seconds(process)
                     figures = asyncio.run(load(url, model, clients, options.seconds))
+                    figures.processor = processor_seconds(process) - before
                     rows.append(figures.row(name, clients, memory_gib(process)))
                     print(rows[-1], flush=True)
     if options.out:
-        head = "| server | clients | tokens/s | first token, median, s | 95 % | requests | memory, GiB |"
-        options.out.write_text("\n".join([head, "|---|---|---|---|---|---|---|", *rows]) + "\n")
+        rates = "tokens/s | tokens/s of the processor"
+        head = f"| server | clients | {rates} | first token, median, s | 95 % | requests | memory, GiB |"
+        options.out.write_text("\n".join([head, "|---|---|---|---|---|---|---|---|", *rows]) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from artel.inference import OpenedModel, open_model
-from artel.inference.engine.engine import Engine, EngineError, Generation, make_engine
+from artel.inference.engine.base import Engine, EngineError, Generation
+from artel.inference.engine.make import make_engine
 from artel.models.generate import continue_ids
 from artel.models.sampler import Sampler, SamplingOptions, Token
 

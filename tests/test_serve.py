@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from artel.errors import InputError
 from artel.inference import open_model
-from artel.inference.engine.engine import BatchingEngine, SequentialEngine
+from artel.inference.engine.sequential import SequentialEngine
+from artel.inference.engine.slots import SlotEngine
 from artel.inference.serve.app import Limits
 from artel.inference.serve.served import ServedModel
 from artel.inference.serve.server import Precision, ServerOptions, hold_weights, open_models
@@ -70,7 +71,7 @@ def greedy(served, ids, count):
 
 
 def test_prompts_of_all_lengths_at_once_get_the_tokens_that_generate_writes(served, client):
-    assert isinstance(served.engine, BatchingEngine)
+    assert isinstance(served.engine, SlotEngine)
     texts = [f"{'the of and ' * (number % 7)}to {number}" for number in range(12)]
     expected = [greedy(served, served.text_ids(text), 10 + number) for number, text in enumerate(texts)]
 

@@ -14,8 +14,10 @@ from typing import Any
 from artel.config.schema.quantities import read_count, read_number
 from artel.errors import InputError, Problem, WorkError
 from artel.inference.chat_exchanges import Exchange, exchanges_of, from_a_message, read_conversation
-from artel.inference.engine.engine import Engine, EngineError, FinishReason, SequentialEngine, make_engine
+from artel.inference.engine.base import Engine, EngineError, FinishReason
+from artel.inference.engine.make import make_engine
 from artel.inference.engine.one import write_text
+from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit

@@ -9,8 +9,10 @@ from typing import Any
 
 from artel.errors import InputError, Problem
 from artel.inference.batch.prompts import Prompt, refuse
-from artel.inference.engine.engine import Engine, SequentialEngine, make_engine
+from artel.inference.engine.base import Engine
+from artel.inference.engine.make import make_engine
 from artel.inference.engine.many import write_texts
+from artel.inference.engine.sequential import SequentialEngine
 from artel.inference.open import OpenedModel
 from artel.models.generate import Sampling, check_embedded
 from artel.models.loading.structure import position_limit

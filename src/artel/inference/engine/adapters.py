@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from artel.inference.engine.engine import Engine, EngineError, Generation
+from artel.inference.engine.base import Engine, EngineError, Generation
 from artel.models.adapters import use_adapter
 
 

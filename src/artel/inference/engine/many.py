@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from artel.errors import WorkError
-from artel.inference.engine.engine import Engine, EngineError, FinishReason, Generation
+from artel.inference.engine.base import Engine, EngineError, FinishReason, Generation
 from artel.models.generate import Sampling
 from artel.models.sampler import Sampler, Token
 from artel.models.text_stream import TextStream

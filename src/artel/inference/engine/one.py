@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Generator
 
-from artel.inference.engine.engine import Engine, EngineError, FinishReason, Generation
+from artel.inference.engine.base import Engine, EngineError, FinishReason, Generation
 from artel.models.generate import Sampling
 from artel.models.sampler import Sampler, Token
 from artel.models.text_stream import TextStream

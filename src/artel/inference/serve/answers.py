@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from artel.inference.engine.engine import EngineError, FinishReason, Generation
+from artel.inference.engine.base import EngineError, FinishReason, Generation
 from artel.inference.serve.errors import ApiError
 from artel.inference.serve.metrics import Metrics
 from artel.inference.serve.schema import SamplingBody

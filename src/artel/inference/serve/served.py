@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from artel.errors import InputError
 from artel.inference.engine.adapters import AdapterTurns
-from artel.inference.engine.engine import Engine, make_engine
+from artel.inference.engine.base import Engine
+from artel.inference.engine.make import make_engine
 from artel.inference.open import OpenedModel, end_ids
 from artel.inference.serve.grammar import Grammars
 from artel.models.loading.structure import position_limit

@@ -1,132 +1,24 @@
-"""Answers of several requests at once, token by token: transformers' continuous batching, or one after another.
-
-The engine runs the model in a thread of its own, and delivers what it writes token by token.
-"""
+"""Answers of several requests at once, by transformers' continuous batching."""
 
 from __future__ import annotations
 
-import queue
 import threading
-import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import closing
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
-from artel.errors import InputError
-from artel.host import memory
-from artel.models.generate import continue_ids
-from artel.models.sampler import Sampler, Token
-from artel.tokens import Tokenizer
-
-FinishReason = Literal["stop", "length"]
+from artel.inference.engine.base import BATCH_TOKENS, Engine, EngineError, Generation
+from artel.inference.engine.room import tokens_in_memory
 
 _PAGE = 32
 """Tokens of a page of the cache."""
-_BATCH_TOKENS = 512
-"""Tokens of a forward pass at most: a long prompt is read in parts, so that other answers go on meanwhile."""
-_CACHE_SHARE = 0.25
-"""Of free memory, for the keys and values of all requests at most."""
-
-
 _NO_END = -1
 _TRIAL_SECONDS = 300.0
 """For the first token, on a busy machine."""
-
-
-class EngineError(Exception):
-    """The model failed on a request."""
-
-
-Deliver = Callable[[Token | EngineError | None], object]
-
-
-class Generation:
-    """One answer that is being written."""
-
-    def __init__(self, sampler: Sampler, new_tokens: int, stop: frozenset[int], deliver: Deliver) -> None:
-        """`stop`: ids that end the answer, which are not among its tokens.
-
-        `deliver` gets each token as it is chosen, and then None, or what the model failed with; it is called in the
-        engine's thread.
-        """
-        self.name = uuid.uuid4().hex
-        self.finish_reason: FinishReason = "length"
-        self.sampler = sampler
-        self.new_tokens = new_tokens
-        self.stop = stop
-        self.is_over = False
-        self._count = 0
-        self._deliver = deliver
-
-    def choose(self, logits: torch.Tensor) -> int:
-        """The next token by float32 logits (rows,); called in the engine's thread, which hands it on."""
-        token = self.sampler.choose(logits)
-        self._count += 1
-        if token.id in self.stop:
-            self.finish_reason = "stop"
-            self.end()
-            return token.id
-        self._deliver(token)
-        if self.sampler.is_over:
-            self.finish_reason = "stop"
-            self.end()
-        elif self._count == self.new_tokens:
-            self.end()
-        return token.id
-
-    def end(self) -> None:
-        if not self.is_over:
-            self.is_over = True
-            self._deliver(None)
-
-    def fail(self, why: str) -> None:
-        if not self.is_over:
-            self.is_over = True
-            self._deliver(EngineError(why))
-
-
-class Engine(ABC):
-    """A model that answers requests."""
-
-    note: str
-    """How it runs them, for people."""
-
-    @abstractmethod
-    def submit(self, prompt: list[int], generation: Generation) -> None:
-        """Begin an answer. Raises EngineError."""
-
-    @abstractmethod
-    def cancel(self, generation: Generation) -> None:
-        """Free the place of an answer, whether it is over or not."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Answer what has begun, and end."""
-
-
-def make_engine(
-    model: PreTrainedModel, tokenizer: Tokenizer, requests: int, context: int, *, share_beginnings: bool = True
-) -> Engine:
-    """Several requests at once where transformers can batch the model, else one after another.
-
-    `requests` are computed at once at most; each has at most `context` tokens of prompt and answer. Prompts that begin
-    alike share what was computed of their beginning, unless the model changes meanwhile.
-    """
-    try:
-        return BatchingEngine(model, requests, context, share_beginnings)
-    except InputError:
-        raise
-    except Exception as error:  # transformers raises many kinds for what it cannot batch
-        return SequentialEngine(model, tokenizer, f"one request after another: {str(error).splitlines()[0][:200]}")
-
-
-# Several at once -----------------------------------------------------------------------
 
 
 class BatchingEngine(Engine):
@@ -144,7 +36,7 @@ class BatchingEngine(Engine):
         config = ContinuousBatchingConfig(
             page_size=_PAGE,
             num_blocks=pages,
-            max_batch_tokens=_BATCH_TOKENS,
+            max_batch_tokens=BATCH_TOKENS,
             max_requests_per_batch=requests,
             allow_block_sharing=share_beginnings,
             use_async_batching=False,
@@ -252,51 +144,7 @@ def _pages(model: PreTrainedModel, requests: int, context: int) -> int:
     config: Any = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    page = 2 * _PAGE * config.num_hidden_layers * heads * size * model.dtype.itemsize
-    free = memory().free if model.device.type == "cpu" else torch.cuda.mem_get_info(model.device)[0]
+    token_bytes = 2 * config.num_hidden_layers * heads * size * model.dtype.itemsize
     one = -(-context // _PAGE) + 1
-    room = int(free * _CACHE_SHARE / page)
-    if room < one:
-        what = f"{context:,} tokens of context need {one * page / 2**30:.1f} GiB for keys and values"
-        raise InputError.at("--context", what, f"write at most {max(1, (room - 1) * _PAGE)}")
+    room = tokens_in_memory(model.device, token_bytes, one * _PAGE) // _PAGE
     return min(max(one, requests * one // 4), room)
-
-
-# One after another ---------------------------------------------------------------------
-
-
-class SequentialEngine(Engine):
-    """For models whose state cannot be paged: Mamba, RWKV and their kin."""
-
-    def __init__(self, model: PreTrainedModel, tokenizer: Tokenizer, note: str) -> None:
-        self.note = note
-        self._model, self._tokenizer = model, tokenizer
-        self._jobs: queue.Queue[tuple[list[int], Generation] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._run, name="artel-engine", daemon=True)
-        self._thread.start()
-
-    def submit(self, prompt: list[int], generation: Generation) -> None:
-        self._jobs.put((prompt, generation))
-
-    def cancel(self, generation: Generation) -> None:
-        generation.end()
-
-    def close(self) -> None:
-        self._jobs.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            prompt, generation = job
-            try:
-                self._answer(prompt, generation)
-            except Exception as error:  # whatever one request ends in, the others go on
-                generation.fail(str(error) or type(error).__name__)
-
-    def _answer(self, prompt: list[int], generation: Generation) -> None:
-        tokens = continue_ids(
-            self._model, self._tokenizer, prompt, generation.choose, generation.new_tokens, None, generation.stop
-        )
-        with closing(tokens):
-            while not generation.is_over and next(tokens, None) is not None:
-                pass

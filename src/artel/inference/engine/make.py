@@ -1,0 +1,35 @@
+"""The engine for a model: the one that suits its device and what it computes."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from artel.errors import InputError
+from artel.inference.engine.base import Engine
+from artel.inference.engine.paged import BatchingEngine
+from artel.inference.engine.sequential import SequentialEngine
+from artel.inference.engine.slots import SlotEngine
+from artel.tokens import Tokenizer
+
+
+def make_engine(
+    model: PreTrainedModel, tokenizer: Tokenizer, requests: int, context: int, *, share_beginnings: bool = True
+) -> Engine:
+    """Several requests at once where the model can be batched, else one after another.
+
+    `requests` are computed at once at most; each has at most `context` tokens of prompt and answer. Prompts that begin
+    alike share what was computed of their beginning, unless the model changes meanwhile. Raises InputError where
+    `context` has no room in memory.
+    """
+    engines: list[type[SlotEngine | BatchingEngine]] = [BatchingEngine]
+    if model.device.type == "cpu":
+        engines.insert(0, SlotEngine)
+    why = ""
+    for engine in engines:
+        try:
+            return engine(model, requests, context, share_beginnings)
+        except InputError:
+            raise
+        except Exception as error:  # there are many kinds for what cannot be batched
+            why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return SequentialEngine(model, tokenizer, f"one request after another: {why}")

@@ -1,0 +1,184 @@
+"""Engines: which one a model gets, and that answers written together are those of each prompt alone."""
+
+from __future__ import annotations
+
+import queue
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3MoeConfig,
+)
+
+from artel.errors import InputError
+from artel.inference.engine import slots
+from artel.inference.engine.base import EngineError, Generation
+from artel.inference.engine.make import make_engine
+from artel.inference.engine.paged import BatchingEngine
+from artel.inference.engine.sequential import SequentialEngine
+from artel.inference.engine.slots import SlotEngine
+from artel.models.cpu.packed import pack
+from artel.models.generate import continue_ids
+from artel.models.sampler import Sampler, SamplingOptions
+from support.chat_models import trained_tokenizer
+
+CONTEXT = 512
+ROWS = 330
+SIZES = {
+    "vocab_size": ROWS, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "bos_token_id": None, "eos_token_id": None,
+    "pad_token_id": None,
+}  # fmt: skip
+GPT2 = {"vocab_size": ROWS, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+BLOOM = {"vocab_size": ROWS, "hidden_size": 64, "n_layer": 2, "n_head": 4}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return trained_tokenizer([])
+
+
+def made(config):
+    """A model whose logits lie far enough apart that sums in another order choose the same tokens."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(3 if parameter.ndim > 1 else 1)
+    return model
+
+
+def alone(model, tokenizer, prompt, count):
+    return list(continue_ids(model, tokenizer, prompt, lambda row: int(row.argmax()), count, None, frozenset()))
+
+
+def together(engine, tokenizer, prompts, count):
+    """The greedy tokens of each prompt, or what it ended in."""
+    items = queue.SimpleQueue()
+    generations = []
+    for number, prompt in enumerate(prompts):
+        sampler = Sampler(SamplingOptions(temperature=0), prompt, tokenizer.vocabulary)
+        deliver = lambda item, number=number: items.put((number, item))  # noqa: E731
+        generations.append(Generation(sampler, count, frozenset(), deliver))
+        engine.submit(prompt, generations[-1])
+    written, left = [[] for _ in prompts], len(prompts)
+    while left:
+        number, item = items.get()
+        if item is None or isinstance(item, EngineError):
+            left -= 1
+            engine.cancel(generations[number])
+            written[number] = written[number] if item is None else item
+        else:
+            written[number].append(item.id)
+    return written
+
+
+def prompt_of(length, seed):
+    return torch.randint(1, 300, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (LlamaConfig(**SIZES), SlotEngine),
+        (GPT2Config(**GPT2), SlotEngine),
+        (Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), SlotEngine),
+        (MistralConfig(**SIZES, sliding_window=CONTEXT), SlotEngine),
+        (MistralConfig(**SIZES, sliding_window=8), BatchingEngine),
+        (Gemma2Config(**SIZES, sliding_window=CONTEXT, head_dim=16), BatchingEngine),
+        (BloomConfig(**BLOOM), SequentialEngine),
+    ],
+    ids=["llama", "gpt2", "experts", "wide window", "window", "softcap", "alibi"],
+)
+def test_answers_together_are_those_of_each_prompt_alone(config, kind, tokenizer):
+    model = made(config)
+    prompts = [prompt_of(length, length) for length in (1, 5, 40, 3, 17, 2, 90)]
+    expected = [alone(model, tokenizer, prompt, 8) for prompt in prompts]
+    attention = model.config._attn_implementation
+    engine = make_engine(model, tokenizer, 4, CONTEXT)
+    try:
+        assert isinstance(engine, kind), engine.note
+        assert together(engine, tokenizer, prompts, 8) == expected
+    finally:
+        engine.close()
+    assert model.config._attn_implementation == attention
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_prompt_that_begins_as_another_did_takes_over_what_was_computed(tokenizer):
+    model = made(LlamaConfig(**SIZES))
+    computed = []
+    model.register_forward_pre_hook(lambda *given: computed.append(given[2]["input_ids"].shape[1]), with_kwargs=True)
+    first, other = prompt_of(60, 1), prompt_of(30, 2)
+    longer, beside = [*first, *prompt_of(9, 3)], [*first[:50], *prompt_of(5, 4)]
+    prompts = [first, other, longer, beside, first]
+    expected = [alone(model, tokenizer, prompt, 4) for prompt in prompts]
+    computed.clear()
+    engine = make_engine(model, tokenizer, 3, CONTEXT)
+    try:
+        computed.clear()
+        written = []
+        for prompt in prompts:  # one behind another: the slots of those before are free, and hold them still
+            written += together(engine, tokenizer, [prompt], 4)
+        assert written == expected
+        assert computed == [60, 1, 1, 1, 30, 1, 1, 1, 9, 1, 1, 1, 5, 1, 1, 1, 1, 1, 1, 1]
+        computed.clear()
+        assert together(engine, tokenizer, [longer, beside, first], 4) == expected[2:]
+        assert sum(computed) < 60
+    finally:
+        engine.close()
+
+
+def test_where_memory_is_short_the_youngest_wait_and_every_answer_is_whole(tokenizer, monkeypatch):
+    """Room for four texts of 256 tokens, or for two of 512: all of them grow beyond 256."""
+    monkeypatch.setattr(slots, "tokens_in_memory", lambda *_: 1024)
+    model = made(LlamaConfig(**SIZES))
+    prompts = [prompt_of(length, length) for length in (250, 251, 252, 253, 20, 254)]
+    expected = [alone(model, tokenizer, prompt, 12) for prompt in prompts]
+    engine = make_engine(model, tokenizer, 8, CONTEXT)
+    try:
+        assert together(engine, tokenizer, prompts, 12) == expected
+    finally:
+        engine.close()
+
+
+def test_a_context_without_room_in_memory_is_refused(tokenizer):
+    with pytest.raises(InputError) as error:
+        make_engine(made(LlamaConfig(**SIZES)), tokenizer, 1, 10**12)
+    assert error.value.problems[0].where == "--context"
+
+
+def test_what_fails_does_not_end_the_engine(tokenizer):
+    model = made(LlamaConfig(**SIZES))
+    prompt = prompt_of(5, 5)
+    expected = alone(model, tokenizer, prompt, 4)
+    engine = make_engine(model, tokenizer, 2, CONTEXT)
+    try:
+        assert isinstance(together(engine, tokenizer, [[ROWS + 7]], 4)[0], EngineError)  # it has no embedding
+        assert together(engine, tokenizer, [prompt], 4) == [expected]
+        with pytest.raises(EngineError, match="room for 512"):
+            together(engine, tokenizer, [prompt], CONTEXT)
+    finally:
+        engine.close()
+    with pytest.raises(EngineError, match="stopping"):
+        together(engine, tokenizer, [prompt], 4)
+
+
+def test_packed_layers_multiply_as_before_and_are_undone():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 96), nn.ReLU(), nn.Linear(96, 7, bias=False))
+    inputs = [torch.randn(*shape) for shape in ((1, 48), (16, 48), (2, 33, 48))]
+    with torch.no_grad():
+        expected = [model(each) for each in inputs]
+        undo = pack(model)
+        packed = [model(each) for each in inputs]
+        undo()
+        for before, between, each in zip(expected, packed, inputs, strict=True):
+            torch.testing.assert_close(between, before)
+            assert torch.equal(model(each), before)
