@@ -144,25 +144,6 @@ def test_what_is_no_adapter_is_refused(folder, tmp_path, wrong):
     assert error.value.problems[0].where == "--adapter"
 
 
-@pytest.mark.slow
-def test_more_than_the_cache_holds_is_set_aside_and_written_to_its_end(folder):
-    """Eight answers that fill the context, where the cache has room for two."""
-    with served_model(folder, requests=8, context=256) as served, client_of(served) as client:
-        prompts = ["the of", "and", "to in a", "is that", "a", "of", "in", "to"]
-        expected = [greedy(served, served.text_ids(prompt), 240) for prompt in prompts]
-        ends = {str(token): -100 for token in served.text_end.ids}
-
-        def ask(prompt):
-            body = {"prompt": prompt, "temperature": 0, "max_tokens": 240, "logprobs": 0, "logit_bias": ends}
-            return client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]["tokens"]
-
-        with ThreadPoolExecutor(8) as pool:
-            written = list(pool.map(ask, prompts))
-        assert [len(tokens) for tokens in written] == [240] * 8
-        for tokens, ids in zip(written, expected, strict=True):
-            assert tokens[: len(ids)] == [served.token_text(token) for token in ids]
-
-
 def test_a_model_that_cannot_be_batched_answers_one_request_after_another(served, folder):
     with served_model(folder) as other:
         other.engine.close()
