@@ -23,6 +23,8 @@ RUN_ELSEWHERE = {
         [f"docs/{language}{page}.md" for page in ("rewards", "reranking", "embeddings") for language in ("", "ru/")],
         "test_python_of_scores.py",
     ),
+    "docs/multimodal.md": "test_vlm_text.py",
+    "docs/ru/multimodal.md": "test_vlm_text.py",
     "docs/extending.md": "test_extending.py",  # each block with the run file beside it
     "docs/serve.md": "test_serve_clients.py",
     "docs/ru/serve.md": "test_serve_clients.py",

@@ -327,7 +327,7 @@ def _save_model(folder: Path, model_type: str, auto_class: str, sizes: dict[str,
     special = ["<|im_start|>", "<|im_end|>"] if template else []
     lines = iter([" ".join(_sentences(7, 400)), "user assistant system Who are you? I am the model of number."] * 3)
     training = TokenizerTraining(vocab=600, special=special)
-    tokenizer = train_tokenizer(lines, training, encoder=auto_class != "AutoModelForCausalLM")
+    tokenizer = train_tokenizer(lines, training, encoder=auto_class == "AutoModelForMaskedLM")
     if template:
         tokenizer.hf.chat_template = template
     config = transformers.AutoConfig.for_model(
@@ -354,6 +354,14 @@ def chat_model(name: str = "FOLDER", *, tools: bool = False) -> Make:
 
     template = CHATML if tools else _CHATML
     return lambda folder: _save_model(folder / name, "qwen3", "AutoModelForCausalLM", _DECODER, template=template)
+
+
+def image_model(name: str = "FOLDER") -> Make:
+    """A model that takes images, with a chat template."""
+    vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "head_dim": 8, "image_size": 16, "patch_size": 8}  # fmt: skip
+    sizes = {"text_config": {"model_type": "mistral", "vocab_size": 600, **_DECODER}, "vision_config": vision}
+    return lambda folder: _save_model(folder / name, "mistral3", "AutoModelForImageTextToText", sizes, template=_CHATML)
 
 
 def gpt2(name: str = "FOLDER") -> Make:

@@ -187,6 +187,25 @@ README = (
         ),
     ),
     Walk(
+        "multimodal",
+        (
+            Step(
+                "artel train chat-lora data.sources.0.path=conversations.jsonl model.from=VLM run=runs/vlm",
+                STEPS,
+                leaves="runs/vlm/model/adapter_config.json",
+            ),
+            Step("artel chat runs/vlm", typed="Who are you?\n"),
+            Step("artel export runs/vlm whole --merge", leaves="whole/config.json"),
+            Step(
+                "artel train chat-lora data.sources.0.path=conversations.jsonl model.from=VLM model.lora=null "
+                "run=runs/vlm-full",
+                STEPS,
+                leaves="runs/vlm-full/model/config.json",
+            ),
+        ),
+        needs=(inputs.conversations, inputs.image_model("VLM")),
+    ),
+    Walk(
         "preferences",
         (
             Step(

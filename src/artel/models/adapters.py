@@ -27,9 +27,9 @@ from artel.errors import InputError, Problem, missing_extra
 from artel.models.experts import compute_experts_in_autocast, expert_matrices
 
 CONFIG = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"  # peft's name for the only adapter of a model
-_PREFIX = "base_model.model."  # peft wraps the model twice, and its tensor names show it
+PREFIX = "base_model.model."  # peft wraps the model twice, and its tensor names show it
 _MAX_NAMES = 20  # in a message
 
 
@@ -58,8 +58,8 @@ def read_adapter(name: str) -> AdapterFolder | None:
     if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
         return None
     where = str(folder / CONFIG)
-    if not (folder / _WEIGHTS).is_file():
-        what, fix = f"there is no {_WEIGHTS} beside it", "give the folder with all of its files"
+    if not (folder / WEIGHTS).is_file():
+        what, fix = f"there is no {WEIGHTS} beside it", "give the folder with all of its files"
         if (folder / "adapter_model.bin").is_file():
             what += ", only adapter_model.bin, a pickle, which could hold code"
             fix = "where you trust it, load it with peft and save it again: save_pretrained writes safetensors"
@@ -216,8 +216,8 @@ def save_adapter(model: PreTrainedModel, folder: Path, weights: dict[str, torch.
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(model, weights, adapter_name=_NAME, save_embedding_layers=False)
-    tensors = {f"{_PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
+    tensors = {f"{PREFIX}{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = copy.deepcopy(model.peft_config[_NAME])
     config.inference_mode = True  # peft's default when it opens an adapter
     config.save_pretrained(str(folder))
@@ -227,9 +227,9 @@ def load_adapter(model: PreTrainedModel, adapter: AdapterFolder, name: str = _NA
     """Put a saved adapter into its base model; several have names. Raises InputError where they do not fit."""
     from peft import set_peft_model_state_dict
 
-    file = adapter.folder / _WEIGHTS
+    file = adapter.folder / WEIGHTS
     try:
-        state = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(file).items()}
+        state = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(file).items()}
         _inject(model, copy.deepcopy(adapter.config), name)
         result = set_peft_model_state_dict(model, state, adapter_name=name)
     except Exception as error:  # safetensors, PyTorch and peft raise their own
@@ -274,7 +274,7 @@ def merge_adapter(model: PreTrainedModel, adapter: AdapterFolder) -> PreTrainedM
 def _unfit(adapter: AdapterFolder, error: Exception) -> InputError:
     first = " ".join(str(error).split())[:300]
     fix = f"it belongs to {adapter.base}; is that still the same model?"
-    return InputError.at(str(adapter.folder / _WEIGHTS), f"does not fit its base model: {first}", fix)
+    return InputError.at(str(adapter.folder / WEIGHTS), f"does not fit its base model: {first}", fix)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from artel.inference.open import OpenedModel, objective_of_folder, open_model
 from artel.inference.serve.app import Limits, make_app
 from artel.inference.serve.served import ServedModel, name_of
 from artel.models.adapters import is_adapted, load_adapter, read_adapter
+from artel.models.loading.multimodal.adapter import named_as_part
 from artel.tokens import load_tokenizer
 from artel.training import RunFolder
 
@@ -104,7 +105,8 @@ def _with_adapter(opened: OpenedModel, label: str, place: str) -> OpenedModel:
     if adapter is None:
         fix = f"write {label}=FOLDER of one, or of a run with model.lora"
         raise InputError.at("--adapter", f"{folder} holds no adapter", fix)
-    load_adapter(opened.model, adapter, label)
+    with named_as_part(opened.model, adapter) as named:
+        load_adapter(opened.model, named, label)
     has_tokenizer = (Path(folder) / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(folder, where=place) if has_tokenizer else opened.tokenizer
     objective = objective_of_folder(folder, run, tokenizer)

@@ -15,6 +15,7 @@ from artel.models.loading.check import check_positions
 from artel.models.loading.heads import freeze_unused
 from artel.models.loading.materialize import WeightSource, materialize
 from artel.models.loading.model_folder import is_quantized, read_config
+from artel.models.loading.multimodal.adapter import named_as_part
 from artel.models.loading.pretrained import load_pretrained, plan_pretrained
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.structure import from_scratch
@@ -74,9 +75,10 @@ def load_model(request: ModelRequest, tokenizer: Tokenizer, *, merge: bool = Fal
     base = replace(request, config=request.config.model_copy(update={"from_": adapter.base}))
     saved_whole = list(adapter.config.modules_to_save or [])  # the base may lack them
     model = load_pretrained(base, tokenizer, for_training=False, elsewhere=saved_whole).model
-    if merge:
-        return merge_adapter(model, adapter)
-    load_adapter(model, adapter)
+    with named_as_part(model, adapter) as named:
+        if merge:
+            return merge_adapter(model, named)
+        load_adapter(model, named)
     return model
 
 

@@ -13,7 +13,8 @@ from artel.models.adapters import adapter_problems, freeze, require_peft
 from artel.models.loading.heads import check_head, check_sizes, model_class, own_classes
 from artel.models.loading.model_config import known_keys
 from artel.models.loading.model_folder import check_folder, read_config
-from artel.models.loading.pretrained import check_saved
+from artel.models.loading.multimodal.language_part import find_language_part, takes_images
+from artel.models.loading.pretrained import check_multimodal, check_saved, plan_language_part
 from artel.models.loading.structure import outline, position_limit
 from artel.models.quantization import require_bitsandbytes
 
@@ -32,7 +33,11 @@ def check_model(config: ModelConfig, auto_class: str) -> None:
     elif config.from_ is not None and Path(config.from_).is_dir():
         check_folder(Path(config.from_))
         saved, _ = read_config(config.from_, runs_code=config.runs_code)
-        check_head(saved.model_type, auto_class, "model.from", own_classes(saved, runs_code=config.runs_code))
+        if takes_images(saved, auto_class):
+            check_multimodal(config, saved)
+            find_language_part(saved, config.from_)
+        else:
+            check_head(saved.model_type, auto_class, "model.from", own_classes(saved, runs_code=config.runs_code))
     if config.lora is not None or config.freeze:
         _check_names(config, auto_class)
 
@@ -64,6 +69,9 @@ def check_pretrained(config: ModelConfig, auto_class: str) -> None:
     """Raise InputError where the folder of a run's pretrained model lacks weights. No number is read."""
     if config.from_ is not None and Path(config.from_).is_dir():
         saved, _ = read_config(config.from_, runs_code=config.runs_code)
+        if takes_images(saved, auto_class):
+            plan_language_part(config, saved)
+            return
         kind = model_class(saved, auto_class, {}, runs_code=config.runs_code)
         check_saved(config.from_, saved, kind, for_training=True)
 

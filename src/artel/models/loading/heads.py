@@ -13,6 +13,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
 
 from artel.errors import InputError, Problem
+from artel.models.loading.multimodal.language_part import text_class
 
 # A layer takes milliseconds to build, even without weights; the deepest published models have 1,000 (arXiv:2203.00555).
 # The other limits are a hundred times the largest published sizes.
@@ -93,7 +94,9 @@ def model_class(config: PreTrainedConfig, auto_class: str, heads: Mapping[str, i
         base = get_class_from_dynamic_module(own, config.name_or_path)
         base.register_for_auto_class(auto_class)  # then its code is saved with it
     else:
-        classes = getattr(transformers, auto_class)._model_mapping[type(config)]
+        mapping = getattr(transformers, auto_class)._model_mapping
+        made = text_class(config) if type(config) not in mapping else None
+        classes = made or mapping[type(config)]
         base = classes[0] if isinstance(classes, tuple) else classes
     return _with_heads(base, tuple(heads.items())) if heads else base
 

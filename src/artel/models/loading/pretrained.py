@@ -17,13 +17,21 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_tie_weights
 from transformers.utils.loading_report import log_state_dict_report
 
+from artel.config import ModelConfig
 from artel.errors import InputError
 from artel.models.loading.conversion import LoadingPlan, plan_loading
 from artel.models.loading.heads import is_unused, model_class
 from artel.models.loading.init_weights import initialize_again
-from artel.models.loading.materialize import WeightSource
+from artel.models.loading.materialize import WeightSource, materialize
 from artel.models.loading.missing_weights import check_complete, check_vocabulary, has_embeddings, heads_of_other_sizes
 from artel.models.loading.model_folder import cannot_load, is_quantized
+from artel.models.loading.multimodal.language_part import (
+    check_language_part,
+    find_language_part,
+    set_whole,
+    takes_images,
+)
+from artel.models.loading.multimodal.plan import plan_part, plan_whole
 from artel.models.loading.request import BuiltModel, ModelRequest
 from artel.models.loading.safetensors_files import TensorFiles, check_shapes, find_files
 from artel.models.loading.structure import pretrained_config, without_weights
@@ -43,6 +51,8 @@ def load_pretrained(
     """
     name, runs_code, quantize = str(request.config.from_), request.config.runs_code, request.config.quantize
     config, notes = pretrained_config(request)
+    if takes_images(config, request.auto_class):
+        return _load_language_part(request, tokenizer, config, notes, for_training=for_training, elsewhere=elsewhere)
     with _refusing(name):
         reference = without_weights(config, request.auto_class, request.heads, runs_code)
         new_heads = heads_of_other_sizes(reference, name, config) if for_training else set()
@@ -74,6 +84,8 @@ def plan_pretrained(request: ModelRequest, tokenizer: Tokenizer) -> BuiltModel:
     """
     name, runs_code = str(request.config.from_), request.config.runs_code
     config, notes = pretrained_config(request)
+    if takes_images(config, request.auto_class):
+        return _on_meta(request, tokenizer, config, notes)
     with _refusing(name):
         model = _untied(config, model_class(config, request.auto_class, request.heads, runs_code=runs_code))
         new_heads = heads_of_other_sizes(model, name, config)
@@ -103,6 +115,83 @@ def check_saved(name: str, config: PreTrainedConfig, model_type: Any, *, for_tra
             check_shapes(model, name, config)
         _, plan = _plan(model, name, config, new_heads)
     check_complete(model, name, plan.info.missing_keys, for_training=for_training)
+
+
+def check_multimodal(config: ModelConfig, saved: PreTrainedConfig) -> None:
+    """Raise InputError where the language part of a multimodal model cannot be used as the run file says."""
+    if is_quantized(saved):
+        what = f"{config.from_}: of a model that takes images, quantized weights cannot be trained"
+        raise InputError.at("model.from", what, "give the folder with its weights as they were before")
+    if config.quantize != "none":
+        what = f"{config.from_} takes images: its language part is loaded by itself, as it is saved"
+        raise InputError.at("model.quantize", what, "leave it out; train.weights: bf16 takes half the memory")
+
+
+def plan_language_part(
+    config: ModelConfig, saved: PreTrainedConfig
+) -> tuple[PreTrainedModel, TensorFiles, LoadingPlan]:
+    """The language part of a multimodal model on the meta device, tied, its files, and what it takes from them.
+
+    No number is read. Raises InputError, also where the files lack weights of the language part.
+    """
+    name = str(config.from_)
+    check_multimodal(config, saved)
+    with _refusing(name):
+        model, whole = find_language_part(saved, name)
+        files = find_files(name, saved)
+        if not files.have_headers:
+            what = f"{name} takes images, and its weights are in pytorch_model.bin: it could not be saved as it was"
+            raise InputError.at("model.from", what, "save it again as safetensors: save_pretrained of transformers 5")
+        check_shapes(whole.model, name, saved)
+        with files:
+            plan = plan_part(whole, plan_whole(whole, files))
+            _tie(model, files, plan)
+        model._adjust_missing_and_unexpected_keys(plan.info)  # as from_pretrained does it
+        read_generation_config(model, name)
+    check_complete(model, name, plan.info.missing_keys, for_training=False)
+    with _refusing(name):
+        log_state_dict_report(model, name, False, plan.info, _logger)  # an error for other shapes
+    set_whole(model, whole)
+    return model.eval(), files, plan
+
+
+def _on_meta(
+    request: ModelRequest,
+    tokenizer: Tokenizer,
+    config: PreTrainedConfig,
+    notes: list[str],
+    *,
+    grows: bool = True,
+) -> BuiltModel:
+    """A language part on the meta device, with what `materialize` needs."""
+    model, files, plan = plan_language_part(request.config, config)
+    kind = model.config.model_type
+    note = f"{request.config.from_} takes images: its language part ({kind}) is trained, and saved inside the whole"
+    built = BuiltModel(model, [*notes, note])
+    _note_differences(built, str(request.config.from_), set(), plan.info.unexpected_keys)
+    grown = grow_vocabulary(built, tokenizer) if grows else {}
+    built.weights = WeightSource(copy.deepcopy(model), request.seed, files, plan, grown)
+    return built
+
+
+def _load_language_part(
+    request: ModelRequest,
+    tokenizer: Tokenizer,
+    config: PreTrainedConfig,
+    notes: list[str],
+    *,
+    for_training: bool,
+    elsewhere: Sequence[str],
+) -> BuiltModel:
+    """A language part with its weights. It is tried against the whole."""
+    built = _on_meta(request, tokenizer, config, notes, grows=for_training)
+    assert built.weights is not None
+    materialize(built.model, built.weights, device="cpu")
+    built.weights = None
+    if not for_training and not has_embeddings(built.model, elsewhere):
+        check_vocabulary(built.model, tokenizer, str(request.config.from_))
+    check_language_part(built.model)
+    return built
 
 
 @contextmanager

@@ -51,6 +51,10 @@ class TensorFiles:
         self._open.clear()
 
     @property
+    def paths(self) -> list[Path]:
+        return self._files
+
+    @property
     def have_headers(self) -> bool:
         """Whether names and shapes can be read without the tensors."""
         return all(file.suffix == ".safetensors" for file in self._files)

@@ -1,6 +1,7 @@
 """Saving a model as a folder in Hugging Face's format: safetensors, configuration, tokenizer.
 
-Of a model with adapters it writes the adapters and the modules trained with them, as peft does.
+Of a model with adapters it writes the adapters and the modules trained with them, as peft does; of the language part
+of a multimodal model, the whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from transformers import PreTrainedModel
 from artel.errors import WorkError
 from artel.models.adapters import is_adapted, save_adapter
 from artel.models.architecture_error import architecture_error
+from artel.models.loading.multimodal.adapter import name_as_whole
+from artel.models.loading.multimodal.language_part import whole_of
+from artel.models.loading.multimodal.save import copy_old_template, save_inside
 from artel.storage import new_folder
 from artel.tokens import Tokenizer
 
@@ -52,8 +56,13 @@ def write_model(
     files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write the files of the model and the tokenizer, and the `files` beside them, into an existing folder."""
+    whole = whole_of(model)
     if is_adapted(model):
         save_adapter(model, folder, weights)
+        if whole is not None:
+            name_as_whole(whole, folder)
+    elif whole is not None:
+        save_inside(model, whole, folder, weights)
     else:
         try:
             model.save_pretrained(str(folder), state_dict=weights)
@@ -63,6 +72,8 @@ def write_model(
             what = f"transformers cannot write {model.config.model_type}: {' '.join(str(error).split())[:300]}"
             raise WorkError.at("model", what, "its weights are whole in the run's newest checkpoint") from error
     tokenizer.save(folder)
+    if whole is not None and not is_adapted(model):
+        copy_old_template(whole, folder)
     for name, content in (files or {}).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

@@ -17,6 +17,7 @@ from artel.errors import InputError
 from artel.models.loading.heads import check_head, model_class, own_classes
 from artel.models.loading.model_config import configuration
 from artel.models.loading.model_folder import cannot_load, check_folder, read_config
+from artel.models.loading.multimodal.language_part import find_language_part, takes_images
 from artel.models.loading.request import ModelRequest
 from artel.tokens import Tokenizer
 
@@ -63,6 +64,8 @@ def pretrained_structure(request: ModelRequest) -> PreTrainedModel:
     name, runs_code = str(request.config.from_), request.config.runs_code
     config, _ = pretrained_config(request)
     try:
+        if takes_images(config, request.auto_class):
+            return find_language_part(config, name)[0]
         return without_weights(config, request.auto_class, request.heads, runs_code)
     except InputError:
         raise
@@ -77,6 +80,8 @@ def outline(config: ModelConfig, auto_class: str) -> PreTrainedModel | None:
     """
     if config.from_ is not None:
         hf_config, _ = read_config(config.from_, runs_code=config.runs_code)
+        if takes_images(hf_config, auto_class):
+            return find_language_part(hf_config, config.from_)[0]
     else:
         values = config_values(config, auto_class)
         try:
@@ -115,7 +120,8 @@ def pretrained_config(request: ModelRequest) -> tuple[PreTrainedConfig, list[str
         fix = "give a folder with config.json, or a hub id"
         raise InputError.at("model.from", f"{name} is not a folder", fix)
     config, notes = read_config(name, runs_code=runs_code)
-    check_head(config.model_type, request.auto_class, "model.from", own_classes(config, runs_code=runs_code))
+    if not takes_images(config, request.auto_class):
+        check_head(config.model_type, request.auto_class, "model.from", own_classes(config, runs_code=runs_code))
     return with_head(config, request.head_config), notes
 
 
