@@ -26,7 +26,7 @@ def shown(folder, number=0, **sections):
     run = run_of(folder, **sections)
     prepared = prepare(run)
     store = prepared.open()
-    samples = ReadSamples(run, store, store.train, prepared.tokenizer())
+    samples = ReadSamples(prepared.run, store, store.train, prepared.tokenizer())
     readings = list(samples.shown(number))
     texts = ["".join(_written(piece) for piece in reading.pieces) for reading in readings]
     return texts, readings, len(samples)
@@ -90,6 +90,41 @@ def test_conversations_preferences_pairs_and_questions(tmp_path):
     (text,), (reading,), _ = shown(tmp_path, **asked)
     assert text == "<s>Where is Anna?</s></s>Anna is in the [forest].</s>"
     assert reading.name == "short"
+
+
+LABELED = [{"text": "Anna sings", "label": "good"}, {"text": "Boris shouts", "label": "bad"}]
+SCORED = {"prompt": "who?", "completion": "me", "label": False}
+MATCH = {"query": "Where is Anna?", "pos": ["in the forest"], "neg": ["at sea"]}
+
+
+@pytest.mark.parametrize(
+    ("section", "row", "goals"),
+    [
+        ({"objective": "classification"}, LABELED[0], {"": "good"}),
+        ({"objective": "reward"}, BEST | {"margin": 0.5}, {"chosen": "the higher score by over 0.5",
+                                                           "rejected": "the lower score by over 0.5"}),
+        ({"objective": "reward"}, SCORED, {"rejected": "a bad answer, its score under 0"}),
+        ({"objective": "rerank", "rerank": {"negatives": 1}}, MATCH, {"document": "the probability 1",
+                                                                      "negative 1": "the probability 0"}),
+        ({"objective": "embedding"}, MATCH, {"query": "a vector near those of its positives",
+                                             "positive": "a vector near its query's",
+                                             "negative": "a vector far from its query's"}),
+        ({"objective": "embedding", "embedding": {"loss": "cosine"}},
+         {"sentence1": "Anna sings", "sentence2": "a song", "score": 0.25},
+         {"query": "a vector near those of its positives", "positive": "the cosine 0.25 with its query"}),
+    ],
+    ids=["label", "pair", "outcome", "rerank", "match", "cosine"],
+)  # fmt: skip
+def test_what_is_learned_of_whole_texts(tmp_path, section, row, goals):
+    rows = rows_of(tmp_path, [row, *(LABELED[1:] if row in LABELED else [])])
+    kinds = {"classification": "labels", "reward": "preference", "rerank": "matches", "embedding": "matches"}
+    source = {"path": str(rows), "format": kinds[section["objective"]]}
+    data = {"block": 300, "sources": [source], "validation": 0.0}
+    vocab = 263 if section["objective"] == "reward" else 261  # and the marks of turns
+    trained = {"tokenizer": {"train": {"vocab": vocab, "minimum_frequency": 9}}, "model": BERT}
+    _, readings, _ = shown(tmp_path, data=data, **trained, **section)
+    assert {reading.name: reading.goal for reading in readings} == goals
+    assert readings[0].learned_in_words().endswith(f"tokens, learned: {readings[0].goal}")
 
 
 @pytest.mark.slow

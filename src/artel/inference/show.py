@@ -47,18 +47,21 @@ class ShownSample:
     """The reading of the sample: chosen, rejected, the class of a question's answer."""
     turns: list[tuple[int, str]] | None = None
     """Of a conversation, the learned turns: (tokens, what ends it, empty where its end is not learned)."""
+    goal: str = ""
+    """What is learned of it as a whole, where no token is predicted."""
 
     def to_json(self) -> dict[str, Any]:
         about: dict[str, Any] = {"number": self.number, "origin": self.origin, "tokens": self.tokens}
         if self.turns is not None:
             turns = [{"tokens": tokens, "end": end or None} for tokens, end in self.turns]
             about |= {"learned": self.learned, "turns": turns}
-        if self.name:
-            about["name"] = self.name
+        about |= {key: value for key, value in (("name", self.name), ("goal", self.goal)) if value}
         return {**about, "pieces": [piece.to_json() for piece in self.pieces]}
 
     def learned_in_words(self) -> str:
-        """How many tokens are learned; of a conversation also in how many turns, and what ends them."""
+        """How many tokens are learned; of a conversation also in how many turns, and what ends them; or its goal."""
+        if self.goal:
+            return f"{self.tokens:,} tokens, learned: {self.goal}"
         words = f"{self.tokens:,} tokens, {self.learned:,} of them learned"
         if not self.turns:
             return words
@@ -122,4 +125,4 @@ def _shown(reading: Reading, number: int, origins: list[str], tokenizer: Tokeniz
     for kind, group in kinds:
         read, learned = zip(*group, strict=True)
         pieces.append(TextPiece(tokenizer.decode(read), bool(kind), tokenizer.decode(learned) if kind == ">" else ""))
-    return ShownSample(number, f"{origins[0]}{more}", len(ids), count, pieces, reading.name)
+    return ShownSample(number, f"{origins[0]}{more}", len(ids), count, pieces, reading.name, goal=reading.goal)

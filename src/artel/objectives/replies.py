@@ -24,6 +24,8 @@ class Reading:
     """Which reading of the sample it is, if there are several: chosen, rejected."""
     labels: list[str] | None = None
     """What is learned at each position, where that is no token: the label of the name that a word belongs to, or ""."""
+    goal: str = ""
+    """What is learned of all of it, where no token is predicted: the label good."""
 
 
 @dataclass(frozen=True, slots=True)

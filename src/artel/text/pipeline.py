@@ -329,7 +329,7 @@ def _cleaned_messages(
         prompt = tuple(map(cleaned, fields.prompt))
         chosen, rejected = (answer and cleaned(answer) for answer in (fields.chosen, fields.rejected))
         messages = (*prompt, *(answer for answer in (chosen, rejected) if answer is not None))
-        fields = Preference(prompt, chosen, rejected, fields.tools)
+        fields = replace(fields, prompt=prompt, chosen=chosen, rejected=rejected)
     if any(message.is_empty for message in messages):
         return record._replace(text="")
     return record_of(fields, record.origin, record.set_name)
