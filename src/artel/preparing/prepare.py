@@ -30,7 +30,7 @@ from artel.preparing.making import Check, make_store
 from artel.preparing.overlap import output_problems, overlap_problems, refuse_overlaps
 from artel.preparing.progress import Tell, reporting
 from artel.preparing.run_tokenizer import check_tokenizer_folder
-from artel.preparing.settle import as_begun, decided_before, settle
+from artel.preparing.settle import as_begun, decided_before, settle, settled_before
 from artel.preparing.store_key import settings_digest, store_key
 from artel.storage import (
     cache_folder,
@@ -183,7 +183,12 @@ def settled(run: RunConfig, tell: Tell) -> RunConfig:
     """The run with what its records decide; they are read, unless that was done before. Raises InputError."""
     if not objective_type(run).undecided(run):
         return run
-    return settle(run, _stores(run)[0] / f"{store_key(run)}.settled.json", tell)
+    return settle(run, _settled_file(run), tell)
+
+
+def _settled_file(run: RunConfig) -> Path:
+    """What the records of the run as its file has it have decided."""
+    return _stores(run)[0] / f"{store_key(run)}.settled.json"
 
 
 def has_store(run: RunConfig) -> bool:
@@ -198,6 +203,7 @@ def is_prepared(run: RunConfig) -> bool:
     if run.data.from_store or has_store(run):
         return True
     try:
+        run = settled_before(run, _settled_file(run))
         key = store_key(run)
     except InputError:  # of the texts
         return False

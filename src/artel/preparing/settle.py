@@ -27,10 +27,15 @@ def settle(run: RunConfig, file: Path, tell: Tell) -> RunConfig:
 
     `file` keeps what was decided. Raises InputError for records that cannot be read, or decide nothing.
     """
-    if not objective_type(run).undecided(run):
-        return run
-    if not file.is_file():
+    if objective_type(run).undecided(run) and not file.is_file():
         write_file(file, orjson.dumps(_decide(run, file, tell)))
+    return settled_before(run, file)
+
+
+def settled_before(run: RunConfig, file: Path) -> RunConfig:
+    """The run with what its records decided before, as `file` keeps it; the run itself where they were not read yet."""
+    if not objective_type(run).undecided(run) or not file.is_file():
+        return run
     return _with_values(run, orjson.loads(file.read_bytes()))
 
 

@@ -46,7 +46,7 @@ def planned_data(run: RunConfig) -> PlannedData:
     if is_prepared(run):
         prepared = prepare(run)
         store = prepared.open()
-        objective = objective_of(run, prepared.tokenizer())
+        objective = objective_of(prepared.run, prepared.tokenizer())
         samples = objective.dataset(store.train)
         index, tokens = longest_sample(objective, samples)
         return PlannedData(objective, objective.tokenizer, index, samples, tokens, "its token store", store)
