@@ -20,7 +20,8 @@ from transformers import (
 import artel
 from artel.config import TokenizerTraining, load_run
 from artel.errors import InputError
-from artel.preparing import prepare
+from artel.planning.plan.batches import planned_data
+from artel.preparing import is_prepared, prepare
 from artel.tokens import train_tokenizer
 from support.labels import DECODER, ROWS, label_run, one_label, several_labels, write_rows
 from support.runs import metrics as metric_lines
@@ -47,6 +48,14 @@ def trained(name, **changes):
 def test_the_records_decide_kind_and_labels(tmp_path, name, kind, labels):
     decided = prepared(tmp_path / "run.yaml", ROWS[name]()).run.classification
     assert (decided.kind, decided.labels) == (kind, labels)
+
+
+def test_a_run_is_prepared_whose_labels_its_records_have_decided(tmp_path):
+    run = load_run(str(label_run(tmp_path / "run.yaml", ROWS["single"](40))))
+    assert not is_prepared(run)
+    prepare(run)
+    assert is_prepared(run)
+    assert planned_data(run).store is not None
 
 
 def test_whole_numbers_are_labels_in_their_order(tmp_path):
@@ -233,6 +242,12 @@ def test_thresholds_decide_which_labels_a_text_has():
     file.unlink()  # as in a foreign folder: half of a probability
     (answer,) = artel.open(folder).classify(TEXTS[:1])
     assert set(answer["labels"]) == {label for label, share in answer["probabilities"].items() if share > 0.5}
+    said = []
+    rows = write_rows(Path("rows.jsonl"), several_labels(40))
+    result = artel.open(folder / "model").evaluate(str(rows), tell=said.append)
+    assert any("no thresholds (thresholds.json)" in line for line in said)
+    assert "tuned_macro_f1" not in result.figures  # thresholds are never chosen on what is judged
+    assert list(result.details["tables"]) == ["labels, at 0.5"]
 
 
 def test_the_model_of_an_early_stop_has_the_thresholds_of_its_own_validation():

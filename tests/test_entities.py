@@ -23,7 +23,8 @@ from artel.objectives import Tokens
 from artel.objectives.tokens.windows import NO_WORD
 from artel.text import Document, Ledger, Record, Tagged, read_documents
 from artel.text.tags import entities_of
-from artel.tokens import load_tokenizer, train_tokenizer
+from artel.tokens import evaluation_rows, load_tokenizer, train_tokenizer
+from artel.tokens.sampling.batches import one_row
 from support.reading import rows_of
 from support.runs import artel as command
 from support.runs import metrics, write_run
@@ -106,6 +107,34 @@ def test_a_span_within_a_word_is_learned_by_the_whole_word_and_counted(roberta):
     made = next(tagging.samples([document("Moscowbased firms", (0, 6, "LOC"))]))
     assert tags_of(made, tagging.tags.tags) == ["B-LOC", "O"]
     assert made.counted == {"cut_words": 1}
+
+
+class Listed(list):
+    """Samples that are no store's."""
+
+    read = list.__getitem__
+
+
+def test_each_row_of_a_micro_batch_is_what_it_is_alone(tmp_path):
+    """Rows of unequal length in four groups, and one of padding."""
+    names = {"labels": ["PER", "LOC"]}
+    made = objective(load_tokenizer(str(foreign(tmp_path, ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]))), 512, **names)
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
+    documents = [
+        document(f"{'Anna was here. ' * (number % 5)}Boris went to Oslo", (0, 4, "PER")) for number in range(13)
+    ]
+    samples = Listed(sample for each in made.samples(documents) for sample in each.samples)
+    batch = made.batch(evaluation_rows(samples, np.arange(13), 14))
+    assert len(batch.groups) == 4
+    assert batch.targets == sum(np.count_nonzero(sample.flags) for sample in samples)
+    with torch.no_grad():
+        sums, tags = made.evaluate_batch(model, batch)
+        alone = [made.evaluate_batch(model, made.batch(one_row(sample))) for sample in samples]
+        logits = model(input_ids=torch.from_numpy(samples[3].ids)[None]).logits[0]
+    assert torch.allclose(sums, torch.stack([each for each, _ in alone]).sum(dim=0), rtol=1e-5)
+    assert torch.equal(tags[:13], torch.cat([each for _, each in alone]))
+    words = samples[3].flags != NO_WORD
+    assert torch.equal(tags[3, : len(words)][words], logits.argmax(dim=1)[words].float())
 
 
 @pytest.mark.slow

@@ -6,6 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from artel.config import TokenizerTraining, load_run
+from artel.objectives import objective_of
+from artel.tokens import train_tokenizer
 from support import WORKERS
 from support.objectives import OBJECTIVES, objective_run
 from support.runs import artel, kill, largest_difference, losses, start, torchrun, wait_for_step
@@ -39,6 +42,22 @@ def test_same_losses_and_gradient_norms_however_the_batch_is_cut(tmp_path):
         for other, figures in results.items():
             if f"-{name}-" in other:
                 assert largest_difference(reference, figures) < 1e-5, other
+
+
+def test_each_says_its_own_loss(tmp_path):
+    """In words, on the line with which a run starts; none for the cross-entropy of tokens."""
+    tokenizer = train_tokenizer(iter(["one two"] * 50), TokenizerTraining(vocab=262), encoder=True)
+    words = {}
+    for name in OBJECTIVES:
+        decided = {"classification.labels": ["one", "two"]} if "label" in name else {}
+        run = load_run(str(objective_run(tmp_path / f"{name}.yaml", name)), decided)
+        words[name] = objective_of(run, tokenizer).loss_in_words
+    assert {name for name, loss in words.items() if not loss} == {"masked", "restoring", "chat"}
+    assert words["several_labels"] == "binary cross-entropy of each label (focal, gamma 2)"
+    assert words["labels_of_pairs"].endswith("(smoothing 0.1, weighed by label)")
+    assert words["embedding"] == "in-batch negatives of the whole global batch, both ways, at 32, 16 numbers"
+    assert words["distill"] == "forward_kl of the teacher's 8 likeliest ids at temperature 2, 0.5 cross-entropy"
+    assert words["kto"] == "kto, beta 0.1"
 
 
 # Two of them in every run; the others differ in nothing that a kill could meet, and take half a minute each.

@@ -24,7 +24,6 @@ from artel.config import RunConfig, TokenizerTraining
 from artel.objectives import DocumentSamples
 from artel.objectives.reward.objective import Reward
 from artel.objectives.scoring.calibration import calibration_bins, calibration_error
-from artel.objectives.scoring.rows import row_scores, score_tensors
 from artel.printable import in_lines
 from artel.text import Document, Message, Preference, Record
 from artel.text.formats.chat import read_preferences
@@ -136,16 +135,6 @@ def score(model, objective, prompt, answer):
     (ids,) = objective._reader.encode([text])
     with torch.no_grad():
         return model(input_ids=torch.from_numpy(ids)[None]).logits.item()
-
-
-@pytest.mark.parametrize("group", [None, 1, 3])
-def test_scores_of_rows_do_not_depend_on_those_beside_them(tokenizer, group):
-    model = model_of(tokenizer)
-    rows = [np.arange(5, 5 + length) for length in (9, 30, 1, 17, 30, 2, 3)]
-    with torch.no_grad():
-        alone = [model(input_ids=torch.from_numpy(row)[None]).logits.item() for row in rows]
-        together = row_scores(model, score_tensors(rows, tokenizer.pad_id, group))
-    assert together.tolist() == pytest.approx(alone, abs=1e-6)
 
 
 def test_calibration_by_hand():

@@ -71,7 +71,8 @@ def evaluate(
     run = prepared.run
     objective = objective_of(run, opened.tokenizer)
     objective.check(opened.model)
-    objective.calibrate(opened.objective.calibration())
+    if note := objective.calibrate(opened.objective.calibration()):
+        tell(note)
     store = prepared.open()
     if data is None:
         objective.fit_statistics(store.train)  # a weighted loss has the weights of training

@@ -79,6 +79,8 @@ class Objective(ABC):
     """The column of a sample's numbers that holds the number of its document in its split; the store fills it in."""
     outputs: tuple[str, ...] = ()
     """Names of the numbers that `evaluate_batch` returns for each sample."""
+    has_many_outputs: ClassVar[bool] = False
+    """True if they are so many that `metrics` is given them in float32, as the model has them; else in float64."""
     tasks: ClassVar[tuple[str, ...]] = ()
     """What `answers` can be asked: classify, entities, embed, rerank, score; or answer, which `reply` does."""
     better: ClassVar[dict[str, Better]]
@@ -195,6 +197,11 @@ class Objective(ABC):
         return []
 
     @property
+    def loss_in_words(self) -> str:
+        """What is minimized. Empty for the cross-entropy of tokens: of that it is said how the model computes it."""
+        return ""
+
+    @property
     def heads(self) -> dict[str, int]:
         """Linear heads on the first token, beside those of the model's class: name → outputs."""
         return {}
@@ -224,8 +231,12 @@ class Objective(ABC):
         """
         return {}
 
-    def calibrate(self, values: dict[str, Any]) -> None:  # noqa: B027  # if there is a `calibration`
-        """Take what was chosen for the model that is used now: nothing is chosen again."""
+    def calibrate(self, values: dict[str, Any]) -> str:
+        """Take what was chosen for the model that is used now: nothing is chosen again.
+
+        Returns a sentence for people on what stands in place of what was not chosen; empty for most.
+        """
+        return ""
 
     def command(self, run: str, samples: Samples | None) -> str:
         """A command that shows what the model of a finished run does.

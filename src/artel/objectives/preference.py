@@ -88,6 +88,10 @@ class PreferenceOptimization(Objective):
         chat = [run.chat.template, run.chat.learn_empty_thoughts]
         return [run.data.block, chat, run.preference.loss == "kto", template_file(run)]
 
+    @property
+    def loss_in_words(self) -> str:
+        return f"{self._config.loss}, beta {self._beta:g}"
+
     def check(self, model: PreTrainedModel) -> None:
         """Answers to one prompt share a row from now on, if the model obeys."""
         from artel.models.shared_prefix import obeys_shared_prefixes

@@ -140,14 +140,14 @@ class Strategy:
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         names = self._objective.sums
         totals = torch.zeros(len(names), dtype=torch.float64)
-        outputs = torch.zeros(count, len(self._objective.outputs), dtype=torch.float64)
+        outputs = self._room_for_outputs(count)
         self.model.eval()
         with torch.no_grad():
             for batch, indices in batches:
                 with self._autocast():
                     sums, rows = self._evaluate_batch(self._local_batch(batch))
                 totals += self._count_once(sums).double().cpu()
-                outputs[indices] = self._count_once(rows[: len(indices)]).double().cpu()
+                outputs[indices] = self._count_once(rows[: len(indices)]).to(outputs)
         self.model.train()
         return self._over_all_ranks(totals, outputs)
 
@@ -292,6 +292,11 @@ class Strategy:
 
     def _evaluate_batch(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         return self._on_model(lambda model: self._objective.evaluate_batch(model, batch))
+
+    def _room_for_outputs(self, samples: int) -> torch.Tensor:
+        """Zeros (samples, outputs) for what the objective says of each sample of all ranks."""
+        dtype = torch.float32 if self._objective.has_many_outputs else torch.float64
+        return torch.zeros(samples, len(self._objective.outputs), dtype=dtype)
 
     def _over_all_ranks(self, totals: torch.Tensor, outputs: torch.Tensor) -> tuple[dict[str, float], np.ndarray]:
         if self._world.size > 1 and outputs.numel():

@@ -153,7 +153,9 @@ def set_up_model(
         optimizer = Optimizer(model, config.train, config.seed, loss_scale, precision)
     if not is_checked and strategy.can_run_full_model:
         strategy.with_full_model(objective.check)
-    loss = strategy.with_full_model(loss_choice).value if strategy.can_run_full_model else "in the last stage"
+    loss = objective.loss_in_words
+    if not loss:
+        loss = strategy.with_full_model(loss_choice).value if strategy.can_run_full_model else "in the last stage"
     chosen = {
         "model": f"{model.config.model_type}, {parameters:,} parameters",
         "train.precision": precision,

@@ -153,6 +153,16 @@ class EmbeddingConfig(Section):
     def _longest_first(cls, dimensions: list[int]) -> list[int]:
         return sorted(set(dimensions), reverse=True)
 
+    @property
+    def learns_scores(self) -> bool:
+        """True if records are pairs with a score."""
+        return self.loss in ("cosine", "cosent")
+
+    @property
+    def most_negatives(self) -> int:
+        """How many of a query's own negatives a step learns from, at most."""
+        return 0 if self.learns_scores else self.negatives
+
 
 class TokensConfig(Section):
     labels: Annotated[Literal["auto"] | list[str], BeforeValidator(_as_texts)] = Field(

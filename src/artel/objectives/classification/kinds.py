@@ -12,7 +12,7 @@ import numpy as np
 
 from artel.config import ClassificationConfig
 from artel.objectives.base import Better
-from artel.objectives.classification.losses import label_loss, labels_loss, number_loss
+from artel.objectives.classification.losses import label_loss, labels_loss, loss_of_labels, number_loss
 from artel.objectives.classification.metrics import (
     HALF,
     best_thresholds,
@@ -30,6 +30,10 @@ from artel.text import Labeled
 
 if TYPE_CHECKING:
     import torch
+
+
+THRESHOLDS = "thresholds.json"
+"""The file beside the model with the threshold of each label."""
 
 
 class Unfit(Exception):
@@ -72,6 +76,11 @@ class Kind(ABC):
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """float32 (rows,): of `logits` (rows, outputs)."""
 
+    @property
+    @abstractmethod
+    def loss_in_words(self) -> str:
+        """What `loss` is."""
+
     @abstractmethod
     def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]: ...
 
@@ -97,8 +106,9 @@ class Kind(ABC):
     def tune(self, logits: np.ndarray, target: np.ndarray) -> None:  # noqa: B027  # only several labels have thresholds
         """Choose the thresholds of labels on validation, unless they are set."""
 
-    def set_thresholds(self, thresholds: dict[str, float]) -> None:  # noqa: B027  # as above
-        """Take thresholds by label; they are not chosen again."""
+    def set_thresholds(self, thresholds: dict[str, float]) -> str:
+        """Take thresholds by label; they are not chosen again. Returns what is used where there are none, in words."""
+        return ""
 
     def chosen_thresholds(self) -> dict[str, float]:
         """By label; empty if none were chosen or set."""
@@ -134,6 +144,10 @@ class SingleLabel(Kind):
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return label_loss(logits, target, self.config, self._weights)
+
+    @property
+    def loss_in_words(self) -> str:
+        return loss_of_labels("cross-entropy of the label", self.config)
 
     def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
         return single_figures(logits, target)
@@ -190,7 +204,7 @@ class SeveralLabels(Kind):
     def __init__(self, config: ClassificationConfig) -> None:
         super().__init__(config)
         self._thresholds = np.full(len(self.labels), HALF)
-        self._are_chosen = self._are_set = False
+        self._are_chosen, self._may_choose = False, True
 
     def numbers(self, fields: Labeled) -> tuple[int, ...]:
         chosen = {self._number_of(label) for label in fields.labels}
@@ -202,13 +216,21 @@ class SeveralLabels(Kind):
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return labels_loss(logits, target, self.config, self._weights)
 
+    @property
+    def loss_in_words(self) -> str:
+        return loss_of_labels("binary cross-entropy of each label", self.config)
+
     def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
-        return several_figures(sigmoid(logits), target > 0, self._thresholds)
+        thresholds = self._thresholds if self._are_chosen else None
+        return several_figures(sigmoid(logits), target > 0, thresholds)
 
     def details(self, logits: np.ndarray, target: np.ndarray) -> dict[str, Any]:
         probabilities, gold = sigmoid(logits), target > 0
         tables = {}
-        for title, thresholds in (("labels, at 0.5", HALF), ("labels, at their thresholds", self._thresholds)):
+        cuts: list[tuple[str, float | np.ndarray]] = [("labels, at 0.5", HALF)]
+        if self._are_chosen:
+            cuts.append(("labels, at their thresholds", self._thresholds))
+        for title, thresholds in cuts:
             predicted = probabilities > thresholds
             by_label = scores_of_labels((predicted & gold).sum(axis=0), gold.sum(axis=0), predicted.sum(axis=0))
             tables[title] = [
@@ -216,8 +238,9 @@ class SeveralLabels(Kind):
                 | _area(probabilities[:, number], gold[:, number])
                 for number, (label, scores) in enumerate(zip(self.labels, by_label, strict=True))
             ]
-        for row, threshold in zip(tables["labels, at their thresholds"], self._thresholds.tolist(), strict=True):
-            row["threshold"] = threshold
+            if thresholds is not HALF:
+                for row, threshold in zip(tables[title], self._thresholds.tolist(), strict=True):
+                    row["threshold"] = threshold
         return {"tables": tables}
 
     def answer(self, logits: np.ndarray) -> dict[str, Any]:
@@ -247,13 +270,18 @@ class SeveralLabels(Kind):
         self._weights = torch.tensor(weights, dtype=torch.float32)
 
     def tune(self, logits: np.ndarray, target: np.ndarray) -> None:
-        if not self._are_set:
+        if self._may_choose:
             self._thresholds, self._are_chosen = best_thresholds(sigmoid(logits), target > 0), True
 
-    def set_thresholds(self, thresholds: dict[str, float]) -> None:
-        if thresholds:
-            self._thresholds = np.array([thresholds.get(label, HALF) for label in self.labels])
-            self._are_chosen = self._are_set = True
+    def set_thresholds(self, thresholds: dict[str, float]) -> str:
+        self._may_choose = False
+        if not thresholds:
+            return (
+                f"the model has no thresholds ({THRESHOLDS}), so a text has the labels with a probability over {HALF}"
+            )
+        self._thresholds = np.array([thresholds.get(label, HALF) for label in self.labels])
+        self._are_chosen = True
+        return ""
 
     def chosen_thresholds(self) -> dict[str, float]:
         return dict(zip(self.labels, self._thresholds.tolist(), strict=True)) if self._are_chosen else {}
@@ -286,6 +314,10 @@ class Number(Kind):
 
     def loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return number_loss(logits, target)
+
+    @property
+    def loss_in_words(self) -> str:
+        return "squared error"
 
     def figures(self, logits: np.ndarray, target: np.ndarray) -> dict[str, float]:
         return number_figures(logits[:, 0].astype(np.float64), target.astype(np.float64))

@@ -10,6 +10,14 @@ if TYPE_CHECKING:
     import torch
 
 
+def loss_of_labels(plain: str, config: ClassificationConfig) -> str:
+    """The loss in words; `plain` is what it is without options."""
+    more = [f"focal, gamma {config.focal_gamma:g}"] if config.loss == "focal" else []
+    more += [f"smoothing {config.smoothing:g}"] if config.smoothing else []
+    more += ["weighed by label"] if config.class_weights == "balanced" else []
+    return f"{plain} ({', '.join(more)})" if more else plain
+
+
 def label_loss(
     logits: torch.Tensor, target: torch.Tensor, config: ClassificationConfig, weights: torch.Tensor | None
 ) -> torch.Tensor:

@@ -73,10 +73,11 @@ def single_figures(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
     return figures | _mean_auc([roc_auc(probabilities[:, label], gold == label) for label in chosen])
 
 
-def several_figures(probabilities: np.ndarray, gold: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
+def several_figures(probabilities: np.ndarray, gold: np.ndarray, thresholds: np.ndarray | None) -> dict[str, float]:
     """Of several labels: `probabilities` (rows, labels), `gold` bool of that shape.
 
-    accuracy is the share of rows all of whose labels are right. Figures are at 0.5, tuned_macro_f1 at `thresholds`.
+    accuracy is the share of rows all of whose labels are right. Figures are at 0.5, tuned_macro_f1 at `thresholds`; it
+    is left out where there are none.
     """
     predicted = probabilities > HALF
     right = (predicted & gold).sum(axis=0)
@@ -85,8 +86,9 @@ def several_figures(probabilities: np.ndarray, gold: np.ndarray, thresholds: np.
         "accuracy": float((predicted == gold).all(axis=1).mean()),
         "macro_f1": float(np.mean([scores["f1"] for scores in by_label])),
         "micro_f1": _ratio(2 * float(right.sum()), float(gold.sum() + predicted.sum())),
-        "tuned_macro_f1": _macro_f1(probabilities > thresholds, gold),
     }
+    if thresholds is not None:
+        figures["tuned_macro_f1"] = _macro_f1(probabilities > thresholds, gold)
     return figures | _mean_auc([roc_auc(column, true) for column, true in zip(probabilities.T, gold.T, strict=True)])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,8 +21,8 @@ from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.classification.framing import Framing
-from artel.objectives.classification.kinds import KINDS, Kind, Undecided, Unfit
-from artel.objectives.length_groups import by_length
+from artel.objectives.classification.kinds import KINDS, THRESHOLDS, Kind, Undecided, Unfit
+from artel.objectives.length_groups import group_count, group_rows, logits_of_rows, row_logits
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Labeled, Record, Rejected
@@ -35,11 +35,9 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 _BEGINS, _TARGET = 0, 1  # columns of a sample's numbers: where its second text begins; its target, to the last column
-_TOKENS_TOGETHER = 4096  # of texts that are answered together
 _LISTED = 10
 _SHORTEST_BLOCK = 8
 _MANY_LABELS = 50
-_THRESHOLDS = "thresholds.json"
 _EXAMPLE = "A quiet film that stays with you."
 
 
@@ -64,7 +62,6 @@ class Classification(Objective):
         self._kind = _kind_of(run)
         self._framing = Framing(tokenizer, run.data.block)
         self.outputs = self._kind.outputs
-        self._in_stages = run.parallel.pipeline > 1
         best = run.checkpoint.best
         if best is not None and best not in self._kind.better and not self.undecided(run):
             fix = f"write one of: {', '.join(self._kind.better)}; or null"
@@ -138,19 +135,23 @@ class Classification(Objective):
             "problem_type": self._kind.problem_type,
         }
 
+    @property
+    def loss_in_words(self) -> str:
+        return self._kind.loss_in_words
+
     def calibration(self) -> dict[str, Any]:
         return self._kind.chosen_thresholds()
 
-    def calibrate(self, values: dict[str, Any]) -> None:
-        self._kind.set_thresholds(values)
+    def calibrate(self, values: dict[str, Any]) -> str:
+        return self._kind.set_thresholds(values)
 
     def model_files(self, model: PreTrainedModel) -> dict[str, bytes]:
         """The threshold of each label, where a text may have several."""
         thresholds = self.calibration()
-        return {_THRESHOLDS: orjson.dumps(thresholds, option=orjson.OPT_INDENT_2)} if thresholds else {}
+        return {THRESHOLDS: orjson.dumps(thresholds, option=orjson.OPT_INDENT_2)} if thresholds else {}
 
     def read_model_files(self, folder: Path) -> None:
-        file = folder / _THRESHOLDS
+        file = folder / THRESHOLDS
         if file.is_file():
             self.calibrate(_read_thresholds(file))
 
@@ -190,32 +191,35 @@ class Classification(Objective):
     def batch(self, rows: Rows) -> Batch:
         import torch
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        order, groups = by_length(rows.lengths, self.run.data.block, device)
-        places = np.arange(rows.ids.shape[1])[None, :]
-        attended = places < rows.lengths[order, None]
-        tensors = {
-            "input_ids": np.where(attended, rows.ids[order], self.tokenizer.pad_id),
-            "attention_mask": attended.astype(np.int64),
-            "target": self._kind.target(rows.numbers[order, _TARGET:]),
-            "valid": rows.valid[order],
-            "places": np.argsort(order),  # where each row of the micro-batch is, which are now by length
-        }
-        begins = rows.numbers[order, _BEGINS, None]
-        if begins.any() and self._framing.pair.second_type:
-            is_second = (begins > 0) & (places >= begins) & attended
-            tensors["token_type_ids"] = is_second * self._framing.pair.second_type
+        lengths = np.where(rows.valid, rows.lengths, 1)
+        ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
+        types = self._types(lengths, rows.numbers[:, _BEGINS])
+        grouped = group_rows(ids, group_count(len(ids), self.run), self.tokenizer.pad_id, types)
+        target = np.ascontiguousarray(self._kind.target(rows.numbers[:, _TARGET:]))
+        tensors = {"target": torch.from_numpy(target), "valid": torch.from_numpy(rows.valid)}
         return Batch(
-            {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()},
+            grouped.tensors | tensors,
             targets=int(rows.valid.sum()),
             tokens=int(rows.lengths[rows.valid].sum()),
-            groups=() if self._in_stages else groups,
+            groups=grouped.groups,
         )
 
+    def _types(
+        self, lengths: Sequence[int] | np.ndarray, begins: Sequence[int] | np.ndarray
+    ) -> list[np.ndarray] | None:
+        """The token_type_ids of texts whose second texts begin there, 0 where there is none; None if all are 0."""
+        if not np.any(begins) or not self._framing.pair.second_type:
+            return None
+        return [
+            (np.arange(length) >= (begin or length)) * self._framing.pair.second_type
+            for length, begin in zip(lengths, begins, strict=True)
+        ]
+
     def readings(self, rows: Rows) -> list[Reading]:
-        """No token is predicted; the reading has the name of its labels."""
+        """No token is predicted."""
         ids = rows.ids[0, : rows.lengths[0]]
-        return [Reading(ids, np.full(len(ids), IGNORED), self._kind.words(self._kind.target(rows.numbers[:1, 1:])[0]))]
+        goal = self._kind.words(self._kind.target(rows.numbers[:1, _TARGET:])[0])
+        return [Reading(ids, np.full(len(ids), IGNORED), goal=goal)]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """A target is a text: the losses of texts are summed."""
@@ -227,7 +231,7 @@ class Classification(Objective):
         logits = self._logits(model, batch)
         loss = self._kind.loss(logits, batch.tensors["target"])
         loss = torch.where(batch.tensors["valid"], loss, 0.0).sum()
-        return torch.stack([loss, torch.full_like(loss, batch.targets)]), logits[batch.tensors["places"]]
+        return torch.stack([loss, torch.full_like(loss, batch.targets)]), logits
 
     # figures
 
@@ -252,13 +256,13 @@ class Classification(Objective):
         """
         texts = [_texts_of(entry) for entry in inputs]
         rows = list(self._framing.frame(texts))
-        answers: list[dict[str, Any]] = [{} for _ in rows]
-        for chosen in _together([len(row.ids) for row in rows]):
-            logits = self._run(model, [rows[number] for number in chosen])
-            for number, row_logits in zip(chosen, logits, strict=True):
-                truncated = {"truncated": True} if rows[number].cut else {}
-                answers[number] = {**self._kind.answer(row_logits[None]), **truncated}
-        return answers
+        ids = [row.ids for row in rows]
+        types = self._types([len(row.ids) for row in rows], [row.begins for row in rows])
+        logits = logits_of_rows(self._with_padding(model), ids, self.tokenizer.pad_id, types)
+        return [
+            {**self._kind.answer(said[None]), **({"truncated": True} if row.cut else {})}
+            for said, row in zip(logits, rows, strict=True)
+        ]
 
     def show(self, model: PreTrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
         yield _in_words(self.answers(model, "classify", [prompt])[0])
@@ -293,43 +297,15 @@ class Classification(Objective):
             lines[-1] = f"print(classify({example}))"
         return "\n".join(lines)
 
-    def _run(self, model: PreTrainedModel, rows: list[Any]) -> np.ndarray:
-        """Logits (rows, outputs) in float64 of framed texts, computed together."""
-        import torch
-
-        lengths = np.array([len(row.ids) for row in rows])
-        ids = np.zeros((len(rows), lengths.max()), dtype=np.int64)
-        for place, row in zip(ids, rows, strict=True):
-            place[: len(row.ids)] = row.ids
-        columns = 1 + max(1, len(self._kind.labels))
-        numbers = np.zeros((len(rows), columns), dtype=np.int64)
-        numbers[:, _BEGINS] = [row.begins for row in rows]
-        every = np.arange(len(rows))
-        batch = self.batch(Rows(ids, lengths, every >= 0, every, every * 0 - 1, None, numbers))
-        was_training = model.training
-        model.eval()
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            logits = self.evaluate_batch(model, batch.to(model.device))[1]
-        model.train(was_training)
-        return logits.double().cpu().numpy()
-
     def _logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-        """float32 (rows, outputs), in the order of the batch's tensors."""
-        import torch
+        """float32 (rows, outputs)."""
+        return row_logits(self._with_padding(model), batch.tensors, batch.groups)
 
+    def _with_padding(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Models that write look for the last token that is no padding, and some do not know theirs."""
         if getattr(model.config, "pad_token_id", None) is None:
-            # Models that write look for the last token that is no padding, and some do not know theirs.
             model.config.pad_token_id = self.tokenizer.pad_id
-        names = ("input_ids", "attention_mask", "token_type_ids")
-        inputs = {name: batch.tensors[name] for name in names if name in batch.tensors}
-        if not batch.groups:
-            logits: torch.Tensor = model(**inputs).logits.float()
-            return logits
-        parts = (
-            model(**{name: tensor[group.first : group.last, : group.length] for name, tensor in inputs.items()}).logits
-            for group in batch.groups
-        )
-        return torch.cat([part.float() for part in parts])
+        return model
 
 
 def _kind_of(run: RunConfig) -> Kind:
@@ -373,18 +349,6 @@ def _texts_of(entry: Any) -> tuple[str, ...]:
     if not 1 <= len(texts) <= 2 or not all(isinstance(text, str) and text.strip() for text in texts):
         raise InputError.at("input", "is empty, or neither a text nor a pair of texts", "give a text, or two")
     return texts
-
-
-def _together(lengths: list[int]) -> Iterator[list[int]]:
-    """Numbers of texts that are computed together: of similar length, and about _TOKENS_TOGETHER with padding."""
-    chosen: list[int] = []
-    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if chosen and (len(chosen) + 1) * lengths[number] > _TOKENS_TOGETHER:
-            yield chosen
-            chosen = []
-        chosen.append(number)
-    if chosen:
-        yield chosen
 
 
 def _in_words(answer: dict[str, Any]) -> str:

@@ -83,6 +83,13 @@ class Distillation(Objective):
                 "distill.top_k", what, f"write {max(1, self._vocabulary // 4):,}, or null for all of them"
             )
 
+    @property
+    def loss_in_words(self) -> str:
+        config = self._config
+        of = "all ids" if config.top_k is None else f"the teacher's {config.top_k} likeliest ids"
+        hidden = ", hidden states" if config.hidden is not None else ""
+        return f"{config.loss} of {of} at temperature {config.temperature:g}, {config.alpha:g} cross-entropy{hidden}"
+
     @classmethod
     def for_run(cls, run: RunConfig) -> type[Objective]:
         return next((kind for kind in _KINDS if kind._is_meant(run)), cls)

@@ -89,6 +89,18 @@ def _pair(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
     return queries * _ODD + documents  # wraps around
 
 
+def loss_in_words(config: EmbeddingConfig) -> str:
+    """What `loss_sum` is."""
+    words = {
+        "in_batch_negatives": "in-batch negatives of the whole global batch",
+        "triplet": f"triplets, margin {config.margin:g}",
+        "cosine": "squared error of cosines",
+        "cosent": "CoSENT of the whole global batch",
+    }[config.loss]
+    sizes = f", at {', '.join(map(str, config.matryoshka))} numbers" if config.matryoshka else ""
+    return f"{words}{', both ways' if config.symmetric else ''}{sizes}"
+
+
 def loss_sum(texts: Texts, config: EmbeddingConfig, part: slice) -> torch.Tensor:
     """The loss of the queries among the texts `part`, float32; the mean over `matryoshka` where vectors are cut.
 

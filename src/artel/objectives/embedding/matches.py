@@ -23,8 +23,11 @@ QUERY, POSITIVE, NEGATIVE = 1, 2, 3
 PADDING, OTHER_POSITIVE = 0, 4
 """Not a text of the batch: of a row that only fills it; a positive that this step does not learn from."""
 DOCUMENT, ROLE, HASH, SCORE = range(4)
-"""The columns of a sample's numbers: its match in the split; of a validation sample what the text is (0 in training)
-and its `text_hash`; the score in millionths."""
+"""The columns of a sample's numbers: its match in the split; of a validation sample what the text is (0 in training);
+the `text_hash` of that text, or of the match's query; the score in millionths.
+
+A query is hashed as it would stand among the documents, behind their prompt: so is its own text found there.
+"""
 MILLION = 1_000_000
 
 
@@ -41,15 +44,19 @@ class MatchReader:
         """Texts of over `block` tokens lose their ends, which the ledger counts."""
         matches = [document.record.fields for document in documents]
         texts = [text for match in matches if isinstance(match, Match) for text in self._with_prompts(match)]
+        prompts = self._config.prompts
+        as_documents = [prompts.document + match.query for match in matches if isinstance(match, Match)]
         ids = self._tokenizer.encode(texts)
+        queries = self._tokenizer.encode(as_documents if prompts.query != prompts.document else [])
         for document, match in zip(documents, matches, strict=True):
             assert isinstance(match, Match)
             encoded = [next(ids) for _ in match.texts]
+            query = self.framed(next(queries, encoded[0]))
             problem = self._problem(match, encoded)
             if problem is not None:
                 yield Rejected(document.record.origin, *problem, document.record.set_name)
             else:
-                yield self._made(match, encoded, is_validation=document.split == "validation")
+                yield self._made(match, encoded, text_hash(query), is_validation=document.split == "validation")
 
     def framed(self, ids: np.ndarray) -> np.ndarray:
         """A text as the model reads it: its first tokens within the tokenizer's special tokens, int64."""
@@ -61,7 +68,7 @@ class MatchReader:
 
     def _problem(self, match: Match, encoded: list[np.ndarray]) -> tuple[str, str] | None:
         """(reason, what to do) of a match that the loss cannot learn from."""
-        loss, scored = self._config.loss, self._config.loss in ("cosine", "cosent")
+        loss, scored = self._config.loss, self._config.learns_scores
         if any(len(ids) == 0 for ids in encoded):
             return "empty", "one of its texts has no token"
         if scored and match.score is None:
@@ -76,20 +83,22 @@ class MatchReader:
             return "score", f"{what}: write the score of two texts that mean the same there"
         return None
 
-    def _made(self, match: Match, encoded: list[np.ndarray], *, is_validation: bool) -> DocumentSamples:
+    def _made(self, match: Match, encoded: list[np.ndarray], query: int, *, is_validation: bool) -> DocumentSamples:
+        """`query` is the hash of the query."""
         roles = [QUERY, *(POSITIVE for _ in match.positives), *(NEGATIVE for _ in match.negatives)]
         score = round((match.score or 0.0) / self._config.largest_score * MILLION)
         texts = [self.framed(ids) for ids in encoded]
         counted = {"truncated": cut} if (cut := sum(len(ids) > self._room for ids in encoded)) else {}
         if is_validation:
+            hashes = [query, *map(text_hash, texts[1:])]
             samples = [
-                Sample(ids, np.zeros(len(ids), dtype=np.uint8), (0, role, text_hash(ids), score))
-                for ids, role in zip(texts, roles, strict=True)
+                Sample(ids, np.zeros(len(ids), dtype=np.uint8), (0, role, number, score))
+                for ids, role, number in zip(texts, roles, hashes, strict=True)
             ]
             return DocumentSamples(samples, counted=counted)
         flags = np.zeros(sum(map(len, texts)), dtype=np.uint8)
         flags[np.cumsum([0, *map(len, texts[:-1])])] = roles
-        return DocumentSamples([Sample(np.concatenate(texts), flags, (0, 0, 0, score))], counted=counted)
+        return DocumentSamples([Sample(np.concatenate(texts), flags, (0, 0, query, score))], counted=counted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,16 @@
-"""Texts as rows of a model's input, and the vector of each: several texts to a row where the model keeps them apart."""
+"""The vectors of texts that share rows, where the model keeps them apart, or else have a row each."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from artel.config import EmbeddingConfig
 from artel.errors import InputError
+from artel.objectives.length_groups import LengthGroup, group_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -23,36 +25,16 @@ _PROBE = 4  # tokens that a model is tried with
 
 
 def packed_rows(texts: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
-    """Rows that texts share, each text whole: the tensors of `padded_rows`, and `positions` (rows, length), those of
-    tokens in their text, from 0.
-    """
-    filled = [0] * max(1, round(sum(map(len, texts)) / _PACKED))
-    places: list[tuple[int, int]] = [(0, 0)] * len(texts)
-    for number in sorted(range(len(texts)), key=lambda number: -len(texts[number])):  # the longest first
-        row = filled.index(min(filled))  # into the row with most room
-        places[number] = (row, filled[row])
-        filled[row] += len(texts[number])
-    filled = [used for used in filled if used]
-    return _tensors(texts, places, -(-max(filled) // _ROUND) * _ROUND, packed=True)
-
-
-def padded_rows(texts: Sequence[np.ndarray], block: int) -> dict[str, torch.Tensor]:
-    """A row for each text, of up to `block` tokens. Tensors, all int64:
+    """Rows that texts share, each text whole. Tensors, all int64:
 
     `input_ids` (rows, length); `documents` (rows, length), the number of each token's text in its row, from 1, 0 for
-    padding; `slots`, these numbers; `texts` (texts,), the place of each text in the flattened (rows, slots); `firsts`
-    and `lasts` (texts,), the places of their first and last tokens in the flattened rows.
+    padding; `positions` (rows, length), those of tokens in their text, from 0; `slots`, the numbers of texts in a row;
+    `texts` (texts,), the place of each text in the flattened (rows, slots); `firsts` and `lasts` (texts,), the places
+    of their first and last tokens in the flattened rows.
     """
-    longest = max(map(len, texts))
-    length = max(longest, min(-(-longest // _ROUND) * _ROUND, block))  # the model may have no more positions
-    return _tensors(texts, [(row, 0) for row in range(len(texts))], length, packed=False)
-
-
-def _tensors(
-    texts: Sequence[np.ndarray], places: Sequence[tuple[int, int]], length: int, *, packed: bool
-) -> dict[str, torch.Tensor]:
     import torch
 
+    places, length = _packed(list(map(len, texts)))
     rows = 1 + max(row for row, _ in places)
     ids, documents, positions = (np.zeros((rows, length), dtype=np.int64) for _ in range(3))
     numbers, slot = [0] * rows, []
@@ -71,30 +53,39 @@ def _tensors(
     arrays = {
         "input_ids": ids,
         "documents": documents,
+        "positions": positions,
         "slots": np.arange(1, most + 1),
         "texts": flat,
         "firsts": firsts,
         "lasts": firsts + np.array([len(text) - 1 for text in texts]),
-        **({"positions": positions} if packed else {}),
     }
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def vectors(
-    model: PreTrainedModel, rows: dict[str, torch.Tensor], pooling: Pooling, *, causal: bool = False
-) -> torch.Tensor:
-    """float32 (texts, size), with gradient: what `pooling` makes of each text's last hidden states.
+def _packed(lengths: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+    """(the row of each text, and where in it the text begins; the length of a row)."""
+    filled = [0] * max(1, round(sum(lengths) / _PACKED))
+    places: list[tuple[int, int]] = [(0, 0)] * len(lengths)
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):  # the longest first
+        row = filled.index(min(filled))  # into the row with most room
+        places[number] = (row, filled[row])
+        filled[row] += lengths[number]
+    return places, -(-max(filled) // _ROUND) * _ROUND
 
-    `causal`: tokens see only those before them; it matters where texts share rows.
+
+def packed_vectors(
+    model: PreTrainedModel, rows: Mapping[str, torch.Tensor], pooling: Pooling, *, causal: bool
+) -> torch.Tensor:
+    """float32 (texts, size), with gradient: what `pooling` makes of each text's last hidden states, in `packed_rows`.
+
+    `causal`: tokens see only those before them.
     """
     import torch
 
-    documents = rows["documents"]
-    inputs: dict[str, Any] = {"attention_mask": (documents > 0).long()}
-    if "positions" in rows:
-        from artel.models.document_mask import document_inputs
+    from artel.models.document_mask import document_inputs
 
-        inputs = document_inputs(model, documents, rows["positions"], causal=causal)
+    documents = rows["documents"]
+    inputs: dict[str, Any] = document_inputs(model, documents, rows["positions"], causal=causal)
     if "use_cache" in inspect.signature(model.forward).parameters:
         inputs["use_cache"] = False
     hidden = model(input_ids=rows["input_ids"], **inputs).last_hidden_state
@@ -106,6 +97,39 @@ def vectors(
         members = (documents[:, None] == rows["slots"][None, :, None]).float()
         sums = (members @ hidden).flatten(0, 1)[rows["texts"]]
         return sums / members.sum(dim=2).flatten()[rows["texts"]][:, None]
+
+
+def group_vectors(
+    model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], groups: Sequence[LengthGroup], pooling: Pooling
+) -> torch.Tensor:
+    """The same of texts with a row each, as `group_rows` arranges them."""
+    import torch
+
+    vectors = [
+        _pooled(model(**inputs).last_hidden_state, group.of(tensors["attention_mask"]), pooling)
+        for group, inputs in zip(groups, group_inputs(model, tensors, groups), strict=True)
+    ]
+    return torch.cat(vectors)[tensors["places"]]
+
+
+def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """float32 (rows, size), of the last hidden states (rows, length, size)."""
+    import torch
+
+    with torch.autocast(hidden.device.type, enabled=False):
+        hidden, counts = hidden.float(), mask.sum(dim=1)
+        if pooling == "cls":
+            return hidden[:, 0]
+        if pooling == "last":
+            return hidden[torch.arange(len(hidden), device=hidden.device), counts - 1]
+        return (mask[:, None].float() @ hidden)[:, 0] / counts[:, None]
+
+
+def finished(vectors: torch.Tensor, config: EmbeddingConfig) -> torch.Tensor:
+    """Vectors (texts, size) as the model's user gets them."""
+    import torch
+
+    return torch.nn.functional.normalize(vectors, dim=1) if config.normalize else vectors
 
 
 def sees_before_alone(model: PreTrainedModel) -> bool:

@@ -37,7 +37,7 @@ class ValidatedTexts:
         roles, hashes = numbers[:, ROLE], numbers[:, HASH]
         documents = np.flatnonzero(roles != QUERY)
         documents = documents[np.sort(np.unique(hashes[documents], return_index=True)[1])]
-        return cls(outputs[:count].astype(np.float32), roles, hashes, numbers[:, SCORE], matches, documents)
+        return cls(outputs[:count], roles, hashes, numbers[:, SCORE], matches, documents)
 
     def questions(self) -> tuple[np.ndarray, list[np.ndarray], dict[int, int]]:
         """(places of queries, equal ones once; of each the documents that match it; its own text among the documents).

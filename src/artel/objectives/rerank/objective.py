@@ -19,12 +19,12 @@ from artel.errors import InputError, Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
+from artel.objectives.length_groups import group_count, group_rows, logits_of_rows, row_logits
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.rerank.negatives import DrawnNegatives
 from artel.objectives.rerank.pairs import COLUMNS, HAS_SCORE, QUERY, PairWriter, parts_of, scores_in
 from artel.objectives.rerank.ranking import ranking_figures, ranks
 from artel.objectives.scoring.folders import gives_a_score, names_its_problem, reads_conversations
-from artel.objectives.scoring.rows import row_scores, rows_in_group, score_tensors, scores_of
 from artel.objectives.statistics import sigmoid, spearman
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Match, Rejected
@@ -69,7 +69,6 @@ class Rerank(Objective):
         super().__init__(run, tokenizer)
         self._config = run.rerank
         self._writer = PairWriter(tokenizer, run.data.block)
-        self._group: int | None = None
         self._splits: list[DrawnNegatives] = []
         self.outputs = tuple(f"score_{number}" for number in range(run.rerank.candidates))
 
@@ -91,6 +90,12 @@ class Rerank(Objective):
         return [run.data.block, run.rerank.loss == "listwise"]
 
     @property
+    def loss_in_words(self) -> str:
+        if self._config.loss == "listwise":
+            return "cross-entropy of the document that matches, among those of its query"
+        return "binary cross-entropy of each query and document"
+
+    @property
     def head_config(self) -> dict[str, Any]:
         """One output, of which other libraries, too, take the sigmoid."""
         name = "relevance"
@@ -101,9 +106,6 @@ class Rerank(Objective):
             "problem_type": None,
             "pad_token_id": self.tokenizer.pad_id,
         }
-
-    def check(self, model: PreTrainedModel) -> None:
-        self._group = rows_in_group(model)
 
     def command(self, run: str, samples: Samples | None) -> str:
         return f'artel generate {run} --prompt "{_QUERY}" --context "{_DOCUMENT}"'
@@ -152,7 +154,7 @@ class Rerank(Objective):
         return _OfSplit(part, len(self._splits) - 1)
 
     def batch(self, rows: Rows) -> Batch:
-        """What `score_tensors` gives of each query with its documents, the one that matches first, and of the same
+        """What `group_rows` gives of each query with its documents, the one that matches first, and of the same
         samples `there` bool, `labels` float32 (samples, documents).
 
         What lacks, and the documents of a row of padding, are rows of one token.
@@ -169,12 +171,13 @@ class Rerank(Objective):
             pairs += [self._writer.row(query, document) for document in documents]
             pairs += [(rows.ids[row, :1], np.zeros(1, dtype=np.int64))] * (columns - len(documents))
         ids, types = zip(*pairs, strict=True)
-        tensors = score_tensors(ids, self.tokenizer.pad_id, self._group, types if self._writer.has_types else None)
-        tensors |= {"there": torch.from_numpy(there), "labels": torch.from_numpy(labels.astype(np.float32))}
+        count = group_count(len(ids), self.run)
+        grouped = group_rows(ids, count, self.tokenizer.pad_id, types if self._writer.has_types else None)
+        tensors = {"there": torch.from_numpy(there), "labels": torch.from_numpy(labels.astype(np.float32))}
         learned = there[:, : self._learned]
         targets = learned.any(axis=1).sum() if self._config.loss == "listwise" else learned.sum()
         lengths = np.array(list(map(len, ids))).reshape(there.shape)
-        return Batch(tensors, targets=int(targets), tokens=int(lengths[there].sum()))
+        return Batch(grouped.tensors | tensors, int(targets), int(lengths[there].sum()), grouped.groups)
 
     @property
     def _learned(self) -> int:
@@ -208,9 +211,17 @@ class Rerank(Objective):
     def readings(self, rows: Rows) -> list[Reading]:
         """The query with each document; nothing is predicted of a token."""
         query, *documents = self._documents(rows, 0, self._columns(rows))
-        names = ["document", *(f"negative {number}" for number in range(1, len(documents)))]
-        all_ids = [self._writer.row(query, document)[0] for document in documents]
-        return [Reading(ids, np.full(len(ids), IGNORED), name) for name, ids in zip(names, all_ids, strict=True)]
+        score = float(np.nan_to_num(scores_in(rows.numbers[:1]), nan=1.0)[0])
+        goals = [f"the probability {score:g}", "the probability 0"]
+        if self._config.loss == "listwise":
+            goals = ["the highest score", "a lower score"]
+        readings = []
+        for number, document in enumerate(documents):
+            ids, _ = self._writer.row(query, document)
+            name = f"negative {number}" if number else "document"
+            goal = goals[min(number, 1)] if number < self._learned else "nothing, it is only ranked"
+            readings.append(Reading(ids, np.full(len(ids), IGNORED), name, goal=goal))
+        return readings
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """A target is a query with a document; listwise, a query with its documents."""
@@ -218,7 +229,7 @@ class Rerank(Objective):
 
     def _scores(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """float32 (samples, documents)."""
-        return row_scores(model, batch.tensors).view(batch.tensors["there"].shape)
+        return row_logits(model, batch.tensors, batch.groups)[:, 0].view(batch.tensors["there"].shape)
 
     def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
         import torch
@@ -291,8 +302,8 @@ class Rerank(Objective):
                 raise InputError.at("query", f"has {len(query):,} tokens, more than {longest:,}", "shorten it")
         rows = [self._writer.row(query, document) for query, document in zip(queries, documents, strict=True)]
         ids, types = [ids for ids, _ in rows], [types for _, types in rows]
-        logits = scores_of(model, ids, self.tokenizer.pad_id, types if self._writer.has_types else None)
-        return [float(score) for score in sigmoid(np.array(logits))]
+        logits = logits_of_rows(model, ids, self.tokenizer.pad_id, types if self._writer.has_types else None)
+        return [float(score) for score in sigmoid(logits[:, 0])]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """How well the document `context` answers the query."""

@@ -25,11 +25,11 @@ from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
 from artel.objectives.chat import Chat, template_file, template_problems
 from artel.objectives.conversation.frame import Unfit
+from artel.objectives.length_groups import group_count, group_rows, logits_of_rows, row_logits
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.reward.conversations import ConversationReader, Prompt
 from artel.objectives.scoring.calibration import calibration_bins, calibration_error
 from artel.objectives.scoring.folders import gives_a_score, reads_conversations
-from artel.objectives.scoring.rows import row_scores, rows_in_group, score_tensors, scores_of
 from artel.objectives.usage import in_python
 from artel.text import Document, Dropped, Message, Preference, Rejected
 from artel.tokens import Rows, Sample, Samples, StoreSplit, Tokenizer, WholeSamples
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from artel.models.generate import Sampling
 
 _CHOSEN, _REJECTED, _MARGIN = range(3)
+_KEPT = "margins"
+"""What stores of before had lost."""
 _PROMPT, _ANSWER = "Where is Anna?", "She is in the forest."  # an example
 
 
@@ -73,7 +75,6 @@ class Reward(Objective):
     def __init__(self, run: RunConfig, tokenizer: Tokenizer) -> None:
         super().__init__(run, tokenizer)
         self._reader = ConversationReader(run, tokenizer)
-        self._group: int | None = None
 
     @classmethod
     def problems(cls, run: RunConfig) -> list[Problem]:
@@ -94,7 +95,11 @@ class Reward(Objective):
 
     @classmethod
     def store_settings(cls, run: RunConfig) -> Any:
-        return [run.data.block, run.chat.template, template_file(run)]
+        return [run.data.block, run.chat.template, template_file(run), _KEPT]
+
+    @property
+    def loss_in_words(self) -> str:
+        return "Bradley-Terry (of an answer with a label: binary cross-entropy)"
 
     @property
     def head_config(self) -> dict[str, Any]:
@@ -107,9 +112,6 @@ class Reward(Objective):
             "problem_type": "regression",
             "pad_token_id": self.tokenizer.pad_id,  # a decoder's score is that of the last token that is not padding
         }
-
-    def check(self, model: PreTrainedModel) -> None:
-        self._group = rows_in_group(model)
 
     def command(self, run: str, samples: Samples | None) -> str:
         return f'artel generate {run} --prompt "{_PROMPT}" --context "{_ANSWER}"'
@@ -167,7 +169,7 @@ class Reward(Objective):
         return WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
-        """What `score_tensors` gives of the chosen and the rejected answers, alternately, and `there` (samples, 2),
+        """What `group_rows` gives of the chosen and the rejected answers, alternately, and `there` (samples, 2),
         `margins` float32 (samples,).
 
         A missing answer, and one of a row of padding, is a row of one token.
@@ -180,21 +182,33 @@ class Reward(Objective):
             side if is_there else rows.ids[number // 2, :1]
             for number, (side, is_there) in enumerate(zip(sides, there.flat, strict=True))
         ]
-        tensors = score_tensors(sides, self.tokenizer.pad_id, self._group)
-        tensors["there"] = torch.from_numpy(there)
-        margins = rows.numbers[:, _MARGIN].astype("<i8").view("<f8")
-        tensors["margins"] = torch.from_numpy(margins.astype(np.float32))
-        return Batch(tensors, targets=int(there.any(axis=1).sum()), tokens=int(rows.lengths[rows.valid].sum()))
+        grouped = group_rows(sides, group_count(len(sides), self.run), self.tokenizer.pad_id)
+        margins = rows.numbers[:, _MARGIN].astype("<i8").view("<f8").astype(np.float32)
+        return Batch(
+            grouped.tensors | {"there": torch.from_numpy(there), "margins": torch.from_numpy(margins)},
+            targets=int(there.any(axis=1).sum()),
+            tokens=int(rows.lengths[rows.valid].sum()),
+            groups=grouped.groups,
+        )
 
     def readings(self, rows: Rows) -> list[Reading]:
         """Both answers; nothing is predicted of a token."""
-        names = ("chosen", "rejected")
-        sides = zip(names, _sides(rows, 0), strict=True)
-        return [Reading(ids, np.full(len(ids), IGNORED), name) for name, ids in sides if len(ids)]
+        chosen, rejected = _sides(rows, 0)
+        goals = ("a good answer, its score over 0", "a bad answer, its score under 0")
+        if len(chosen) and len(rejected):
+            margin = float(rows.numbers[:1, _MARGIN].astype("<i8").view("<f8")[0])
+            more = f" by over {margin:g}" if margin else ""
+            goals = (f"the higher score{more}", f"the lower score{more}")
+        sides = zip(("chosen", "rejected"), (chosen, rejected), goals, strict=True)
+        return [Reading(ids, np.full(len(ids), IGNORED), name, goal=goal) for name, ids, goal in sides if len(ids)]
 
     def loss(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """A target is a pair of answers, or an answer with a label."""
-        return self._sums(row_scores(model, batch.tensors).view(-1, 2), batch)
+        return self._sums(self._scores(model, batch), batch)
+
+    def _scores(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+        """float32 (samples, 2)."""
+        return row_logits(model, batch.tensors, batch.groups)[:, 0].view(-1, 2)
 
     def _sums(self, scores: torch.Tensor, batch: Batch) -> torch.Tensor:
         """`sums` by the scores (samples, 2)."""
@@ -213,7 +227,7 @@ class Reward(Objective):
         return torch.stack([torch.where(used, losses, 0.0).sum(), used.sum().float()])
 
     def evaluate_batch(self, model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        scores = row_scores(model, batch.tensors).view(-1, 2)
+        scores = self._scores(model, batch)
         return self._sums(scores, batch), scores
 
     # metrics
@@ -252,7 +266,7 @@ class Reward(Objective):
             if limit is not None and len(row) > limit:
                 what = f"answer {number} has {len(row):,} tokens with its prompt, and the model takes {limit:,}"
                 raise InputError.at("--context", what, "shorten it")
-        return scores_of(model, rows, self.tokenizer.pad_id)
+        return [float(score) for score in logits_of_rows(model, rows, self.tokenizer.pad_id)[:, 0]]
 
     def reply(self, model: PreTrainedModel, prompt: str, context: str, sampling: Sampling) -> Reply:
         """The score of the answer `context` to the prompt."""

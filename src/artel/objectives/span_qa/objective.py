@@ -89,6 +89,11 @@ class SpanQA(Objective):
         return problems
 
     @property
+    def loss_in_words(self) -> str:
+        more = ", and of the class; squared error of both places" if self._five else ""
+        return f"cross-entropy of start and end{more}"
+
+    @property
     def heads(self) -> dict[str, int]:
         return {"answer_class": len(CLASSES), "answer_position": 2} if self._five else {}
 

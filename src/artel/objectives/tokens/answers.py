@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from artel.objectives.batch import Batch, DocumentSamples
+from artel.objectives.length_groups import together
 from artel.objectives.tokens.labels import TagSet
 from artel.objectives.tokens.windows import DOCUMENT, NO_WORD, Windows
 from artel.text import Document, Record, Tagged
@@ -18,9 +19,6 @@ from artel.tokens import Rows, Sample, StoreSplit, evaluation_rows
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-_BATCH_TOKENS = 8192
-"""Of a forward pass over texts that a model is asked."""
 
 
 class Tagger(Protocol):
@@ -33,13 +31,13 @@ class Tagger(Protocol):
     def logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor: ...
 
 
-def predicted_tags(logits: torch.Tensor, places: torch.Tensor, shape: Sequence[int], columns: int) -> torch.Tensor:
-    """float32 (rows, columns): the likeliest tag at each of the `places` in flattened rows of `shape`, elsewhere 0."""
+def predicted_tags(logits: torch.Tensor, words: torch.Tensor, shape: Sequence[int], columns: int) -> torch.Tensor:
+    """float32 (rows, columns): the likeliest tag at each of the `words` in flattened rows of `shape`, elsewhere 0."""
     import torch.nn.functional as F
 
     rows, length = shape
     tags = logits.new_zeros(rows * length)
-    tags[places] = logits.argmax(dim=-1).float()
+    tags[words] = logits.argmax(dim=-1).float()
     return F.pad(tags.view(rows, length)[:, :columns], (0, max(0, columns - length)))
 
 
@@ -139,13 +137,10 @@ def _judge(objective: Tagger, model: PreTrainedModel, samples: list[Sample]) -> 
     import torch
 
     judged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    order = sorted(range(len(samples)), key=lambda number: -len(samples[number].ids))
     was_training = model.training
     model.eval()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        while order:
-            size = max(1, _BATCH_TOKENS // len(samples[order[0]].ids))
-            numbers, order = order[:size], order[size:]
+        for numbers in together([len(sample.ids) for sample in samples]):
             rows = evaluation_rows(_Listed(samples), np.array(numbers), len(numbers))
             shares = _probabilities(objective, model, objective.batch(rows))
             best = zip(numbers, _by_row(rows, shares.argmax(axis=1)), _by_row(rows, shares.max(axis=1)), strict=True)

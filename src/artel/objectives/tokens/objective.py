@@ -12,6 +12,7 @@ from artel.errors import Problem
 from artel.models.targets import IGNORED
 from artel.objectives.base import Better, Objective
 from artel.objectives.batch import Batch, DocumentSamples
+from artel.objectives.length_groups import group_count, group_inputs, group_rows
 from artel.objectives.replies import Reading, Reply
 from artel.objectives.tokens.answers import entities_in, found_in, judged_tags, marked, predicted_tags
 from artel.objectives.tokens.labels import TagSet, is_of_words, labels_of
@@ -46,6 +47,7 @@ class Tokens(Objective):
     encoder = True
     sums = ("loss", "targets", "right")
     document_number = DOCUMENT
+    has_many_outputs = True
     better: ClassVar[dict[str, Better]] = {
         "loss": "lower",
         "precision": "higher",
@@ -112,6 +114,10 @@ class Tokens(Objective):
         return {"tokens": section, "data": {"block": block}}
 
     @property
+    def loss_in_words(self) -> str:
+        return "cross-entropy of the tag of each word"
+
+    @property
     def head_config(self) -> dict[str, Any]:
         names = dict(enumerate(self.tags.tags))
         return {"num_labels": len(names), "id2label": names, "label2id": {name: at for at, name in names.items()}}
@@ -144,27 +150,27 @@ class Tokens(Objective):
         return WholeSamples(part)
 
     def batch(self, rows: Rows) -> Batch:
-        """`places` int64 (words,): the judged words' first tokens in the flattened rows; `targets` (words,) their tags.
-
-        A word without a tag has the target IGNORED.
+        """What `group_rows` gives, and of the judged words, int64 (words,) each: `places`, where their first tokens
+        stand in the groups, flattened and joined; `words`, where in the flattened rows as they came; `targets`, their
+        tags, IGNORED for a word without one.
         """
         import torch
 
         assert rows.flags is not None
-        attended = np.arange(rows.ids.shape[1])[None, :] < rows.lengths[:, None]
-        flags = np.where(rows.valid[:, None] & attended, rows.flags, NO_WORD).astype(np.int64)
-        places = np.flatnonzero(flags != NO_WORD)
-        targets = flags.flatten()[places] - 1
+        lengths = np.where(rows.valid, rows.lengths, 1)
+        ids = [row[:length] for row, length in zip(rows.ids, lengths, strict=True)]
+        grouped = group_rows(ids, group_count(len(ids), self.run), self.tokenizer.pad_id)
+        flags = np.where(rows.valid[:, None], rows.flags, NO_WORD).astype(np.int64)[:, : lengths.max()]
+        row, column = np.nonzero(flags != NO_WORD)
+        targets = flags[row, column] - 1
         targets[targets == len(self.tags.tags)] = IGNORED
-        tensors = {
-            "input_ids": torch.from_numpy(np.where(attended, rows.ids, self.tokenizer.pad_id)),
-            "places": torch.from_numpy(places),
-            "targets": torch.from_numpy(targets),
-        }
-        if not attended.all():
-            tensors["attention_mask"] = torch.from_numpy(attended.astype(np.int64))
-        tokens = int(rows.lengths[rows.valid].sum())
-        return Batch(tensors, targets=int((targets != IGNORED).sum()), tokens=tokens)
+        words = {"places": grouped.starts[row] + column, "words": row * flags.shape[1] + column, "targets": targets}
+        return Batch(
+            grouped.tensors | {name: torch.from_numpy(array) for name, array in words.items()},
+            targets=int((targets != IGNORED).sum()),
+            tokens=int(rows.lengths[rows.valid].sum()),
+            groups=grouped.groups,
+        )
 
     def readings(self, rows: Rows) -> list[Reading]:
         assert rows.flags is not None
@@ -182,13 +188,15 @@ class Tokens(Objective):
         """The outputs are the likeliest tag of each token that is judged."""
         logits = self.logits(model, batch)
         ids = batch.tensors["input_ids"]
-        return self._sums(logits, batch), predicted_tags(logits, batch.tensors["places"], ids.shape, len(self.outputs))
+        return self._sums(logits, batch), predicted_tags(logits, batch.tensors["words"], ids.shape, len(self.outputs))
 
     def logits(self, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         """float32 (words, tags): of each judged word's first token."""
-        names = ("input_ids", "attention_mask")
-        logits = model(**{name: batch.tensors[name] for name in names if name in batch.tensors}).logits
-        return logits.flatten(0, 1)[batch.tensors["places"]].float()
+        import torch
+
+        inputs = group_inputs(model, batch.tensors, batch.groups)
+        logits = torch.cat([model(**each).logits.flatten(0, 1) for each in inputs])
+        return logits[batch.tensors["places"]].float()
 
     def _sums(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         import torch

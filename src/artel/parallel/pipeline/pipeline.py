@@ -144,14 +144,14 @@ class PipelineParallel(Strategy):
 
     def evaluate(self, batches: Iterable[tuple[Batch, np.ndarray]], count: int) -> tuple[dict[str, float], np.ndarray]:
         totals = torch.zeros(len(self._objective.sums), dtype=torch.float64)
-        outputs = torch.zeros(count, len(self._objective.outputs), dtype=torch.float64)
+        outputs = self._room_for_outputs(count)
         coming = iter(batches)
         with self._eval_mode():
             while chunk := list(islice(coming, self._count)):  # enough to keep all stages busy
                 results = self._look([batch for batch, _ in chunk], self._objective.evaluate_batch)
                 for (sums, rows), (_, indices) in zip(results, chunk, strict=False):  # none but of the last stage
                     totals += self._count_once(sums).double().cpu()
-                    outputs[indices] = self._count_once(rows[: len(indices)]).double().cpu()
+                    outputs[indices] = self._count_once(rows[: len(indices)]).to(outputs)
         return self._over_all_ranks(totals, outputs)
 
     @contextmanager
